@@ -20,7 +20,7 @@ class CarryWorkflow(BuildHookInterface):  # type: ignore[type-arg]
     """Adds to what is not editable."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Adds the workflow and the commit to what is built.
+        """Add the workflow and the commit to what is built.
 
         Args:
             version: "editable" or "standard".
@@ -43,13 +43,16 @@ class CarryWorkflow(BuildHookInterface):  # type: ignore[type-arg]
             included[str(file)] = folder + COMMIT
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Removes what was written for the build."""
+        """Remove what was written for the build."""
         if hasattr(self, "scratch"):
             self.scratch.cleanup()
 
 
 def _commit(root: Path) -> str:
-    """The commit of a clone whose files are its own, or of a source distribution; empty where it is not known."""
+    """Return the commit of a clone whose files are its own, or of a source distribution.
+
+    Empty where it is not known.
+    """
     if not (root / ".git").exists():
         return (root / COMMIT).read_text().strip() if (root / COMMIT).is_file() else ""
     try:

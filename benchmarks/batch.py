@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def write_models(home: Path, count: int, different: int) -> list[str]:
-    """The checkpoints, a config for each model and the batch; the models' names."""
+    """Return the checkpoints, a config for each model and the batch; the models' names."""
     shapes = load_json(DEMO / "config.json") | {"num_hidden_layers": 1}
     folders = [f"checkpoints/{seed}" for seed in range(different)] + [f"checkpoints/{BROKEN}"]
     for seed, folder in enumerate(folders):
@@ -113,7 +113,7 @@ def write_models(home: Path, count: int, different: int) -> list[str]:
 
 
 def write_alike(home: Path, count: int, like: Path) -> None:
-    """A config under so many names, and the batch."""
+    """Write a config under several names, and the batch that lists them."""
     (home / "models").mkdir()
     content = yaml.safe_load(like.read_text())
     for number in range(count):
@@ -122,12 +122,12 @@ def write_alike(home: Path, count: int, like: Path) -> None:
 
 
 def write_batch(home: Path) -> None:
-    """The config that lists the others."""
+    """Write the config that lists the others."""
     (home / "batch.yaml").write_text("batch: [models/*.yaml]\n")
 
 
 def snakemake(home: Path, words: list[str], cores: int) -> Run:
-    """Runs the workflow in the folder; what it says goes to run.log."""
+    """Run the workflow in the folder; what it says goes to run.log."""
     command = [sys.executable, "-m", "snakemake", "--snakefile", ROOT / "Snakefile", "--directory", home]
     command += [*words, "--cores", cores, "--configfile", home / "batch.yaml"]
     began = time.perf_counter()

@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def run_pieces(pieces: list[int], count: int, procs: int, work: Path) -> None:
-    """Runs the pieces that have no finished outcome yet, `procs` at a time."""
+    """Run the pieces that have no finished outcome yet, `procs` at a time."""
     with ThreadPoolExecutor(procs) as pool:
         for number in pieces:
             pool.submit(run_piece, number, count, work)
@@ -87,26 +87,26 @@ def run_piece(number: int, count: int, work: Path) -> None:
 
 
 def summary(cases: list[Case]) -> str:
-    """One line: how many cases there are, and how many of them passed."""
+    """Return one line: how many cases there are, and how many of them passed."""
     counts = Counter(case.result for case in cases)
     rest = ", ".join(f"{counts[result]} {result}" for result in RESULTS[1:])
     return f"{counts['passed']} of {len(cases)} cases passed ({share(counts['passed'], len(cases))}), {rest}"
 
 
 def share(part: int, whole: int) -> str:
-    """A percentage for people."""
+    """Return a percentage for people."""
     return f"{100 * part / whole:.1f} %" if whole else "none"
 
 
 def extent(work: Path) -> str:
-    """How much of all cases was run: the finished slices."""
+    """Return how much of all cases was run: the finished slices."""
     found = sorted(work.glob("[0-9]*_of_[0-9]*.jsonl"))
     count = int(found[0].stem.split("_of_")[1]) if found else 0
     return f"{len(found)} of {count} slices have been run; a slice is every {count}th case of every suite."
 
 
 def explanations(cases: list[Case]) -> list[str]:
-    """What is known of the failures, one paragraph."""
+    """Return what is known of the failures, one paragraph."""
     failed = {case.group for case in cases if case.result == "failed"}
     lines = [f"{group}: {text}." for group, text in EXPLAINED.items() if group in failed]
     return ["\n".join(lines)] if lines else []

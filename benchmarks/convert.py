@@ -111,11 +111,11 @@ class Bench:
         return part
 
     def all_parts(self) -> tuple[Part, ...]:
-        """Those of the model, cut as `topology: auto` cuts it, the embedding last."""
+        """Return those of the model, cut as `topology: auto` cuts it, the embedding last."""
         return plan.draft_parts(self.settings, self.model, self.tensors)
 
     def run(self, method: str, part: Part, templates: str = "templates", threads: int = 4) -> Run:
-        """Converts a part in a process of its own; the package stays at `output`."""
+        """Convert a part in a process of its own; the package stays at `output`."""
         file = self.folder / f"{part.name}.json"
         plan.write_part(file, part)
         words = [method, file, self.source, self.output(method, part), self.folder / templates, threads]
@@ -150,7 +150,10 @@ class Bench:
         return rows
 
     def identical(self, part: Part) -> dict[str, bool]:
-        """What is the same in the packages of both methods; predictions of the first of the compared parts only."""
+        """Return what is the same in the packages of both methods.
+
+        Predictions of the first of the compared parts only.
+        """
         trace, stamped = (self.output(method, part) for method in METHODS)
         same = {"bytes": tree_hash(trace) == tree_hash(stamped)}  # so operations and weights too
         if (part.start, part.end) == COMPARED[0]:
@@ -188,7 +191,7 @@ class Bench:
         return figures | {"ratio": ours / copied, "runs": [asdict(run) for run in runs]}
 
     def copy(self, files: Sequence[Path]) -> float:
-        """Seconds that cp takes."""
+        """Return seconds that cp takes."""
         target = self.folder / "copy"
         target.mkdir()
         began = time.perf_counter()
@@ -199,7 +202,7 @@ class Bench:
 
 
 def per_layer(parts: Sequence[dict[str, Any]], growth: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What one layer more takes: plain from the smallest part to the largest compared, stamped over the growth."""
+    """Print what one more layer takes: for plain between the parts compared, for stamped over the growth."""
     trace = [row["plain"] | {"layers": row["layers"][1] - row["layers"][0]} for row in parts]
     return {"plain": slope(trace), "stamped": slope(growth)}
 
@@ -232,7 +235,7 @@ def worker(method: str, file: Path, source: Path, output: Path, templates: Path,
 
 
 def predict(part: Part, path: Path, answers: Path) -> None:
-    """Writes the sha256 of everything that a package predicts, at T = 1 and at the upper bound after it."""
+    """Write the sha256 of everything that a package predicts, at T = 1 and at the upper bound after it."""
     import coremltools as ct
     import numpy as np
 
@@ -254,7 +257,7 @@ def predict(part: Part, path: Path, answers: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what it was measured."""
+    """Return where and with what it was measured."""
     packages = {name: version(name) for name in ("coremltools", "torch", "numpy", "protobuf")}
     load = os.getloadavg()[0]
     return {
@@ -266,7 +269,7 @@ def machine() -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints the figures as tables."""
+    """Print the figures as tables."""
     console = Console()
     console.print(" ".join(f"{key}={value}" for key, value in figures["machine"].items()))
     if "parts" in figures:
@@ -285,7 +288,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def print_parts(console: Console, figures: dict[str, Any]) -> None:
-    """The comparison with plain conversion."""
+    """Print the comparison with plain conversion."""
     table = Table("layers", "", "plain", "stamped", "stamped, no template", "plain / stamped")
     for row in figures["parts"]:
         for key in MEASURES:

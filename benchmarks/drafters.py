@@ -107,7 +107,7 @@ class PromptLookup:
 
 
 def read_requests(path: Path) -> list[Recorded]:
-    """The recorded requests, tokenised; those too short to decode are left out."""
+    """Return the recorded requests, tokenised; those too short to decode are left out."""
     if not path.is_file():
         raise SystemExit(f"{path} does not exist: give the path of a file of recorded outputs (JSON lines)")
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -153,7 +153,7 @@ def replay(make: Callable[[], Drafter], requests: Sequence[Recorded], drafts: in
 
 
 def best_of(repeats: int, once: Callable[[], Replay]) -> Replay:
-    """The first of several replays, with the least time that any of them took.
+    """Return the first of several replays, with the least time that any of them took.
 
     A drafter that judges its own proposals may draft better the second time; only the first replay's
     tokens count.
@@ -163,19 +163,19 @@ def best_of(repeats: int, once: Callable[[], Replay]) -> Replay:
 
 
 def replay_one(drafter: Drafter, request: Recorded, drafts: int) -> int:
-    """Passes that the output takes after its first token, which the prefill gives."""
+    """Pass that the output takes after its first token, which the prefill gives."""
     return len(replay_output(drafter, request.prompt, request.output, drafts).accepted)
 
 
 def long_requests(requests: Sequence[Recorded], warm: int, length: int) -> list[Recorded]:
-    """A few outputs, each after a prompt of `length` tokens made of other requests."""
+    """Return a few outputs, each after a prompt of `length` tokens made of other requests."""
     text = [t for r in requests[:warm] for t in (*r.prompt, *r.output)]
     repeats = -(-length // max(1, len(text)))
     return [Recorded((text * repeats)[:length], r.output) for r in requests[warm : warm + 5]]
 
 
 def taught(name: str, requests: Sequence[Recorded], drafts: int) -> tuple[Drafter, Replay]:
-    """A drafter after `requests`, and what those took."""
+    """Return a drafter after `requests`, and what those took."""
     drafter: Drafter = PromptLookup(drafts) if name == LOOKUP else create_drafter(name)
     return drafter, replay(lambda: drafter, requests, drafts, learn=True)
 
@@ -194,7 +194,7 @@ def megabytes(name: str, requests: Sequence[Recorded], prompt: Sequence[int], dr
 
 
 def measure(name: str, requests: Sequence[Recorded], args: argparse.Namespace, base: Row | None) -> Row:
-    """All figures of one drafter; ratios are to `base`, the prompt lookup's."""
+    """Return all figures of one drafter; ratios are to `base`, the prompt lookup's."""
     early, late = requests[: args.warm], requests[args.warm :]
     fresh: Callable[[], Drafter] = (
         (lambda: PromptLookup(args.drafts)) if name == LOOKUP else (lambda: create_drafter(name))
@@ -218,7 +218,7 @@ def measure(name: str, requests: Sequence[Recorded], args: argparse.Namespace, b
 
 
 def table(rows: Sequence[Row], context: int) -> str:
-    """The figures as a Markdown table."""
+    """Return the figures as a Markdown table."""
     head = ["drafter", "cold tok/pass", "x lookup", "warm tok/pass", "x lookup", "us/token"]
     head += [f"us/token at {context}", "us/prompt token", "MB"]
     lines = [" | ".join(head), " | ".join("---" for _ in head)]

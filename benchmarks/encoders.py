@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _theirs(source: Path, task: str) -> Any:
-    """transformers' model in fp32, eager."""
+    """Return transformers' model in fp32, eager."""
     import transformers
 
     maker = getattr(transformers, CLASSES[task])
@@ -90,7 +90,7 @@ def _rows(model: Any, text: Sequence[int]) -> Any:
 
 @torch.inference_mode()
 def _batch(model: Any, texts: Sequence[Sequence[int]]) -> Any:
-    """All texts at once, filled up to the longest."""
+    """Return all texts at once, filled up to the longest."""
     longest = max(map(len, texts))
     ids = torch.zeros(len(texts), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)

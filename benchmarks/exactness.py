@@ -78,7 +78,7 @@ class Score:
     differences: list[Difference] = field(default_factory=list)
 
     def add(self, index: int, case: Case, tokens: Sequence[int]) -> None:
-        """Compares a case's tokens."""
+        """Compare a case's tokens."""
         self.cases += 1
         self.tokens += len(tokens)
         different = [i for i, (a, b) in enumerate(zip(tokens, case.tokens, strict=True)) if a != b]
@@ -121,7 +121,7 @@ def load(build: Path, precision: str, apart: bool = False) -> tuple[Engine, Engi
 
 
 def plain(session: Session, task: str, prompt: Sequence[int], count: int) -> Case:
-    """Decodes one token a pass."""
+    """Decode one token a pass."""
     hold(session, prompt)
     events = generate(session, prompt, max_new_tokens=count, options=Options(top_logprobs=2))
     tokens = [event for event in events if isinstance(event, TokenEvent)]
@@ -130,7 +130,7 @@ def plain(session: Session, task: str, prompt: Sequence[int], count: int) -> Cas
 
 
 def hold(session: Session, prompt: Sequence[int]) -> None:
-    """Runs the prompt from its first token on, in the same passes each time: in fp16 they decide the last bits."""
+    """Run the prompt from its first token on, in the same passes each time: in fp16 they decide the last bits."""
     session.truncate(0)
     session.prefill(prompt)
 
@@ -176,7 +176,7 @@ def compare(
 
 
 def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
-    """transformers' greedy decoding in fp32, with the packages' weights and the host's embedding table."""
+    """Decode greedily by transformers in fp32, with the packages' weights and the host's embedding table."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
@@ -215,7 +215,7 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
 
 
 def row_differences(engine: Engine, tokens: Sequence[int]) -> dict[str, float]:
-    """How far apart the logits of the same tokens are, fed singly and in the widest passes."""
+    """Return how far apart the logits of the same tokens are, fed singly and in the widest passes."""
     tokens = tokens[: engine.slots]
     single, wide = (fed(engine, tokens, width) for width in (1, engine.widths[-1]))
     apart = np.abs(single[: len(wide)] - wide).max(axis=1)  # [n]
@@ -229,7 +229,7 @@ def row_differences(engine: Engine, tokens: Sequence[int]) -> dict[str, float]:
 
 
 def fed(engine: Engine, tokens: Sequence[int], width: int) -> Any:
-    """Logits [n, V], in passes of `width` from position 0 on."""
+    """Return logits [n, V], in passes of `width` from position 0 on."""
     measure_widths(engine, repeats=1)  # an engine's first call of a width may be another than all later ones
     rows = []
     for first in range(0, len(tokens) - width + 1, width):
@@ -239,7 +239,7 @@ def fed(engine: Engine, tokens: Sequence[int], width: int) -> Any:
 
 
 def table(scores: Sequence[Score]) -> str:
-    """The scores as a Markdown table, and under it every difference."""
+    """Return the scores as a Markdown table, and under it every difference."""
     columns = ("decoding", "prompts equal", "tokens per pass", "accepted", "run again", "of the tokens")
     lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
     for s in scores:
@@ -277,7 +277,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Decodes, compares, prints."""
+    """Decode, compares, prints."""
     args = parse(arguments)
     precision = "fp16" if args.apart else args.precision
     engine, draft = load(args.build, precision, args.apart)

@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def chosen(name: str, tokens: int, home: Path) -> dict[str, Any]:
-    """What the gate of a model's layers measured."""
+    """Return what the gate of a model's layers measured."""
     write_synthetic_checkpoint(BASE | MODELS[name] | {"model_type": name}, home / "checkpoint", 0, tokenizer=DEMO)
     settings = {
         "model": name,
@@ -82,7 +82,7 @@ def chosen(name: str, tokens: int, home: Path) -> dict[str, Any]:
 
 
 def long_text(tokens: int) -> str:
-    """The parity text, again and again, until it has so many tokens."""
+    """Return the parity text, again and again, until it has so many tokens."""
     text, tokenizer = TEXT.read_text(encoding="utf-8"), read_tokenizer(DEMO / "tokenizer.json")
     return text * (tokens // len(tokenizer.encode(text).ids) + 1)
 

@@ -28,7 +28,7 @@ CONTEXT = 256  # of the layers that are gated
 def sizes(
     model_type: str, hidden: int, layers: int, heads: tuple[int, int], ffn: int, vocab: int, **more: Any
 ) -> dict[str, Any]:
-    """A config.json's content."""
+    """Return a config.json's content."""
     return {
         "model_type": model_type,
         "hidden_size": hidden,
@@ -44,7 +44,7 @@ def sizes(
 
 
 def rope(theta: float, **more: Any) -> dict[str, Any]:
-    """The field `rope_parameters`."""
+    """Return the field `rope_parameters`."""
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
 
 
@@ -149,7 +149,7 @@ def main() -> None:
 
 
 def converted(name: str, scratch: Path | None) -> dict[str, Any]:
-    """Seconds and memory of the whole model's conversion, against cp."""
+    """Return seconds and memory of the whole model's conversion, against cp."""
     with tempfile.TemporaryDirectory(dir=scratch) as folder:
         source = Path(folder) / "checkpoint"
         write_synthetic_checkpoint(MODELS[name][1], source, 0, tokenizer=TOKENIZER)
@@ -159,7 +159,7 @@ def converted(name: str, scratch: Path | None) -> dict[str, Any]:
 
 
 def gated(name: str, scratch: Path | None, groups: int) -> dict[str, Any]:
-    """What the parity gates measure of the first layers, at their real width.
+    """Return what the parity gates measure of the first layers, at their real width.
 
     Args:
         name: of the model.

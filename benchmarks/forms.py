@@ -78,7 +78,7 @@ class Made:
     bytes: int
 
     def engine(self, parts: int | None = None) -> Engine:
-        """Its engine in fp32, of so many parts of layers."""
+        """Return its engine in fp32, of so many parts of layers."""
         layers = [part for part in self.manifest["parts"] if part["kind"] == "layers"][:parts]
         heads = [part for part in self.manifest["parts"] if part["kind"] == "head"]
         with quiet_coremltools(), machine.load_programs_as("fp32"):
@@ -102,12 +102,12 @@ class OncePerText(DraftModelDrafter):
 
 
 def chosen(form: str, context: int, shorter: Sequence[int]) -> dict[str, Any]:
-    """What a config says of a form, in `program`."""
+    """Return what a config says of a form, in `program`."""
     return FORMS[form] | ({"contexts": [n for n in shorter if n < context]} if form.endswith(LADDER) else {})
 
 
 def made(source: Path, folder: Path, program: dict[str, Any], context: int) -> Made:
-    """The programs of a fetched checkpoint in a form."""
+    """Return the programs of a fetched checkpoint in a form."""
     layers = load_hf_config(source).get_text_config().num_hidden_layers
     content = {
         "model": "forms",
@@ -153,7 +153,7 @@ def answers(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> list[C
 
 
 def compared(form: str, name: str, engine: Engine, drafter: Drafter, cases: Sequence[Case]) -> Row:
-    """One form with one drafter on all prompts."""
+    """Return one form with one drafter on all prompts."""
     session, begin = Session(engine), time.perf_counter()
     different = drafted = accepted = reused = 0
     for prompt, expected in cases:

@@ -34,7 +34,7 @@ CHOICES = {  # what is told: precision of the LM head and of the layers
 
 
 def rounded(precision: str, weight: Tensor) -> Tensor:
-    """A matrix [out, in] as a package in that precision gives it back, in fp32."""
+    """Return a matrix [out, in] as a package in that precision gives it back, in fp32."""
     if precision == "int8":
         levels, scale, _ = to_int8(weight)
         return levels.float() * scale.float()[:, None]
@@ -42,7 +42,7 @@ def rounded(precision: str, weight: Tensor) -> Tensor:
 
 
 def windows(checkpoint: Path, text: Path, count: int, size: int) -> list[list[int]]:
-    """The first tokens of a text in windows of `size`, each with the tokenizer's opening."""
+    """Return the first tokens of a text in windows of `size`, each with the tokenizer's opening."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
@@ -53,7 +53,7 @@ def windows(checkpoint: Path, text: Path, count: int, size: int) -> list[list[in
 
 
 def load(checkpoint: Path) -> Any:
-    """transformers' model in fp32."""
+    """Return transformers' model in fp32."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
@@ -61,7 +61,7 @@ def load(checkpoint: Path) -> Any:
 
 @torch.no_grad()
 def hidden(checkpoint: Path, precision: str, texts: Sequence[Sequence[int]]) -> Tensor:
-    """The LM head's inputs [n, d] with the layers' matrices in a precision."""
+    """Return the LM head's inputs [n, d] with the layers' matrices in a precision."""
     model = load(checkpoint)
     for parameter in model.model.layers.parameters():
         if parameter.dim() == 2:
@@ -75,7 +75,7 @@ def hidden(checkpoint: Path, precision: str, texts: Sequence[Sequence[int]]) -> 
 def compare(
     states: dict[str, Tensor], heads: dict[str, Tensor], following: Tensor
 ) -> Iterator[tuple[str, DistributionComparison]]:
-    """Each choice against the checkpoint in fp32, ROWS positions at a time."""
+    """Yield each choice against the checkpoint in fp32, ROWS positions at a time."""
     for first in range(0, len(following), ROWS):
         some = slice(first, first + ROWS)
         original = states["fp32"][some] @ heads["fp32"].T
@@ -84,7 +84,7 @@ def compare(
 
 
 def report(found: dict[str, list[DistributionComparison]]) -> Table:
-    """A line for each choice."""
+    """Return a line for each choice."""
     table = Table("", "same most likely token, of clear positions", "share", "mean KL divergence, nat")
     for choice, blocks in found.items():
         clear = torch.cat([block.margin for block in blocks]) >= CLEAR_MARGIN
@@ -106,7 +106,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measures and prints a table."""
+    """Measure and print a table."""
     options = parse(arguments)
     texts = windows(options.checkpoint, options.text, options.windows, options.tokens)
     following = torch.tensor([tokens[1:] for tokens in texts]).flatten()

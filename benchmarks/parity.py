@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def link_project(folder: Path, build: Path) -> None:
-    """The project in `folder`, with that build but for the gates' results and all that comes after them."""
+    """Copy the project to `folder`, without the gates' results and what follows from them."""
     for entry in ROOT.iterdir():
         if entry.name not in ("build", ".snakemake"):
             (folder / entry.name).symlink_to(entry)
@@ -78,7 +78,7 @@ def link_project(folder: Path, build: Path) -> None:
 
 
 def measure(folder: Path, chosen: config.Config, configfile: Path, cores: int, mem_mb: int) -> dict[str, Any]:
-    """Runs the gates under Snakemake; figures of every step and of all together."""
+    """Run the gates under Snakemake; figures of every step and of all together."""
     targets = [f"build/{chosen.model}/parity/{name}.json" for name in (*chosen.parts, "stack")]
     words = ["snakemake", "--snakefile", ROOT / "Snakefile", "--directory", folder, "--configfile", configfile]
     words += ["--cores", cores, "--resources", f"mem_mb={mem_mb}", "--rerun-triggers", "mtime", "--", *targets]
@@ -111,12 +111,12 @@ class Watch:
         self.thread.start()
 
     def stop(self) -> None:
-        """The last sample is taken."""
+        """Take the last sample."""
         self.done.set()
         self.thread.join()
 
     def run(self) -> None:
-        """Takes samples."""
+        """Take samples."""
         while not self.done.wait(INTERVAL):
             try:
                 below = self.root.children(recursive=True)
@@ -139,13 +139,13 @@ class Watch:
 
 
 def step_name(process: psutil.Process) -> str | None:
-    """The log that a job's process writes to tells which it is."""
+    """Return the log that a job's process writes to tells which it is."""
     logs = [Path(file.path) for file in process.open_files() if Path(file.path).parent.name == "logs"]
     return logs[0].stem if logs else None
 
 
 def show(figures: dict[str, Any]) -> None:
-    """Prints the figures as a table."""
+    """Print the figures as a table."""
     console = Console()
     console.print(
         " ".join(f"{key}={value}" for key, value in figures["machine"].items()), f"load={figures['load']:.1f}"

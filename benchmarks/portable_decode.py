@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def best_of(runs: list[Callable[[], None]], repeats: int) -> list[float]:
-    """The shortest of `repeats` runs of each, in milliseconds, after three that don't count.
+    """Return the shortest of `repeats` runs of each, in milliseconds, after three that don't count.
 
     The runs take turns, so that a busy spell of the machine strikes all of them.
     """
@@ -63,7 +63,7 @@ def best_of(runs: list[Callable[[], None]], repeats: int) -> list[float]:
 
 
 def portable_pass(build: Path, width: int) -> Callable[[], None]:
-    """A pass of `width` tokens through every part of a built model."""
+    """Return a pass of `width` tokens through every part of a built model."""
     import coremltools as ct
 
     paths = sorted((build / "packages").glob("*.mlpackage"))
@@ -83,7 +83,7 @@ def portable_pass(build: Path, width: int) -> Callable[[], None]:
 
 
 def pass_inputs(model: Any, width: int) -> dict[str, np.ndarray]:
-    """Inputs of a layers part for tokens at slots FILLED ..., every earlier slot visible."""
+    """Return inputs of a layers part for tokens at slots FILLED ..., every earlier slot visible."""
     shapes = {}
     for feature in model.get_spec().description.input:
         ranges = feature.type.multiArrayType.shapeRange.sizeRanges
@@ -98,7 +98,7 @@ def pass_inputs(model: Any, width: int) -> dict[str, np.ndarray]:
 
 
 def eager_pass(checkpoint: Path, width: int) -> Callable[[], None]:
-    """A pass of `width` tokens through transformers with a cache of FILLED positions."""
+    """Return a pass of `width` tokens through transformers with a cache of FILLED positions."""
     from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()

@@ -61,7 +61,7 @@ class Case:
 
 
 def open_case(build: Path, text: Path, tokens: int | None, window: int, every: int) -> Case:
-    """The build at a folder."""
+    """Return the build at a folder."""
     summary = json.loads((build / "plan.json").read_text())
     parts = [plan.load_part(build / "parts" / f"{row['name']}.json") for row in summary["parts"]]
     tokenizer = read_tokenizer(build / "source/tokenizer.json")
@@ -79,7 +79,7 @@ class Changed(StoredWeights):
         self.weights, self.values_of = PartWeights(part, case.source), values
 
     def stored(self, path: str) -> Stored:
-        """A constant as it would be stored."""
+        """Return a constant as it would be stored."""
         found = self.values_of(self.weights[path], path) if path in matrices(self.part.shapes) else self.weights[path]
         if isinstance(found, QuantizedMatrix):
             return Stored(found.codes, scale=found.scale.float()[:, None])
@@ -103,7 +103,7 @@ class Variant:
 
 
 def variants(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> Iterator[Variant]:
-    """What is compared."""
+    """Yield what is compared."""
     paths = [path for part in case.parts for path in matrices(part.shapes)]
     four = {path: INT4 if path.startswith("layers.") else INT8 for path in paths}
 
@@ -143,7 +143,7 @@ def bytes_of(case: Case, forms: Mapping[str, str]) -> int:
 
 
 def rows_of(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What each variant takes and costs."""
+    """Yield what each variant takes and costs."""
     numbers = sum(math.prod(shape) for part in case.parts for shape in matrices(part.shapes).values())
     with TemporaryDirectory() as folder:
         states = Path(folder) / "original.safetensors"

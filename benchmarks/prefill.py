@@ -77,7 +77,7 @@ class Fed:
 
 
 def fed(engine: Engine, widths: tuple[int, ...], prompt: Sequence[int], new_tokens: int) -> Fed:
-    """Feeds a prompt with these widths from the start."""
+    """Feed a prompt with these widths from the start."""
     engine.widths = widths
     start, spent = time.process_time(), 0.0
     for event in generate(Session(engine), prompt, max_new_tokens=new_tokens):
@@ -88,7 +88,7 @@ def fed(engine: Engine, widths: tuple[int, ...], prompt: Sequence[int], new_toke
 
 
 def pass_milliseconds(engine: Engine, widths: Sequence[int], at: int, repeats: int) -> dict[int, float]:
-    """The shortest of four times `repeats` passes of each width from a position on, without the head, in turns."""
+    """Time passes of each width from a position on, in turns, without the head; return the shortest of each."""
     best = dict.fromkeys(widths, float("inf"))
     for _ in range(4 * repeats):
         for width in widths:

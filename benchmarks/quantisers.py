@@ -40,7 +40,7 @@ def nearest(weight: Tensor, hessian: Tensor) -> float:
 
 
 def own_scales(weight: Tensor, hessian: Tensor) -> float:
-    """coremltools' GPTQ as it is."""
+    """Return coremltools' GPTQ as it is."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
     algorithm = GPTQ(layer, ModuleGPTQConfig(weight_dtype=f"uint{BITS}", use_activation_order_heuristic=True))

@@ -34,13 +34,13 @@ ROWS = 64  # positions whose logits transformers computes at a time
 
 
 def load(build: Path, precision: str) -> Engine:
-    """The built model."""
+    """Return the built model."""
     with quiet_coremltools(), machine.load_programs_as(precision):
         return Engine(manifest(build), build)
 
 
 def texts(build: Path, folder: Path, count: int, new_tokens: int) -> dict[str, Any]:
-    """How many greedy texts are transformers', and what drafting won on the way."""
+    """Return how many greedy texts are transformers', and what drafting won on the way."""
     session, drafter = Session(load(build, "fp32")), create_drafter("ngram")
     policy = create_policy("always", session.widths)
     equal = passes = 0
@@ -57,7 +57,7 @@ def texts(build: Path, folder: Path, count: int, new_tokens: int) -> dict[str, A
 
 
 def windows(build: Path, text: Path, count: int, size: int) -> Iterator[list[int]]:
-    """The text's first tokens, cut; every window begins as the tokenizer begins a text."""
+    """Yield the text's first tokens, cut; every window begins as the tokenizer begins a text."""
     tokenizer = load_tokenizer(build, manifest(build))
     opening: list[int] = tokenizer.encode("").ids
     content = text.read_text(encoding="utf-8")
@@ -81,7 +81,7 @@ def shipped_loss(engine: Engine, tokens: Sequence[int]) -> float:
 
 
 def original_loss(model: Any, tokens: Sequence[int]) -> float:
-    """The same by transformers."""
+    """Return the same by transformers."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -95,7 +95,7 @@ def original_loss(model: Any, tokens: Sequence[int]) -> float:
 
 
 def perplexity(build: Path, text: Path, count: int) -> dict[str, Any]:
-    """Both perplexities on the same windows."""
+    """Return both perplexities on the same windows."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -120,7 +120,7 @@ def perplexity(build: Path, text: Path, count: int) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """Tells how far it is."""
+    """Tell how far it is."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -137,7 +137,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and prints one JSON object."""
+    """Measure and print one JSON object."""
     args = parse(arguments)
     found: dict[str, Any] = {"machine": machine.machine()}
     if args.prompts:

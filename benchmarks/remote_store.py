@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def bucket() -> fsspec.AbstractFileSystem:
-    """The file system, once the server answers."""
+    """Return the file system, once the server answers."""
     files = fsspec.filesystem("s3", use_listings_cache=False)
     for _ in range(50):
         try:
@@ -78,7 +78,7 @@ def bucket() -> fsspec.AbstractFileSystem:
 
 
 def one_entry(files: fsspec.AbstractFileSystem, scratch: Path, megabytes: int) -> None:
-    """An entry, against its files by fsspec alone."""
+    """Compare an entry with its files by fsspec alone."""
     shared, action = Remote(f"s3://{BUCKET}/entry"), Action("benchmark")
 
     def write(made: dict[str, Path]) -> None:
@@ -104,7 +104,7 @@ def one_entry(files: fsspec.AbstractFileSystem, scratch: Path, megabytes: int) -
 
 
 def whole_builds(files: fsspec.AbstractFileSystem, scratch: Path, args: argparse.Namespace) -> None:
-    """A build that fills the store, and one that takes from it."""
+    """Time a build that fills the store, and one that takes from it."""
     settings = config.load(args.config, ROOT)
     targets = args.targets if args.targets == ["all"] else [f"build/{settings.model}/{name}" for name in args.targets]
     found = {}
@@ -123,7 +123,7 @@ def whole_builds(files: fsspec.AbstractFileSystem, scratch: Path, args: argparse
 
 
 def download(files: fsspec.AbstractFileSystem, folder: str, scratch: Path) -> float:
-    """Seconds that fsspec alone takes for everything in a folder of the bucket."""
+    """Return seconds that fsspec alone takes for everything in a folder of the bucket."""
     objects = files.find(folder)
     began = time.perf_counter()
     files.get(objects, [str(scratch / "plain" / digest(path)) for path in objects])
@@ -134,7 +134,7 @@ def download(files: fsspec.AbstractFileSystem, folder: str, scratch: Path) -> fl
 
 
 def build(folder: Path, config_file: Path, targets: list[str], cores: int) -> None:
-    """Runs the workflow in a folder that has nothing yet."""
+    """Run the workflow in a folder that has nothing yet."""
     folder.mkdir(parents=True)
     for name in LINKED:
         if (ROOT / name).exists():

@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def build(folder: Path, config_file: Path, targets: list[str], conditions: Conditions) -> None:
-    """Runs the workflow in a folder that has nothing yet."""
+    """Run the workflow in a folder that has nothing yet."""
     folder.mkdir(parents=True)
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)

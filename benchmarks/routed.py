@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def built(folder: Path, experts: str | int, threads: int) -> Form:
-    """A form of the checkpoint in a folder."""
+    """Return a form of the checkpoint in a folder."""
     source, made = folder / "checkpoint", folder / f"experts-{experts}"
     made.mkdir()
     asked = config.checked(
@@ -112,7 +112,7 @@ def built(folder: Path, experts: str | int, threads: int) -> Form:
 
 
 def drawing(layer: Layers, experts: Experts) -> Layers:
-    """A part of layers that gives other weights of experts, where it gives any: each token takes some at random."""
+    """Replace the weights of experts that a part of layers gives: each token takes some at random."""
     rng = np.random.default_rng(0)
 
     def drawn(given: Any) -> Any:
@@ -128,7 +128,7 @@ def drawing(layer: Layers, experts: Experts) -> Layers:
 
 
 def watch(program: Any, called: list[str]) -> None:
-    """Takes down every call of a program."""
+    """Take down every call of a program."""
     around = program.around
 
     def noted() -> Any:
@@ -139,7 +139,7 @@ def watch(program: Any, called: list[str]) -> None:
 
 
 def row(form: Form, width: int) -> str:
-    """A line of the table: the median of passes that follow each other."""
+    """Return a line of the table: the median of passes that follow each other."""
     times, counts, read = measured(form, width)
     expected = form.expected[width]
     figures = (f"{statistics.median(times):.1f}", f"{counts:.1f}", f"{expected.dispatches:.1f}")

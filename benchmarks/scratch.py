@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def gate_rows(home: Path, settings: Mapping[str, Any], verdicts: Sequence[str]) -> list[dict[str, Any]]:
-    """What gates measured, whether or not they passed. Ends the process where one measured nothing.
+    """Return what gates measured, whether or not they passed. Ends the process where one measured nothing.
 
     Args:
         home: the folder; it holds what the settings name.

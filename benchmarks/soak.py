@@ -57,7 +57,7 @@ class Tally:
     moments: list[float] = field(default_factory=list)  # at which they were complete
 
     def check(self, kind: str, index: int, got: Answer) -> None:
-        """Counts an answer, and whether it is the expected one."""
+        """Count an answer, and whether it is the expected one."""
         self.answers[kind] += 1
         if got != self.expected[index]:
             self.faults.append(f"{kind}: request {index} gave {got!r}, alone {self.expected[index]!r}")
@@ -83,11 +83,11 @@ class Process:
         return float(psutil.Process(self.process.pid).memory_info().rss) / 1e6
 
     def client(self) -> AsyncOpenAI:
-        """A client that tries nothing twice."""
+        """Return a client that tries nothing twice."""
         return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
     def end(self, number: int) -> tuple[int, str]:
-        """Sends a signal; exit code and what was complained about."""
+        """Send a signal; exit code and what was complained about."""
         self.process.send_signal(number)
         _, complaints = self.process.communicate(timeout=60)
         return self.process.returncode, complaints
@@ -117,13 +117,13 @@ def requests(folder: Path, model: str) -> list[dict[str, Any]]:
 
 
 async def whole(client: AsyncOpenAI, request: dict[str, Any]) -> Answer:
-    """An answer in one piece."""
+    """Return an answer in one piece."""
     choice = (await client.completions.create(**request)).choices[0]
     return choice.text, choice.finish_reason
 
 
 async def streamed(client: AsyncOpenAI, request: dict[str, Any], pause: float = 0.0, most: int = 1 << 30) -> Answer:
-    """An answer as it comes, with a pause after each piece; given up after `most` pieces."""
+    """Return an answer as it comes, with a pause after each piece; given up after `most` pieces."""
     text, reason = "", ""
     async with await client.completions.create(**request, stream=True) as stream:
         async for chunk in stream:
@@ -137,7 +137,7 @@ async def streamed(client: AsyncOpenAI, request: dict[str, Any], pause: float = 
 
 
 async def ask(kind: str, client: AsyncOpenAI, request: dict[str, Any], rng: random.Random) -> Answer | None:
-    """One request in the way of a kind of client; None where the answer was not waited for."""
+    """Return one request in the way of a kind of client; None where the answer was not waited for."""
     if kind == "whole":
         return await whole(client, request)
     if kind == "stream":
@@ -158,7 +158,7 @@ KINDS = ("whole", "stream", "whole", "stream", "whole", "stream", "slow", "leave
 
 
 async def visit(number: int, server: Process, asked: Sequence[dict[str, Any]], tally: Tally, until: float) -> None:
-    """A client: asks again and again."""
+    """Send requests one after another, as a client does."""
     rng, kind = random.Random(number), KINDS[number % len(KINDS)]
     async with server.client() as client:
         while time.monotonic() < until:
@@ -191,7 +191,7 @@ async def watch(server: Process, until: float) -> list[tuple[float, float]]:
 
 
 async def crowd(server: Process, asked: Sequence[dict[str, Any]], tally: Tally, args: argparse.Namespace) -> float:
-    """All clients at once. Judges memory and gaps; returns how much memory grew once settled, in megabytes."""
+    """Return all clients at once. Judges memory and gaps; returns how much memory grew once settled, in megabytes."""
     until = time.monotonic() + 60 * args.minutes
     memory, *_ = await asyncio.gather(
         watch(server, until), *(visit(n, server, asked, tally, until) for n in range(args.clients))
@@ -232,7 +232,7 @@ async def kill_and_restart(
 
 
 async def soak(args: argparse.Namespace) -> int:
-    """The whole run."""
+    """Return the whole run."""
     server = Process(args.build, 0, args.queue)
     try:
         asked = requests(args.tasks, server.model)

@@ -23,7 +23,7 @@ PIECE = 1500  # characters, and up to the end of a line
 
 
 def code(names: tuple[str, ...]) -> str:
-    """The source of modules of the standard library."""
+    """Return the source of modules of the standard library."""
     library = Path(sysconfig.get_paths()["stdlib"])
     files = [library / f"{name}.py" for name in names]
     return "".join((file if file.is_file() else file.with_suffix("") / "__init__.py").read_text() for file in files)

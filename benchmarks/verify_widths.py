@@ -45,7 +45,7 @@ def measured(name: str, requests: Sequence[Recorded], warm: int) -> Row:
 
 
 def at_width(name: str, requests: Sequence[Recorded], warm: int, width: int) -> tuple[float, float]:
-    """Tokens per pass of a width, each request alone, and after some have been learned from."""
+    """Return tokens per pass of a width, each request alone, and after some have been learned from."""
     most = width - 1
     cold = replay(partial(fresh, name, most), requests, most)
     drafter, _ = taught(name, requests[:warm], most)
@@ -53,12 +53,12 @@ def at_width(name: str, requests: Sequence[Recorded], warm: int, width: int) -> 
 
 
 def fresh(name: str, most: int) -> Drafter:
-    """A drafter that knows nothing yet."""
+    """Return a drafter that knows nothing yet."""
     return PromptLookup(most) if name == LOOKUP else create_drafter(name)
 
 
 def table(rows: Sequence[Row], costs: Sequence[float]) -> str:
-    """The figures as a Markdown table."""
+    """Return the figures as a Markdown table."""
     head = ["drafter, requests", *(f"tokens per pass of {w}" for w in WIDTHS), *(f"tok/s at {w}" for w in WIDTHS)]
     lines = [" | ".join([*head, "a pass of 8 may cost"]), " | ".join("---" for _ in range(len(head) + 1))]
     for row in rows:

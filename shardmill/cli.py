@@ -33,7 +33,7 @@ class Commands(TyperGroup):
     """The group that turns errors into one line; typer would print a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Runs the command; an error of its work becomes one line and exit code 1, Ctrl-C exit code 130."""
+        """Run the command; an error of its work becomes one line and exit code 1, Ctrl-C exit code 130."""
         try:
             result = super().invoke(ctx)
             if interrupt.happened():
@@ -55,7 +55,7 @@ def _belongs_to_typer(error: Exception) -> bool:
 
 
 def _described(error: Exception) -> str:
-    """What a person should read of an error."""
+    """Return what a person should read of an error."""
     text = one_line(error)
     if _is_expected(error):
         return text
@@ -65,12 +65,12 @@ def _described(error: Exception) -> str:
 
 
 def _is_expected(error: Exception) -> bool:
-    """Whether the error was raised for a person to read: all of them are classes of the two distributions."""
+    """Return whether the error was raised for a person to read: all of them are classes of the two distributions."""
     return type(error).__module__.partition(".")[0] in ("shardmill", "portable_coreml")
 
 
 def _show_version(wanted: bool) -> None:
-    """Prints the version and ends."""
+    """Print the version and ends."""
     if wanted:
         typer.echo(f"shardmill {__version__}")
         raise typer.Exit()

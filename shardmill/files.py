@@ -20,7 +20,7 @@ from shardmill.errors import UnreadableError
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a regular file. Raises OSError, which names it, where it is none or can't be read."""
+    """Return the bytes of a regular file. Raises OSError, which names it, where it is none or can't be read."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or opening a pipe would wait for its writer
     try:
         mode = os.fstat(descriptor).st_mode
@@ -35,7 +35,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Raises OSError, which names it, where a path that a library is to open is no regular file."""
+    """Raise OSError, which names it, where a path that a library is to open is no regular file."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         number, why = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "not a regular file")
@@ -43,7 +43,7 @@ def check(path: Path) -> None:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file, each of its lines ended by a newline alone.
+    """Return the text of a regular file, each of its lines ended by a newline alone.
 
     Raises:
         OSError: it is no regular file, or can't be read.
@@ -78,7 +78,7 @@ def digest(content: Any) -> str:
 
 
 def parse_json(text: str | bytes, unique: bool = False) -> Any:
-    """The value that JSON stands for.
+    """Return the value that JSON stands for.
 
     Args:
         text: the JSON.
@@ -102,7 +102,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def load_json(path: Path, unique: bool = False) -> Any:
-    """The value in a JSON file, whoever wrote it.
+    """Return the value in a JSON file, whoever wrote it.
 
     Args:
         path: the file.
@@ -116,7 +116,7 @@ def load_json(path: Path, unique: bool = False) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file of our own. Raises UnreadableError for whatever keeps it from being read."""
+    """Return the content of a JSON file of our own. Raises UnreadableError for whatever keeps it from being read."""
     try:
         return load_json(path)
     except (OSError, ValueError) as error:
@@ -125,13 +125,13 @@ def read_json(path: Path) -> Any:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with a digest of its own content, by which damage shows."""
+    """Return a record with a digest of its own content, by which damage shows."""
     body = {key: value for key, value in content.items() if key != SEAL}
     return body | {SEAL: digest(body)}
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """A record that was written sealed. Raises UnreadableError if a single bit of it has changed."""
+    """Return a record that was written sealed. Raises UnreadableError if a single bit of it has changed."""
     content = read_json(path)
     try:
         whole = sealed(content) == content and dumps(content).encode() == read_bytes(path)
@@ -143,19 +143,22 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes canonical JSON by atomic rename."""
+    """Write canonical JSON by atomic rename."""
     write_text(path, dumps(content))
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes UTF-8 text by atomic rename."""
+    """Write UTF-8 text by atomic rename."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write a file or a folder to; it takes `path`'s place on success, else it is gone."""
+    """Yield a path beside `path` to write a file or a folder to.
+
+    It takes `path`'s place on success, else it is gone.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{path.name}.", dir=path.parent))
     with interrupt.scratch(scratch):
@@ -173,7 +176,7 @@ def give_back(path: Path) -> None:
 
 
 def replace(new: Path, target: Path, aside: Path) -> None:
-    """Renames `new` to `target`; a folder there, over which nothing can be renamed, waits aside meanwhile.
+    """Rename `new` to `target`; a folder there, over which nothing can be renamed, waits aside meanwhile.
 
     Raises OSError where a file would take the place of a folder with all that is in it, or of a device or a pipe.
     """

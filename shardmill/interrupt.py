@@ -32,7 +32,7 @@ _children: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
 def ends_this_process(line: str, terminal: int = 2) -> None:
-    """Takes over both signals; the file descriptor `terminal` gets `line` if the process has to be ended by force.
+    """Take over both signals; the file descriptor `terminal` gets `line` if the process has to be ended by force.
 
     Only the main thread of a process may take signals; elsewhere nothing changes.
     """
@@ -61,12 +61,12 @@ def ends_this_process(line: str, terminal: int = 2) -> None:
 
 
 def happened() -> bool:
-    """Whether a signal came: an error that comes after it is of its making."""
+    """Return whether a signal came: an error that comes after it is of its making."""
     return bool(_caught)
 
 
 def exit_code() -> int:
-    """What shells expect of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Return what shells expect of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + (_caught[0] if _caught else signal.SIGINT)
 
 
@@ -119,7 +119,7 @@ def deferred() -> Iterator[None]:
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[None]:
-    """Removes the folder at the end of the block, or with the process if a signal ends it before."""
+    """Remove the folder at the end of the block, or with the process if a signal ends it before."""
     _scratch.add(folder)
     try:
         yield

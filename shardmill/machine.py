@@ -24,7 +24,7 @@ SYSTEM_PROGRAMS = "/usr/bin:/usr/sbin"  # where macOS keeps its own, whether PAT
 
 
 def engine() -> dict[str, str]:
-    """The engine's identity as receipts carry it: its name, and on a Mac the system's build and the chip.
+    """Return the engine's identity as receipts carry it: its name, and on a Mac the system's build and the chip.
 
     Raises:
         ShardmillError: this is a Mac whose coremltools can't reach Core ML.
@@ -50,7 +50,7 @@ def macos() -> str:
 
 @cache
 def is_portable() -> bool:
-    """Whether programs run on the portable engine here, which they do wherever there is no Core ML.
+    """Return whether programs run on the portable engine here, which they do wherever there is no Core ML.
 
     Raises:
         ShardmillError: this is a Mac whose coremltools can't reach Core ML.
@@ -63,7 +63,7 @@ def is_portable() -> bool:
 
 
 def native_present() -> bool:
-    """Whether coremltools carries its native module, by its file: importing coremltools takes seconds."""
+    """Return whether coremltools carries its native module, by its file: importing coremltools takes seconds."""
     found = find_spec("coremltools")
     folders = found.submodule_search_locations if found else None
     return any(any(Path(folder).glob("libcoremlpython.*")) for folder in folders or ())
@@ -85,7 +85,7 @@ def load_programs_as(precision: str) -> AbstractContextManager[None]:
 
 
 def precision() -> str:
-    """That of programs loaded now."""
+    """Return the precision of programs that are loaded now."""
     import portable_coreml
 
     return portable_coreml.precision()
@@ -107,7 +107,7 @@ def set_threads(count: int) -> None:
 
 
 def collect_rarely() -> None:
-    """Lets Python look for cycles of dead objects less often.
+    """Let Python look for cycles of dead objects less often.
 
     Importing PyTorch and coremltools, composing a program and planning many models make millions of objects that
     stay: to look through them every 700 takes a tenth of the time.
@@ -116,7 +116,7 @@ def collect_rarely() -> None:
 
 
 def threads() -> int | None:
-    """How many the portable engine computes with; None where Core ML decides."""
+    """Return how many the portable engine computes with; None where Core ML decides."""
     import torch
 
     return torch.get_num_threads() if is_portable() else None
@@ -187,7 +187,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def machine() -> dict[str, str | int]:
-    """What a measured speed depends on; goes beside benchmark figures only."""
+    """Return what a measured speed depends on; goes beside benchmark figures only."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),

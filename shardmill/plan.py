@@ -57,24 +57,24 @@ class Constant:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """The block's shape."""
+        """Return the block's shape."""
         return self.source.block_shape(self.stored)
 
     @property
     def label(self) -> str:
-        """What a person calls the bytes."""
+        """Return what a person calls the bytes."""
         index = "" if self.source.index is None else f"[{self.source.index}]"
         rows = "" if self.rows is None else f"[{self.rows[0]}:{self.rows[1]}]"
         return f"{self.source.tensor}{index}{rows}"
 
     @property
     def info(self) -> TensorInfo:
-        """The place alone."""
+        """Return the place alone."""
         return TensorInfo(self.label, self.file, self.start, self.end, self.dtype, self.stored)
 
     @property
     def content(self) -> tuple[Any, ...]:
-        """What decides the constant, wherever it lies and whatever the checkpoint calls it."""
+        """Return what decides the constant, wherever it lies and whatever the checkpoint calls it."""
         how = asdict(replace(self.source, tensor="", index=None, plus="", by="", shape=None))
         return (self.path, self.at, self.dtype, self.stored, self.sha256, how, [one.content for one in self.beside])
 
@@ -104,7 +104,7 @@ class Part:
 
     @property
     def blueprint(self) -> GraphSpec:
-        """What the graph contract says of it."""
+        """Return what the graph contract says of it."""
         if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
             hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
@@ -113,46 +113,46 @@ class Part:
 
     @property
     def depends_on_slots(self) -> bool:
-        """Whether any layer keeps S slots; not where all of them keep rings."""
+        """Return whether any layer keeps S slots; not where all of them keep rings."""
         return self.kind == "layers" and any(self.blueprint.kept(mask) == self.slots for mask in self.blueprint.masks)
 
     @property
     def content(self) -> dict[str, Any]:
-        """What decides the package: everything but where the bytes lie, and the part's own name."""
+        """Return what decides the package: everything but where the bytes lie, and the part's own name."""
         fields = asdict(self) | {"tensors": [tensor.content for tensor in self.tensors]}
         return {name: value for name, value in fields.items() if name not in ("name", "layer")}
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        """The shapes of its constants by their paths; of the embedding, those of the host's tables."""
+        """Return the shapes of its constants by their paths; of the embedding, those of the host's tables."""
         if self.kind == "embedding":
             return {tensor.path: tensor.shape for tensor in self.tensors}
         return constants(self.blueprint)
 
     def in_model(self, path: str) -> str:
-        """What the model calls a constant, as recipes do: a group of experts counts its own from 0."""
+        """Return what the model calls a constant, as recipes do: a group of experts counts its own from 0."""
         if self.kind != "experts" or self.graph.experts is None:
             return path
         return f"layers.{self.layer}.{role_in_layer(path, self.start // self.graph.experts.group)}"
 
     @property
     def named_shapes(self) -> dict[str, Shape]:
-        """The shapes by what the model calls the constants."""
+        """Return the shapes by what the model calls the constants."""
         return {self.in_model(path): shape for path, shape in self.shapes.items()}
 
     def forms(self, recipe: Recipe) -> dict[str, str]:
-        """The form of each of its matrices, by its path in the program."""
+        """Return the form of each of its matrices, by its path in the program."""
         chosen = recipe.forms(self.named_shapes)
         return {path: chosen[name] for path in self.shapes if (name := self.in_model(path)) in chosen}
 
     @property
     def parameters(self) -> list[int]:
-        """How many numbers each constant holds."""
+        """Return how many numbers each constant holds."""
         return list(map(prod, self.shapes.values()))
 
 
 def load_part(path: Path) -> Part:
-    """A part from its parts/P.json."""
+    """Return a part from its parts/P.json."""
     fields = read_json(path)
     kinds = tuple(LayerSpec(**kind) for kind in fields["kinds"])
     experts = fields["graph"]["experts"]
@@ -177,12 +177,12 @@ def _tuple(value: Any) -> Any:
 
 
 def write_part(path: Path, part: Part) -> None:
-    """Writes parts/P.json."""
+    """Write parts/P.json."""
     write_json(path, asdict(part))
 
 
 def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
-    """All parts in the order of the pass, the embedding last, without their tensors."""
+    """Return all parts in the order of the pass, the embedding last, without their tensors."""
 
     def part(name: str, kind: str, start: int, end: int, slots: int = 0) -> Part:
         kinds = a.kinds[start:end] if kind == "layers" else ()
@@ -210,7 +210,7 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
 
 
 def draft_parts(config: Config, model: ModelDescription, tensors: Mapping[str, TensorInfo]) -> tuple[Part, ...]:
-    """All parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
+    """Return all parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
 
     def filled(part: Part) -> Part:
         shapes = table_constants(model.architecture) if part.kind == "embedding" else part.shapes
@@ -223,7 +223,7 @@ def draft_parts(config: Config, model: ModelDescription, tensors: Mapping[str, T
 def _drafted(
     part: Part, path: str, shape: Shape, model: ModelDescription, tensors: Mapping[str, TensorInfo]
 ) -> Iterator[Constant]:
-    """A constant's blocks."""
+    """Yield a constant's blocks."""
     down, across = 0, 0
     rows = (part.start, part.end) if path.startswith(SLICED) else None
     for source in blocks(model.sources[part.in_model(path)]):
@@ -239,7 +239,7 @@ def _drafted(
 
 
 def _placed(path: str, source: TensorSource, info: TensorInfo, rows: tuple[int, int] | None) -> Constant:
-    """A block whose bytes are some rows of a tensor, or one matrix of a stack, or all of it."""
+    """Return a block whose bytes are some rows of a tensor, or one matrix of a stack, or all of it."""
     if rows is None and source.index is None:
         return Constant(path, source, None, info.file, info.start, info.end, info.dtype, info.shape)
     first, last = rows or (source.index or 0, (source.index or 0) + 1)
@@ -250,7 +250,7 @@ def _placed(path: str, source: TensorSource, info: TensorInfo, rows: tuple[int, 
 
 
 def tensor_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of every tensor that the checkpoint must have."""
+    """Name and shapes of every tensor that the checkpoint must have."""
     found: dict[str, tuple[int, ...]] = {}
     for path, shape in model_constants(model.architecture).items():
         for source in blocks(model.sources[path]):
@@ -260,7 +260,7 @@ def tensor_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
 
 
 def with_hashes(parts: Sequence[Part], hashes: Mapping[str, str]) -> tuple[Part, ...]:
-    """The parts with every tensor's sha256 filled in, from a mapping by their labels."""
+    """Return the parts with every tensor's sha256 filled in, from a mapping by their labels."""
     return tuple(replace(part, tensors=_hashed(part.tensors, hashes)) for part in parts)
 
 
@@ -269,7 +269,7 @@ def _hashed(tensors: Sequence[Constant], hashes: Mapping[str, str]) -> tuple[Con
 
 
 def every_tensor(parts: Iterable[Part]) -> Iterator[Constant]:
-    """All that the parts read of the checkpoint."""
+    """Yield all that the parts read of the checkpoint."""
     for tensor in (tensor for part in parts for tensor in part.tensors):
         yield from (tensor, *tensor.beside)
 

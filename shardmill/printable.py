@@ -28,7 +28,7 @@ class PrintableFormatter(logging.Formatter):
     """Formats a traceback so that what a library quotes in it is fit for a terminal, too."""
 
     def formatException(self, ei: Any) -> str:
-        """Each of its lines as it is, with a question mark for what a terminal would obey."""
+        """Return each of its lines as it is, with a question mark for what a terminal would obey."""
         return "\n".join(_shown(line.replace("\t", "    ")) for line in super().formatException(ei).split("\n"))
 
 

@@ -49,14 +49,14 @@ Range = tuple[int, int]
 
 
 def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
-    """The model with its experts where the config wants them. Raises CheckpointError for a model without any."""
+    """Return the model with its experts where the config wants them. Raises CheckpointError for a model without any."""
     if config.experts == "dense":
         return model
     return replace(model, architecture=with_experts(model.architecture, routed=True))
 
 
 def settled(config: Config, a: Architecture) -> Config:
-    """The config with its topology, groups of experts and head slices as numbers.
+    """Return the config with its topology, groups of experts and head slices as numbers.
 
     Raises:
         ConfigError: if the model can't be built so.
@@ -70,7 +70,7 @@ def settled(config: Config, a: Architecture) -> Config:
 
 
 def proposed(config: Config, a: Architecture) -> Config:
-    """The config with a proposal in place of what it leaves open; whether that can be built is not asked."""
+    """Return the config with a proposal in place of what it leaves open; whether that can be built is not asked."""
     if a.ends is not None:
         return replace(config, buckets=config.sizes)
     ranges = config.topology
@@ -90,7 +90,9 @@ def _between_experts(a: Architecture) -> tuple[Range, ...]:
 
 
 def _expert_groups(config: Config, a: Architecture) -> int:
-    """The most groups of which each still has the weights that earn a program its dispatch (rule W5); one if none has.
+    """Return the most groups of which each still has the weights that earn a program its dispatch (rule W5).
+
+    One if none has.
 
     The fewer experts a group has, the more groups does a token leave out.
     """
@@ -101,12 +103,12 @@ def _expert_groups(config: Config, a: Architecture) -> int:
 
 
 def _units(experts: Experts) -> int:
-    """How many a layer's experts are, those that share their projections counted as one."""
+    """Return how many a layer's experts are, those that share their projections counted as one."""
     return experts.count // experts.group
 
 
 def _group_bytes(config: Config, a: Architecture, count: int) -> list[int]:
-    """Bytes of the weight file of each of `count` groups of every layer's experts."""
+    """Return bytes of the weight file of each of `count` groups of every layer's experts."""
     parts = empty_parts(replace(proposed(replace(config, experts=1), a), experts=count), a)
     chosen = config.convert.recipe
     return [file_bytes(part.named_shapes, chosen) for part in parts if part.kind == "experts"]
@@ -141,7 +143,7 @@ def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
 
 
 def misfits(config: Config, a: Architecture) -> list[str]:
-    """How the config contradicts the model, or the model the Neural Engine."""
+    """Return how the config contradicts the model, or the model the Neural Engine."""
     rows = _matrix_rows(a, config.head.slices)
     problems = list(recipes.recipe_misfits(config.convert.recipe, rows))
     if config.convert.precision == recipes.SEARCH:
@@ -181,14 +183,14 @@ def _ring_of(config: Config, a: Architecture, slots: int) -> int:
 
 
 def _matrix_rows(a: Architecture, slices: int | str) -> dict[str, Shape]:
-    """The constants of all programs, of the LM head those of a slice, as far as it is known how many there are."""
+    """Return the constants of all programs; for the LM head, of one slice if the number of slices is known."""
     rows = a.vocab // (slices if isinstance(slices, int) else 1)
     whole = with_experts(a, routed=False) if a.graph.experts else a
     return constants(whole_blueprint(whole)) | ({} if a.ends else constants(GraphSpec("head", a.graph, rows=rows)))
 
 
 def _unroutable(config: Config, a: Architecture) -> str:
-    """Says why the host can't route to the model's experts as the config wants it, or ''."""
+    """Say why the host can't route to the model's experts as the config wants it, or ''."""
     experts, ranges, ends = a.graph.experts, config.topology, _between_experts(a)
     assert experts is not None
     if ends[-1][1] != a.layers or a.graph.post_norms or a.graph.outer_norms:
@@ -203,7 +205,7 @@ def _unroutable(config: Config, a: Architecture) -> str:
 
 
 def overweight(config: Config, a: Architecture) -> list[str]:
-    """The layers and the slice that hold more than one program may, with a topology that fits."""
+    """Return the layers and the slice that hold more than one program may, with a topology that fits."""
     if a.ends is not None:
         return _overweight_encoder(config, a)
     sizes = _layer_bytes(config, a)
@@ -224,19 +226,19 @@ def overweight(config: Config, a: Architecture) -> list[str]:
 
 
 def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
-    """Says that an encoder, which is a single program, holds more than that may."""
+    """Say that an encoder, which is a single program, holds more than that may."""
     size = file_bytes(constants(whole_blueprint(a)), config.convert.recipe)
     return [_refusal("buckets", "an encoder", size, _fewer_bytes(config))] if size > MAX_WEIGHT_BYTES else []
 
 
 def _fewer_bytes(config: Config) -> str:
-    """What to do about a matrix or a layer that is too large."""
+    """Return what to do about a matrix or a layer that is too large."""
     smaller = {FP16: "INT8 halves them", INT8: "INT4 halves them"}
     return smaller.get(config.convert.recipe.default, "this model can't be built")
 
 
 def file_bytes(shapes: Mapping[str, Shape], chosen: Recipe) -> int:
-    """Bytes of the weight file of a program.
+    """Return bytes of the weight file of a program.
 
     Args:
         shapes: of its constants, by their paths.
@@ -246,14 +248,17 @@ def file_bytes(shapes: Mapping[str, Shape], chosen: Recipe) -> int:
 
 
 def _constant_bytes(path: str, shape: Shape, chosen: Recipe) -> int:
-    """A constant in the weight file; integers have scales beside them, palettes tables; a short one is elsewhere."""
+    """Return a constant in the weight file.
+
+    Integers have scales beside them, palettes tables; a short one is elsewhere.
+    """
     if prod(shape) < SMALLEST:
         return 0
     return sum(map(_blob_bytes, form(chosen.form(path) if len(shape) == MATRIX else FP16).blobs(shape)))
 
 
 def _blob_bytes(size: int) -> int:
-    """A blob with its record, padded to where the next one begins."""
+    """Return a blob with its record, padded to where the next one begins."""
     return ALIGNMENT + -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -264,12 +269,12 @@ def _layer_bytes(config: Config, a: Architecture) -> list[int]:
 
 
 def _slice_bytes(config: Config, a: Architecture, count: int) -> int:
-    """Bytes of each of `count` slices of the LM head."""
+    """Return bytes of each of `count` slices of the LM head."""
     return file_bytes(constants(GraphSpec("head", a.graph, rows=a.vocab // count)), config.convert.recipe)
 
 
 def _head_slices(config: Config, a: Architecture) -> int:
-    """The fewest equal slices that a program may hold and whose rows are no more than an extent's limit.
+    """Return the fewest equal slices that a program may hold and whose rows are no more than an extent's limit.
 
     That second limit is given up where the vocabulary has no divisor that suits: output channels of a convolution over
     it are reported to run (rule S3). The first never is, for one row fits any program.
@@ -283,7 +288,7 @@ def _refusal(key: str, what: str, size: int, remedy: str) -> str:
 
 
 def _divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
+    """Return all divisors, ascending."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
@@ -330,7 +335,7 @@ class TrafficLength:
 
 
 def stored_weights(parts: Sequence[Part], chosen: Recipe) -> StoredWeights:
-    """The weights that a pass reads where it takes every program, as it does unless experts are routed.
+    """Return the weights that a pass reads where it takes every program, as it does unless experts are routed.
 
     Args:
         parts: all of a plan; of an encoder, a pass takes one program, and all of them hold the same.
@@ -346,7 +351,7 @@ def stored_weights(parts: Sequence[Part], chosen: Recipe) -> StoredWeights:
 
 
 def pass_traffic(config: Config, a: Architecture) -> tuple[PassTraffic, ...]:
-    """A pass of every width in both forms, that of the config and the other as the plan would choose it.
+    """Return a pass of every width in both forms, that of the config and the other as the plan would choose it.
 
     Nothing for a model without experts, for an encoder, and in a form that the model can't have.
     """
@@ -369,7 +374,7 @@ def _passes(config: Config, a: Architecture) -> Iterator[PassTraffic]:
 
 
 def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...]:
-    """The whole context after all shorter ones; nothing for a model without shorter ones."""
+    """Return the whole context after all shorter ones; nothing for a model without shorter ones."""
     if not config.program.contexts:
         return ()
     parts = [part for part in empty_parts(proposed(config, a), a) if part.kind != "embedding"]
@@ -386,7 +391,7 @@ def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
 
 
 def _operations(part: Part) -> int:
-    """Two for each number of a matrix, and for each of a key and of a value in every slot and head."""
+    """Return two for each number of a matrix, and for each of a key and of a value in every slot and head."""
     program, numbers = part.blueprint, sum(map(prod, matrices(part.shapes).values()))
     seen = sum(program.kept(kind.mask) for _, kind in program.layers if kind.mixer != "conv")
     return 2 * (numbers + 2 * seen * part.graph.heads * part.graph.head_dim)
@@ -399,7 +404,7 @@ def _share(part: Part, tokens: int) -> float:
 
 
 def missed(e: Experts, count: int) -> float:
-    """The probability that a token takes none of `count` experts."""
+    """Return the probability that a token takes none of `count` experts."""
     return comb(e.classes - count, e.chosen) / comb(e.classes, e.chosen)
 
 

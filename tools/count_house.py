@@ -17,7 +17,7 @@ PACKAGES = ("shardmill", "portable/portable_coreml")
 
 
 def main(root: Path) -> None:
-    """Prints the counts of a checkout."""
+    """Print the counts of a checkout."""
     files = {name: file for package in PACKAGES for name, file in modules(root / package)}
     trees = {name: ast.parse(file.read_text(encoding="utf-8")) for name, file in files.items()}
     lines = sum(file.read_text(encoding="utf-8").count("\n") for file in files.values())
@@ -37,7 +37,7 @@ def modules(package: Path) -> Iterator[tuple[str, Path]]:
 
 
 def publicly(tree: ast.Module) -> Iterator[str]:
-    """Functions and classes at a module's top that other modules may use."""
+    """Yield functions and classes at a module's top that other modules may use."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     yield from (node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_"))
 
@@ -60,7 +60,7 @@ def uses(name: str, tree: ast.Module, files: dict[str, Path]) -> set[str]:
 
 
 def circles(graph: dict[str, set[str]]) -> list[tuple[str, ...]]:
-    """One circle for each edge that closes one, in a walk from every module."""
+    """Return one circle for each edge that closes one, in a walk from every module."""
     found: list[tuple[str, ...]] = []
     finished: set[str] = set()
 

@@ -92,7 +92,7 @@ def followers(found: int | Followers | None) -> list[tuple[int, float, int]]:
 
 
 def bonus(count: int) -> Row:
-    """The features of a token that the text holds `count` times."""
+    """Return the features of a token that the text holds `count` times."""
     return [min(count, OFTEN) / OFTEN, float(count > 0)]
 
 
@@ -112,7 +112,7 @@ def texts() -> list[Recorded]:
 
 
 def docstrings(source: str) -> str:
-    """All docstrings of a module."""
+    """Return all docstrings of a module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         nodes = ast.walk(ast.parse(source))
@@ -121,7 +121,7 @@ def docstrings(source: str) -> str:
 
 
 def collect(found: Sequence[Recorded], evidence: FollowerCounts) -> Iterator[Sample]:
-    """Samples of every text, with a table of the others of its group and without."""
+    """Sample of every text, with a table of the others of its group and without."""
     for start in range(0, len(found), GROUP):
         group = found[start : start + GROUP]
         for fold in range(FOLDS):
@@ -136,7 +136,7 @@ def collect(found: Sequence[Recorded], evidence: FollowerCounts) -> Iterator[Sam
 
 
 def replay(drafter: Recording, text: Recorded) -> Iterator[Sample]:
-    """Samples of a text; the drafter learns nothing of it."""
+    """Sample of a text; the drafter learns nothing of it."""
     drafter.reset(text.prompt)
     drafter.observe(text.output[:1], 0)
     done = 1
@@ -152,7 +152,7 @@ def replay(drafter: Recording, text: Recorded) -> Iterator[Sample]:
 
 
 def batch(samples: Sequence[Sample]) -> Batch:
-    """Samples as tensors."""
+    """Sample as tensors."""
     n = len(samples)
     rows, known = torch.zeros(n, CANDIDATES, 3 * KINDS + 2), torch.zeros(n, CANDIDATES + 1, dtype=torch.bool)
     right = torch.full((n,), CANDIDATES)
@@ -219,12 +219,12 @@ def content(found: Parameters) -> dict[str, Any]:
 
 
 def evidence(found: Parameters) -> FollowerCounts:
-    """The same, as the drafter takes it."""
+    """Return the same, as the drafter takes it."""
     return parse_evidence(content(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fits and writes."""
+    """Fit and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=FILE)
     args = parser.parse_args(arguments)

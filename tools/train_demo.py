@@ -69,7 +69,7 @@ PHASES = ((0.8, 512, 16), (0.2, CONTEXT, 8))
 
 
 def corpus() -> tuple[list[str], list[str]]:
-    """The standard library's Python files as (training, held-out) texts, one file in twenty held out."""
+    """Return the standard library's Python files as (training, held-out) texts, one file in twenty held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     kept: tuple[list[str], list[str]] = ([], [])
     for path in sorted(root.rglob("*.py")):
@@ -96,7 +96,7 @@ def train_tokenizer(texts: list[str]) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str]) -> torch.Tensor:
-    """All texts as one stream, each preceded by the end-of-text token."""
+    """Return all texts as one stream, each preceded by the end-of-text token."""
     ids: list[int] = []
     for encoding in tokenizer.encode_batch(texts):
         ids += [0, *encoding.ids]
@@ -199,7 +199,7 @@ def write_checkpoint(out: Path, model: Phi3ForCausalLM, tokenizer: Tokenizer) ->
 
 
 def evaluate(out: Path, train_stream: torch.Tensor, held_out: torch.Tensor) -> dict[str, object]:
-    """What the checkpoint in `out` reaches, as bf16 left it."""
+    """Return what the checkpoint in `out` reaches, as bf16 left it."""
     tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     model = Phi3ForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     prompt = torch.tensor([tokenizer.encode("def ").ids])
@@ -238,7 +238,7 @@ def main() -> None:
 
 
 def train_from_scratch(out: Path, tokenizer: Tokenizer, stream: torch.Tensor, steps: int) -> dict[str, object]:
-    """Writes the checkpoint; returns how it was made."""
+    """Write the checkpoint; returns how it was made."""
     config = AutoConfig.for_model(**{k: v for k, v in CONFIG.items() if k not in ("architectures", "torch_dtype")})
     model = Phi3ForCausalLM(config)
     for name, weight in model.named_parameters():  # residual branches start small: 64 of them add up

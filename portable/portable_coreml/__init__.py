@@ -38,7 +38,7 @@ __all__ = [
 
 
 def precision() -> str:
-    """The precision of models loaded from now on: "fp32", or "fp16", in which Core ML itself computes."""
+    """Return the precision of models loaded from now on: "fp32", or "fp16", in which Core ML itself computes."""
     if native_present():
         return "fp16"
     from portable_coreml import proxy
@@ -47,7 +47,7 @@ def precision() -> str:
 
 
 def install(precision: str = "fp32") -> bool:
-    """Makes coremltools predict with the portable engine, whether coremltools was imported before or not.
+    """Make coremltools predict with the portable engine, whether coremltools was imported before or not.
 
     Args:
         precision: "fp32" or "fp16", for models loaded from now on. Call it again to change it.

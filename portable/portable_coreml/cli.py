@@ -31,7 +31,7 @@ from portable_coreml.proxy import PRECISIONS, MLModelProxy, set_precision
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code."""
+    """Run one command and return its exit code."""
     logging.getLogger("coremltools").setLevel(logging.ERROR)  # on import it lists what it lacks without Core ML
     options = _parser().parse_args(arguments)
     try:
@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file. Raises InputError for another file; pickled objects in it are not loaded."""
+    """Return the arrays of an .npz file. Raises InputError for another file; pickled objects in it are not loaded."""
     try:
         with np.load(io.BytesIO(read_bytes(path)), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -120,7 +120,7 @@ def _described(contents: Contents) -> Sequence[str]:
 
 
 def _line(said: object) -> str:
-    """All that is said, in one line."""
+    """Return all that is said, in one line."""
     return _printable(" ".join(str(said).split()))
 
 

@@ -26,11 +26,11 @@ class DeviceProxy:
 
 
 class CPUComputeDeviceProxy(DeviceProxy):
-    pass
+    """The CPU."""
 
 
 class GPUComputeDeviceProxy(DeviceProxy):
-    pass
+    """The GPU."""
 
 
 class NeuralEngineComputeDeviceProxy(DeviceProxy):
@@ -69,11 +69,12 @@ class ComputePlanProxy:
         return MLComputePlanDeviceUsage(preferred, [*supported, engine])
 
     def get_compute_device_usage_for_neuralnetwork_layer(self, layer: Any) -> None:
-        """The portable engine has no neural network models."""
+        """Raise an error, since the portable engine has no neural network models."""
 
     def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Predicted share of the function's work at its default shapes (placement/cost.py); None for an operation
-        without a device, and where shares can't be told.
+        """Predicted share of the function's work at its default shapes (placement/cost.py).
+
+        None for an operation without a device, and where shares can't be told.
         """
         from coremltools.models.compute_plan import MLComputePlanCost
 
@@ -84,7 +85,7 @@ class ComputePlanProxy:
 
 
 def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
-    """(function, label) of an operation -> its share of the work, for every function whose shares can be told."""
+    """Return an operation's share of the work by (function, label), for functions whose shares are known."""
     found: dict[tuple[str, str], float] = {}
     for subject in subjects(model, Target()):
         name = subject.function.name
@@ -97,7 +98,7 @@ def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
 
 
 def compute_plan(model: LoadedModel, compute_units: str) -> Any:
-    """An MLComputePlan for a model."""
+    """Return an MLComputePlan for a model."""
     from coremltools.models.compute_plan import MLComputePlan
 
     return MLComputePlan(ComputePlanProxy(model, compute_units))
@@ -115,7 +116,7 @@ def devices() -> list[Any]:
 
 
 def model_structure(program: Program) -> Any:
-    """A program as coremltools' MLModelStructure."""
+    """Return a program as coremltools' MLModelStructure."""
     from coremltools.models import compute_plan as plan
 
     functions = {

@@ -14,8 +14,9 @@ import torch
 
 @dataclass(frozen=True)
 class ScalarType:
-    """One MIL scalar type: text name, protobuf number, bits when stored, numpy type of a constant, torch type in
-    flight.
+    """One MIL scalar type.
+
+    Text name, protobuf number, bits when stored, numpy type of a constant, torch type in flight.
     """
 
     name: str

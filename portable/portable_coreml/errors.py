@@ -26,5 +26,5 @@ class InputError(PortableError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says; its kind where it says nothing."""
+    """Return the first line of what an error says; its kind where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -29,8 +29,9 @@ _settings = {"emulated": False}  # whether the engine takes Core ML's place alth
 
 
 class _OnlyErrors(logging.Filter):
-    """coremltools warns "Failed to load _MLModelProxy" while it is imported for the first time; we mend that right
-    after.
+    """coremltools warns "Failed to load _MLModelProxy" while it is imported for the first time.
+
+    We mend that right after.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -38,7 +39,7 @@ class _OnlyErrors(logging.Filter):
 
 
 def native_present() -> bool:
-    """Whether coremltools has its own native module here, that is, whether this is a Mac."""
+    """Return whether coremltools has its own native module here, that is, whether this is a Mac."""
     if _settings["emulated"]:
         return False
     if sys.platform == "darwin":
@@ -48,7 +49,7 @@ def native_present() -> bool:
 
 
 def put(native: ModuleType) -> None:
-    """Installs `native` into coremltools, imported or not. Idempotent."""
+    """Install `native` into coremltools, imported or not. Idempotent."""
     sys.modules[_NATIVE] = native
     quiet = _OnlyErrors()
     logger = logging.getLogger("coremltools")

@@ -1,5 +1,7 @@
-"""The intermediate representation: an ML Program as immutable data, the same whether it was read from a package's
-protobuf or from a compiled bundle's text.
+"""The intermediate representation.
+
+An ML Program as immutable data, the same whether it was read from a package's protobuf or from a compiled bundle's
+text.
 
 Nothing is interpreted here. Weights stay in their file (`Blob`) until someone asks for them.
 """
@@ -41,12 +43,16 @@ class ListType:
 
 @dataclass(frozen=True)
 class DictType:
+    """The type of a dictionary."""
+
     key: Type
     value: Type
 
 
 @dataclass(frozen=True)
 class TupleType:
+    """The type of a tuple."""
+
     elements: tuple[Type, ...]
 
 
@@ -55,8 +61,9 @@ Type = TensorType | StateType | ListType | DictType | TupleType
 
 @dataclass(frozen=True)
 class Blob:
-    """A tensor in a weight file: path as the program has it (`@model_path/weights/weight.bin`), offset of its
-    record.
+    """A tensor in a weight file.
+
+    Path as the program has it (`@model_path/weights/weight.bin`), offset of its record.
     """
 
     path: str
@@ -65,8 +72,9 @@ class Blob:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A literal. `data` is an array or a Blob (tensors), a tuple of Values (lists, tuples), or Pairs
-    (dictionaries).
+    """A literal.
+
+    `data` is an array or a Blob (tensors), a tuple of Values (lists, tuples), or Pairs (dictionaries).
     """
 
     type: Type
@@ -112,12 +120,14 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Block:
+    """Operations in order, and the names of what they give."""
+
     ops: tuple[Op, ...]
     outputs: tuple[str, ...]
     inputs: tuple[Named, ...] = ()
 
     def walk(self) -> Iterator[Op]:
-        """Every operation, nested blocks included, in program order."""
+        """Yield every operation, nested blocks included, in program order."""
         for op in self.ops:
             yield op
             for block in op.blocks:
@@ -126,6 +136,8 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Function:
+    """A function of a program: its inputs and a block for each operation set."""
+
     name: str
     inputs: tuple[Named, ...]
     opset: str
@@ -135,13 +147,15 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Program:
+    """An ML Program: functions by name, and attributes."""
+
     functions: Mapping[str, Function]
     attributes: Mapping[str, Value] = field(default_factory=dict)
     version: str = "1"
 
 
 def blobs(function: Function) -> Iterator[Blob]:
-    """Every reference into a weight file."""
+    """Yield every reference into a weight file."""
     for op in function.block.walk():
         for value in [*op.attributes.values(), *(b for bound in op.inputs.values() for b in bound)]:
             if isinstance(value, Value) and isinstance(value.data, Blob):

@@ -86,14 +86,14 @@ class MLStateProxy:
             raise InputError(f"the model has no state '{name}'; its states are {sorted(self.values)}")
 
     def read_state(self, name: str) -> np.ndarray:
-        """A copy of a state: float16 in fp16 mode, float32 in fp32 mode."""
+        """Return a copy of a state: float16 in fp16 mode, float32 in fp32 mode."""
         self._check(name)
         array = self.values[name].numpy()
         half = self.owner.half and self.owner.states[name].dtype == "fp16"
         return array.astype(np.float16 if half else array.dtype, copy=True)
 
     def write_state(self, name: str, value: Any) -> None:
-        """Replaces a state by a copy of `value`. Raises InputError if the shape differs."""
+        """Replace a state by a copy of `value`. Raises InputError if the shape differs."""
         self._check(name)
         array, kind = np.asarray(value), self.owner.states[name]
         if array.shape != tuple(self.values[name].shape):
@@ -126,7 +126,7 @@ class MLModelProxy:
         self._compiled: str | None = None
 
     def predict(self, data: Mapping[str, Any], state: MLStateProxy | None = None) -> dict[str, Any]:
-        """Outputs by name. Without a state, a stateful model predicts from zeros and forgets.
+        """Return outputs by name. Without a state, a stateful model predicts from zeros and forget.
 
         Raises InputError for inputs that don't fit, and for a state that another program has made.
         """
@@ -139,7 +139,7 @@ class MLModelProxy:
         return results
 
     def _own(self, state: MLStateProxy) -> dict[str, Tensor]:
-        """The values of a state that this model has made, or another function of the same program.
+        """Return the values of a state that this model has made, or another function of the same program.
 
         Names and shapes that match don't make it this model's.
         """
@@ -167,7 +167,7 @@ class MLModelProxy:
         return MLStateProxy(self._executable, self._model.path)
 
     def get_compiled_model_path(self) -> str:
-        """A compiled bundle of this model, made when first asked for and deleted when the process ends."""
+        """Return a compiled bundle of this model, made when first asked for and deleted when the process ends."""
         if (self._model.path / "coremldata.bin").is_file():
             return str(self._model.path)
         if self._compiled is None:
@@ -186,8 +186,9 @@ class MLModelProxy:
 
     @staticmethod
     def auto_set_specification_version(spec: Any) -> Any:
-        """ML Programs carry the version of their operation set, which can't be lowered; other models pass
-        unchanged.
+        """ML Programs carry the version of their operation set, which can't be lowered.
+
+        Other models pass unchanged.
         """
         return spec
 
@@ -238,7 +239,7 @@ def _check_hints(hints: Mapping[str, str]) -> None:
 
 
 def _shares_states(one: Executable, other: Executable) -> bool:
-    """Whether two executables are functions of one program that keep the same states, at one precision.
+    """Return whether two executables are functions of one program that keep the same states, at one precision.
 
     Core ML's headers don't say whose states a model takes; ANEMLL's runtimes give the functions of a program one state.
     """
@@ -268,7 +269,7 @@ class MLModelAssetProxy:
 
 
 def _unpack(spec: bytes, blobs: Mapping[str, bytes]) -> Path:
-    """Writes an in-memory model where files can be opened; `blobs` maps blob paths to their bytes."""
+    """Write an in-memory model where files can be opened; `blobs` maps blob paths to their bytes."""
     folder = Path(tempfile.mkdtemp(prefix="mlasset_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for name, data in blobs.items():
@@ -280,7 +281,7 @@ def _unpack(spec: bytes, blobs: Mapping[str, bytes]) -> Path:
 
 
 def module() -> ModuleType:
-    """A module object with the names that coremltools imports from `libcoremlpython`."""
+    """Return a module object with the names that coremltools imports from `libcoremlpython`."""
     made = ModuleType("coremltools.libcoremlpython", __doc__)
     names = {
         "_MLModelProxy": MLModelProxy,

@@ -20,13 +20,13 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def interpreter() -> dict[str, Any]:
-    """The Python that ran."""
+    """Return the Python that ran."""
     name = platform.python_implementation().lower()
     return {"name": name, "uri": str(PackageURL("generic", None, name, platform.python_version()))}
 
 
 def packages(deciding: Iterable[str]) -> list[dict[str, Any]]:
-    """A resource descriptor of each package that is installed here and needed, by name.
+    """Return a resource descriptor of each package that is installed here and needed, by name.
 
     Args:
         deciding: packages whose versions decide bytes; they are marked.
@@ -51,7 +51,7 @@ def versions(dependencies: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def installed(name: str) -> str:
-    """The version of a package that is installed here; empty for none."""
+    """Return the version of a package that is installed here; empty for none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -59,7 +59,7 @@ def installed(name: str) -> str:
 
 
 def _needed(roots: Iterable[str]) -> set[str]:
-    """What is installed of these packages and of all that they need here."""
+    """Return what is installed of these packages and of all that they need here."""
     found: set[str] = set()
     waiting = list(roots)
     while waiting:

@@ -36,7 +36,7 @@ COMMIT_FILE = "workflow/commit.txt"  # the build of a wheel writes it; see hatch
 
 
 def workflow() -> dict[str, Any]:
-    """A resource descriptor of the code that runs; without a commit where none is known."""
+    """Return a resource descriptor of the code that runs; without a commit where none is known."""
     row: dict[str, Any] = {"name": "workflow", "uri": package_url("shardmill", shardmill.__version__)}
     package = Path(shardmill.__file__).parent
     commit, modified = _of_clone(package.parent) or (_of_wheel(package), False)
@@ -48,7 +48,7 @@ def workflow() -> dict[str, Any]:
 
 
 def _of_clone(folder: Path) -> tuple[str, bool] | None:
-    """The commit of a clone and whether its files are other than the commit's; None where there is no clone."""
+    """Return the commit of a clone and whether its files are other than the commit's; None where there is no clone."""
     if not (folder / ".git").exists():
         return None
     try:
@@ -78,7 +78,10 @@ PATHS: tuple[tuple[str, ...], ...] = (  # keys of a config that name a file or a
 
 
 def parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole config without what is not set. Paths that lead out of the project are cut to their last name."""
+    """Return the whole config without what is not set.
+
+    Paths that lead out of the project are cut to their last name.
+    """
     chosen = _without_unset(settings)
     for *sections, key in PATHS:
         held = reduce(lambda found, section: found.get(section) or {}, sections, chosen)  # `benchmark` may be false
@@ -108,7 +111,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def statement(kind: str, subjects: Iterable[tuple[str, str]], predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """A statement.
+    """Return a statement.
 
     Args:
         kind: the predicate's type.
@@ -120,7 +123,7 @@ def statement(kind: str, subjects: Iterable[tuple[str, str]], predicate: Mapping
 
 
 def described(name: str, sha256: str) -> dict[str, Any]:
-    """A resource descriptor of a file."""
+    """Return a resource descriptor of a file."""
     return {"name": name, "digest": {"sha256": sha256}}
 
 
@@ -158,7 +161,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
 def gate_statement(
     name: str, sha256: str, verdict: Mapping[str, Any], subjects: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """What one gate said.
+    """Return what one gate said.
 
     Args:
         name: the verdict's path in the build, without its ending: "parity/head_0".

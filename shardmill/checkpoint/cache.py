@@ -66,7 +66,7 @@ def _mounted(device: int) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """The kernel writes spaces and the like as octal numbers."""
+    """Return the kernel writes spaces and the like as octal numbers."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
@@ -90,20 +90,23 @@ class FileState:
 
     @property
     def file(self) -> str:
-        """What stays the file's while it is written to or renamed."""
+        """Return what stays the file's while it is written to or renamed."""
         return f"{self.volume}:{self.inode}"
 
     @property
     def state(self) -> str:
-        """What is another once it was written to."""
+        """Return what is another once it was written to."""
         return f"{self.size}:{self.mtime}:{self.ctime}"
 
     def same_content(self, other: FileState) -> bool:
-        """Whether nothing was written between two looks; a new hard link or other permissions move ctime only."""
+        """Return whether nothing was written between two looks.
+
+        A new hard link or other permissions move ctime only.
+        """
         return (self.file, self.size, self.mtime) == (other.file, other.size, other.mtime)
 
     def is_settled(self, now: int) -> bool:
-        """Whether a write from `now` on is sure to show in mtime or ctime."""
+        """Return whether a write from `now` on is sure to show in mtime or ctime."""
         return now - max(self.mtime, self.ctime) > RACY_NS
 
 
@@ -117,7 +120,7 @@ class ByteSpan:
 
 
 def file_state(path: Path) -> FileState:
-    """Raises CheckpointError where there is no regular file, which could be read to its end."""
+    """Raise CheckpointError where there is no regular file, which could be read to its end."""
     try:
         files.check(path)
         stat = os.stat(path)
@@ -134,7 +137,7 @@ class HashCache:
         self.path = path
 
     def lookup(self, state: FileState) -> dict[ByteSpan, str]:
-        """Every remembered span of the file in exactly this state -> its sha256.
+        """Return every remembered span of the file in exactly this state -> its sha256.
 
         A file whose own sha256 is remembered has the spans of any other file of the same bytes, too.
         """
@@ -156,7 +159,7 @@ class HashCache:
         self._run([forget, *((insert, row) for row in rows)])
 
     def carry(self, before: FileState, after: FileState) -> None:
-        """Keeps the entries of a file whose ctime we moved ourselves by giving it one more hard link."""
+        """Keep the entries of a file whose ctime we moved ourselves by giving it one more hard link."""
         # A write between the two looks at the file would have brought its mtime up to the present.
         if before.same_content(after) and before.is_settled(time.time_ns()):
             query = "UPDATE OR REPLACE hashes SET state = ? WHERE file = ? AND state = ?"
@@ -168,7 +171,7 @@ class HashCache:
         return {ByteSpan(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(str(sha))}
 
     def _run(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        """Runs the statements in one transaction; the rows of the last, or none where the cache can't be used."""
+        """Run the statements in one transaction; the rows of the last, or none where the cache can't be used."""
         rows: list[Any] = []
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ def fetch(
     access: HubAccess | None = None,
     before_change: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Fills `dest` from a local folder (`path`) or from a commit of a hub repository, and returns source.json.
+    """Fill `dest` from a local folder (`path`) or from a commit of a hub repository, and return source.json.
 
     `dest` appears at once or not at all, and is left alone if it holds the same files already; before other files take
     their place, `before_change` is called.

@@ -50,7 +50,7 @@ class _Digest:
 def scan_checkpoint(
     folder: Path, tensors: Mapping[str, TensorInfo], cache: HashCache | None = None, threads: int = THREADS
 ) -> Scan:
-    """Hashes the files and the tensors of a checkpoint, and checks that BF16, F16 and F32 values are finite.
+    """Hash the files and the tensors of a checkpoint, and check that BF16, F16 and F32 values are finite.
 
     Raises CheckpointError naming the tensors that hold NaN or Inf, or a file that changed meanwhile.
     """
@@ -137,7 +137,7 @@ def _checked(dtype: str) -> str:
 def _digest_spans(
     wanted: Mapping[Path, Collection[ByteSpan]], cache: HashCache | None, threads: int
 ) -> dict[tuple[Path, ByteSpan], _Digest]:
-    """The digest of every wanted span, from the cache or from the bytes."""
+    """Return the digest of every wanted span, from the cache or from the bytes."""
     began = time.time_ns()
     states = {path: file_state(path) for path in wanted}
     digests: dict[tuple[Path, ByteSpan], _Digest] = {}
@@ -177,7 +177,7 @@ def _digest_span(path: Path, span: ByteSpan) -> _Digest:
 
 
 def _find_fault(chunk: memoryview, dtype: str, offset: int) -> str:
-    """Names the first NaN or Inf in the chunk, which lies `offset` bytes into its tensor; else empty."""
+    """Name the first NaN or Inf in the chunk, which lies `offset` bytes into its tensor; else empty."""
     import numpy as np  # slow to import, and most jobs find their work done
 
     signed, unsigned, infinity = _FLOATS[dtype]

@@ -54,14 +54,17 @@ class TensorInfo:
 
 
 def header_bytes(entries: Mapping[str, Any]) -> bytes:
-    """What a file of these entries begins with; the tensors' bytes follow. `entries` as the format's JSON has them."""
+    """Return what a file of these entries begins with.
+
+    The tensors' bytes follow. `entries` as the format's JSON has them.
+    """
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Every tensor of a checkpoint folder, sorted by name, from `model.safetensors` or from the index.
+    """Return every tensor of a checkpoint folder, sorted by name, from `model.safetensors` or from the index.
 
     Looks for the two names in the order in which transformers does.
     Raises CheckpointError where files, headers and index are not in order.
@@ -79,7 +82,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
 
 
 def read_index(folder: Path) -> dict[str, str]:
-    """The index's weight map, tensor name -> file name; every file name is checked to stay in the folder."""
+    """Return the index's weight map, tensor name -> file name; every file name is checked to stay in the folder."""
     path = checked_file(folder, INDEX_FILE)
     if path.stat().st_size > MAX_HEADER_BYTES:
         raise _damaged(path, f"index of more than {MAX_HEADER_BYTES} bytes")
@@ -112,7 +115,7 @@ def _read_indexed(folder: Path) -> dict[str, TensorInfo]:
 
 
 def read_header(folder: Path, file: str) -> list[TensorInfo]:
-    """The tensors of one safetensors file in the order of their bytes; reads nothing but the header."""
+    """Return the tensors of one safetensors file in the order of their bytes; reads nothing but the header."""
     path = checked_file(folder, file)
     size = path.stat().st_size
     with opened(path) as stream:
@@ -173,7 +176,7 @@ def _are_sizes(values: Any) -> bool:
 
 
 def _check_cover(infos: list[TensorInfo], data_start: int, size: int, path: Path) -> None:
-    """The tensors fill the file's data exactly, as the format demands: no overlap, no hole, no remainder."""
+    """Check that the tensors fill the file's data exactly, as the format demands: no overlap, hole or remainder."""
     at = data_start
     for info in infos:
         if info.start < at:
@@ -201,7 +204,7 @@ def check_tensors(
     expected: Mapping[str, tuple[int, ...]],
     optional: Collection[str] = (),
 ) -> None:
-    """Raises one CheckpointError that names the first tensors missing, extra, misshapen or of a wrong dtype.
+    """Raise one CheckpointError that names the first tensors missing, extra, misshapen or of a wrong dtype.
 
     `optional` names may be there or not (buffers, an untied copy of a tied head); where they are expected
     as well, their shape must still be right. Weights must be BF16, F16 or F32.
@@ -226,7 +229,7 @@ def check_tensors(
 
 
 def check_tied(hashes: Mapping[str, str], head: str, table: str) -> None:
-    """Raises CheckpointError where the LM head is not the embedding table, though config.json ties them.
+    """Raise CheckpointError where the LM head is not the embedding table, though config.json ties them.
 
     Args:
         hashes: the sha256 of tensors.
@@ -241,7 +244,7 @@ def check_tied(hashes: Mapping[str, str], head: str, table: str) -> None:
 
 
 def wrong_dtypes(found: Mapping[str, TensorInfo]) -> list[str]:
-    """The tensors in a dtype that no weight may have, each as "NAME is DTYPE"."""
+    """Return the tensors in a dtype that no weight may have, each as "NAME is DTYPE"."""
     return [f"{name} is {info.dtype}" for name, info in sorted(found.items()) if info.dtype not in WEIGHT_DTYPES]
 
 

@@ -83,7 +83,7 @@ class HubAccess:
 
     @property
     def api(self) -> HfApi:
-        """The hub client for this endpoint, which waits for nobody's hour."""
+        """Return the hub client for this endpoint, which waits for nobody's hour."""
         use_client()
         return HfApi(endpoint=self.endpoint, token=self.token)
 
@@ -99,12 +99,12 @@ class RemoteFile:
 
     @property
     def blob(self) -> str:
-        """The name of its bytes in the hub cache."""
+        """Return the name of its bytes in the hub cache."""
         return self.sha256 or self.blob_id
 
 
 def pinned(repo: str, revision: str | None, access: HubAccess) -> str:
-    """The commit that `revision` is. Raises CheckpointError, naming the commit to pin, if it is a name."""
+    """Return the commit that `revision` is. Raises CheckpointError, naming the commit to pin, if it is a name."""
     if revision and _GIT_ID.fullmatch(revision):
         return revision
     commit = resolved(repo, revision, access)
@@ -112,7 +112,7 @@ def pinned(repo: str, revision: str | None, access: HubAccess) -> str:
 
 
 def resolved(repo: str, revision: str | None, access: HubAccess) -> str:
-    """The commit that `revision` is now."""
+    """Return the commit that `revision` is now."""
     if revision and _GIT_ID.fullmatch(revision):
         return revision
     with understood(access.endpoint):
@@ -123,7 +123,7 @@ def resolved(repo: str, revision: str | None, access: HubAccess) -> str:
 
 
 def _list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[str, RemoteFile]:
-    """The repository's files at a commit by name; from the cache where it has them, as a commit never changes.
+    """Return the repository's files at a commit by name; from the cache where it has them, as a commit never changes.
 
     Args:
         repo: owner/name.
@@ -180,7 +180,7 @@ HUB_S_OWN = ".gitattributes"  # the hub writes it into every repository
 def download(
     repo: str, revision: str | None, access: HubAccess, cache: HashCache | None
 ) -> tuple[Path, dict[str, str]]:
-    """The cached snapshot folder of a commit, and the sha256 of each of its checkpoint files by name.
+    """Return the cached snapshot folder of a commit, and the sha256 of each of its checkpoint files by name.
 
     Raises CheckpointError: revision not pinned to a commit, no access, no network, no space, damaged files, no
     safetensors, answers that are not a hub's. A damaged file is removed from the cache, so that the next run fetches
@@ -231,7 +231,7 @@ def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
 def download_all(
     repo: str, revision: str | None, access: HubAccess, cache: HashCache | None = None
 ) -> tuple[str, Path, list[str]]:
-    """A commit with all of its files but the hub's own: the commit, its folder in the hub's cache, the files' names.
+    """Fetch a commit; return the commit, its folder in the hub's cache and the names of its files.
 
     A name that can move (a branch, or none for `main`) is taken as it stands now. Every byte is checked against the
     hub's listing. Raises CheckpointError.
@@ -325,7 +325,7 @@ def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess, stop:
 
 
 def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Event) -> bool:
-    """Downloads `url` to `blob`, which appears only if its bytes are those of the file's id.
+    """Download `url` to `blob`, which appears only if its bytes are those of the file's id.
 
     Returns whether its sha256 was found to be the hub's while it was written.
     """
@@ -358,7 +358,7 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Eve
 
 @contextmanager
 def _without_pages(file: RemoteFile, stream: BoundedFile) -> Iterator[None]:
-    """Takes a page that was sent in place of a file out of `stream` again, or the next run would resume from it."""
+    """Take a page that was sent in place of a file out of `stream` again, or the next run would resume from it."""
     before = stream.tell()
     try:
         yield
@@ -419,7 +419,7 @@ def _remember(fresh: Mapping[RemoteFile, FileState | None], cache: HashCache) ->
 
 
 def _is(file: RemoteFile, path: Path) -> bool:
-    """Whether the bytes at `path` are those of the file's id."""
+    """Return whether the bytes at `path` are those of the file's id."""
     if file.sha256:
         return hash_file(path) == file.sha256
     header = b"blob %d\0" % path.stat().st_size

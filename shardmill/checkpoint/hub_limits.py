@@ -37,7 +37,7 @@ _NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, As
 
 @contextlib.contextmanager
 def explain_http(repo: str, revision: str | None, endpoint: str) -> Iterator[None]:
-    """Raises CheckpointError instead of any error of the hub client, the network or the disk."""
+    """Raise CheckpointError instead of any error of the hub client, the network or the disk."""
     try:
         yield
     except (httpx2.HTTPError, HFValidationError, OSError) as error:
@@ -46,7 +46,7 @@ def explain_http(repo: str, revision: str | None, endpoint: str) -> Iterator[Non
 
 @contextlib.contextmanager
 def understood(endpoint: str) -> Iterator[None]:
-    """Raises CheckpointError where an answer can't be made sense of, such as a sign-in page of the network."""
+    """Raise CheckpointError where an answer can't be made sense of, such as a sign-in page of the network."""
     try:
         yield
     except HFValidationError:
@@ -103,20 +103,20 @@ _Result = TypeVar("_Result")
 
 
 def client() -> httpx2.Client:
-    """The hub client's own HTTP client, which also refuses to wait for long and to read listings without end."""
+    """Return the hub client's own HTTP client, which also refuses to wait for long and to read listings without end."""
     made = _http.default_client_factory()
     made.event_hooks = {**made.event_hooks, "response": [_refuse_long_wait, _limit_listing]}
     return made
 
 
 def use_client() -> None:
-    """Lets the hub client use it from now on. Its connections stay, as another thread may be at work with them."""
+    """Let the hub client use it from now on. Its connections stay, as another thread may be at work with them."""
     if _http._GLOBAL_CLIENT_FACTORY is not client:
         set_client_factory(client)
 
 
 def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
-    """What `work` returns; raises CheckpointError, beginning with `what`, where it takes longer than `seconds`.
+    """Return what `work` returns; raises CheckpointError, beginning with `what`, where it takes longer than `seconds`.
 
     No timeout of a socket does this: each byte of a slow answer starts them anew. Late work is left behind in a daemon
     thread, which ends with the process.
@@ -149,7 +149,7 @@ class BoundedFile(io.BufferedWriter):
         self._hashed = self.tell()
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
-        """Raises CheckpointError before a byte too many is written, InterruptedError once it is to stop."""
+        """Raise CheckpointError before a byte too many is written, InterruptedError once it is to stop."""
         if self.stop.is_set():
             raise InterruptedError(f"{self.path.name}: stopped, as another file of the checkpoint can't be had")
         at = self.tell()
@@ -176,7 +176,7 @@ def _refuse_long_wait(response: httpx2.Response) -> None:
 
 
 def _wait_asked(response: httpx2.Response) -> int:
-    """Seconds that the hub client would wait before its next try because the answer says so."""
+    """Return seconds that the hub client would wait before its next try because the answer says so."""
     quota = parse_ratelimit_headers(response.headers)
     if quota and not quota.remaining:
         return quota.reset_in_seconds

@@ -29,7 +29,7 @@ def text_files(names: Collection[str]) -> list[str]:
 
 
 def weight_files(folder: Path, names: Collection[str], where: str) -> list[str]:
-    """The safetensors files among `names` that transformers would load; the index is read from `folder`.
+    """Return the safetensors files among `names` that transformers would load; the index is read from `folder`.
 
     Raises CheckpointError (beginning with `where`) if there are none, or if the index lists one that is missing.
     """

@@ -18,7 +18,7 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 
 
 def check_name(name: str, where: str) -> None:
-    """Refuses a file name that is absolute, climbs with `..`, or means something else elsewhere."""
+    """Refuse a file name that is absolute, climbs with `..`, or means something else elsewhere."""
     posix = PurePosixPath(name)
     plain = name == str(posix) and not posix.is_absolute() and ".." not in posix.parts and name != "."
     if not plain or "\\" in name or not name.isprintable():
@@ -43,7 +43,10 @@ def checked_file(folder: Path, name: str, *, ours: bool = True) -> Path:
 
 
 def opened(path: Path) -> BufferedReader:
-    """A checkpoint's file, open for reading. Raises CheckpointError where that is not allowed or not possible."""
+    """Return a checkpoint's file, open for reading.
+
+    Raises CheckpointError where that is not allowed or not possible.
+    """
     try:
         return path.open("rb")
     except OSError as error:
@@ -51,7 +54,7 @@ def opened(path: Path) -> BufferedReader:
 
 
 def describe_missing_weights(where: str, names: Iterable[str]) -> str:
-    """The error line for a folder or repository with neither `model.safetensors` nor an index."""
+    """Return the error line for a folder or repository with neither `model.safetensors` nor an index."""
     pickles = sorted(n for n in names if n.endswith(PICKLE_SUFFIXES))
     if pickles:
         return (

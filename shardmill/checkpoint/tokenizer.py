@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Reads a tokenizer.json.
+    """Read a tokenizer.json.
 
     Training leaves its truncation and padding in many of these files. transformers ignores both, and so must whoever
     feeds whole texts.

@@ -11,7 +11,7 @@ UNITS = ("B", "kB", "MB", "GB")
 
 
 def size(count: float) -> str:
-    """Bytes as a person reads them, in powers of 1000."""
+    """Return bytes as a person reads them, in powers of 1000."""
     unit = 0
     while count >= 1000 and unit < len(UNITS) - 1:
         count, unit = count / 1000, unit + 1
@@ -19,7 +19,7 @@ def size(count: float) -> str:
 
 
 def located_build(text: str) -> Path:
-    """The folder of a build; a published one is fetched and verified first."""
+    """Return the folder of a build; a published one is fetched and verified first."""
     from shardmill.release.pull import local_build
 
     return local_build(text)

@@ -88,7 +88,7 @@ def bench(
 
 
 def checked(wanted: dict[str, Any]) -> Benchmark:
-    """The settings; raises ConfigError for values that make no sense."""
+    """Return the settings; raises ConfigError for values that make no sense."""
     from pydantic import ValidationError
 
     from shardmill.config import Benchmark
@@ -102,7 +102,7 @@ def checked(wanted: dict[str, Any]) -> Benchmark:
 
 
 def _show_sentences(measured: dict[str, Any]) -> None:
-    """Prints an encoder's figures."""
+    """Print an encoder's figures."""
     row = measured["sentences"]
     typer.echo(
         f"{row['count']} sentences of {row['tokens']} tokens: {row['per_second']:.1f} a second, "
@@ -115,7 +115,7 @@ def _show_sentences(measured: dict[str, Any]) -> None:
 
 
 def show(measured: dict[str, Any]) -> None:
-    """Prints the figures as tables."""
+    """Print the figures as tables."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
@@ -145,7 +145,7 @@ def show(measured: dict[str, Any]) -> None:
 
 
 def _speed_table(name: str, rows: list[dict[str, Any]]) -> Table:
-    """The sweep's or the tasks' rows."""
+    """Return the sweep's or the tasks' rows."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False)

@@ -23,7 +23,7 @@ class Family:
 
 
 def list_families(folder: Path = Path("configs")) -> tuple[Family, ...]:
-    """Every family that builds, by name, with the configs in a folder."""
+    """Return every family that builds, by name, with the configs in a folder."""
     types = {str(file): model_type(file) for file in sorted(folder.glob("*.yaml"))}
     return tuple(
         Family(name, kind, covers(name, kind), tuple(file for file, found in types.items() if found == name))
@@ -33,18 +33,18 @@ def list_families(folder: Path = Path("configs")) -> tuple[Family, ...]:
 
 
 def unknown(folder: Path = Path("configs")) -> tuple[str, ...]:
-    """The configs in a folder of which it is not known what model they are for: its config.json is not here."""
+    """Return the configs in a folder of which it is not known what model they are for: its config.json is not here."""
     return tuple(str(file) for file in sorted(folder.glob("*.yaml")) if not model_type(file))
 
 
 def covers(name: str, kind: str = DECODER) -> str:
-    """What checkpoints a family covers, in the words of its module."""
+    """Return what checkpoints a family covers, in the words of its module."""
     text = family(name, kind).__doc__ or ""
     return text.partition("\n")[0].removeprefix(f"model_type {name}: ")
 
 
 def model_type(file: Path) -> str:
-    """The model_type of a config's model, from whichever config.json of it is here; "" if none is."""
+    """Return the model_type of a config's model, from whichever config.json of it is here; "" if none is."""
     try:
         content = read_yaml(file)
         folders = _folders(content)
@@ -59,6 +59,6 @@ def model_type(file: Path) -> str:
 
 
 def _folders(content: Any) -> list[Path]:
-    """Where the config.json of a config's model may lie."""
+    """Return where the config.json of a config's model may lie."""
     name, path = content["model"], content["source"].get("path")
     return [*([Path(path)] if path else []), Path("build") / name / "source", Path("resources") / name]

@@ -85,7 +85,7 @@ def chat(
 
 
 def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Path | None) -> None:
-    """Refuses a system prompt that the model can't be given.
+    """Refuse a system prompt that the model can't be given.
 
     Raises:
         ShardmillError: it is not UTF-8 text.

@@ -98,14 +98,14 @@ def _builds() -> list[Path]:
 
 
 def _called(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """What to call each row's build: its folder's name, or the whole path where two have one name."""
+    """Return what to call each row's build: its folder's name, or the whole path where two have one name."""
     paths = {row["build"] for row in rows}
     names = Counter(Path(path).name for path in paths)
     return {path: one_line(path if names[Path(path).name] > 1 else Path(path).name) for path in paths}
 
 
 def _table(rows: Iterable[dict[str, Any]], called: Mapping[str, str]) -> Table:
-    """Builds of one checkpoint on one system."""
+    """Build of one checkpoint on one system."""
     from rich.table import Table
 
     table = Table("place", "build", "form", "ms (tokens a second)", "first load", "trouble")
@@ -126,7 +126,7 @@ def _table(rows: Iterable[dict[str, Any]], called: Mapping[str, str]) -> Table:
 
 
 def _cell(text: str) -> str:
-    """A text from a file in a table: no escapes for the terminal, and no markup."""
+    """Return a text from a file in a table: no escapes for the terminal, and no markup."""
     from rich.markup import escape
 
     return escape(one_line(text))

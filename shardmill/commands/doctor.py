@@ -40,7 +40,7 @@ class DoctorFinding:
 
 
 def examine() -> list[DoctorFinding]:
-    """All findings."""
+    """Return all findings."""
     darwin = platform.system() == "Darwin"
     return [
         python(sys.version_info[:2]),
@@ -57,7 +57,7 @@ def examine() -> list[DoctorFinding]:
 
 
 def python(version: tuple[int, ...]) -> DoctorFinding:
-    """Whether the pinned packages exist for this Python."""
+    """Return whether the pinned packages exist for this Python."""
     value = ".".join(map(str, version))
     if PYTHONS[0] <= version <= PYTHONS[1]:
         return DoctorFinding("Python", value, "ok", "supported")
@@ -86,7 +86,7 @@ def system(name: str, macos: str, machine: str, translated: bool = False) -> Doc
 
 
 def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding]:
-    """What runs programs, and what follows for residency, latency and energy.
+    """Return what runs programs, and what follows for residency, latency and energy.
 
     Args:
         darwin: whether this is a Mac.
@@ -163,7 +163,10 @@ def mac(rosetta: bool, power: str, source: str) -> list[DoctorFinding]:
 
 
 def packages(requirements: list[str]) -> list[DoctorFinding]:
-    """The installed versions beside the pinned ones; artifacts are the same bytes only with the same packages."""
+    """Return the installed versions beside the pinned ones.
+
+    Artifacts are the same bytes only with the same packages.
+    """
     from packaging.requirements import Requirement
 
     findings = []
@@ -206,7 +209,7 @@ def disk(free: int) -> DoctorFinding:
 
 
 def hub() -> list[DoctorFinding]:
-    """Whether checkpoints can be fetched from the hub. The token itself is never shown."""
+    """Return whether checkpoints can be fetched from the hub. The token itself is never shown."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
-    """Reads the text to continue.
+    """Read the text to continue.
 
     Args:
         prompt: the text itself.
@@ -40,7 +40,7 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
 
 
 def read_text(file: Path) -> str:
-    """Reads a file's text.
+    """Read a file's text.
 
     Raises:
         ShardmillError: it cannot be read or is not UTF-8.
@@ -54,7 +54,7 @@ def read_text(file: Path) -> str:
 
 
 def checked_text(text: str, what: str) -> str:
-    """Returns `text` from the command line if its bytes were UTF-8.
+    """Return `text` from the command line if its bytes were UTF-8.
 
     Raises:
         ShardmillError: they were not; Python then hides them as halves of surrogate pairs.
@@ -67,7 +67,7 @@ def checked_text(text: str, what: str) -> str:
 
 
 def _read_stdin() -> str:
-    """Reads standard input. Raises ShardmillError where it is not UTF-8."""
+    """Read standard input. Raises ShardmillError where it is not UTF-8."""
     try:
         return checked_text(sys.stdin.read(), "standard input")
     except UnicodeDecodeError as error:
@@ -83,7 +83,7 @@ _ENDINGS = {
 
 
 def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out: TextIO | None) -> GenerationResult:
-    """Writes text to `out`, if there is one, as soon as it is final; returns the result."""
+    """Write text to `out`, if there is one, as soon as it is final; returns the result."""
     from shardmill.decode import GenerationResult, PrefillEvent
 
     for event in events:
@@ -99,7 +99,7 @@ def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out:
 
 
 def summary(result: GenerationResult) -> dict[str, Any]:
-    """The result as --json prints it; speeds are null where nothing was measured."""
+    """Return the result as --json prints it; speeds are null where nothing was measured."""
     return {
         "tokens": list(result.tokens),
         "text": result.text,
@@ -114,7 +114,7 @@ def summary(result: GenerationResult) -> dict[str, Any]:
 
 
 def closing_line(result: GenerationResult, engine: str, accept_top_p: float | None = None) -> str:
-    """What it took, in one line; says first if the text is not exact.
+    """Return what it took, in one line; says first if the text is not exact.
 
     Args:
         result: of the generation.
@@ -136,7 +136,7 @@ def closing_line(result: GenerationResult, engine: str, accept_top_p: float | No
 
 
 def _rate(tokens: int, seconds: float) -> float | None:
-    """Tokens per second; None where there is nothing to divide."""
+    """Return tokens per second; None where there is nothing to divide."""
     return round(tokens / seconds, 2) if tokens > 0 and seconds > 0 else None
 
 
@@ -172,7 +172,7 @@ Precision = Annotated[
 
 
 def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = False) -> None:
-    """Refuses a drafter that does not exist, and a second build that is missing or would not be used.
+    """Refuse a drafter that does not exist, and a second build that is missing or would not be used.
 
     Args:
         name: as --drafter gives it.
@@ -195,7 +195,7 @@ def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = Fal
 
 
 def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuses a draft model that is not built, or that has another vocabulary than the model of `manifest`.
+    """Refuse a draft model that is not built, or that has another vocabulary than the model of `manifest`.
 
     Raises:
         ShardmillError: it cannot draft for this model.
@@ -208,7 +208,7 @@ def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_policy(name: str) -> None:
-    """Refuses a policy that does not exist.
+    """Refuse a policy that does not exist.
 
     Raises:
         ShardmillError: no policy has that name.
@@ -220,7 +220,7 @@ def check_policy(name: str) -> None:
 
 
 def check_context(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
-    """Refuses to slide where the context is too small for it.
+    """Refuse to slide where the context is too small for it.
 
     Raises:
         DecodeError: it is.
@@ -234,7 +234,7 @@ def check_context(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
 def make_drafter(
     name: str, draft_build: Path | None, vocab: int, precision: str, context_policy: ContextPolicy
 ) -> Drafter:
-    """Makes the drafter of that name; a draft model is loaded as the target is.
+    """Make the drafter of that name; a draft model is loaded as the target is.
 
     Args:
         name: a drafter that `check_drafter` let through.
@@ -340,7 +340,7 @@ def label(
 
 
 def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
-    """Prints the labels of a whole text, each after `line`."""
+    """Print the labels of a whole text, each after `line`."""
     from shardmill.runtime.load import engine_name
 
     if as_json:
@@ -351,7 +351,7 @@ def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
 
 
 def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: bool, as_json: bool) -> None:
-    """Prints spans, each after `line`; or the text without them."""
+    """Print spans, each after `line`; or the text without them."""
     from shardmill.runtime.label import as_object, redacted
     from shardmill.runtime.load import engine_name
 

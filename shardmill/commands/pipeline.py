@@ -50,7 +50,7 @@ def plan(
 
 
 def _render_plan(found: Preview) -> Iterator[str | Table]:
-    """What a person reads, in order."""
+    """Yield what a person reads, in order."""
     yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
     if found.buckets:
         yield f"task: {found.task}"
@@ -80,7 +80,7 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
 
 
 def _by_bytes(found: Preview) -> str:
-    """What a pass reads of each form, the most first."""
+    """Return what a pass reads of each form, the most first."""
     ordered = sorted(found.bytes_by_form.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{size(count)} in {name}" for name, count in ordered)
 
@@ -89,7 +89,7 @@ UNIFORM = "where experts are routed, that is expected of tokens that take any se
 
 
 def _by_form(found: Preview) -> Table:
-    """What passes of a model with experts take, with all of them in the layers' programs and with groups of them."""
+    """Print what passes take with all experts in the layers' programs, and with groups of experts."""
     from rich import box
     from rich.table import Table
 
@@ -103,7 +103,7 @@ def _by_form(found: Preview) -> Table:
 
 
 def _by_length(found: Preview) -> Table:
-    """What a token takes in each context."""
+    """Return what a token takes in each context."""
     from rich import box
     from rich.table import Table
 
@@ -116,7 +116,7 @@ def _by_length(found: Preview) -> Table:
 
 
 def _pass(found: Preview) -> str:
-    """What a decoder's pass takes."""
+    """Return what a decoder's pass takes."""
     most = "at most " if found.expert_groups else ""
     decoding = f" (decoding: to {found.verify})" if found.verify < found.tokens_max else ""
     counts = f"1 to {found.tokens_max}"
@@ -295,7 +295,6 @@ def synth_checkpoint(
     layers: Annotated[int | None, typer.Option(min=1, help="Number of layers, if other than the model's.")] = None,
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
-
     from shardmill.config.reading import read_yaml
     from shardmill.errors import ConfigError
     from shardmill.models.hf_config import content_fault

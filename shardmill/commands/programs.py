@@ -44,7 +44,7 @@ def inspect(
 
 
 def _render_inspection(contents: Contents) -> Iterable[str | Table]:
-    """What a person reads, in order."""
+    """Yield what a person reads, in order."""
     yield f"{contents.path}: ML Program, specification {contents.specification}, {size(contents.bytes)}"
     for function in contents.functions:
         yield ""
@@ -181,7 +181,7 @@ def diff_residency(
 
 
 def _of_a_device(predicted: Path, result: Path) -> list[dict[str, Any]]:
-    """The measured rows of the part that a prediction is of.
+    """Return the measured rows of the part that a prediction is of.
 
     Raises:
         ShardmillError: the result is not of the build beside whose model.json the prediction lies, or has no such rows.

@@ -57,7 +57,7 @@ def why_quality(
 
 
 def _measured(build: Path) -> Iterator[str]:
-    """What the gate of the whole stack measured, passed or not."""
+    """Yield what the gate of the whole stack measured, passed or not."""
     from shardmill.files import read_json
     from shardmill.gates.thresholds import COST
     from shardmill.pipeline.verdict import failed
@@ -73,7 +73,7 @@ def _measured(build: Path) -> Iterator[str]:
 
 
 def _is_past(search: Mapping[str, Any], build: Path) -> bool:
-    """Whether a search chose other forms than the build has by now: the config names a recipe since."""
+    """Return whether a search chose other forms than the build has by now: the config names a recipe since."""
     from shardmill.files import read_json
     from shardmill.forms import recipe
 
@@ -85,7 +85,7 @@ def _is_past(search: Mapping[str, Any], build: Path) -> bool:
 
 
 def _searched(search: Mapping[str, Any]) -> Table:
-    """What each matrix was foreseen to cost in the form that was chosen, and in the next with more bits."""
+    """Return what each matrix was foreseen to cost in the form that was chosen, and in the next with more bits."""
     table = _table("matrix", "form", "nat", "of all", "saves", "for")
     for one in costliest(search):
         more = (f"{one.saves:.2g}", size(one.takes)) if one.takes else ("", "")
@@ -94,7 +94,10 @@ def _searched(search: Mapping[str, Any]) -> Table:
 
 
 def _rounded(build: Path) -> Table:
-    """The matrices that are stored furthest from the checkpoint's. Raises ShardmillError for what is not built yet."""
+    """Return the matrices that are stored furthest from the checkpoint's.
+
+    Raises ShardmillError for what is not built yet.
+    """
     from shardmill.errors import ShardmillError
     from shardmill.files import read_json
     from shardmill.forms import recipe
@@ -143,7 +146,7 @@ def audit_range(
     operations: Annotated[int, typer.Option(min=0, help="How many of the worst operations to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print every operation as one JSON list.")] = False,
 ) -> None:
-    """Run a text in fp16 and show the largest value of each layer. Exit code 1 if one overflows or turns NaN.
+    """Run a text in fp16 and show the largest value of each layer. Exit code 1 if one overflows or turn NaN.
 
     Headroom is 65504, the largest fp16 number, divided by the largest value seen. Slots that the attention mask hides
     don't count, since their values come from the mask.
@@ -191,7 +194,7 @@ def show(console: Console, title: str, rows: Sequence[LayerRangeRow]) -> None:
 
 
 def summary(rows: Sequence[LayerRangeRow], tokens: int, first: LayerRangeRow | None) -> str:
-    """One line for the end: how much was run, and what left fp16 first."""
+    """Return one line for the end: how much was run, and what left fp16 first."""
     text = f"{len(rows)} operations, {tokens} tokens: "
     if first is None:
         return text + "all stay in fp16"

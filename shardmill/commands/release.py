@@ -72,7 +72,7 @@ def verify(
 
 
 def _tell(proof: VerificationReport) -> None:
-    """The table of what is proved by whom."""
+    """Print the table of what is proved, and by whom."""
     lines = [("what", "proved by", "result"), *((row.what, row.by, row.result) for row in proof.rows)]
     widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
     for what, by, result in lines:
@@ -234,7 +234,7 @@ def _tell_of_diff(words: str, found: list[Difference], everything: bool) -> None
 
 
 def _shown(value: Any) -> str:
-    """A value as a person reads it; hashes are cut."""
+    """Return a value as a person reads it; hashes are cut."""
     if value is None:
         return "none"
     if isinstance(value, float):
@@ -248,7 +248,6 @@ def rotate(
     folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
 ) -> None:
     """Rotate a checkpoint's weights: it stays the same model, to within fp32's rounding, but loses less in INT4."""
-
     from shardmill.imports import quiet_coremltools, quiet_transformers
 
     with quiet_coremltools(), quiet_transformers():

@@ -141,7 +141,7 @@ def _run(
     template: Path | None,
     warming: int | None,
 ) -> None:
-    """Serves until it is told to end."""
+    """Serve until it is told to end."""
     from shardmill.runtime import label
     from shardmill.serve import loading
     from shardmill.serve.server import serve, serve_encoder
@@ -154,7 +154,7 @@ def _run(
 
 
 def _programs(build: Path, draft_build: Path | None) -> int:
-    """How many programs a server loads. Raises ShardmillError where a folder holds no finished build."""
+    """Return how many programs a server loads. Raises ShardmillError where a folder holds no finished build."""
     manifests = [read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)]
     manifests += [read_manifest(draft_build)] if draft_build else []
     return sum(len(manifest["parts"]) for manifest in manifests)
@@ -170,14 +170,16 @@ def _check_allowed(names: Sequence[str], host: str, private: bool) -> None:
 
 
 def _check_table(file: Path) -> None:
-    """Raises ShardmillError where what was learned could not be written at the end, however long that is from now."""
+    """Raise ShardmillError where what was learned could not be written at the end, however long that is from now."""
     if not os.access(file.parent, os.W_OK | os.X_OK):
         why = "may not be written to" if file.parent.is_dir() else "is no folder"
         raise ShardmillError(f"--draft-table {file}: {file.parent} {why}; name a file in another")
 
 
 def _checked_key(key: str | None) -> str | None:
-    """The API key without the white space around it, such as the line break of a file; None: no key is asked for.
+    """Return the API key without the white space around it, such as the line break of a file.
+
+    None: no key is asked for.
 
     Raises:
         ShardmillError: no client could send it.

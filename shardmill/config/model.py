@@ -24,7 +24,7 @@ Auto = Literal["auto"]
 
 
 def _alternative(value: object) -> str:
-    """Which form a setting has that can be left to shardmill."""
+    """Return which form a setting has that can be left to shardmill."""
     return "auto" if value == "auto" else GIVEN
 
 
@@ -209,7 +209,7 @@ class Convert:
 
     @property
     def recipe(self) -> Recipe:
-        """The forms by which a build is planned: until a search has chosen, the largest that it may take."""
+        """Return the forms by which a build is planned: until a search has chosen, the largest that it may take."""
         if self.precision == SEARCH:
             return Recipe(FP16 if FP16 in self.search.forms else INT8)
         return recipe(self.precision)
@@ -287,12 +287,12 @@ class Config:
 
     @property
     def kind(self) -> str:
-        """What the model is built as."""
+        """Return what the model is built as."""
         return DECODER if self.buckets is None else ENCODER
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Tokens of each of an encoder's programs, ascending; none for a decoder."""
+        """Return tokens of each of an encoder's programs, ascending; none for a decoder."""
         return BUCKETS if self.buckets == "auto" else tuple(sorted(self.buckets or ()))
 
     @property
@@ -302,34 +302,40 @@ class Config:
 
     @property
     def is_settled(self) -> bool:
-        """Whether neither topology, groups of experts nor head slices are left open; an encoder has none of them."""
+        """Return whether neither topology, groups of experts nor head slices are left open.
+
+        An encoder has none of them.
+        """
         open_ones = "auto" in (self.topology, self.head.slices) or self.experts == "routed"
         return self.kind == ENCODER or not open_ones
 
     @property
     def groups(self) -> int:
-        """How many programs hold the experts of a layer, once that is settled; 0 where they run in the layer's own."""
+        """Return how many programs hold the experts of a layer, once that is settled.
+
+        0 where they run in the layer's own.
+        """
         if self.experts == "routed":
             raise ConfigError("experts: routed is not settled yet")
         return 0 if self.experts == "dense" else self.experts
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """The topology, once it is settled."""
+        """Return the topology, once it is settled."""
         if self.topology == "auto":
             raise ConfigError("topology: auto is not settled yet")
         return self.topology
 
     @property
     def slices(self) -> int:
-        """The number of head slices, once it is settled."""
+        """Return the number of head slices, once it is settled."""
         if self.head.slices == "auto":
             raise ConfigError("head.slices: auto is not settled yet")
         return self.head.slices
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of all parts, in the order in which a pass runs them; an encoder's pass runs one of them."""
+        """Name of all parts, in the order in which a pass runs them; an encoder's pass runs one of them."""
         if self.kind == ENCODER:
             return tuple(f"encoder_{size}" for size in self.sizes)
         found: list[str] = []
@@ -340,14 +346,14 @@ class Config:
 
     @property
     def points(self) -> tuple[str, ...]:
-        """Names of the sets of forms that are measured beside each other for the report."""
+        """Name of the sets of forms that are measured beside each other for the report."""
         if self.convert.precision != SEARCH or not self.convert.search.measured:
             return ()
         return (*POINTS, *(f"front_{i + 1}" for i in range(self.convert.search.measured)))
 
     @property
     def verify(self) -> int:
-        """The most tokens of a decode pass."""
+        """Return the most tokens of a decode pass."""
         return self.tokens.verify or min(VERIFY, self.tokens.max)
 
     @property
@@ -357,5 +363,5 @@ class Config:
 
     @property
     def calls(self) -> EntryPoints:
-        """How a decoder's programs take passes."""
+        """Return how a decoder's programs take passes."""
         return calls(self.program.shapes, self.program.state, self.widths, self.program.contexts)

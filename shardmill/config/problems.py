@@ -24,7 +24,7 @@ HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
 
 def problems(config: Config, root: Path) -> Iterator[str]:
-    """Each of them.
+    """Yield each of them.
 
     Args:
         config: what is looked at.
@@ -45,7 +45,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
 
 
 def _name_problems(name: str) -> list[str]:
-    """What keeps a folder under build/ from having a model's name."""
+    """Return what keeps a folder under build/ from having a model's name."""
     if name in TAKEN:
         return [f"model: build/{name} is the workflow's own; choose another name"]
     if len(name) > LONGEST:
@@ -54,7 +54,7 @@ def _name_problems(name: str) -> list[str]:
 
 
 def _source_problems(source: Source) -> list[str]:
-    """What is wrong with where the checkpoint comes from."""
+    """Return what is wrong with where the checkpoint comes from."""
     if (source.path is None) == (source.repo is None):
         return ["source: give either path (a folder) or repo and revision (the hub)"]
     if source.repo and not COMMIT.fullmatch(source.revision or ""):
@@ -66,7 +66,7 @@ def _source_problems(source: Source) -> list[str]:
 
 
 def _kind_problems(config: Config) -> list[str]:
-    """Settings of decoders in the config of an encoder, and the other way round."""
+    """Return settings of decoders in the config of an encoder, and the other way round."""
     if config.kind == DECODER:
         strange = ["pooling: a decoder has none"] if config.pooling != "mean" else []
         return strange if config.context else ["context: missing"]
@@ -98,7 +98,7 @@ def _topology_problems(config: Config) -> list[str]:
 
 
 def _recipe_problems(config: Config, root: Path) -> list[str]:
-    """A recipe that there is none of, or that does not read as one."""
+    """Return a recipe that there is none of, or that does not read as one."""
     precision, own = config.convert.precision, (root / "build" / config.model).resolve()
     if precision not in RULES and (root / precision).resolve().is_relative_to(own):
         return [f"convert.precision: {precision} is what this build makes; copy it to a place of its own"]
@@ -112,7 +112,7 @@ def _recipe_problems(config: Config, root: Path) -> list[str]:
 
 
 def _search_problems(config: Config) -> list[str]:
-    """A search without what it needs, or what it needs without a search."""
+    """Return a search without what it needs, or what it needs without a search."""
     convert = config.convert
     budget = convert.budget or Budget()
     given = [x for x in (budget.perplexity, budget.bytes_per_token, budget.bits_per_weight) if x is not None]
@@ -139,7 +139,7 @@ def _search_problems(config: Config) -> list[str]:
 
 
 def _size_problems(config: Config) -> list[str]:
-    """Settings that do not fit each other."""
+    """Return settings that do not fit each other."""
     if config.context is None:
         return []
     if config.parity.positions > config.context:
@@ -157,7 +157,7 @@ def _size_problems(config: Config) -> list[str]:
 
 
 def _bundles_problems(config: Config) -> list[str]:
-    """Programs that can't be taken apart."""
+    """Return programs that can't be taken apart."""
     if config.program.bundles == ONE or config.context is None:
         return []
     if config.program.shapes != FIXED:
@@ -194,12 +194,12 @@ OLD_KEY, NEW_KEY = "weights", "precision"  # of `convert`
 
 
 def load(path: Path, root: Path = Path(".")) -> Config:
-    """The config in the file `path`; raises ConfigError. `root` is where relative paths in it start."""
+    """Return the config in the file `path`; raises ConfigError. `root` is where relative paths in it start."""
     return parse(read_yaml(path), str(path), root)
 
 
 def find_config(model: str, folder: Path = Path("configs")) -> Path:
-    """The config in `folder` that names a model; raises ConfigError where none or more than one does."""
+    """Return the config in `folder` that names a model; raises ConfigError where none or more than one does."""
     named = [file for file in sorted(folder.glob("*.yaml")) if _model_of(file) == model]
     if len(named) != 1:
         found = ", ".join(map(str, named)) or "none"
@@ -208,7 +208,7 @@ def find_config(model: str, folder: Path = Path("configs")) -> Path:
 
 
 def _model_of(path: Path) -> Any:
-    """The model that a config names; None for a file that is no config, which is not the one to look for."""
+    """Return the model that a config names; None for a file that is no config, which is not the one to look for."""
     try:
         content = read_yaml(path)
     except ConfigError:
@@ -217,7 +217,7 @@ def _model_of(path: Path) -> Any:
 
 
 def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
-    """A mapping (as Snakemake hands it over) as a Config; raises ConfigError with `name` in front."""
+    """Return a mapping (as Snakemake hands it over) as a Config; raises ConfigError with `name` in front."""
     if not isinstance(content, Mapping):
         raise ConfigError(f"{name}: expected a mapping of keys, see configs/README.md")
     if "batch" in content and "model" not in content:
@@ -234,7 +234,7 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
 
 
 def _text(content: Any) -> str:
-    """Every string in nested mappings and lists, one after the other."""
+    """Return every string in nested mappings and lists, one after the other."""
     if isinstance(content, Mapping):
         return "".join(map(_text, [*content.keys(), *content.values()]))
     if isinstance(content, list | tuple):
@@ -243,7 +243,10 @@ def _text(content: Any) -> str:
 
 
 def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The content with `convert.precision` for `convert.weights`, as that was called. Raises ConfigError for both."""
+    """Return the content with `convert.precision` for `convert.weights`, as that was called.
+
+    Raises ConfigError for both.
+    """
     convert = content.get("convert")
     if not isinstance(convert, Mapping) or OLD_KEY not in convert:
         return dict(content)
@@ -254,7 +257,7 @@ def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def checked(settings: Mapping[str, Any]) -> Config:
-    """The config of settings that were looked at before the work began, or of a part of them."""
+    """Return the config of settings that were looked at before the work began, or of a part of them."""
     return TypeAdapter(Config).validate_python(dict(settings))
 
 

@@ -14,7 +14,7 @@ from shardmill.errors import ConfigError
 
 
 def read_yaml(path: Path) -> Any:
-    """What a YAML file holds; raises ConfigError."""
+    """Return what a YAML file holds; raises ConfigError."""
     try:
         text = files.read_text(path)
         repeated = _repeated_key(yaml.compose(text, yaml.SafeLoader))
@@ -32,7 +32,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _repeated_key(root: yaml.Node | None) -> str:
-    """Names the first key that a mapping holds twice, or returns "". YAML itself silently takes the last."""
+    """Name the first key that a mapping holds twice, or return "". YAML itself silently takes the last."""
     waiting, seen = [root], set()
     while waiting:
         node = waiting.pop()
@@ -55,19 +55,19 @@ GIVEN, NAMED = "(given)", "(named)"
 
 
 def describe_all(error: ValidationError) -> str:
-    """What is wrong with each key, without what only follows: a list is too short where its one item is wrong."""
+    """Return what is wrong with each key, without errors that only follow from another."""
     errors = error.errors()
     inner = [e["loc"] for e in errors]
     return "; ".join(_describe(e) for e in errors if not any(_is_inside(loc, e["loc"]) for loc in inner))
 
 
 def _is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
-    """Whether one place in a config lies within another."""
+    """Return whether one place in a config lies within another."""
     return len(inner) > len(outer) and inner[: len(outer)] == outer
 
 
 def _describe(error: Mapping[str, Any]) -> str:
-    """One pydantic error as `key.key: what is wrong`."""
+    """Return one pydantic error as `key.key: what is wrong`."""
     where = ".".join(str(part) for part in error["loc"] if part not in (GIVEN, NAMED))
     if error["type"] == "unexpected_keyword_argument":
         return f"{where}: unknown key"

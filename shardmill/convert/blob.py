@@ -36,7 +36,7 @@ class WeightBlob:
 
     @property
     def size(self) -> int:
-        """Bytes of the data."""
+        """Return bytes of the data."""
         return -(-self.count * BITS[self.kind] // 8)
 
     @property
@@ -56,7 +56,7 @@ class WeightBlob:
 
 
 def place_blobs(contents: Iterable[tuple[int, int]]) -> list[WeightBlob]:
-    """Places blobs of (kind, count of numbers) one after the other."""
+    """Place blobs of (kind, count of numbers) one after the other."""
     blobs: list[WeightBlob] = []
     for kind, count in contents:
         after = blobs[-1].end if blobs else ALIGNMENT
@@ -65,7 +65,7 @@ def place_blobs(contents: Iterable[tuple[int, int]]) -> list[WeightBlob]:
 
 
 def write_records(file: int, blobs: list[WeightBlob]) -> None:
-    """Writes the header and every record to an empty file, given as a descriptor; what lies between stays zero."""
+    """Write the header and every record to an empty file, given as a descriptor; what lies between stays zero."""
     os.ftruncate(file, blobs[-1].end if blobs else ALIGNMENT)
     write_at(file, struct.pack("<II", len(blobs), VERSION), 0)
     for blob in blobs:
@@ -73,7 +73,7 @@ def write_records(file: int, blobs: list[WeightBlob]) -> None:
 
 
 def packed(codes: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """Numbers of so many bits, the lowest bits of a byte first; zeros fill up the last byte."""
+    """Return numbers of so many bits, the lowest bits of a byte first; zeros fill up the last byte."""
     flat = codes.view(np.uint8).ravel()
     if bits == 8:
         return flat
@@ -88,7 +88,7 @@ def packed(codes: NDArray[Any], bits: int) -> NDArray[np.uint8]:
 
 
 def write_at(file: int, data: bytes | memoryview, offset: int) -> None:
-    """Writes all of `data` at `offset`; safe to call from several threads."""
+    """Write all of `data` at `offset`; safe to call from several threads."""
     left = memoryview(data).cast("B")
     while left:
         count = os.pwrite(file, left, offset)

@@ -35,7 +35,7 @@ class Codes:
     """A file of codes."""
 
     def __init__(self, file: Path, part: Part, forms: Mapping[str, str]) -> None:
-        """Reads the file's header.
+        """Read the file's header.
 
         Args:
             file: the file.
@@ -63,21 +63,21 @@ class Codes:
             raise ShardmillError(f"{self.name}: {strange[0]} belongs to nothing of {part.name}; make codes again")
 
     def names(self, path: str) -> bool:
-        """Whether a constant has values or codes of its own here."""
+        """Return whether a constant has values or codes of its own here."""
         return path in self.tensors or f"{self._stem(path)}.{CODES}" in self.tensors
 
     def _stem(self, path: str) -> str:
-        """How the names of a matrix' codes begin."""
+        """Return how the names of a matrix' codes begin."""
         return f"{path}.{self.forms.get(path, FP16)}"
 
     def _is_of_another_form(self, name: str) -> bool:
-        """Whether a tensor belongs to a form that its matrix could have had."""
+        """Return whether a tensor belongs to a form that its matrix could have had."""
         stem, _, what = name.rpartition(".")
         path, _, other = stem.rpartition(".")
         return what in (CODES, SCALE, LUT) and path in self.forms and is_form(other) and other != self.forms[path]
 
     def contents(self, path: str, name: str, shape: Shape, places: list[int]) -> list[PrequantizedWeight]:
-        """What goes into a constant's places; nothing if the file does not name it.
+        """Return what goes into a constant's places; nothing if the file does not name it.
 
         Args:
             path: the constant's.
@@ -102,13 +102,13 @@ class Codes:
         ]
 
     def values(self, path: str) -> NDArray[np.float16] | NDArray[np.int8] | NDArray[np.uint8] | None:
-        """A tensor of the file, mapped; None if there is none of that name."""
+        """Return a tensor of the file, mapped; None if there is none of that name."""
         info = self.tensors.get(path)
         return None if info is None else mapped(info, self.folder)
 
 
 def _expected(path: str, shape: Shape, name: str) -> dict[str, tuple[str, Shape]]:
-    """The tensors of a matrix that has codes, with their types and shapes."""
+    """Return the tensors of a matrix that has codes, with their types and shapes."""
     wanted = form(name)
     if wanted.kind == "palette":
         tables = wanted.tables(shape[0]), 2**wanted.bits
@@ -119,7 +119,7 @@ def _expected(path: str, shape: Shape, name: str) -> dict[str, tuple[str, Shape]
 
 
 def mapped(info: TensorInfo, folder: Path) -> NDArray[np.float16] | NDArray[np.int8] | NDArray[np.uint8]:
-    """A tensor of a safetensors file."""
+    """Return a tensor of a safetensors file."""
     dtype = {"I8": np.int8, "U8": np.uint8, HALF: np.float16}[info.dtype]
     if not prod(info.shape):
         return np.zeros(info.shape, dtype)

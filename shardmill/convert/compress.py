@@ -15,7 +15,7 @@ from shardmill.models.contract import stem
 
 
 def compressed(model: Any, forms: Mapping[str, str]) -> Any:
-    """An MLModel of fp16 weights with its matrices in other forms; `forms` by their paths."""
+    """Return an MLModel of fp16 weights with its matrices in other forms; `forms` by their paths."""
     by_name = {f"{stem(path)}_to_fp16": form(name) for path, name in forms.items()}
     kinds = {found.kind for found in by_name.values()}
     if "int" in kinds:
@@ -30,7 +30,7 @@ def compressed(model: Any, forms: Mapping[str, str]) -> Any:
 
 
 def every_projection(name: str) -> Any:
-    """What coremltools is told to make the matrix of every projection INT8 or INT4."""
+    """Return what coremltools is told to make the matrix of every projection INT8 or INT4."""
     return cto.OptimizationConfig(op_type_configs={"conv": _linear(form(name))})
 
 

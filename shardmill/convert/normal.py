@@ -26,7 +26,7 @@ STATE = re.compile(r"[a-z]_(\d+)")
 
 
 def reads(operation: Any) -> list[str]:
-    """The names that an operation reads, in the order of its parameters' names."""
+    """Return the names that an operation reads, in the order of its parameters' names."""
     arguments = (argument for key in sorted(operation.inputs) for argument in operation.inputs[key].arguments)
     return [argument.name for argument in arguments if argument.WhichOneof("binding") == "name"]
 
@@ -34,7 +34,7 @@ def reads(operation: Any) -> list[str]:
 def constants_by_layer(
     steps: Sequence[Any], weights: Collection[str], states: Collection[str]
 ) -> dict[int, Sequence[Any]]:
-    """The operations of each layer by its index in the model.
+    """Return the operations of each layer by its index in the model.
 
     Args:
         steps: operations in order, without constants and without those that depend on neither stream, state nor weight.
@@ -61,7 +61,7 @@ def constants_by_layer(
 
 
 def _joints(steps: Sequence[Any]) -> list[int]:
-    """Places of the operations with one result that outlives all before it."""
+    """Place of the operations with one result that outlives all before it."""
     last = {name: place for place, step in enumerate(steps) for name in reads(step)}
     return list(_places(steps, last))
 
@@ -96,7 +96,7 @@ class Normal:
     layers: Mapping[int, tuple[Any, ...]]
 
     def operations(self, output: str) -> Iterator[Any]:
-        """All of them in order, where `output` is the name of the program's result."""
+        """Yield all of them in order, where `output` is the name of the program's result."""
         for name in sorted(self.shared, key=lambda name: (self.shared[name].depth, name)):
             yield from self.shared[name].operations
         left, stream, last = dict(self.weights), STREAM, max(self.layers)
@@ -110,12 +110,12 @@ class Normal:
 
 
 def layer_in(index: int) -> str:
-    """What a layer calls the residual stream that it reads."""
+    """Return what a layer calls the residual stream that it reads."""
     return f"layer_{index}_in"
 
 
 def layer_out(index: int) -> str:
-    """What a layer calls the residual stream that it leaves."""
+    """Return what a layer calls the residual stream that it leaves."""
     return f"layer_{index}_out"
 
 
@@ -136,7 +136,7 @@ def normalise(spec: Any, inline: Collection[str] = ()) -> None:
 
 
 def normal_form(spec: Any, inline: Collection[str] = ()) -> Normal:
-    """The operations of a program of layers, copied.
+    """Return the operations of a program of layers, copied.
 
     Args:
         spec: the program.
@@ -163,12 +163,12 @@ def normal_form(spec: Any, inline: Collection[str] = ()) -> Normal:
 
 
 def held(spec: Any) -> set[str]:
-    """Names of the inputs that are caches."""
+    """Name of the inputs that are caches."""
     return {feature.name for feature in spec.description.input if STATE.fullmatch(feature.name)}
 
 
 def _with_rows_early(steps: Sequence[Any], rows: Collection[str]) -> list[Any]:
-    """The steps in order, but one that only makes what the host is to keep follows at once what it is made of.
+    """Return the steps in order, but one that only makes what the host is to keep follows at once what it is made of.
 
     coremltools leaves such a step for the end, whatever layer it belongs to.
     """
@@ -194,7 +194,7 @@ def _holds_weight(operation: Any, inline: Collection[str]) -> bool:
 def _shared(
     steps: list[Any], constants: Named, fixed: Collection[str]
 ) -> tuple[dict[str, SharedConstants], dict[str, str], list[Any]]:
-    """The operations that depend on `fixed` values only, the new names of their results, and the other operations."""
+    """Split operations by whether they depend on `fixed` values only; return the new names of results, too."""
     shared: dict[str, SharedConstants] = {}
     names: dict[str, str] = {}
     depths, moving = dict.fromkeys(fixed, 0), list[Any]()
@@ -211,7 +211,7 @@ def _shared(
 
 
 def _digest(step: Any, constants: Named, names: Mapping[str, str]) -> str:
-    """What is computed, whatever it is called in this program."""
+    """Return what is computed, whatever it is called in this program."""
     copy = _copied(step)
     del copy.attributes["name"]
     for output in copy.outputs:
@@ -232,7 +232,10 @@ def _layer(
     names: dict[str, str],
     kept: Collection[str],
 ) -> Iterator[Any]:
-    """The operations of a layer; its weights are taken from `left`, and `names` learns its results but for `kept`."""
+    """Yield the operations of a layer.
+
+    Its weights are taken from `left`, and `names` learns its results but for `kept`.
+    """
     for number, step in enumerate(steps):
         name = layer_out(index) if step is steps[-1] else f"layer_{index}_{number}_{step.type}"
         read = set(reads(step))
@@ -243,14 +246,14 @@ def _layer(
 
 
 def _results(step: Any, name: str) -> dict[str, str]:
-    """New names of an operation's results, by the old ones."""
+    """Return new names of an operation's results, by the old ones."""
     if len(step.outputs) == 1:
         return {step.outputs[0].name: name}
     return {output.name: f"{name}_{i}" for i, output in enumerate(step.outputs)}
 
 
 def _written(step: Any, name: str, constants: Named, names: Mapping[str, str]) -> Iterator[Any]:
-    """An operation called `name`, after its constants."""
+    """Yield an operation called `name`, after its constants."""
     copy = _copied(step)
     for parameter, argument in _arguments(copy):
         if argument.name in constants:
@@ -270,7 +273,7 @@ def _copied(operation: Any) -> Any:
 
 
 def _arguments(operation: Any) -> Iterator[tuple[str, Any]]:
-    """The values that an operation reads by their names, each with its parameter, numbered where it has several."""
+    """Return the named values that an operation reads, each with its parameter, numbered if it has several."""
     for key in sorted(operation.inputs):
         arguments = operation.inputs[key].arguments
         for i, argument in enumerate(arguments):
@@ -279,7 +282,7 @@ def _arguments(operation: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _rename(operation: Any, names: Mapping[str, str]) -> None:
-    """Gives what an operation reads and results in other names."""
+    """Give what an operation reads and results in other names."""
     for _, argument in _arguments(operation):
         argument.name = names.get(argument.name, argument.name)
     for output in operation.outputs:
@@ -289,5 +292,5 @@ def _rename(operation: Any, names: Mapping[str, str]) -> None:
 
 
 def _call(operation: Any, name: str) -> None:
-    """Sets an operation's own name."""
+    """Set an operation's own name."""
     operation.attributes["name"].immediateValue.tensor.strings.values[0] = name

@@ -27,7 +27,7 @@ VARYING = "com.github.apple.coremltools.conversion_date"
 
 
 def save(model: Any, path: Path) -> None:
-    """Writes an MLModel as a canonical .mlpackage at `path`, which must not exist."""
+    """Write an MLModel as a canonical .mlpackage at `path`, which must not exist."""
     model.save(str(path))
     canonicalize(path)
 
@@ -48,14 +48,14 @@ def canonicalize(path: Path) -> None:
 
 
 def load_spec(path: Path) -> Any:
-    """The protobuf of a package."""
+    """Return the protobuf of a package."""
     spec = Model_pb2.Model()
     spec.ParseFromString((path / MODEL_FILE).read_bytes())
     return spec
 
 
 def by_function(part: Part) -> Iterator[tuple[str, Part]]:
-    """A part of fixed shapes for each of its functions, by the function's name: the same, but for its one width.
+    """Yield a part of fixed shapes for each of its functions, by the function's name: the same, but for its one width.
 
     And for its slots, in a shorter context.
     """
@@ -67,7 +67,7 @@ def by_function(part: Part) -> Iterator[tuple[str, Part]]:
 
 
 def share_places(placed: Any, others: Iterable[Any]) -> None:
-    """Gives the weights of programs the places in the weight file that those of another program have.
+    """Give the weights of programs the places in the weight file that those of another program have.
 
     Raises:
         StampError: where the programs do not have the same weights.
@@ -84,7 +84,7 @@ def share_places(placed: Any, others: Iterable[Any]) -> None:
 
 
 def combined(specs: Mapping[str, Any]) -> Any:
-    """One Model_pb2.Model of several with one function each, as coremltools' save_multifunction makes it.
+    """Return one Model_pb2.Model of several with one function each, as coremltools' save_multifunction makes it.
 
     Args:
         specs: by the name that the function shall have; the first is the default.
@@ -103,7 +103,7 @@ def combined(specs: Mapping[str, Any]) -> Any:
 
 
 def save_combined(packages: Mapping[str, Path], path: Path) -> None:
-    """Writes a canonical .mlpackage of several, by coremltools.
+    """Write a canonical .mlpackage of several, by coremltools.
 
     coremltools numbers the updates of states anew when it reads a program; here they keep the names that they have in
     the packages.

@@ -23,13 +23,13 @@ INT8_LEVELS = 127
 
 
 def to_fp16(rows: Tensor) -> tuple[Tensor, float]:
-    """Rows of any float dtype in fp16, and their largest magnitude before rounding (NaN if there is a NaN)."""
+    """Return rows of any float dtype in fp16, and their largest magnitude before rounding (NaN if there is a NaN)."""
     wide = rows.float()
     return wide.half(), float(torch.maximum(wide.amax().abs(), wide.amin().abs()))
 
 
 def to_integers(rows: Tensor, levels: int = INT8_LEVELS) -> tuple[Tensor, Tensor, float]:
-    """Rows [n, columns] of any float dtype as int8 [n, columns], scales [n] in fp16, and the largest magnitude.
+    """Return rows [n, columns] of any float dtype as int8 [n, columns], scales [n] in fp16, and the largest magnitude.
 
     `levels` is the largest magnitude of an integer.
     """
@@ -46,7 +46,7 @@ def to_integers(rows: Tensor, levels: int = INT8_LEVELS) -> tuple[Tensor, Tensor
 
 
 def fits_fp16(magnitude: float) -> bool:
-    """Whether fp16 holds it; false for NaN."""
+    """Return whether fp16 holds it; false for NaN."""
     return magnitude <= FP16_MAX
 
 
@@ -61,12 +61,12 @@ _UNITS = (np.where(_FINITE, _EVERY, 0).astype(np.float64) * UNIT).astype(np.int6
 
 
 def histogram(values: NDArray[np.float16]) -> Histogram:
-    """How often each fp16 number occurs."""
+    """Return how often each fp16 number occurs."""
     return np.bincount(values.view(np.uint16).ravel(), minlength=PATTERNS)
 
 
 def palette_table(counts: Histogram, entries: int) -> NDArray[np.float16]:
-    """The entries [entries] of a palette, ascending, for the finite numbers that a histogram counts.
+    """Return the entries [entries] of a palette, ascending, for the finite numbers that a histogram counts.
 
     A number of entries of at least as many different numbers holds these, and the last of them once more.
     """
@@ -79,7 +79,7 @@ def palette_table(counts: Histogram, entries: int) -> NDArray[np.float16]:
 
 
 def indices(entries: NDArray[np.float16], values: NDArray[np.float16]) -> NDArray[np.uint8]:
-    """Which entry is nearest to each of some finite numbers; of two, the smaller one."""
+    """Return which entry is nearest to each of some finite numbers; of two, the smaller one."""
     if values.size < PATTERNS:
         return _nearest(entries, values)
     return _nearest(entries, np.where(_FINITE, _EVERY, np.float16(0)))[values.view(np.uint16)]
@@ -91,7 +91,7 @@ def _nearest(entries: NDArray[np.float16], values: NDArray[np.float16]) -> NDArr
 
 
 def _sorted(counts: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The numbers that occur, in units and ascending, and how often each does."""
+    """Return the numbers that occur, in units and ascending, and how often each does."""
     present = np.flatnonzero(counts)
     units, places = np.unique(_UNITS[present], return_inverse=True)  # 0 and -0 are one
     weights = np.zeros(len(units), np.int64)
@@ -118,7 +118,7 @@ def _means(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -
 
 
 def _start(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -> NDArray[np.int64]:
-    """The first bounds [entries + 1] of the clusters: the one with the largest error is split in two, again and again.
+    """Return the first bounds [entries + 1] of the clusters: repeatedly, the one with the largest error is split.
 
     These sums are floating-point, but one after the other and without fused operations: alike on every machine, too.
     """
@@ -131,7 +131,10 @@ def _start(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -
         return square - linear * linear / n
 
     def split(first: int, last: int) -> tuple[float, int, int, int]:
-        """The change of the error if a cluster is split, inf if it can't be; its bounds, and where to split it."""
+        """Return the change of the error if a cluster is split, inf if it can't be.
+
+        Its bounds, and where to split it.
+        """
         if last - first == 1:
             return math.inf, first, last, last
         inner = np.arange(first + 1, last)

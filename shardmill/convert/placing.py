@@ -76,7 +76,7 @@ def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None)
 def place(
     spec: Any, part: Part, forms: Mapping[str, str], codes: Codes | None = None
 ) -> tuple[list[blob.WeightBlob], list[Content]]:
-    """Gives every weight of the program its place in the weight file, in the order of use, and says what goes there.
+    """Give every weight of the program its place in the weight file, in the order of use, and say what goes there.
 
     Args:
         spec: the program.
@@ -112,7 +112,7 @@ def place(
 
 
 def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> list[Content]:
-    """What goes into a constant's places, block by block of those that lie under each other.
+    """Return what goes into a constant's places, block by block of those that lie under each other.
 
     Raises StampError where the blocks do not fill it, or begin within a byte.
     """
@@ -149,7 +149,7 @@ def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
 
 
 def extents(value: Any) -> list[int]:
-    """The shape of a protobuf value."""
+    """Return the shape of a protobuf value."""
     return [dimension.constant.size for dimension in value.type.tensorType.dimensions]
 
 

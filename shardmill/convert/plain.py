@@ -26,7 +26,7 @@ RECORD = 64  # bytes of a blob's record, after which its data begins
 def convert_plain(
     part: Part, source: Path, forms: str | Mapping[str, str], path: Path, codes: Path | None = None
 ) -> None:
-    """Writes the canonical .mlpackage of a part at `path`, which must not exist; see `stamped.convert_stamped`.
+    """Write the canonical .mlpackage of a part at `path`, which must not exist; see `stamped.convert_stamped`.
 
     Raises ShardmillError too where coremltools leaves out a constant: one of two that are equal, or a gain of ones.
     """
@@ -42,7 +42,7 @@ def convert_plain(
 
 
 def _convert_functions(part: Part, source: Path, forms: Mapping[str, str], path: Path) -> None:
-    """Writes the package of a part of fixed shapes, of one for each width."""
+    """Write the package of a part of fixed shapes, of one for each width."""
     with tempfile.TemporaryDirectory() as folder:
         packages = {name: Path(folder) / f"{name}.mlpackage" for name, _ in by_function(part)}
         for name, one in by_function(part):
@@ -51,7 +51,9 @@ def _convert_functions(part: Part, source: Path, forms: Mapping[str, str], path:
 
 
 def _places(path: Path, part: Part) -> dict[str, list[int]]:
-    """Where the data of each of a part's constants begins. Raises ShardmillError for one that a package does not have.
+    """Return where the data of each of a part's constants begins.
+
+    Raises ShardmillError for one that a package does not have.
 
     Nothing could tell later whether it is the checkpoint's.
     """
@@ -69,7 +71,7 @@ def _places(path: Path, part: Part) -> dict[str, list[int]]:
 
 
 def _impose(path: Path, part: Part, forms: Mapping[str, str], codes: Codes, places: Mapping[str, list[int]]) -> None:
-    """Writes codes over what a package has in their places."""
+    """Write codes over what a package has in their places."""
     contents: list[PrequantizedWeight] = []
     for constant, shape in part.shapes.items():
         contents += codes.contents(constant, forms.get(constant, FP16), shape, places.get(stem(constant), []))

@@ -29,7 +29,7 @@ HALF, QUANTIZED, PALETTIZED = "_to_fp16", "_to_fp16_quantized", "_to_fp16_palett
 
 
 def _reform(spec: Any, forms: Mapping[str, str]) -> None:
-    """Changes a program in place.
+    """Change a program in place.
 
     Args:
         spec: a program whose matrices are all INT8.
@@ -50,7 +50,7 @@ def _reform(spec: Any, forms: Mapping[str, str]) -> None:
 
 
 def _reform_operation(operation: Any, wanted: Form, name: str) -> None:
-    """Changes the operation that expands a matrix of INT8."""
+    """Change the operation that expands a matrix of INT8."""
     if wanted.kind == "int":
         _retyped(operation.inputs["data"].arguments[0].value, "INT4")
         return
@@ -79,14 +79,14 @@ def _copied(value: Any) -> Any:
 
 
 def _retyped(value: Any, dtype: str) -> None:
-    """Sets the type of the numbers of a protobuf value."""
+    """Set the type of the numbers of a protobuf value."""
     from coremltools.proto import MIL_pb2
 
     value.type.tensorType.dataType = getattr(MIL_pb2, dtype)
 
 
 def _reshaped(value: Any, shape: tuple[int, ...]) -> None:
-    """Sets the shape of a protobuf value."""
+    """Set the shape of a protobuf value."""
     kind = value.type.tensorType
     kind.rank = len(shape)
     del kind.dimensions[:]
@@ -95,7 +95,7 @@ def _reshaped(value: Any, shape: tuple[int, ...]) -> None:
 
 
 def _call(operation: Any, name: str) -> None:
-    """Sets the name of an operation and of its result."""
+    """Set the name of an operation and of its result."""
     operation.outputs[0].name = name
     operation.attributes["name"].immediateValue.tensor.strings.values[0] = name
 
@@ -109,7 +109,7 @@ def convert_stamped(
     threads: int = 1,
     codes: Path | None = None,
 ) -> None:
-    """Writes the canonical .mlpackage of a part at `path`, which must not exist.
+    """Write the canonical .mlpackage of a part at `path`, which must not exist.
 
     Args:
         part: the part.

@@ -40,12 +40,12 @@ class RowRange:
 
     @property
     def whole(self) -> bool:
-        """Whether the rows have to be made all at once, because they do not lie one after the other."""
+        """Return whether the rows have to be made all at once, because they do not lie one after the other."""
         return any(map(_is_scattered, self.tensors))
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns; a vector is one row."""
+        """Return rows and columns; a vector is one row."""
         first = self.tensors[0].shape
         if len(first) == 1:
             return 1, first[0]
@@ -53,20 +53,20 @@ class RowRange:
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """Return what a person calls it."""
         return self.tensors[0].label
 
     def step(self, size: int) -> int:
-        """How many rows are read at a time, of about `size` numbers."""
+        """Return how many rows are read at a time, of about `size` numbers."""
         rows, columns = self.shape
         return rows if self.whole else max(1, size // columns // EIGHT) * EIGHT
 
     def starts(self, size: int) -> range:
-        """The first row of each block."""
+        """Return the first row of each block."""
         return range(0, self.shape[0], self.step(size))
 
     def read(self, row: int, size: int, source: Path) -> torch.Tensor:
-        """The rows [n, columns] of the block that starts at `row`, in the checkpoint's dtype or fp32.
+        """Return the rows [n, columns] of the block that starts at `row`, in the checkpoint's dtype or fp32.
 
         Raises:
             CheckpointError: the file ends within them.
@@ -77,7 +77,7 @@ class RowRange:
 
 
 def bands(tensors: Sequence[Constant]) -> list[RowRange]:
-    """The bands of one constant's blocks, from the first row on."""
+    """Return the bands of one constant's blocks, from the first row on."""
     found: dict[int, list[Constant]] = {}
     for tensor in tensors:
         found.setdefault(tensor.at[0], []).append(tensor)
@@ -87,7 +87,7 @@ def bands(tensors: Sequence[Constant]) -> list[RowRange]:
 def _in_groups(
     found: Sequence[RowRange], unit: int, size: int, source: Path
 ) -> Iterator[tuple[RowRange, torch.Tensor]]:
-    """All rows of a constant in order, in fp32, each time with the band that the last of them is from.
+    """Yield all rows of a constant in order, in fp32, each time with the band that the last of them is from.
 
     Args:
         found: its bands.
@@ -108,7 +108,7 @@ def _in_groups(
 
 
 def _rows_of(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
-    """Rows [row, row + count) of a block; all of them where they do not lie one after the other."""
+    """Return rows [row, row + count) of a block; all of them where they do not lie one after the other."""
     if len(tensor.shape) == 1 or _is_scattered(tensor):
         return turned(_read(tensor, 0, tensor.stored[0], source), tensor.source, beside(tensor, source))
     first = tensor.source.rows[0] if tensor.source.rows else 0
@@ -117,14 +117,14 @@ def _rows_of(tensor: Constant, row: int, count: int, source: Path) -> torch.Tens
 
 
 def _is_scattered(tensor: Constant) -> bool:
-    """Whether a block's rows do not lie one after the other, or depend on all of them."""
+    """Return whether a block's rows do not lie one after the other, or depend on all of them."""
     source = tensor.source
     strided = source.rows is not None and source.rows[2] != 1
     return source.transposed or strided or source.repeat > 1 or bool(source.magnitude)
 
 
 def _read(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
-    """Rows [row, row + count) of a block's bytes as they lie in the checkpoint: [count, ...]."""
+    """Return rows [row, row + count) of a block's bytes as they lie in the checkpoint: [count, ...]."""
     dtype, rest = DTYPES[tensor.dtype], tensor.stored[1:]
     stride = math.prod(rest) * dtype.itemsize
     raw = np.empty(count * stride, np.uint8)
@@ -194,7 +194,7 @@ Job = Callable[[], None]
 def write_weights(
     file: Path, blobs: list[blob.WeightBlob], contents: Sequence[Content], source: Path, threads: int
 ) -> None:
-    """Writes the weight file. Raises CheckpointError for a weight that fp16 can't hold, or a file that is too short."""
+    """Write the weight file. Raises CheckpointError for a weight that fp16 can't hold, or a file that is too short."""
     with created(file) as descriptor:
         blob.write_records(descriptor, blobs)
         stream(descriptor, contents, source, threads)
@@ -202,7 +202,7 @@ def write_weights(
 
 @contextmanager
 def created(file: Path) -> Iterator[int]:
-    """The descriptor of a new file."""
+    """Yield the descriptor of a new file."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         yield descriptor
@@ -211,7 +211,7 @@ def created(file: Path) -> Iterator[int]:
 
 
 def stream(descriptor: int, contents: Sequence[Content], source: Path, threads: int) -> None:
-    """Writes weights to their places in a file; raises as `write` does."""
+    """Write weights to their places in a file; raises as `write` does."""
     jobs = [job for content in contents for job in _jobs(descriptor, content, source)]
     with single_threaded_torch(threads) as pool:
         for _ in pool.map(lambda job: job(), jobs):
@@ -219,7 +219,7 @@ def stream(descriptor: int, contents: Sequence[Content], source: Path, threads: 
 
 
 def _jobs(descriptor: int, content: Content, source: Path) -> Iterator[Job]:
-    """What there is to do for a content, in pieces that do not depend on each other."""
+    """Yield what there is to do for a content, in pieces that do not depend on each other."""
     match content:
         case Weight():
             for row in content.band.starts(BLOCK):
@@ -236,7 +236,7 @@ def _jobs(descriptor: int, content: Content, source: Path) -> Iterator[Job]:
 
 @contextmanager
 def single_threaded_torch(threads: int) -> Iterator[ThreadPoolExecutor]:
-    """A pool in which every thread is one of PyTorch's, which would else start as many again for each operation."""
+    """Yield a pool in whose threads PyTorch starts no further threads."""
     before = torch.get_num_threads()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -246,7 +246,7 @@ def single_threaded_torch(threads: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> None:
-    """Reads, encodes and writes the rows of a block that starts at `row`."""
+    """Read, encodes and writes the rows of a block that starts at `row`."""
     rows = weight.band.read(row, BLOCK, source)
     if weight.scale is None:
         data, magnitude = palette.to_fp16(rows)
@@ -270,7 +270,7 @@ def _demand_fp16(magnitude: float, band: RowRange) -> None:
 
 
 def _write_palette(descriptor: int, matrix: Palette, source: Path) -> None:
-    """Finds the tables of a matrix, and writes them and the indices into them."""
+    """Find the tables of a matrix, and write them and the indices into them."""
     bits, group = matrix.form.bits, matrix.form.group
     shared = None if group else palette.palette_table(_histogram(matrix, source), 2**bits)
     data, tables = matrix.data, matrix.tables
@@ -288,12 +288,12 @@ def _write_palette(descriptor: int, matrix: Palette, source: Path) -> None:
 
 
 def _histogram(matrix: Palette, source: Path) -> palette.Histogram:
-    """That of all numbers of a matrix."""
+    """Return the histogram of all numbers of a matrix."""
     return sum((palette.histogram(values) for values in _halves(matrix, source)), palette.histogram(NOTHING))
 
 
 def _halves(matrix: Palette, source: Path) -> Iterator[NDArray[np.float16]]:
-    """All rows of a matrix in fp16, in order, whole groups and bytes at a time."""
+    """Yield all rows of a matrix in fp16, in order, whole groups and bytes at a time."""
     for band, rows in _in_groups(matrix.bands, math.lcm(matrix.form.group or 1, EIGHT), BLOCK, source):
         half, magnitude = palette.to_fp16(rows)
         _demand_fp16(magnitude, band)
@@ -301,7 +301,7 @@ def _halves(matrix: Palette, source: Path) -> Iterator[NDArray[np.float16]]:
 
 
 def _write_made(descriptor: int, made: PrequantizedWeight, start: int) -> None:
-    """Checks, packs and writes the bytes of a block that starts at `start`. Raises ShardmillError."""
+    """Check, packs and writes the bytes of a block that starts at `start`. Raises ShardmillError."""
     info = made.info
     with (made.folder / info.file).open("rb", buffering=0) as file:
         file.seek(start)

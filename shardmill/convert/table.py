@@ -18,7 +18,7 @@ EMBEDDING, TABLE_DTYPE = "embedding", "F16"
 
 
 def write_table(part: Part, source: Path, file: Path, threads: int, name: str = FP16) -> None:
-    """Writes the tables of an embedding part, each under its path, as a safetensors file that must not exist.
+    """Write the tables of an embedding part, each under its path, as a safetensors file that must not exist.
 
     Args:
         part: the part.

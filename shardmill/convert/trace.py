@@ -51,7 +51,7 @@ class whole_state_update(AbstractGraphPass):  # type: ignore[misc]
 
 
 def _covers_everything(op: Any) -> bool:
-    """Whether a slice_update replaces all of x."""
+    """Return whether a slice_update replaces all of x."""
     if op.begin.val is None or op.end.val is None or tuple(op.update.shape) != tuple(op.x.shape):
         return False
     rank = len(op.x.shape)
@@ -69,7 +69,7 @@ logging.getLogger("coremltools").setLevel(logging.ERROR)
 
 
 def enumerate_shapes(spec: Any, widths: Sequence[int]) -> None:
-    """Describes the inputs of a Model_pb2.Model with a range of T by their shapes at these widths, in place."""
+    """Describe the inputs of a Model_pb2.Model with a range of T by their shapes at these widths, in place."""
     for feature in spec.description.input:
         array = feature.type.multiArrayType
         ranges = [(bounds.lowerBound, bounds.upperBound) for bounds in array.shapeRange.sizeRanges]
@@ -93,7 +93,7 @@ BOTH_SIDES = 2  # terms of an equation of two symbols
 
 
 def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str, str]) -> Any:
-    """The ct.models.MLModel of a part.
+    """Return the ct.models.MLModel of a part.
 
     Args:
         part: the part; of fixed shapes it has one width.
@@ -115,7 +115,7 @@ def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str,
 
 
 def convert_quickly(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
-    """The Model_pb2.Model of the same program before normal form, in a third of the time; all INT8, or all fp16.
+    """Return the Model_pb2.Model of the same program before normal form, in a third of the time; all INT8, or all fp16.
 
     Passes are hurried, and a last pass quantises the weights, where coremltools' own step runs all passes once more.
     In an encoder those number the transposes anew, so there it is that step. The quantised program loses the build's
@@ -184,7 +184,7 @@ def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def _all_operations(block: Block) -> Iterator[Any]:
-    """Those of a block and of the blocks in it."""
+    """Yield those of a block and of the blocks in it."""
     for op in block.operations:
         yield op
         for inner in op.blocks:
@@ -192,7 +192,7 @@ def _all_operations(block: Block) -> Iterator[Any]:
 
 
 def _pipeline() -> Any:
-    """coremltools' passes, but for those that fold, and our own."""
+    """Return coremltools' passes, but for those that fold, and our own."""
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.insert_pass(0, WHOLE_STATE_UPDATE)
     pipeline.remove_passes(FOLDING)
@@ -200,7 +200,7 @@ def _pipeline() -> Any:
 
 
 def _converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
-    """The MLModel with weights of fp16."""
+    """Return the MLModel with weights of fp16."""
     module = build(part.blueprint, weights)
     shapes = inputs(part.blueprint)
     example = [torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()]
@@ -221,12 +221,12 @@ def _converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
 
 
 def sized(shape: Shape, tokens: int) -> Shape:
-    """A shape with T filled in."""
+    """Return a shape with T filled in."""
     return tuple(tokens if extent == T else extent for extent in shape)
 
 
 def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int, fixed: bool) -> list[Any]:
-    """Inputs that share one symbol for T: a stateful program must not mix fixed and flexible ones (rule D3).
+    """Return inputs that share one symbol for T: a stateful program must not mix fixed and flexible ones (rule D3).
 
     Args:
         shapes: of the inputs.

@@ -19,7 +19,7 @@ FP16_MAX = float(torch.finfo(torch.float16).max)
 
 
 def read_tensor(tensor: Constant, source: Path) -> Tensor:
-    """The bytes of a constant as they lie in the checkpoint, in their own dtype and shape.
+    """Return the bytes of a constant as they lie in the checkpoint, in their own dtype and shape.
 
     They are mapped, so nothing is copied until it is used.
     """
@@ -27,18 +27,18 @@ def read_tensor(tensor: Constant, source: Path) -> Tensor:
 
 
 def read_info(info: TensorInfo, source: Path) -> Tensor:
-    """The same for any tensor of a checkpoint."""
+    """Return the same for any tensor of a checkpoint."""
     raw = np.memmap(source / info.file, dtype=np.uint8, mode="c", offset=info.start, shape=(info.end - info.start,))
     return torch.from_numpy(raw).view(DTYPES[info.dtype]).reshape(info.shape)
 
 
 def block(tensor: Constant, source: Path) -> Tensor:
-    """A whole block of a constant, in the checkpoint's dtype or fp32."""
+    """Return a whole block of a constant, in the checkpoint's dtype or fp32."""
     return turned(read_tensor(tensor, source), tensor.source, beside(tensor, source))
 
 
 def beside(tensor: Constant, source: Path) -> list[Tensor]:
-    """The vectors that the block's source names."""
+    """Return the vectors that the block's source names."""
     return [read_tensor(vector, source) for vector in tensor.beside]
 
 

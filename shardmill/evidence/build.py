@@ -25,7 +25,7 @@ class Contradiction:
 
 
 def read_evidence(files: Iterable[Path], manifest: Json) -> tuple[list[Evidence], list[str]]:
-    """What files say of a build, and the names of those that are of other programs than it has now.
+    """Return what files say of a build, and the names of those that are of other programs than it has now.
 
     Raises:
         ShardmillError: a file is no result of the lane, or was changed.
@@ -41,7 +41,7 @@ def read_evidence(files: Iterable[Path], manifest: Json) -> tuple[list[Evidence]
 
 
 def contradictions(evidence: Evidence, verdicts: Sequence[Json]) -> list[Contradiction]:
-    """Operations that a device's plan and the placement rules disagree about.
+    """Return operations that a device's plan and the placement rules disagree about.
 
     Args:
         evidence: of a device.
@@ -72,7 +72,7 @@ def measured_verdicts(verdicts: Sequence[Json], devices: Sequence[Evidence]) -> 
 
 
 def _better(verdict: Json, devices: Sequence[Evidence]) -> Json:
-    """A part's verdict, or where that is a prediction, the first device's rows."""
+    """Return a part's verdict, or where that is a prediction, the first device's rows."""
     if verdict["evidence"] == "measured":
         return verdict
     for device in devices:

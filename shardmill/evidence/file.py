@@ -115,7 +115,7 @@ class Result:
 
 
 def _evidence_faults(content: Any) -> Iterator[str]:
-    """What keeps JSON from being a result, the first of it."""
+    """Yield what keeps JSON from being a result, the first of it."""
     try:
         found = TypeAdapter(Result).validate_python(content)
     except ValidationError as error:
@@ -159,7 +159,7 @@ class Evidence:
 
     @property
     def is_measured(self) -> bool:
-        """Whether Apple's Core ML ran; of another engine's figures none counts for a device."""
+        """Return whether Apple's Core ML ran; of another engine's figures none counts for a device."""
         return bool(self.content["engine"]["name"] == COREML)
 
     @property
@@ -169,7 +169,7 @@ class Evidence:
 
     @property
     def lines(self) -> Json:
-        """The measurements by key: UNIT/NAME of a program, NAME of all together."""
+        """Return the measurements by key: UNIT/NAME of a program, NAME of all together."""
         found: Json = self.variant["measurements"]
         return found
 
@@ -180,7 +180,7 @@ class Evidence:
 
     @property
     def widths(self) -> list[int]:
-        """Those that were to be measured."""
+        """Return those that were to be measured."""
         return sorted(self.variant["described"]["widths"])
 
     @cached_property
@@ -196,19 +196,19 @@ class Evidence:
         return [*sorted([*found, *blamed]), *further]
 
     def timing(self, key: str, name: str) -> float | None:
-        """A figure of a measurement, if it was taken."""
+        """Return a figure of a measurement, if it was taken."""
         value = self.lines.get(key, {}).get("timing", {}).get(name)
         return float(value) if isinstance(value, int | float) else None
 
     def total(self, ending: str, name: str) -> float | None:
-        """The sum of a figure over all programs; None where one lacks it."""
+        """Return the sum of a figure over all programs; None where one lacks it."""
         keys = [key for key in self.lines if key.endswith(f"/{ending}")]
         found = [self.timing(key, name) for key in keys]
         known = [value for value in found if value is not None]
         return sum(known) if known and len(known) == len(found) else None
 
     def residency(self, part: str) -> list[dict[str, Any]]:
-        """The rows of a part's compute plans as residency/PART.json has them."""
+        """Return the rows of a part's compute plans as residency/PART.json has them."""
         found = []
         for key, line in sorted(self.lines.items()):
             unit, _, name = key.rpartition("/")
@@ -219,7 +219,7 @@ class Evidence:
 
 
 def is_result(path: Path) -> bool:
-    """Whether a file calls itself a result of the lane; of one that can't be read, whoever reads it says why."""
+    """Return whether a file calls itself a result of the lane; of one that can't be read, whoever reads it says why."""
     try:
         content = load_json(path)
     except (OSError, ValueError):
@@ -228,7 +228,7 @@ def is_result(path: Path) -> bool:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result of the lane, checked. Raises ShardmillError where it is none, or not as it was written."""
+    """Return a result of the lane, checked. Raises ShardmillError where it is none, or not as it was written."""
     try:
         content = read_sealed(path)
     except UnreadableError as error:
@@ -242,7 +242,9 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def of_build(path: Path, content: Json, manifest: Json) -> Evidence | None:
-    """What a result says of a build; None where none of its variants has the build's packages, compiled as they are.
+    """Return what a result says of a build.
+
+    None where none of its variants has the build's packages, compiled as they are.
 
     Builds may share their packages and differ in the bundles that they load, or in the widths of their passes.
     """
@@ -266,14 +268,14 @@ def _context(variant: Json) -> int:
 
 
 def _system_of(content: Json) -> str:
-    """Where a result was measured, for a person."""
+    """Return where a result was measured, for a person."""
     machine, engine = content["machine"], content["engine"]["name"]
     by = "" if engine == COREML else f", {engine}"
     return f"{machine['chip']}, {machine['os']} {machine['system']} ({machine['build']}){by}"
 
 
 def file_name(content: Json) -> str:
-    """The name of a result among a build's evidence: by chip and system."""
+    """Return the name of a result among a build's evidence: by chip and system."""
     system = _system_of(content)
     plain = re.sub(r"[^a-z0-9.]+", "-", system.lower()).strip("-")
     if system.isascii() and len(plain) <= LONGEST:

@@ -8,5 +8,5 @@ FOLDER = "evidence"
 
 
 def evidence_files(build: Path) -> list[Path]:
-    """Files of evidence in a build's folder, in the order of their names."""
+    """Return files of evidence in a build's folder, in the order of their names."""
     return sorted((build / FOLDER).glob("[!.]*.json"))

@@ -40,15 +40,15 @@ class Form:
 
     @property
     def levels(self) -> int:
-        """The largest magnitude of a symmetric integer's code: 7 of int4, 127 of int8."""
+        """Return the largest magnitude of a symmetric integer's code: 7 of int4, 127 of int8."""
         return (1 << self.bits - 1) - 1
 
     def tables(self, rows: int) -> int:
-        """How many tables a palette of so many output channels has."""
+        """Return how many tables a palette of so many output channels has."""
         return rows // self.group if self.group else 1
 
     def blobs(self, shape: Shape) -> list[int]:
-        """Bytes of what is stored of a matrix: its numbers, then its scales or tables."""
+        """Return bytes of what is stored of a matrix: its numbers, then its scales or tables."""
         data = -(-prod(shape) * self.bits // 8)
         if self.kind == "fp16":
             return [data]
@@ -58,7 +58,7 @@ class Form:
 
 @lru_cache(maxsize=64)
 def form(name: str) -> Form:
-    """The form of a name. Raises ConfigError for one that there is not."""
+    """Return the form of a name. Raises ConfigError for one that there is not."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise ConfigError(f"{name}: no form of a matrix; there are {NAMES}")
@@ -68,7 +68,7 @@ def form(name: str) -> Form:
 
 
 def is_form(name: str) -> bool:
-    """Whether there is a form of that name."""
+    """Return whether there is a form of that name."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -81,16 +81,16 @@ def misfit(name: str, shape: Shape) -> str:
 
 
 def stored_bytes(name: str, shape: Shape) -> int:
-    """Bytes of a constant, whose form counts if it is a matrix; padding in the weight file left out."""
+    """Return bytes of a constant, whose form counts if it is a matrix; padding in the weight file left out."""
     return sum(form(name if len(shape) == MATRIX else FP16).blobs(shape))
 
 
 def matrices(constants: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Those of a program's constants that have a form."""
+    """Return those of a program's constants that have a form."""
     return {path: shape for path, shape in constants.items() if len(shape) == MATRIX}
 
 
 def spread(forms: str | Mapping[str, str], constants: Mapping[str, Shape]) -> dict[str, str]:
-    """The form of each matrix among a program's constants, where one name may stand for all."""
+    """Return the form of each matrix among a program's constants, where one name may stand for all."""
     found = matrices(constants)
     return dict.fromkeys(found, forms) if isinstance(forms, str) else {path: forms[path] for path in found}

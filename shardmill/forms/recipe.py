@@ -22,12 +22,12 @@ from shardmill.printable import printable
 
 
 def amount(budget: str, value: float) -> str:
-    """A budget's value as a person writes it."""
+    """Return a budget's value as a person writes it."""
     return f"{value:.0f}" if budget == "bytes_per_token" else f"{value:.8g}"
 
 
 def at_least(budget: str, value: float) -> str:
-    """The same of the least that can be kept to: rounded up, so that a budget of it is no less."""
+    """Return the same of the least that can be kept to: rounded up, so that a budget of it is no less."""
     if budget == "bytes_per_token":
         return f"{ceil(value)}"
     text = amount(budget, value)
@@ -35,7 +35,7 @@ def at_least(budget: str, value: float) -> str:
 
 
 def unreachable(budget: Mapping[str, float | None], forms: Sequence[str], constants: Mapping[str, Shape]) -> list[str]:
-    """How a budget of bits or bytes is less than a search could reach with the smallest form of each matrix.
+    """Return how a budget of bits or bytes is less than a search could reach with the smallest form of each matrix.
 
     Args:
         budget: the config's, by name.
@@ -73,7 +73,7 @@ class Costly:
 
 
 def costliest(search: Mapping[str, Any]) -> list[Costly]:
-    """The matrices that cost most, in falling order."""
+    """Return the matrices that cost most, in falling order."""
     forms, costs, sizes = search["forms"], search["costs"], search["sizes"]
     total = sum(costs[path][chosen] for path, chosen in forms.items()) or 1.0
     found = []
@@ -106,15 +106,18 @@ class Recipe:
     strict: bool = True
 
     def form(self, path: str) -> str:
-        """The form of a matrix."""
+        """Return the form of a matrix."""
         return self.matrices.get(path, self.default)
 
     def forms(self, constants: Mapping[str, Shape]) -> dict[str, str]:
-        """The form of each matrix among a program's constants."""
+        """Return the form of each matrix among a program's constants."""
         return {path: self.form(path) for path in matrices(constants)}
 
     def bytes_by_form(self, constants: Mapping[str, Shape]) -> dict[str, int]:
-        """Bytes of a program's constants by form, without the weight file's padding; all but matrices count as fp16."""
+        """Return bytes of a program's constants by form, without the weight file's padding.
+
+        All but matrices count as fp16.
+        """
         found: dict[str, int] = {}
         for path, shape in constants.items():
             name = self.form(path) if len(shape) == MATRIX else FP16
@@ -122,14 +125,14 @@ class Recipe:
         return found
 
     def numbers(self, constants: Mapping[str, Shape]) -> dict[str, int]:
-        """How many numbers of a program's matrices have each form."""
+        """Return how many numbers of a program's matrices have each form."""
         found: dict[str, int] = {}
         for path, shape in matrices(constants).items():
             found[self.form(path)] = found.get(self.form(path), 0) + prod(shape)
         return found
 
     def within(self, constants: Mapping[str, Shape]) -> dict[str, Any]:
-        """The recipe as a file's content, with those names only that a model has and that are not the default."""
+        """Return the recipe as a file's content: the names that the model has and whose form is not the default."""
         named = {path: name for path, name in sorted(self.forms(constants).items()) if name != self.default}
         return {"schema": SCHEMA, "default": self.default, "matrices": named}
 
@@ -146,7 +149,10 @@ RULES = {
 
 
 def recipe(precision: str) -> Recipe:
-    """The recipe of that name, or in that file. Raises ConfigError, which names the file and what is wrong in it."""
+    """Return the recipe of that name, or in that file.
+
+    Raises ConfigError, which names the file and what is wrong in it.
+    """
     if precision in RULES:
         return RULES[precision]
     file = Path(precision)
@@ -160,7 +166,7 @@ def recipe(precision: str) -> Recipe:
 
 
 def read_recipe(content: Any, name: str) -> Recipe:
-    """A recipe file's content, checked. Raises ConfigError with `name` in front."""
+    """Return a recipe file's content, checked. Raises ConfigError with `name` in front."""
     if not isinstance(content, Mapping) or content.keys() != KEYS or not isinstance(content["matrices"], Mapping):
         raise ConfigError(f"{name}: no recipe; it has the keys schema, default and matrices, see docs/precision.md")
     if content["schema"] != SCHEMA or not isinstance(content["schema"], int):
@@ -176,7 +182,10 @@ def read_recipe(content: Any, name: str) -> Recipe:
 
 
 def called(convert: Mapping[str, Any]) -> str:
-    """What people call the weights of a build with that `convert` in its config; older builds have `weights` there."""
+    """Return what people call the weights of a build with that `convert` in its config.
+
+    Older builds have `weights` there.
+    """
     precision = str(convert.get("precision") or convert["weights"])
     return precision.upper() if precision in RULES else "mixed"
 
@@ -189,7 +198,7 @@ def unfit(forms: Sequence[str], constants: Mapping[str, Shape]) -> Iterator[str]
 
 
 def recipe_misfits(chosen: Recipe, constants: Mapping[str, Shape]) -> Iterator[str]:
-    """How a recipe contradicts a model, given the constants of all programs; of a slice of the head, its rows."""
+    """Yield how a recipe contradicts a model, given the constants of all programs; of a slice of the head, its rows."""
     known = matrices(constants)
     if chosen.strict:
         for path in sorted(chosen.matrices.keys() - known):
@@ -201,7 +210,7 @@ def recipe_misfits(chosen: Recipe, constants: Mapping[str, Shape]) -> Iterator[s
 
 
 def _near(path: str, known: Sequence[str]) -> str:
-    """Says which matrices have a name like that one's."""
+    """Say which matrices have a name like that one's."""
     from difflib import get_close_matches
 
     found = get_close_matches(path, known, n=1) or [known[0], known[-1]]

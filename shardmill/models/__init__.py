@@ -23,19 +23,19 @@ REMEDIES = {  # for who takes the one for the other
 
 @cache
 def supported(kind: str = DECODER) -> tuple[str, ...]:
-    """Every model_type that builds as this kind of model, sorted."""
+    """Return every model_type that builds as this kind of model, sorted."""
     return tuple(sorted(file.stem for file in (Path(__file__).parent / FOLDERS[kind]).glob("[!_]*.py")))
 
 
 def family_modules(model_type: str) -> tuple[str, ...]:
-    """The dotted names of the modules that describe models of `model_type`."""
+    """Return the dotted names of the modules that describe models of `model_type`."""
     return tuple(
         f"{__name__}.{folder}.{model_type}" for kind, folder in FOLDERS.items() if model_type in supported(kind)
     )
 
 
 def type_fault(model_type: object, kind: str | None = None) -> str:
-    """Says why a model_type can't be built, as a kind of model or as any, or returns ''."""
+    """Say why a model_type can't be built, as a kind of model or as any, or return ''."""
     kinds = (kind,) if kind else tuple(FOLDERS)
     every = sorted({name for each in kinds for name in supported(each)})
     if model_type in every:
@@ -47,7 +47,7 @@ def type_fault(model_type: object, kind: str | None = None) -> str:
 
 
 def family(model_type: str, kind: str = DECODER) -> ModuleType:
-    """The module that describes models of `model_type`: its `describe(config, length)` returns a Model.
+    """Return the module that describes models of `model_type`: its `describe(config, length)` returns a Model.
 
     Raises:
         ConfigError: for a model_type that is not supported.

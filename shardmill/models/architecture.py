@@ -60,7 +60,7 @@ class Experts:
 
     @property
     def classes(self) -> int:
-        """How many logits the router has."""
+        """Return how many logits the router has."""
         return self.count + self.skips
 
 
@@ -123,7 +123,7 @@ class Graph:
 
     @property
     def stream_eps(self) -> float:
-        """The epsilon of norms that read the residual stream."""
+        """Return the epsilon of norms that read the residual stream."""
         return self.rms_norm_eps * self.stream_scale**2
 
 
@@ -161,12 +161,12 @@ class Architecture:
 
     @property
     def layers(self) -> int:
-        """How many layers it has."""
+        """Return how many layers it has."""
         return len(self.kinds)
 
     @property
     def reach(self) -> int | None:
-        """How many tokens to either side an encoder's output may depend on; None for all there are."""
+        """Return how many tokens to either side an encoder's output may depend on; None for all there are."""
         banded = self.band is not None and not self.positions and all(kind.mask == SLIDING_MASK for kind in self.kinds)
         return self.layers * self.band if banded and self.band is not None else None
 
@@ -192,11 +192,11 @@ class TensorSource:
     shape: tuple[int, ...] | None = None  # the tensor's, where it is not the constant's
 
     def read_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of what is read of a tensor of a shape: one matrix of a stack, or all of it."""
+        """Return the shape of what is read of a tensor of a shape: one matrix of a stack, or all of it."""
         return shape if self.index is None else shape[1:]
 
     def block_shape(self, read: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the block that is made of values of shape `read`."""
+        """Return the shape of the block that is made of values of shape `read`."""
         if self.magnitude == "only":
             return (self.repeat,)
         found = read if self.column is None else tuple(extent for extent in read[:-1] if extent > 1)
@@ -225,7 +225,7 @@ class ModelDescription:
     foreign: Mapping[str, str] = field(default_factory=dict)  # part of a tensor's name -> why it is refused
 
     def under(self, prefix: str) -> ModelDescription:
-        """The same model inside a larger one, whose checkpoint has its tensors under another prefix."""
+        """Return the same model inside a larger one, whose checkpoint has its tensors under another prefix."""
 
         def moved(name: str) -> str:
             return prefix + name.removeprefix(self.prefix) if name.startswith(self.prefix) else name
@@ -238,12 +238,12 @@ class ModelDescription:
 
 
 def blocks(sources: Sources) -> tuple[TensorSource, ...]:
-    """The blocks of a constant, of which most have one."""
+    """Return the blocks of a constant, of which most have one."""
     return (sources,) if isinstance(sources, TensorSource) else sources
 
 
 def with_experts(a: Architecture, *, routed: bool) -> Architecture:
-    """The same model with its experts in programs of their own, or in the layers'.
+    """Return the same model with its experts in programs of their own, or in the layers'.
 
     Raises:
         CheckpointError: for a model without any.
@@ -254,6 +254,6 @@ def with_experts(a: Architecture, *, routed: bool) -> Architecture:
 
 
 def renamed(source: TensorSource, name: Callable[[str], str]) -> TensorSource:
-    """A source whose tensors have other names."""
+    """Return a source whose tensors have other names."""
     plus, by = (name(vector) if vector else "" for vector in (source.plus, source.by))
     return replace(source, tensor=name(source.tensor), plus=plus, by=by)

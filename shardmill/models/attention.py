@@ -70,7 +70,7 @@ class Attention(nn.Module):
         return out
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
-        """What the heads see of the cache, [1, heads * head_dim, T, 1], once the new tokens are in it."""
+        """Return what the heads see of the cache, [1, heads * head_dim, T, 1], once the new tokens are in it."""
         g = self.g
         if cache and shared.rows is not None:
             shared.rows += [k, v]

@@ -97,7 +97,7 @@ class PlainMLP(nn.Module):
 
 
 def norm(g: Graph, weights: Weights, path: str, eps: float) -> nn.Module:
-    """The norm of a constant's path, of the kind that the family has."""
+    """Return the norm of a constant's path, of the kind that the family has."""
     if g.norm == "layer":
         return LayerNorm(weights[f"{path}.weight"], weights.get(f"{path}.bias"), eps)
     return RMSNorm(weights[f"{path}.weight"], eps)
@@ -173,12 +173,12 @@ class Layer(nn.Module):
         return x
 
     def feed_forward(self, x: Tensor, shared: Shared) -> Tensor:
-        """The MLP or the experts."""
+        """Return the MLP or the experts."""
         out: Tensor = self.mlp(x, shared.order)[0] if self.kind.ffn == "experts" else self.mlp(x)
         return out
 
     def between(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
-        """The layer with norms on its branches' outputs, and before them where the family has those too."""
+        """Return the layer with norms on its branches' outputs, and before them where the family has those too."""
         y = self.input_layernorm(x) if self.g.pre_norms else x
         x = x + self.post_attention_layernorm(mixer(y, shared, *states))
         y = self.pre_feedforward_layernorm(x) if self.g.pre_norms else x
@@ -186,7 +186,7 @@ class Layer(nn.Module):
         return x
 
     def scaled(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
-        """The layer with scaled branches and stream, and its router's state after the stream's channels."""
+        """Return the layer with scaled branches and stream, and its router's state after the stream's channels."""
         x, before = torch.split(x, [self.g.hidden, self.g.carry], dim=1)
         x = self.post_attention_residual_scale(mixer(self.input_layernorm(x), shared, *states), x)
         z = self.post_attention_layernorm(x)
@@ -219,7 +219,7 @@ class LayersPart(nn.Module):
         return x
 
     def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """The same where the host gives the caches: the last layer's output, and what is new to each cache."""
+        """Return the same where the host gives the caches: the last layer's output, and what is new to each cache."""
         shared, rows = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[str, Tensor]()
         for i, kind in self.blueprint.layers:
             shared.rows = []
@@ -291,7 +291,7 @@ PARTS: Mapping[str, type[nn.Module]] = {
 
 
 def build(blueprint: GraphSpec, weights: Weights) -> nn.Module:
-    """The module of a part, in inference mode.
+    """Return the module of a part, in inference mode.
 
     Args:
         blueprint: the part's.

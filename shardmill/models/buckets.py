@@ -21,7 +21,7 @@ NOBODY = -1  # the text of a column that no text fills
 
 
 def bucket_for(buckets: Sequence[int], count: int) -> int:
-    """The smallest bucket that takes so many tokens. Raises ValueError for more than the largest takes."""
+    """Return the smallest bucket that takes so many tokens. Raises ValueError for more than the largest takes."""
     fitting = [bucket for bucket in buckets if bucket >= count]
     if not fitting:
         raise ValueError(f"{count} tokens: the largest program takes {max(buckets)}")
@@ -50,7 +50,7 @@ def packed_texts(counts: Sequence[int], longest: int) -> list[list[int]]:
 
 
 def arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int]) -> dict[str, Floats]:
-    """The arrays of a pass by the names of inputs, all but x.
+    """Return the arrays of a pass by the names of inputs, all but x.
 
     Args:
         runtime: what model.json says of the model: rope, band.
@@ -81,14 +81,14 @@ def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None) ->
 
 
 def owners(bucket: int, counts: Sequence[int]) -> NDArray[np.int64]:
-    """The text that each column of a pass is of, [T]."""
+    """Return the text that each column of a pass is of, [T]."""
     found = np.full(bucket, NOBODY)
     found[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
     return found
 
 
 def columns(texts: Sequence[Floats], bucket: int) -> Floats:
-    """x [1, d, T, 1] of the rows [n, d] of each text, one text after the other, and zeros."""
+    """Return x [1, d, T, 1] of the rows [n, d] of each text, one text after the other, and zeros."""
     rows = np.concatenate(texts)
     x = np.zeros((1, rows.shape[1], bucket, 1), np.float32)
     x[0, :, : len(rows), 0] = rows.T
@@ -96,5 +96,5 @@ def columns(texts: Sequence[Floats], bucket: int) -> Floats:
 
 
 def apart(rows: Floats, counts: Sequence[int]) -> list[Floats]:
-    """The rows of each text, given those of a pass [T, n]."""
+    """Return the rows of each text, given those of a pass [T, n]."""
     return np.split(rows[: sum(counts)], np.cumsum(counts)[:-1])

@@ -65,7 +65,7 @@ class ConvolvedAttention(Attention):
         return self.unit(query + q_rest), self.unit(key + k_rest) * self.k_gain, value
 
     def residuals(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of each query head and its key head, and of these means for each key head."""
+        """Return the mean of each query head and its key head, and of these means for each key head."""
         g = self.g
         q, k = q.reshape(1, g.heads, g.head_dim, -1), k.reshape(1, g.kv_heads, g.head_dim, -1)
         keys = [head for head in torch.split(k, 1, dim=1) for _ in range(g.group)]

@@ -86,12 +86,12 @@ class GraphSpec:
 
     @property
     def ropes(self) -> tuple[str, ...]:
-        """The rotary tables that its layers use, sorted."""
+        """Return the rotary tables that its layers use, sorted."""
         return tuple(sorted({kind.rope for _, kind in self.layers if kind.mixer != "conv" and kind.rope}))
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """The attention masks that its layers use, sorted."""
+        """Return the attention masks that its layers use, sorted."""
         return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer != "conv"}))
 
     @property
@@ -106,24 +106,24 @@ class GraphSpec:
         return self.window_slots if mask == SLIDING_MASK and self.window_slots else self.slots
 
     def write_mask(self, mask: str) -> str:
-        """The input that says where layers with an attention mask write."""
+        """Return the input that says where layers with an attention mask write."""
         return "kv_write_mask_sliding" if mask == SLIDING_MASK and self.window_slots else "kv_write_mask"
 
     @property
     def ends_in_experts(self) -> bool:
-        """Whether it ends in the middle of a layer, where the host routes to experts."""
+        """Return whether it ends in the middle of a layer, where the host routes to experts."""
         experts = self.graph.experts
         ends = self.kind == "layers" and bool(self.layers) and self.layers[-1][1].ffn == "experts"
         return ends and experts is not None and experts.routed
 
     @property
     def convolves(self) -> bool:
-        """Whether any layer has convolutions."""
+        """Return whether any layer has convolutions."""
         return any(kind.mixer != "attention" for _, kind in self.layers)
 
     @property
     def routes(self) -> bool:
-        """Whether any layer has a router."""
+        """Return whether any layer has a router."""
         return any(kind.ffn == "experts" for _, kind in self.layers)
 
 
@@ -143,7 +143,7 @@ def most_tokens(taps: int) -> int:
 
 
 def inputs(blueprint: GraphSpec) -> dict[str, Shape]:
-    """The inputs of a program by name, in order; T stands for the token axis."""
+    """Return the inputs of a program by name, in order; T stands for the token axis."""
     g = blueprint.graph
     if blueprint.kind == "head":
         return {"hidden": (1, g.hidden + g.carry, T, 1)}
@@ -163,18 +163,18 @@ def inputs(blueprint: GraphSpec) -> dict[str, Shape]:
 
 
 def rope_inputs(table: str) -> tuple[str, str]:
-    """Names of the inputs for the cosines and sines of a rotary table: rope -> rope_cos, rope_sin."""
+    """Name of the inputs for the cosines and sines of a rotary table: rope -> rope_cos, rope_sin."""
     stem, _, rest = table.partition("_")
     return (f"{stem}_cos_{rest}", f"{stem}_sin_{rest}") if rest else (f"{stem}_cos", f"{stem}_sin")
 
 
 def states(blueprint: GraphSpec) -> dict[str, Shape]:
-    """The states of a program by name, in order; none where the host keeps what they would hold."""
+    """Return the states of a program by name, in order; none where the host keeps what they would hold."""
     return {} if blueprint.hosted else caches(blueprint)
 
 
 def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
-    """The outputs, after the first, of a program whose caches the host keeps: what its tokens add to each, in order.
+    """Return the further outputs of a program whose caches the host keeps: what its tokens add to each, in order.
 
     What token t adds belongs where the write mask of its layer says that it is written.
     """
@@ -187,12 +187,12 @@ def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
 
 
 def new_name(cache: str) -> str:
-    """The output with what a pass adds to a cache."""
+    """Return the output with what a pass adds to a cache."""
     return f"{cache}_new"
 
 
 def caches(blueprint: GraphSpec) -> dict[str, Shape]:
-    """What is kept from pass to pass by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
+    """Return what is kept from pass to pass by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
     if blueprint.kind not in ("layers", "encoder"):
         return {}
     g = blueprint.graph
@@ -206,17 +206,17 @@ def caches(blueprint: GraphSpec) -> dict[str, Shape]:
 
 
 def cache_bytes(blueprint: GraphSpec) -> int:
-    """The bytes of all that is kept from pass to pass."""
+    """Return the bytes of all that is kept from pass to pass."""
     return sum(CACHE_ITEM_BYTES * prod(shape) for shape in caches(blueprint).values())
 
 
 def output(blueprint: GraphSpec) -> str:
-    """The name of a program's one output."""
+    """Return the name of a program's one output."""
     return "logits" if blueprint.kind == "head" or blueprint.label_rows else "hidden"
 
 
 def constants(blueprint: GraphSpec) -> dict[str, Shape]:
-    """The weights of a program by their path in it, in order, with their shapes."""
+    """Return the weights of a program by their path in it, in order, with their shapes."""
     g = blueprint.graph
     if blueprint.kind == "head":
         return norm_constants("norm", g) | projection_constants("lm_head", blueprint.rows, g.hidden, g.head_bias)
@@ -229,7 +229,7 @@ def constants(blueprint: GraphSpec) -> dict[str, Shape]:
 
 
 def _around(layers: Mapping[str, Shape], blueprint: GraphSpec, ends: EncoderIO) -> dict[str, Shape]:
-    """The weights of an encoder's program, given those of its layers."""
+    """Return the weights of an encoder's program, given those of its layers."""
     g, found = blueprint.graph, dict(layers)
     if ends.embed_norm:
         found = norm_constants("embed_norm", g) | found
@@ -245,20 +245,20 @@ def _around(layers: Mapping[str, Shape], blueprint: GraphSpec, ends: EncoderIO) 
 
 
 def whole_blueprint(a: Architecture) -> GraphSpec:
-    """That of a program with all layers of a model: of an encoder, that of its every part."""
+    """Return the spec of a program with all layers; for an encoder, this is the spec of each part."""
     layers = tuple(enumerate(a.kinds))
     return GraphSpec("encoder", a.graph, layers, ends=a.ends) if a.ends else GraphSpec("layers", a.graph, layers)
 
 
 def table_constants(a: Architecture) -> dict[str, Shape]:
-    """The host's tables by path, with their shapes."""
+    """Return the host's tables by path, with their shapes."""
     found: dict[str, Shape] = {"embedding": (a.vocab, a.graph.hidden)}
     named = {"positions": a.positions, "types": a.types}
     return found | {path: (rows, a.graph.hidden) for path, rows in named.items() if rows}
 
 
 def model_constants(a: Architecture) -> dict[str, Shape]:
-    """The weights of all programs and the host's tables by path, with their shapes."""
+    """Return the weights of all programs and the host's tables by path, with their shapes."""
     head = {} if a.ends else constants(GraphSpec("head", a.graph, rows=a.vocab))
     layers = {
         f"layers.{i}.{role}": shape
@@ -269,12 +269,12 @@ def model_constants(a: Architecture) -> dict[str, Shape]:
 
 
 def computed(blueprint: GraphSpec) -> dict[str, tuple[float, ...]]:
-    """Constants that no checkpoint decides, by their path."""
+    """Return constants that no checkpoint decides, by their path."""
     if not blueprint.routes or blueprint.graph.experts is None:
         return {}
     return {ORDER: tuple(float(n) for n in range(blueprint.graph.experts.classes, 0, -1))}
 
 
 def stem(path: str) -> str:
-    """What coremltools calls a constant: its path in the PyTorch module, spelled as an identifier."""
+    """Return what coremltools calls a constant: its path in the PyTorch module, spelled as an identifier."""
     return path.replace(".", "_")

@@ -87,7 +87,7 @@ def decoder(
     table: TensorSource | None = None,
     **options: Any,
 ) -> ModelDescription:
-    """The description of a decoder whose layers are those of models/blocks.py.
+    """Return the description of a decoder whose layers are those of models/blocks.py.
 
     Args:
         config: transformers' config.
@@ -128,7 +128,7 @@ def decoder(
 def _graph(
     config: Any, tables: Mapping[str, Any], *, ffn: int | None = None, rms_norm_eps: float | None = None, **options: Any
 ) -> Graph:
-    """The options of the programs' graph; what a family leaves out comes from the config."""
+    """Return the options of the programs' graph; what a family leaves out comes from the config."""
     graph = Graph(
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
@@ -145,7 +145,7 @@ def _graph(
 
 
 def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> dict[str, Sources]:
-    """The tensor behind each constant of each layer: the one that is named for its role, or that is called like it."""
+    """Return the tensor behind each constant of each layer: the one named for its role, or of its name."""
     return {
         f"layers.{i}.{role}": _placed(named.get(role, TensorSource(role)), f"{PREFIX}layers.{i}.")
         for i, kind in enumerate(architecture.kinds)
@@ -156,7 +156,7 @@ def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> 
 def _end_sources(
     architecture: Architecture, named: Mapping[str, Sources], final_norm: str, table: TensorSource | None
 ) -> dict[str, Sources]:
-    """The tensors behind what lies outside the layers: the last norm, the embedding and the LM head."""
+    """Return the tensors behind what lies outside the layers: the last norm, the embedding and the LM head."""
     head = "embed_tokens" if architecture.tied else "lm_head"
     found: dict[str, Sources] = {
         "norm.weight": _placed(named.get("norm.weight", TensorSource(final_norm)), PREFIX),
@@ -173,7 +173,7 @@ def _end_sources(
 
 
 def activation(config: Any, field: str) -> str:
-    """The activation that a field of the config names. Raises CheckpointError for one that programs lack."""
+    """Return the activation that a field of the config names. Raises CheckpointError for one that programs lack."""
     name = getattr(config, field)
     if name not in ACTIVATIONS:
         raise CheckpointError(f"{field} {name!r}: programs have {', '.join(sorted(ACTIVATIONS))} only")
@@ -181,7 +181,7 @@ def activation(config: Any, field: str) -> str:
 
 
 def sliding_kind(context: int, window: int | None, **options: Any) -> LayerSpec:
-    """A layer that sees `window` positions, which is a plain one where the context holds no more than those."""
+    """Return a layer that sees `window` positions, which is a plain one where the context holds no more than those."""
     return LayerSpec(mask=SLIDING_MASK if window and window < context else MASK, **options)
 
 
@@ -200,7 +200,7 @@ def kinds_by_type(
 
 
 def refuse_unplaced(config: Any, honours: Collection[str]) -> None:
-    """Raises CheckpointError for a field that nothing here reads and that is not at its neutral value."""
+    """Raise CheckpointError for a field that nothing here reads and that is not at its neutral value."""
     placed = {*READ, *IDLE, *honours}
     for field, value in sorted(config.to_dict().items()):
         if field in placed or field.startswith(("_", "unsloth")) or field.endswith("_token_id") or is_neutral(value):
@@ -209,19 +209,19 @@ def refuse_unplaced(config: Any, honours: Collection[str]) -> None:
 
 
 def is_neutral(value: Any) -> bool:
-    """Whether a field at this value changes nothing, whatever it means. True is no number here."""
+    """Return whether a field at this value changes nothing, whatever it means. True is no number here."""
     return value is not True and value in NEUTRAL
 
 
 def check_context(config: Any, context: int) -> None:
-    """Raises CheckpointError for more slots than the model has positions."""
+    """Raise CheckpointError for more slots than the model has positions."""
     limit = config.max_position_embeddings
     if context > limit:
         raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
 
 
 def check_heads(g: Graph) -> None:
-    """Raises CheckpointError for sizes of heads that do not fit each other."""
+    """Raise CheckpointError for sizes of heads that do not fit each other."""
     if g.rope_dim > g.head_dim:
         raise CheckpointError(f"rope_parameters: turn {g.rope_dim} dimensions of heads that have {g.head_dim}")
     if g.heads % g.kv_heads:
@@ -229,7 +229,7 @@ def check_heads(g: Graph) -> None:
 
 
 def _placed(sources: Sources, prefix: str) -> Sources:
-    """The same tensors under a prefix."""
+    """Return the same tensors under a prefix."""
     if isinstance(sources, TensorSource):
         return renamed(sources, lambda name: prefix + name)
     return tuple(renamed(source, lambda name: prefix + name) for source in sources)

@@ -49,7 +49,10 @@ class Names:
 
 
 def task_of(config: Any) -> str:
-    """What the checkpoint was trained for, by config.json's architectures. Raises CheckpointError for all else."""
+    """Return what the checkpoint was trained for, by config.json's architectures.
+
+    Raises CheckpointError for all else.
+    """
     named = (config.architectures or [""])[0]
     found = [task for suffix, task in TASKS.items() if named.endswith(suffix)]
     if not found:
@@ -58,7 +61,7 @@ def task_of(config: Any) -> str:
 
 
 def _check_problem(config: Any, task: str) -> None:
-    """Raises CheckpointError for labels of which a text may have several, or that are numbers."""
+    """Raise CheckpointError for labels of which a text may have several, or that are numbers."""
     kind = getattr(config, "problem_type", None)
     if task == CLASSIFY and (kind not in (None, "single_label_classification") or config.num_labels == 1):
         found = f"problem_type is {kind!r} with {config.num_labels} labels"
@@ -66,7 +69,7 @@ def _check_problem(config: Any, task: str) -> None:
 
 
 def _labels_of(config: Any, task: str) -> tuple[str, ...]:
-    """The names of the labels by row; none where hidden states come out."""
+    """Return the names of the labels by row; none where hidden states come out."""
     if task == EMBED:
         return ()
     named = {int(row): str(name) for row, name in (config.id2label or {}).items()}
@@ -90,7 +93,7 @@ def encoder(
     types: int = 0,
     tensors: Mapping[str, Sources] | None = None,
 ) -> ModelDescription:
-    """The description of an encoder whose layers are those of models/blocks.py.
+    """Return the description of an encoder whose layers are those of models/blocks.py.
 
     Args:
         config: transformers' config.
@@ -139,7 +142,7 @@ def encoder(
 def _source(
     path: str, shape: tuple[int, ...], names: Names, tensors: Mapping[str, Sources], labels: Sequence[str]
 ) -> Sources:
-    """Where a constant comes from."""
+    """Return where a constant comes from."""
     if path.startswith("classifier."):
         return _filled_up(_tensor(path, names), shape, len(labels))
     index, _, role = path.removeprefix("layers.").partition(".")
@@ -151,7 +154,7 @@ def _source(
 
 
 def _filled_up(tensor: str, shape: tuple[int, ...], labels: int) -> Sources:
-    """A classifier's rows, and the first of them once more up to as many as the program has."""
+    """Return a classifier's rows, and the first of them once more up to as many as the program has."""
     whole = TensorSource(tensor, shape=(labels, *shape[1:]))
     times, rest = divmod(shape[0], labels)
     found = (whole,) * times + ((replace(whole, rows=(0, rest, 1)),) if rest else ())
@@ -159,7 +162,7 @@ def _filled_up(tensor: str, shape: tuple[int, ...], labels: int) -> Sources:
 
 
 def _tensor(path: str, names: Names) -> str:
-    """What the checkpoint calls a constant."""
+    """Return what the checkpoint calls a constant."""
     if path in names.around:
         return names.around[path]
     if path.startswith("layers."):
@@ -171,7 +174,7 @@ def _tensor(path: str, names: Names) -> str:
 
 
 def encoder_activation(config: Any, name: str) -> str:
-    """The activation that a field of the config names. Raises CheckpointError for one that programs lack."""
+    """Return the activation that a field of the config names. Raises CheckpointError for one that programs lack."""
     found = getattr(config, name)
     if found not in ACTIVATIONS:
         raise CheckpointError(f"{name} {found!r}: programs have {', '.join(sorted(ACTIVATIONS))} only")

@@ -20,7 +20,7 @@ At = Callable[[str, int], TensorSource]  # "gate_proj", "up_proj" or "down_proj"
 
 
 def grouped(experts: Experts) -> Experts:
-    """The same experts, as many sharing a projection as its output channels allow, where there are very many."""
+    """Return the same experts, as many sharing a projection as its output channels allow, where there are very many."""
     fitting = [
         n for n in range(1, MOST_TOGETHER + 1) if not experts.count % n and n * experts.ffn <= MAX_OUTPUT_CHANNELS
     ]
@@ -28,14 +28,14 @@ def grouped(experts: Experts) -> Experts:
 
 
 def checked_experts(experts: Experts) -> Experts:
-    """Raises CheckpointError for a choice of more experts than there are."""
+    """Raise CheckpointError for a choice of more experts than there are."""
     if not 1 <= experts.chosen <= experts.classes:
         raise CheckpointError(f"num_experts_per_tok {experts.chosen}: there are {experts.classes} experts")
     return grouped(experts)
 
 
 def separate(e: Experts, hidden: int, names: Mapping[str, str]) -> dict[str, Sources]:
-    """Sources of experts that lie in a tensor a matrix.
+    """Return sources of experts that lie in a tensor a matrix.
 
     Args:
         e: the experts.
@@ -49,7 +49,7 @@ def separate(e: Experts, hidden: int, names: Mapping[str, str]) -> dict[str, Sou
 
 
 def stacked(e: Experts, hidden: int, gate_up: str, down: str) -> dict[str, Sources]:
-    """Sources of experts in two tensors: [experts, 2 * ffn, hidden], gate first, and [experts, hidden, ffn]."""
+    """Return sources of experts in two tensors: [experts, 2 * ffn, hidden], gate first, and [experts, hidden, ffn]."""
 
     def at(role: str, i: int) -> TensorSource:
         if role == "down_proj":
@@ -61,7 +61,7 @@ def stacked(e: Experts, hidden: int, gate_up: str, down: str) -> dict[str, Sourc
 
 
 def transposed(e: Experts, hidden: int, path: str, *, interleaved: bool) -> dict[str, Sources]:
-    """Sources of experts whose two tensors are stored transposed, with biases.
+    """Return sources of experts whose two tensors are stored transposed, with biases.
 
     Args:
         e: the experts.
@@ -90,7 +90,7 @@ def transposed(e: Experts, hidden: int, path: str, *, interleaved: bool) -> dict
 
 
 def _sources(e: Experts, at: At) -> dict[str, Sources]:
-    """The sources of all groups' matrices by their role."""
+    """Return the sources of all groups' matrices by their role."""
     found: dict[str, Sources] = {}
     for j, members in enumerate(_members(e)):
         path = f"mlp.experts.{j}."
@@ -107,5 +107,5 @@ def _sources(e: Experts, at: At) -> dict[str, Sources]:
 
 
 def _members(e: Experts) -> list[range]:
-    """The experts of each group."""
+    """Return the experts of each group."""
     return [range(first, first + e.group) for first in range(0, e.count, e.group)]

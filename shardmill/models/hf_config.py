@@ -74,13 +74,13 @@ FLOAT_TAG = "__float__"  # transformers' spelling of numbers that JSON lacks: {"
 
 
 def text_part(content: Any) -> Any:
-    """The part of a parsed config.json that describes the language model: all of it, or its `text_config`."""
+    """Return the part of a parsed config.json that describes the language model: all of it, or its `text_config`."""
     inner = content.get("text_config") if isinstance(content, dict) else None
     return inner if isinstance(inner, dict) else content
 
 
 def content_fault(content: Any) -> str:
-    """Names the first thing in a parsed config.json that no model can be, or returns ''.
+    """Name the first thing in a parsed config.json that no model can be, or return ''.
 
     It is found here because transformers computes rotary tables and lists of layers and labels from these numbers,
     whatever they are, and gives NaN on.
@@ -89,7 +89,7 @@ def content_fault(content: Any) -> str:
 
 
 def size_fault(content: Any) -> str:
-    """Names the first size of a parsed config.json that is no positive integer, or a number beyond belief, or ''.
+    """Name the first size of a parsed config.json that is no positive integer, or a number beyond belief, or ''.
 
     A size that is absent has a default, so it is no fault.
     """
@@ -110,7 +110,7 @@ def size_fault(content: Any) -> str:
 
 
 def number_fault(content: Any) -> str:
-    """Names the first number of a parsed config.json that is NaN or infinite, or returns ''."""
+    """Name the first number of a parsed config.json that is NaN or infinite, or return ''."""
     waiting: list[tuple[str, Any]] = [("", content)]
     for name, value in waiting:  # which grows meanwhile
         if isinstance(value, dict) and FLOAT_TAG in value:
@@ -124,7 +124,7 @@ def number_fault(content: Any) -> str:
 
 
 def _quantization_fault(content: Any) -> str:
-    """Says that the weights are quantised, or returns ''; a multimodal model's config tells it outside its tower."""
+    """Say that the weights are quantised, or return ''; a multimodal model's config tells it outside its tower."""
     settings = content.get("quantization_config")
     if not settings:
         return ""
@@ -134,7 +134,7 @@ def _quantization_fault(content: Any) -> str:
 
 
 def load_hf_config(folder: Path) -> Any:
-    """transformers' config of the checkpoint in `folder`; of a multimodal model that of its text tower.
+    """Return transformers' config of the checkpoint in `folder`; for a multimodal model, its text tower's.
 
     Code that a checkpoint brings along is never run, nor is anybody asked whether to.
 
@@ -162,7 +162,7 @@ def _is_size(value: Any) -> bool:
 
 
 def config_problems(path: str, root: Path, length: int, kind: str = DECODER) -> list[str]:
-    """What is wrong with the checkpoint in a folder.
+    """Return what is wrong with the checkpoint in a folder.
 
     Args:
         path: the folder, as the config names it.

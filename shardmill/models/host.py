@@ -27,7 +27,7 @@ class KVLayout:
     """
 
     def __init__(self, runtime: Mapping[str, Any]) -> None:
-        """Makes the rotary tables, of a row for each slot.
+        """Make the rotary tables, of a row for each slot.
 
         Args:
             runtime: what model.json says of the model: context, rope, window, window_slots, conv_taps.
@@ -48,18 +48,18 @@ class KVLayout:
         self.ring = np.full(RING, NEVER)  # and of the convolutions' rings
 
     def reset(self) -> None:
-        """Forgets every slot. What the states hold is masked until it is overwritten."""
+        """Forget every slot. What the states hold is masked until it is overwritten."""
         self.held[:] = NEVER
         self.recent[:] = NEVER
         self.ring[:] = NEVER
 
     @property
     def is_empty(self) -> bool:
-        """Whether no slot holds anything."""
+        """Return whether no slot holds anything."""
         return not any((held != NEVER).any() for held in (self.held, self.recent, self.ring))
 
     def resize(self, length: int) -> None:
-        """Goes on with programs of so many slots; what the others hold is forgotten.
+        """Go on with programs of so many slots; what the others hold is forgotten.
 
         Rings are the same at every length. They still know which positions were overwritten by what is forgotten.
         """
@@ -67,12 +67,12 @@ class KVLayout:
         self.length = length
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Hides slots until they are written again."""
+        """Hide slots until they are written again."""
         self.recent[np.isin(self.recent, self.held[list(slots)])] = NEVER
         self.held[list(slots)] = NEVER
 
     def arrays(self, slots: Sequence[int], positions: Sequence[int]) -> dict[str, Floats]:
-        """The arrays of a pass by the names of inputs; marks its slots as written.
+        """Return the arrays of a pass by the names of inputs; marks its slots as written.
 
         Raises:
             ValueError: where a layer would need a token that its ring no longer holds.
@@ -107,13 +107,13 @@ class KVLayout:
         }
 
     def rewindable(self, position: int) -> bool:
-        """Whether the next pass may start at a position, given what the rings still hold."""
+        """Return whether the next pass may start at a position, given what the rings still hold."""
         if self.taps and not all(self.ring[p % RING] == p for p in range(max(position - self.taps + 1, 0), position)):
             return False
         return not self.window_slots or not len(self._overtaken(position))
 
     def _overtaken(self, position: int) -> NDArray[np.int64]:
-        """Positions before one that a sliding layer would look at and that later ones took the slots of."""
+        """Return positions before one that a sliding layer would look at and that later ones took the slots of."""
         wanted: NDArray[np.int64] = np.arange(max(position - (self.window or 0) + 1, 0), position)
         there = self.recent[wanted % self.window_slots]
         lost: NDArray[np.int64] = wanted[(there > wanted) & (there != NEVER)]
@@ -144,7 +144,7 @@ class KVLayout:
 
 
 def rope_rows(rope: Mapping[str, Any], positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """cos and sin of these positions, [T, rope_dim / 2], as `rope_tables` has them, but for positions of any size.
+    """Return cos and sin of these positions, [T, rope_dim / 2], for positions of any size.
 
     The angle is computed in float64: in float32 a step of one position is lost in those of a long text.
     """
@@ -154,7 +154,7 @@ def rope_rows(rope: Mapping[str, Any], positions: NDArray[np.int64]) -> tuple[Fl
 
 
 def rope_tables(rope: Mapping[str, Any], positions: int) -> tuple[Floats, Floats]:
-    """cos and sin for every position, [positions, rope_dim / 2], the attention factor included."""
+    """Return cos and sin for every position, [positions, rope_dim / 2], the attention factor included."""
     angles = np.arange(positions, dtype=np.float32)[:, None] * np.asarray(rope["inv_freq"], np.float32)
     scale = np.float32(rope["scale"])
     return np.cos(angles) * scale, np.sin(angles) * scale

@@ -36,38 +36,41 @@ class EntryPoints:
 
     @property
     def functions(self) -> dict[int, str]:
-        """The function that takes a pass, by the pass' width, "" for the only one; empty where that takes all."""
+        """Return the function that takes a pass, by the pass' width, "" for the only one.
+
+        Empty where that takes all.
+        """
         return {width: f"t{width}" if self.shapes == FIXED else "" for width in self.widths}
 
     @property
     def shorter(self) -> dict[int, dict[int, str]]:
-        """The functions of each of `contexts`, by the pass' width."""
+        """Return the functions of each of `contexts`, by the pass' width."""
         return {slots: {width: f"c{slots}_t{width}" for width in self.widths} for slots in self.contexts}
 
     @property
     def by_name(self) -> dict[str, int]:
-        """The width of each function, at any length; none where the program has one only."""
+        """Return the width of each function, at any length; none where the program has one only."""
         of_each = (self.functions, *self.shorter.values())
         return {name: width for names in of_each for width, name in names.items() if name}
 
     @property
     def named(self) -> dict[str, str]:
-        """The same as JSON has it."""
+        """Return the same as JSON has it."""
         return {str(width): name for width, name in self.functions.items()}
 
 
 def calls(shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = ()) -> EntryPoints:
-    """The form with these shapes of programs that passes of these widths go through, at shorter contexts too."""
+    """Return the form with these shapes of programs that passes of these widths go through, at shorter contexts too."""
     return EntryPoints(shapes, () if shapes == RANGE else widths, state, contexts)
 
 
 def own_bundle(program: Path, function: str) -> Path:
-    """Where the bundle of a function lies, if it has one of its own: then the program is a folder of such."""
+    """Return where the bundle of a function lies, if it has one of its own: then the program is a folder of such."""
     return program / f"{function}{BUNDLE}"
 
 
 def interface(blueprint: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
-    """What goes into a part's program, what it keeps and what comes out; "T" stands for the token axis."""
+    """Return what goes into a part's program, what it keeps and what comes out; "T" stands for the token axis."""
     named = {name: ["T" if extent == T else extent for extent in shape] for name, shape in inputs(blueprint).items()}
     found = {
         "inputs": named,
@@ -84,7 +87,7 @@ def interface(blueprint: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
 
 
 def _shorter(blueprint: GraphSpec, calls: EntryPoints, slots: int) -> dict[str, Any]:
-    """The functions for a shorter context, and the inputs and states that have other shapes there."""
+    """Return the functions for a shorter context, and the inputs and states that have other shapes there."""
     whole = interface(blueprint, replace(calls, contexts=()))
     other = interface(replace(blueprint, slots=slots), EntryPoints())
     shapes = {

@@ -18,7 +18,7 @@ def cca_widths(g: Graph) -> tuple[int, int]:
 
 
 def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
-    """The weights of one layer by their path from the layer, with their shapes.
+    """Return the weights of one layer by their path from the layer, with their shapes.
 
     A matrix of two axes is a convolution's, which INT8 quantises. One of three is a factor of a matrix product, as are
     a router's and those of grouped convolutions: it stays in fp16.
@@ -40,7 +40,7 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
 
 
 def mixer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
-    """Those of a layer that lie in the program of its mixer: all, but for experts that the host routes to."""
+    """Return those of a layer that lie in the program of its mixer: all, but for experts that the host routes to."""
     found = layer_constants(g, kind)
     if g.experts is None or not g.experts.routed:
         return found
@@ -49,14 +49,14 @@ def mixer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
 
 
 def group_constants(g: Graph, count: int) -> dict[str, Shape]:
-    """The weights of a program that holds `count` of a layer's experts, by their paths in it."""
+    """Return the weights of a program that holds `count` of a layer's experts, by their paths in it."""
     assert g.experts is not None
     found = _expert_matrices(g, replace(g.experts, count=count), "")
     return found | ({"branch_scale": (g.hidden,)} if g.residual_scales else {})
 
 
 def role_in_layer(path: str, first: int) -> str:
-    """What a layer calls a constant of a group of its experts.
+    """Return what a layer calls a constant of a group of its experts.
 
     Args:
         path: of the constant in the group's program, where the experts are counted from 0.
@@ -69,7 +69,7 @@ def role_in_layer(path: str, first: int) -> str:
 
 
 def norm_constants(path: str, g: Graph) -> dict[str, Shape]:
-    """Those of a norm over the hidden width."""
+    """Return those of a norm over the hidden width."""
     gain: dict[str, Shape] = {f"{path}.weight": (g.hidden,)}
     return gain | ({f"{path}.bias": (g.hidden,)} if g.norm == "layer" and g.norm_bias else {})
 
@@ -132,7 +132,7 @@ def _mixture(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
 
 
 def _expert_matrices(g: Graph, e: Experts, prefix: str) -> dict[str, Shape]:
-    """Those of the experts themselves."""
+    """Return those of the experts themselves."""
     found: dict[str, Shape] = {}
     wide = e.group * e.ffn
     for j in range(e.count // e.group):
@@ -156,6 +156,6 @@ def _mlp_router(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
 
 
 def projection_constants(path: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:
-    """Those of a projection."""
+    """Return those of a projection."""
     weight: dict[str, Shape] = {f"{path}.weight": (rows, columns)}
     return weight | ({f"{path}.bias": (rows,)} if bias else {})

@@ -67,7 +67,7 @@ class StatefulRouter(nn.Module):
         self.carries = kind.carries
 
     def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and its state [1, router_width, T, 1], given the state of the layer before."""
+        """Return logits and its state [1, router_width, T, 1], given the state of the layer before."""
         state = self.down_proj(x)
         if self.carries:
             state = state + before * self.states_scale
@@ -143,7 +143,7 @@ class ExpertSum(nn.Module):
     group: int
 
     def hold(self, g: Graph, weights: Weights, path: str, count: int) -> None:
-        """Makes the modules of `count` experts."""
+        """Make the modules of `count` experts."""
         assert g.experts is not None
         self.group = g.experts.group
         units = range(count // self.group)
@@ -152,7 +152,7 @@ class ExpertSum(nn.Module):
         self.down_bias = None if bias is None else product(bias)
 
     def total(self, x: Tensor, weight: Tensor) -> Tensor:
-        """What all of them make, without those biases: x [1, d, T, 1], weights [1, count, T, 1] -> [1, d, T, 1]."""
+        """Return the weighted sum of all experts, without biases: x [1, d, T, 1], weights [1, count, T, 1]."""
         out: Tensor | None = None
         for expert, share in zip(self.experts, one_by_one(weight, len(self.experts), self.group), strict=True):
             y = expert(x, share)

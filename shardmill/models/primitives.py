@@ -88,12 +88,12 @@ class LayerNorm(RMSNorm):
 
 
 def vector(values: Tensor) -> nn.Parameter:
-    """A number for each channel, as `add_channels` takes it: [1, 1, channels, 1]."""
+    """Return a number for each channel, as `add_channels` takes it: [1, 1, channels, 1]."""
     return nn.Parameter(values.reshape(1, 1, -1, 1), requires_grad=False)
 
 
 def add_channels(x: Tensor, values: Tensor) -> Tensor:
-    """x [1, channels, T, 1] plus a constant for each channel.
+    """Return x [1, channels, T, 1] plus a constant for each channel.
 
     Reshaped for it, because coremltools folds a constant that is added right after a convolution, or a product with a
     constant, into a bias or a batch norm of its own: the constant would not be the checkpoint's.
@@ -108,13 +108,13 @@ def product(weight: Tensor) -> nn.Parameter:
 
 
 def multiply(weight: Tensor, x: Tensor) -> Tensor:
-    """weight [1, 1, rows, columns] @ x [1, columns, T, 1] -> [1, rows, T, 1], as a matrix product."""
+    """Return weight [1, 1, rows, columns] @ x [1, columns, T, 1] -> [1, rows, T, 1], as a matrix product."""
     rows, columns = weight.shape[2:]
     return torch.matmul(weight, x.reshape(1, 1, columns, -1)).reshape(1, rows, -1, 1)
 
 
 def scale(x: Tensor, factor: float) -> Tensor:
-    """x * factor, to a few parts in 10^6 though constants are stored in fp16.
+    """Return x * factor, to a few parts in 10^6 though constants are stored in fp16.
 
     A square root such as head_dim ** -0.5 is off by up to 2e-4 in fp16, which would be most of the error between this
     program and the model it was made from. The product of two fp16 numbers comes as close as wanted.
@@ -145,7 +145,7 @@ def fp16_factors(value: float, tolerance: float = 0.0) -> tuple[float, ...]:
 
 
 def cap(x: Tensor, limit: float) -> Tensor:
-    """limit * tanh(x / limit); x itself for a limit of 0."""
+    """Return limit * tanh(x / limit); x itself for a limit of 0."""
     return scale(torch.tanh(scale(x, 1 / limit)), limit) if limit else x
 
 
@@ -184,7 +184,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 
 def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
-    """A linear layer of [out, in] weights as the 1x1 convolution over [1, in, T, 1]."""
+    """Return a linear layer of [out, in] weights as the 1x1 convolution over [1, in, T, 1]."""
     rows, columns = weight.shape
     conv = nn.Conv2d(columns, rows, kernel_size=1, bias=bias is not None)
     conv.weight = nn.Parameter(weight[:, :, None, None], requires_grad=False)
@@ -218,7 +218,9 @@ def one_by_one(x: Tensor, count: int, size: int = 1) -> list[Tensor]:
 
 
 def write_cache(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
-    """The cache with token t's row put where write_mask's column t says; no dynamic index, so any T and any slots.
+    """Return the cache with token t's row put where write_mask's column t says.
+
+    No dynamic index, so any T and any slots.
 
     Args:
         cache: [1, kv_heads, S, head_dim].
@@ -230,7 +232,7 @@ def write_cache(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) ->
 
 
 def write_ring(ring: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
-    """The ring of a convolution's inputs with token t's put where write_mask's row t says.
+    """Return the ring of a convolution's inputs with token t's put where write_mask's row t says.
 
     Args:
         ring: [1, 1, d, R].
@@ -242,7 +244,7 @@ def write_ring(ring: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> T
 
 
 def read_ring(ring: Tensor, read_mask: Tensor, width: int) -> Tensor:
-    """The input that each token reads from the ring [1, 1, width, R] by a mask [1, 1, R, T], as [1, width, T, 1]."""
+    """Read each token's input from the ring [1, 1, width, R] by a mask [1, 1, R, T]: [1, width, T, 1]."""
     return torch.matmul(ring, read_mask).reshape(1, width, -1, 1)
 
 

@@ -56,7 +56,7 @@ def _rope(config: Any, context: int, layer_type: str, fixed: tuple[str, ...]) ->
 
 
 def _rotary_class(config: Any) -> Any:
-    """The RotaryEmbedding of the module that belongs to a config's class."""
+    """Return the RotaryEmbedding of the module that belongs to a config's class."""
     module = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
     members = inspect.getmembers(module, inspect.isclass)
     return next(found for name, found in members if name.endswith("RotaryEmbedding"))

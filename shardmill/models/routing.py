@@ -52,7 +52,7 @@ def top_k_mask(scores: Tensor, order: Tensor, chosen: int) -> Tensor:
 
 
 def route(logits: Tensor, order: Tensor, experts: Experts, bias: Tensor | None = None) -> Tensor:
-    """The weights of all experts for every token, 0 for those that it does not take.
+    """Return the weights of all experts for every token, 0 for those that it does not take.
 
     Args:
         logits: the router's, [1, classes, T, 1].
@@ -79,7 +79,7 @@ def route(logits: Tensor, order: Tensor, experts: Experts, bias: Tensor | None =
 
 
 def _sparsemixer(logits: Tensor, order: Tensor, experts: Experts) -> Tensor:
-    """The weights of SparseMixer: each expert's by a softmax over those that come close to it (arXiv 2409.12136)."""
+    """Return SparseMixer's weights: a softmax over the experts that come close (arXiv 2409.12136)."""
     weights, left = None, logits
     magnitude = torch.maximum(logits, logits * -1)
     for _ in range(experts.chosen):

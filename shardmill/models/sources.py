@@ -17,7 +17,7 @@ MATRIX = 2
 
 
 def picked(stored: Tensor, source: TensorSource) -> Tensor:
-    """The rows that a block is made of: [rows, columns] or [rows], a view of the values that were read."""
+    """Return the rows that a block is made of: [rows, columns] or [rows], a view of the values that were read."""
     if source.column is not None:
         stored = stored[..., source.column]
         stored = stored.reshape([extent for extent in stored.shape if extent > 1])
@@ -30,13 +30,13 @@ def picked(stored: Tensor, source: TensorSource) -> Tensor:
 
 
 def magnitude(values: Tensor) -> float:
-    """The least power of two that no value is over; dividing by it loses nothing. 1 where all are zero."""
+    """Return the least power of two that no value is over; dividing by it loses nothing. 1 where all are zero."""
     largest = float(values.abs().max())
     return 2.0 ** math.ceil(math.log2(largest)) if largest else 1.0
 
 
 def adjusted(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
-    """Rows of a block from rows that `picked` gave, in fp32 where they change.
+    """Return rows of a block from rows that `picked` gave, in fp32 where they change.
 
     Args:
         rows: in any float dtype.
@@ -59,7 +59,7 @@ def adjusted(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), 
 
 
 def undone(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
-    """The checkpoint's rows, given those that `adjusted` made, before any were repeated; maybe the very same."""
+    """Return the checkpoint's rows, given those that `adjusted` made, before any were repeated; maybe the very same."""
     if (size, source.times, source.add) != (1.0, 1.0, 0.0):
         rows = rows * (size / source.times) - source.add
     vectors = list(beside)
@@ -69,19 +69,19 @@ def undone(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), si
 
 
 def turned(stored: Tensor, source: TensorSource, beside: Sequence[Tensor] = ()) -> Tensor:
-    """A whole block, given the checkpoint's values of the shape that the source reads."""
+    """Return a whole block, given the checkpoint's values of the shape that the source reads."""
     rows = picked(stored, source)
     return adjusted(rows, source, beside, magnitude(rows) if source.magnitude else 1.0)
 
 
 def assembled(blocks: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
-    """A constant of its blocks, which lie under each other, or side by side where they are narrower than it is."""
+    """Assemble a constant from its blocks, one below the other, or side by side if they are narrower."""
     side_by_side = len(shape) == MATRIX and len(blocks) > 1 and blocks[0].shape[-1] != shape[-1]
     return torch.cat(list(blocks), dim=1 if side_by_side else 0).reshape(shape)
 
 
 def put_back(target: Tensor, values: Tensor, source: TensorSource, size: float = 1.0) -> None:
-    """Writes the checkpoint's values that a block was made from to their places in its tensor.
+    """Write the checkpoint's values that a block was made from to their places in its tensor.
 
     Args:
         target: values of the shape that the source reads.

@@ -92,7 +92,7 @@ def write_synthetic_checkpoint(
     max_file_bytes: int = MAX_FILE_BYTES,
     threads: int = 4,
 ) -> None:
-    """Writes the checkpoint that `config` describes to the new folder `dest`.
+    """Write the checkpoint that `config` describes to the new folder `dest`.
 
     Memory is a few blocks of BLOCK_ELEMENTS per thread.
 
@@ -127,7 +127,7 @@ def write_synthetic_checkpoint(
 
 
 def _recipes(config: dict[str, Any]) -> Iterator[SyntheticRecipe]:
-    """A recipe for each tensor of the checkpoint, in the order of a pass."""
+    """Yield a recipe for each tensor of the checkpoint, in the order of a pass."""
     model = _described(config)
     a, g = model.architecture, model.architecture.graph
     table = config.get("initializer_range", 0.02)
@@ -145,7 +145,7 @@ def _recipes(config: dict[str, Any]) -> Iterator[SyntheticRecipe]:
 
 
 def _described(config: dict[str, Any]) -> ModelDescription:
-    """The model of a config.json's content. Raises CheckpointError for one that can't be built."""
+    """Return the model of a config.json's content. Raises CheckpointError for one that can't be built."""
     from transformers import AutoConfig
 
     fault = type_fault(config.get("model_type"))
@@ -164,7 +164,7 @@ def _described(config: dict[str, Any]) -> ModelDescription:
 def _recipe(
     path: str, source: TensorSource, shape: tuple[int, ...], hidden: int, layers: int, table: float
 ) -> SyntheticRecipe:
-    """What a tensor is drawn from, by what it does in the program."""
+    """Return what a tensor is drawn from, by what it does in the program."""
     name = source.tensor
     if path in ("embedding", "positions", "types", "lm_head.weight"):
         return SyntheticRecipe(name, shape, NormalWeights(0.0, table), NormalWeights(0.0, LOUD_STREAM * table))
@@ -189,7 +189,7 @@ def _recipe(
 
 
 def _plain(name: str, shape: tuple[int, ...], std: float) -> SyntheticRecipe:
-    """A tensor without outlier channels."""
+    """Return a tensor without outlier channels."""
     return SyntheticRecipe(name, shape, NormalWeights(0.0, std), NormalWeights(0.0, std))
 
 
@@ -250,7 +250,7 @@ def draw_rows(recipe: SyntheticRecipe, first: int, last: int, seed: int) -> Bits
 
 
 def _loud_channels(hidden: int, seed: int) -> NDArray[np.int64]:
-    """The outlier channels of the residual stream, the same in every layer."""
+    """Return the outlier channels of the residual stream, the same in every layer."""
     raw = np.random.SFC64(np.random.SeedSequence([seed, hidden])).random_raw(LOUD_CHANNELS)
     return np.unique(raw % np.uint64(hidden)).astype(np.int64)
 

@@ -58,12 +58,12 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def is_signature(name: str) -> bool:
-    """Whether a path is that of a signature, which is checked with a key and not by its hash."""
+    """Return whether a path is that of a signature, which is checked with a key and not by its hash."""
     return SIGNATURES.fullmatch(name) is not None
 
 
 def may_be_absent(name: str, include: str) -> bool:
-    """Whether a published build may lack a file that its records name."""
+    """Return whether a published build may lack a file that its records name."""
     weights = name.startswith(f"{SOURCE}/") and name.endswith(".safetensors")
     other = PROGRAMS.get(include)
     return weights or name in STATES or (other is not None and name.startswith(other))
@@ -95,7 +95,7 @@ class Record:
 
 
 def audit(build: Path, cache: HashCache | None = None) -> Audit:
-    """Looks at every file under a build. Raises ShardmillError where there is none, or no attestation to start from.
+    """Look at every file under a build. Raises ShardmillError where there is none, or no attestation to start from.
 
     Args:
         build: the build's folder.
@@ -119,7 +119,7 @@ def audit(build: Path, cache: HashCache | None = None) -> Audit:
 
 
 def records(build: Path) -> dict[str, Record]:
-    """Every file that should be there, by its path relative to the build."""
+    """Return every file that should be there, by its path relative to the build."""
     attestation = read_provenance(build / ATTESTATION)
     known = {ATTESTATION: Record(hash_file(build / ATTESTATION), ATTESTATION)}
     try:
@@ -148,7 +148,7 @@ def records(build: Path) -> dict[str, Record]:
 
 
 def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, sha256) of all that provenance.json speaks of."""
+    """Yield (path, sha256) of all that provenance.json speaks of."""
     predicate = attestation["predicate"]
     definition = predicate["buildDefinition"]
     for row in (*attestation["subject"], *predicate["runDetails"]["byproducts"]):
@@ -162,7 +162,7 @@ def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def recorded_outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, sha256) of what a step made, given its receipt and that one's path without the ending."""
+    """Yield (path, sha256) of what a step made, given its receipt and that one's path without the ending."""
     for output, place in receipt.get("paths", {}).items():
         path = PurePosixPath(name).parent / place
         files = receipt.get("files", {}).get(output)
@@ -189,17 +189,17 @@ def _raise_it(error: OSError) -> None:
 
 
 def is_out_of_scope(path: str) -> bool:
-    """Whether a file says nothing of the model: a job's log, or a mark of Snakemake's."""
+    """Return whether a file says nothing of the model: a job's log, or a mark of Snakemake's."""
     return path.startswith(f"{LOGS}/") or PurePosixPath(path).name == SNAKEMAKE_MARK
 
 
 def _is_at_or_below(path: str, found: Mapping[str, int]) -> bool:
-    """Whether a path is there, or lies in a folder that something else stands for (a link, say)."""
+    """Return whether a path is there, or lies in a folder that something else stands for (a link, say)."""
     return path in found or any(str(folder) in found for folder in PurePosixPath(path).parents)
 
 
 def fault(build: Path, path: str, mode: int, known: Mapping[str, Record], cache: HashCache | None = None) -> str:
-    """What is wrong with what lies at a path; "" for nothing."""
+    """Return what is wrong with what lies at a path; "" for nothing."""
     record = known.get(path)
     fetched = path.startswith(f"{SOURCE}/") and record and stat.S_ISLNK(mode)  # linked where it can't be hard-linked
     if not stat.S_ISREG(mode) and not (fetched and (build / path).is_file()):

@@ -62,7 +62,7 @@ class Batch:
         return {_file_name(file, taken[_file_name(file)] > 1): line for file, line in self.refused.items()}
 
     def names(self, wildcard: str) -> str:
-        """A regular expression for what a wildcard stands for: "model", "part" or "point"."""
+        """Return a regular expression for what a wildcard stands for: "model", "part" or "point"."""
         found = {"model": {*self.models}, "part": set[str](), "point": set[str]()}
         for config in self.models.values():
             found["part"] |= {*config.parts}
@@ -86,12 +86,12 @@ def _file_name(path: str, taken: bool = False) -> str:
 
 
 def any_of(names: Iterable[str]) -> str:
-    """A regular expression that names match; where there are none, nothing does."""
+    """Return a regular expression that names match; where there are none, nothing does."""
     return "|".join(re.escape(name) for name in sorted(names)) or "(?!)"
 
 
 def is_batch(content: Mapping[str, Any]) -> bool:
-    """Whether a config is a list of configs."""
+    """Return whether a config is a list of configs."""
     return KEY in content
 
 
@@ -173,7 +173,7 @@ def of_jobs(command: Sequence[str]) -> set[str] | None:
 
 
 def _files(content: Mapping[str, Any], name: str) -> list[Path]:
-    """The config files that a batch lists, each once."""
+    """Return the config files that a batch lists, each once."""
     patterns = content[KEY]
     if set(content) != {KEY} or not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
         raise ConfigError(f"{name}: batch: expected a list of config files and no other key")
@@ -189,7 +189,7 @@ def _files(content: Mapping[str, Any], name: str) -> list[Path]:
 
 
 def _matching(root: Path, pattern: str) -> list[Path]:
-    """Files that a pattern names, in order; none where it makes no sense as one."""
+    """Return files that a pattern names, in order; none where it makes no sense as one."""
     path = Path(pattern)
     if path.is_absolute():
         root, path = Path(path.anchor), path.relative_to(path.anchor)
@@ -245,7 +245,10 @@ class Alike:
 
 
 def alike(batch: Batch, rule: str) -> list[Alike]:
-    """The models by their parts; the first rule is called `rule`, unless the run of this job calls it otherwise."""
+    """Return the models by their parts.
+
+    The first rule is called `rule`, unless the run of this job calls it otherwise.
+    """
     found: dict[tuple[str, ...], list[str]] = {}
     for model, config in batch.models.items():
         found.setdefault(config.parts, []).append(model)
@@ -260,7 +263,7 @@ LIMIT = 400  # characters of such a line
 
 
 def sum_up(batch: Batch, workflow: Any) -> None:
-    """Writes build/index.html and names what was not built, if this is a batch and its files lie in build/."""
+    """Write build/index.html and names what was not built, if this is a batch and its files lie in build/."""
     if not batch.listed or storage.is_used(workflow):
         return
     # Slow to import, and only needed here.

@@ -20,7 +20,7 @@ from shardmill.pipeline.task import Tools, source_folder
 
 
 def _folder_of(package: str) -> Path:
-    """The folder that a package lies in, found without importing it."""
+    """Return the folder that a package lies in, found without importing it."""
     spec = find_spec(package)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parents[1]
@@ -43,7 +43,7 @@ class Module:
 
 
 def _module_name(file: Path) -> tuple[str, ...]:
-    """A file's place below the folder of its package: shardmill, pipeline, code."""
+    """Return a file's place below the folder of its package: shardmill, pipeline, code."""
     root = next(root for root in OURS.values() if file.is_relative_to(root))
     return file.relative_to(root).with_suffix("").parts
 
@@ -68,13 +68,13 @@ def normalized(tree: ast.Module) -> ast.Module:
 
 
 def data_of(file: Path) -> bytes:
-    """The names and bytes of a package's other files, if the file is its `__init__.py`."""
+    """Return the names and bytes of a package's other files, if the file is its `__init__.py`."""
     data = _data_files(file.parent) if file.name == "__init__.py" else ()
     return b"".join(path.name.encode() + path.read_bytes() for path in data)
 
 
 def spelled(node: object) -> str:
-    """A syntax tree as text, alike in Python 3.11 to 3.13, where ast.dump and ast.unparse are not.
+    """Return a syntax tree as text, alike in Python 3.11 to 3.13, where ast.dump and ast.unparse are not.
 
     Fields without content are left out, for newer versions have more of them.
     """
@@ -87,7 +87,7 @@ def spelled(node: object) -> str:
 
 
 def _data_files(folder: Path) -> list[Path]:
-    """Files of a package that are no code, in it or in folders that hold no code, sorted."""
+    """Return files of a package that are no code, in it or in folders that hold no code, sorted."""
     found = []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name != "__pycache__" and not any(path.rglob("*.py")):
@@ -173,7 +173,7 @@ def read_module(file: Path) -> Module:
 
 
 def save_modules() -> None:
-    """Writes what this process parsed beside what was kept before; not where that folder may only be read."""
+    """Write what this process parsed beside what was kept before; not where that folder may only be read."""
     if _new:
         with contextlib.suppress(OSError):
             write_json(KEPT, {"reader": READER, "modules": _kept() | _new})
@@ -183,7 +183,7 @@ def save_modules() -> None:
 
 @cache
 def _kept() -> dict[str, Any]:
-    """The entries by name; none where there is no file yet, or one that is damaged or of another reader."""
+    """Return the entries by name; none where there is no file yet, or one that is damaged or of another reader."""
     with contextlib.suppress(OSError, ValueError):
         content = load_json(KEPT)
         modules = content.get("modules") if isinstance(content, dict) and content.get("reader") == READER else None
@@ -208,12 +208,14 @@ def tools(step: Step, model_type: str) -> Tools:
 
 
 def modules(step: Step) -> tuple[str, ...]:
-    """Where the code of a step begins."""
+    """Return where the code of a step begins."""
     return (step.task.__module__, *step.also)
 
 
 def family_of(step: Step, record: Path) -> str:
-    """The model_type of a checkpoint that was fetched, if it decides what a step's code is; else nothing is read.
+    """Return the model_type of a checkpoint that was fetched, if it decides what a step's code is.
+
+    Else nothing is read.
 
     Args:
         step: the step.
@@ -223,7 +225,7 @@ def family_of(step: Step, record: Path) -> str:
 
 
 def model_type(record: Path) -> str:
-    """The model_type of a checkpoint that was fetched; empty where it says none, which the split step refuses.
+    """Return the model_type of a checkpoint that was fetched; empty where it says none, which the split step refuses.
 
     Args:
         record: source.receipt.json.
@@ -262,7 +264,7 @@ def code_digest(modules: Iterable[str], model_type: str = "") -> str:
 
 
 def closure(modules: Iterable[str], model_type: str = "") -> dict[str, Path]:
-    """The modules and every module of ours they import, directly or not, with their files."""
+    """Return the modules and every module of ours they import, directly or not, with their files."""
     found: dict[str, Path] = {}
     waiting = list(modules)
     while waiting:
@@ -278,7 +280,7 @@ def closure(modules: Iterable[str], model_type: str = "") -> dict[str, Path]:
 
 
 def needs_family(modules: Iterable[str]) -> bool:
-    """Whether the code of these modules depends on the model's family."""
+    """Return whether the code of these modules depends on the model's family."""
     return FAMILY in {name for file in closure(modules).values() for name in read_module(file).imported}
 
 
@@ -290,7 +292,7 @@ def _counted(name: str) -> Iterator[str]:
 
 @cache
 def module_file(name: str) -> Path | None:
-    """The source of a module of ours; None for a name that is an attribute of one."""
+    """Return the source of a module of ours; None for a name that is an attribute of one."""
     parts = name.split(".")
     path = OURS.get(parts[0], Path()).joinpath(*parts)
     candidates = (path.with_suffix(".py"), path / "__init__.py")

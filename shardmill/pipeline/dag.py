@@ -68,30 +68,30 @@ class Step:
 
     @property
     def each(self) -> str:
-        """The wildcard for each of which there is a job, "part" say; empty where there is one job."""
+        """Return the wildcard for each of which there is a job, "part" say; empty where there is one job."""
         first = next(iter(self.makes.values()))
         return wildcard(first) if isinstance(first, str) else ""
 
     @property
     def is_gate(self) -> bool:
-        """Whether a job may fail for what it finds."""
+        """Return whether a job may fail for what it finds."""
         return "verdict" in self.makes
 
     @property
     def receipt(self) -> str:
-        """The receipt's path, beside the first output; empty where none is written."""
+        """Return the receipt's path, beside the first output; empty where none is written."""
         first = next(iter(self.makes.values()))
         return receipt_of(first) if self.kept and isinstance(first, str) else ""
 
 
 def wildcard(template: str) -> str:
-    """The wildcard in a path; empty if there is none."""
+    """Return the wildcard in a path; empty if there is none."""
     found = WILDCARD.search(template)
     return found[1] if found else ""
 
 
 def receipt_of(artifact: str) -> str:
-    """Where the receipt of an artifact stands: beside it."""
+    """Return where the receipt of an artifact stands: beside it."""
     return os.path.splitext(artifact)[0] + RECEIPT
 
 
@@ -103,45 +103,45 @@ Names = Mapping[str, Sequence[str]]  # what each wildcard stands for
 
 
 def wanted(steps: Steps, config: Config) -> Steps:
-    """The steps that a build of a config has."""
+    """Return the steps that a build of a config has."""
     return {name: step for name, step in steps.items() if step.wanted is None or step.wanted(config)}
 
 
 def jobs(steps: Steps, config: Config) -> Iterator[Job]:
-    """Every job of a build, each after those that it reads from."""
+    """Yield every job of a build, each after those that it reads from."""
     for name, step in wanted(steps, config).items():
         yield from ((name, one) for one in (names(config)[step.each] if step.each else (None,)))
 
 
 def names(config: Config) -> Names:
-    """What each wildcard stands for in a build."""
+    """Return what each wildcard stands for in a build."""
     return {"part": config.parts, "point": config.points}
 
 
 def own(steps: Steps, job: Job) -> dict[str, str]:
-    """What wildcards stand for in a job that has one."""
+    """Return what wildcards stand for in a job that has one."""
     name, one = job
     return {steps[name].each: one} if one else {}
 
 
 def receipts(steps: Steps) -> tuple[str, ...]:
-    """What is written of every result that model.json speaks for."""
+    """Return what is written of every result that model.json speaks for."""
     spoken_for = of_the_model(steps)
     return tuple(step.receipt for name, step in steps.items() if step.receipt and name in spoken_for)
 
 
 def page_receipts(steps: Steps) -> tuple[str, ...]:
-    """The same, and those of what only the report shows."""
+    """Return the same, and those of what only the report shows."""
     return tuple(step.receipt for name, step in steps.items() if step.receipt and not after_the_gates(steps, name))
 
 
 def verdicts(steps: Steps) -> tuple[str, ...]:
-    """Every gate's."""
+    """Return every gate's."""
     return tuple(str(step.makes["verdict"]) for step in steps.values() if step.is_gate)
 
 
 def delivered(steps: Steps, config: Config) -> list[str]:
-    """What a finished build is asked for. Of other files, Snakemake does not see that one is gone."""
+    """Return what a finished build is asked for. Of other files, Snakemake does not see that one is gone."""
     files = [
         template
         for step in wanted(steps, config).values()
@@ -159,12 +159,12 @@ def waits(steps: Steps, name: str) -> tuple[str, ...]:
 
 
 def step_inputs(steps: Steps, name: str) -> dict[str, Files]:
-    """Files of the build by the names under which a step reads or takes them."""
+    """Return files of the build by the names under which a step reads or take them."""
     return _found(steps, {**steps[name].reads, **steps[name].takes})
 
 
 def made_by(name: str) -> Found:
-    """What a step makes, where there is that step: for steps that have a use for it."""
+    """Return what a step makes, where there is that step: for steps that have a use for it."""
     return lambda steps: _listed(*steps[name].makes.values()) if name in steps else ()
 
 
@@ -173,7 +173,7 @@ def _found(steps: Steps, files: Mapping[str, Files | Found]) -> dict[str, Files]
 
 
 def _before(steps: Steps, name: str) -> list[str]:
-    """The steps that a step reads from or waits for, in the table's order."""
+    """Return the steps that a step reads from or wait for, in the table's order."""
     wanted = {*_listed(*step_inputs(steps, name).values()), *waits(steps, name)}
     return [
         other
@@ -183,7 +183,7 @@ def _before(steps: Steps, name: str) -> list[str]:
 
 
 def after_the_gates(steps: Steps, name: str) -> bool:
-    """Whether a step's jobs run only once every gate has passed."""
+    """Return whether a step's jobs run only once every gate has passed."""
     step = steps[name]
     made = {template for other in steps.values() if other.gated for template in _listed(*other.makes.values())}
     read = {template for files in step.reads.values() if not callable(files) for template in _listed(files)}
@@ -191,7 +191,7 @@ def after_the_gates(steps: Steps, name: str) -> bool:
 
 
 def of_the_model(steps: Steps) -> set[str]:
-    """The steps for whose results model.json speaks: those waited for, by way of others, where every gate is."""
+    """Return the steps for whose results model.json speaks: those waited for, by way of others, where every gate is."""
     reached: set[str] = set()
     ahead = [other for other, step in steps.items() if step.gated]
     while ahead:
@@ -213,20 +213,20 @@ def expanded(files: Files, names: Names, own: Mapping[str, str] | None = None) -
 
 
 def bound(files: Files, names: Names, own: Mapping[str, str], build: Path) -> Path | list[Path]:
-    """What a name stands for in a job: a path or, where there may be several, a list."""
+    """Return what a name stands for in a job: a path or, where there may be several, a list."""
     paths = [build / path for path in expanded(files, names, own)]
     several = not isinstance(files, str) or (wildcard(files) not in {"", *own})
     return paths if several else paths[0]
 
 
 def job_outputs(steps: Steps, job: Job, config: Config, build: Path) -> dict[str, Path]:
-    """Paths that a job makes, by output name; where a name stands for several, by the files' own."""
+    """Return paths that a job makes, by output name; where a name stands for several, by the files' own."""
     mine = own(steps, job)
     return flat({key: bound(files, names(config), mine, build) for key, files in steps[job[0]].makes.items()})
 
 
 def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
-    """Outputs by name, those in lists by their own."""
+    """Return outputs by name, those in lists by their own."""
     found: dict[str, Path] = {}
     for name, paths in files.items():
         found |= {path.stem: path for path in paths} if isinstance(paths, list) else {name: paths}

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 
 def _receipt_path(artifact: Path) -> Path:
-    """Where the receipt of an artifact stands, as `receipt_of` says."""
+    """Return where the receipt of an artifact stands, as `receipt_of` says."""
     return Path(receipt_of(str(artifact)))
 
 
 def read_artifact(path: Path) -> Artifact:
-    """The artifact at `path`, which is its step's only output."""
+    """Return the artifact at `path`, which is its step's only output."""
     receipt = read_receipt(_receipt_path(path))
     ((name, sha256),) = receipt["outputs"].items()
     return Artifact(path, sha256, receipt["files"].get(name, {}))
@@ -48,7 +48,7 @@ def read_artifact(path: Path) -> Artifact:
 def describe(
     task: Callable[..., Task], arguments: Mapping[str, Any], store: Store, tools: Tools, threads: int = 1
 ) -> Task:
-    """What a step says of a job.
+    """Return what a step says of a job.
 
     Args:
         task: the step's function.
@@ -70,7 +70,7 @@ def describe(
 
 
 def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> dict[str, Any]:
-    """A job's inputs and parameters by name, as the table has them.
+    """Return a job's inputs and parameters by name, as the table has them.
 
     Args:
         steps: the table.
@@ -95,12 +95,12 @@ def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> di
 
 
 def _own(value: Any, own: Mapping[str, str]) -> Any:
-    """A parameter, in place of a wildcard what that is in the job."""
+    """Return a parameter, in place of a wildcard what that is in the job."""
     return own[value[1:-1]] if isinstance(value, str) and value[1:-1] in own else value
 
 
 def taken(arguments: Mapping[str, Any]) -> dict[Path, Path]:
-    """The artifacts among a job's arguments, with their receipts."""
+    """Return the artifacts among a job's arguments, with their receipts."""
     values = [each for value in arguments.values() for each in (value if isinstance(value, list) else [value])]
     return {value.path: _receipt_path(value.path) for value in values if isinstance(value, Artifact)}
 
@@ -112,7 +112,7 @@ def perform(
     store: Store,
     reads: Mapping[Path, Path] | None = None,
 ) -> bool:
-    """Does a job's work, or takes its result from the store; True if that took work.
+    """Do a job's work, or take its result from the store; True if that took work.
 
     Args:
         task: what the step says of the job.
@@ -145,7 +145,10 @@ SOMEWHERE = "build"
 
 
 def full_at(error: BaseException) -> str | None:
-    """What could not be written as the disk is full, "build" where the error does not say; None for another error."""
+    """Return what could not be written as the disk is full, "build" where the error does not say.
+
+    None for another error.
+    """
     for found in chain(error):
         if isinstance(found, OSError) and found.errno in CODES:
             return str(found.filename2 or found.filename or SOMEWHERE)
@@ -155,7 +158,7 @@ def full_at(error: BaseException) -> str | None:
 
 
 def uncopied_at(error: BaseException) -> str | None:
-    """What a library in C++ could not write; None for another error.
+    """Return what a library in C++ could not write; None for another error.
 
     The standard library of C++ makes an I/O error of a full disk, as of one that fails, so no more is known.
     """
@@ -164,7 +167,7 @@ def uncopied_at(error: BaseException) -> str | None:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those that it was raised from."""
+    """Yield an error and those that it was raised from."""
     seen: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and following not in seen:
@@ -174,7 +177,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _copied_to(error: BaseException) -> str | None:
-    """The file at which shutil.copytree first failed: its error holds (source, target, reason) of each."""
+    """Return the file at which shutil.copytree first failed: its error holds (source, target, reason) of each."""
     first = error.args[0][0] if error.args and isinstance(error.args[0], list) and error.args[0] else None
     return str(first[1]) if isinstance(first, tuple) and len(first) == 3 else None
 
@@ -245,7 +248,7 @@ def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
 
 
 def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
-    """How many the job may start: those that Snakemake gave it, as far as its memory reaches."""
+    """Return how many the job may start: those that Snakemake gave it, as far as its memory reaches."""
     threads: int = snakemake.threads
     if step.each_thread == resources.NOTHING or threads == 1:
         return threads
@@ -255,12 +258,12 @@ def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
 
 
 def _as_files(named: Any) -> dict[str, Path | list[Path]]:
-    """A job's inputs or outputs by name."""
+    """Return a job's inputs or outputs by name."""
     return {name: as_paths(value) for name, value in named.items()}
 
 
 def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
-    """A job's inputs by name: Paths, and Artifacts where the job waits for their receipts."""
+    """Return a job's inputs by name: Paths, and Artifacts where the job waits for their receipts."""
     waits = files.get(dag.WAITS, [])
     receipts = {waits} if isinstance(waits, Path) else set(waits)
 
@@ -275,13 +278,13 @@ def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
 
 
 def _check_code(step: Step, code: str, record: Path) -> None:
-    """Raises ShardmillError where the code that worked is not that which the result would be filed under."""
+    """Raise ShardmillError where the code that worked is not that which the result would be filed under."""
     if code_digest.tools(step, code_digest.family_of(step, record))["code"] != code:
         raise ShardmillError("shardmill's code was changed while it worked; run the same command again")
 
 
 def _nothing() -> None:
-    """What jobs withdraw that model.json does not speak for."""
+    """Withdraw nothing: the job's result is not covered by model.json."""
 
 
 def peak_mb() -> float:
@@ -308,18 +311,18 @@ def _own_peak() -> int:
 
 
 def _withdraw(build: Path) -> None:
-    """Removes what speaks for the whole build: a part of it is being made or judged again, and they come after that."""
+    """Remove what speaks for the whole build: a part of it is being made or judged again, and they come after that."""
     for name in ("model.json", "provenance.json", "test-results.jsonl", "report.html"):
         (build / name).unlink(missing_ok=True)
 
 
 def as_paths(value: str | Iterable[str]) -> Path | list[Path]:
-    """One path or several."""
+    """Return one path or several."""
     return Path(value) if isinstance(value, str) else [Path(item) for item in value]
 
 
 def error_line(error: Exception, logfile: Path) -> str:
-    """What a person should read, in one line."""
+    """Return what a person should read, in one line."""
     return one_line(_said(error, logfile))
 
 
@@ -338,7 +341,7 @@ def _said(error: Exception, logfile: Path) -> str:
 
 
 def _redirect_output(file: Path) -> TextIO:
-    """Sends whatever libraries print to the log file; returns the terminal, for what a person should see."""
+    """Send whatever libraries print to the log file; returns the terminal, for what a person should see."""
     file.parent.mkdir(parents=True, exist_ok=True)
     terminal = os.fdopen(os.dup(2), "w", buffering=1)
     with open(file, "w") as log_file:

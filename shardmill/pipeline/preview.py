@@ -132,7 +132,7 @@ class Preview:
 
 
 def preview(config: Config) -> Preview:
-    """What would be built.
+    """Return what would be built.
 
     Raises:
         CheckpointError: if config.json can't be had or describes what no program can be.
@@ -209,7 +209,7 @@ def _program(part: Part, config: Config) -> PlannedProgram:
 
 
 def _kind_name(kind: LayerSpec) -> str:
-    """What a person calls a kind of layer."""
+    """Return what a person calls a kind of layer."""
     if kind.mixer == "conv":
         return "convolution"
     name = "sliding attention" if kind.mask == SLIDING_MASK else "attention"
@@ -217,7 +217,7 @@ def _kind_name(kind: LayerSpec) -> str:
 
 
 def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
-    """Says how a local checkpoint's tensors are not those of the model, '' if they are; None for one on the hub."""
+    """Say how a local checkpoint's tensors are not those of the model, '' if they are; None for one on the hub."""
     if config.source.path is None:
         return None
     try:

@@ -58,7 +58,7 @@ class Records:
 
 
 def gate_statements(build: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """A statement of each gate's verdict about the files that it judged, in the order of the verdicts' paths.
+    """Return a statement of each gate's verdict about the files that it judged, in the order of the verdicts' paths.
 
     Args:
         build: the build's folder.
@@ -75,7 +75,7 @@ def gate_statements(build: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """(path, sha256) of every file of each part's package and bundle."""
+    """Return (path, sha256) of every file of each part's package and bundle."""
     return {part["name"]: [*named(model["packages"][part["name"]]), *named(part["program"])] for part in model["parts"]}
 
 
@@ -121,7 +121,7 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
 
 
 def _checkpoint(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """What was fetched: the repository at its commit, where there is one, and every file."""
+    """Yield what was fetched: the repository at its commit, where there is one, and every file."""
     url = ""
     if source["repo"]:
         url = _huggingface(source["repo"], source["commit"])
@@ -136,7 +136,7 @@ def _huggingface(repo: str, commit: str) -> str:
 
 
 def verdict_hashes(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(path, sha256) of what the gates said, given the receipts by step."""
+    """Yield (path, sha256) of what the gates said, given the receipts by step."""
     for name, receipt in steps.items():
         if "verdict" in receipt.get("outputs", {}):
             yield f"{name}.json", receipt["outputs"]["verdict"]

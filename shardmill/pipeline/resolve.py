@@ -38,7 +38,7 @@ LEFT = shutil.ignore_patterns("__pycache__", "*.pyc", ".DS_Store", "._*")
 
 
 def workflow_root() -> Path:
-    """The folder with the Snakefile. Raises ShardmillError where this installation has none."""
+    """Return the folder with the Snakefile. Raises ShardmillError where this installation has none."""
     package = Path(shardmill.__file__).resolve().parent
     for folder in (package.parent, package / "workflow"):
         if (folder / SNAKEFILE).is_file():
@@ -49,23 +49,23 @@ def workflow_root() -> Path:
 
 
 def default_config() -> str:
-    """The demo's config: the working folder's or, where that has none, the workflow's own."""
+    """Return the demo's config: the working folder's or, where that has none, the workflow's own."""
     own = Path("configs/demo.yaml")
     return str(own if own.is_file() else workflow_root() / own)
 
 
 def load_resolved(path: Path) -> Config:
-    """The config in a file, as a build takes it. Raises ConfigError."""
+    """Return the config in a file, as a build takes it. Raises ConfigError."""
     return parsed(read_yaml(path), str(path))
 
 
 def parsed(content: Any, name: str) -> Config:
-    """The config of a mapping, with its files where they are. Raises ConfigError with `name` in front."""
+    """Return the config of a mapping, with its files where they are. Raises ConfigError with `name` in front."""
     return parse(grounded(content) if isinstance(content, Mapping) else content, name)
 
 
 def grounded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config whose files are looked for in the working folder and, where they are not there, beside the workflow.
+    """Return a config whose files are found in the working folder or, failing that, beside the workflow.
 
     So a workflow that uses this one as a module, from a folder of its own, has the demo's checkpoint and the texts.
     """
@@ -78,26 +78,26 @@ def grounded(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def located(path: str) -> str:
-    """Where a file or a folder is: in the working folder or, where it is not there, beside the workflow."""
+    """Return where a file or a folder is: in the working folder or, where it is not there, beside the workflow."""
     beside = workflow_root() / path
     return os.path.relpath(beside) if not Path(path).exists() and beside.exists() else path
 
 
 def _value(content: Any, keys: Sequence[str], default: Any) -> Any:
-    """What a config has at a key of its sections; None where something else than a section is in the way."""
+    """Return what a config has at a key of its sections; None where something else than a section is in the way."""
     for section in keys[:-1]:
         content = content.get(section, {}) if isinstance(content, Mapping) else None
     return content.get(keys[-1], default) if isinstance(content, Mapping) else None
 
 
 def _with(content: Mapping[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
-    """A config with another value at a key of its sections."""
+    """Return a config with another value at a key of its sections."""
     first, *others = keys
     return {**content, first: _with(content.get(first, {}), others, value) if others else value}
 
 
 def lay_out(folder: Path) -> None:
-    """Makes a folder to run Snakemake in: a copy of the workflow, its configs, texts and the demo's checkpoint.
+    """Make a folder to run Snakemake in: a copy of the workflow, its configs, texts and the demo's checkpoint.
 
     Raises:
         ShardmillError: something of that name is there.
@@ -123,7 +123,7 @@ CODE = ("shardmill.topology", *(m for kind in FOLDERS for name in supported(kind
 
 
 def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
-    """The config with its topology, expert groups and head slices as numbers, or its buckets, held against the model.
+    """Return the config with topology, expert groups and head slices (or buckets) checked against the model.
 
     A config that names all and whose checkpoint lies on the hub is left as it is: the split step holds it against the
     model, right after the download. Otherwise config.json alone is fetched.
@@ -182,7 +182,7 @@ def _sizes(settled: Config, a: Architecture) -> dict[str, Any]:
 
 
 def describe(config: Config) -> ModelDescription:
-    """What the config's model is, by config.json alone; that of a repository is fetched.
+    """Return what the config's model is, by config.json alone; that of a repository is fetched.
 
     Raises:
         CheckpointError: if it can't be had, or holds what can't be built.
@@ -203,7 +203,7 @@ def _described(config: Config, folder: Path) -> ModelDescription:
 
 
 def _config_folder(config: Config) -> Path:
-    """The folder that the model's config.json lies in, which may be the hub's cache. Raises CheckpointError."""
+    """Return the folder that the model's config.json lies in, which may be the hub's cache. Raises CheckpointError."""
     if config.source.path is not None:
         return Path(config.source.path)
     from shardmill.checkpoint.hub import HubAccess, download_config
@@ -229,7 +229,7 @@ def _kept(config: Config, store: Path, folder: str) -> Path:
 
 
 def _key(config: Config) -> str:
-    """All that decides what is settled."""
+    """Return all that decides what is settled."""
     source: dict[str, Any] = asdict(config.source)
     if config.source.path is not None:
         source = {"sha256": hashlib.sha256((Path(config.source.path) / "config.json").read_bytes()).hexdigest()}
@@ -253,7 +253,7 @@ def _key(config: Config) -> str:
 
 @cache
 def _code() -> str:
-    """The digest of what settles a config, the same for every model of a batch."""
+    """Return the digest of what settles a config, the same for every model of a batch."""
     return code_digest(CODE)
 
 
@@ -263,7 +263,7 @@ SHARED = 0.1  # of a text's long lines
 
 
 def read_corpus(path: Path) -> str:
-    """A text without white space around it. Raises ConfigError where it is not UTF-8."""
+    """Return a text without white space around it. Raises ConfigError where it is not UTF-8."""
     try:
         return files.read_text(path).strip()
     except UnicodeDecodeError as error:
@@ -271,7 +271,7 @@ def read_corpus(path: Path) -> str:
 
 
 def overlaps(texts: Mapping[str, str]) -> list[str]:
-    """Names the texts that quality is reported on and that the calibration's has parts of.
+    """Name the texts that quality is reported on and that the calibration's has parts of.
 
     Args:
         texts: each by its key in the config.

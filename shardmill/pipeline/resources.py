@@ -24,7 +24,7 @@ NODE_CORES = 4  # as many as any rule asks for that does not want a machine to i
 
 
 def _sends_jobs(workflow: Any) -> bool:
-    """Whether this process sends its jobs to other machines."""
+    """Return whether this process sends its jobs to other machines."""
     return bool(workflow.is_main_process and workflow.global_resources.get("_nodes").value is not None)
 
 
@@ -50,12 +50,12 @@ def held_mb(workflow: Any) -> int:
 
 
 def matrices_at_once(wildcards: Any) -> int:
-    """The cores of a job that measures a part's matrices one by one; a slice of the LM head has one only."""
+    """Return the cores of a job that measures a part's matrices one by one; a slice of the LM head has one only."""
     return MATRICES if wildcards.part.startswith("layers") else 1
 
 
 def every_core(workflow: Any) -> int:
-    """The cores of a job that has a machine to itself: all that --cores gives.
+    """Return the cores of a job that has a machine to itself: all that --cores gives.
 
     Where jobs go to other machines there may be no such number; then it is NODE_CORES, and of a larger node
     `--set-threads benchmark=N` takes more.
@@ -104,7 +104,7 @@ class Need:
     bucket: float = 0.0
 
     def mb(self, sizes: Sizes) -> int:
-        """The sum in MB, rounded up."""
+        """Return the sum in MB, rounded up."""
         items = [field.name for field in fields(self) if field.name != "base"]
         shares: list[float] = [getattr(self, name) * getattr(sizes, name) for name in items]
         reads_layers = self.layer or self.whole or self.table
@@ -127,7 +127,7 @@ class TooLarge(ShardmillError):
 def declared(
     known: Known, step: str, need: Need, limit: int | None, beside: int = 0, each: Need = NOTHING
 ) -> Resource | int:
-    """What a step's rule declares as mem_mb: a number, or a function of a job's wildcards, input and threads.
+    """Return what a step's rule declares as mem_mb: a number, or a function of a job's wildcards, input and threads.
 
     The function raises TooLarge for a job that needs more than the limit, which Snakemake would start all the
     same, and FileNotFoundError, which it shows as <TBD>, where the sizes are not known yet.
@@ -156,7 +156,7 @@ def declared(
 
 
 def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str, Any]]) -> Known:
-    """The sizes of a build's jobs: by its plan.json or, before there is one, by what its config.json lets expect.
+    """Return the sizes of a build's jobs, by its plan.json or, before there is one, estimated from config.json.
 
     The function raises FileNotFoundError where neither is known.
 
@@ -180,7 +180,7 @@ def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str,
 
 
 def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) -> int:
-    """How many threads a job may start that was given so much memory; at least one.
+    """Return how many threads a job may start that was given so much memory; at least one.
 
     Args:
         mb: what it was given, in MB.
@@ -194,13 +194,13 @@ def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) 
 
 
 def _check_memory(job: str, mb: int, limit: int | None) -> None:
-    """Raises TooLarge for a job that does not fit."""
+    """Raise TooLarge for a job that does not fit."""
     if limit is not None and mb > limit:
         raise TooLarge(job, mb, limit)
 
 
 def part_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:
-    """The sizes of a job of one part, or of the whole model, by plan.json's content and the positions that are fed."""
+    """Return the sizes of a job of one part, or of the whole model, by plan.json and the positions fed."""
     rows = {row["name"]: row for row in plan["parts"]}
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")
     largest = max((row["largest_tensor"] for row in rows.values() if row["kind"] != "embedding"), default=0)

@@ -38,7 +38,7 @@ def use_own_solver() -> None:
 
 
 def go_on(batch: Batch, workflow: Any) -> None:
-    """Lets the other models of a batch be built when a job fails, as --keep-going does."""
+    """Let the other models of a batch be built when a job fails, as --keep-going does."""
     if batch.listed:
         workflow.scheduler.keepgoing = True
 
@@ -61,7 +61,7 @@ def start_without_delay(workflow: Any) -> None:
 
 
 def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | int]:
-    """What a step's rule declares as mem_mb, see `memory.declared` and `where`."""
+    """Return what a step's rule declares as mem_mb, see `memory.declared` and `where`."""
     limit, beside = most_mb(workflow), held_mb(workflow)
     known = {name: _known(config) for name, config in batch.models.items()}
 
@@ -91,7 +91,7 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | 
 
 
 def _known(config: Config) -> resources.Known:
-    """The sizes of the jobs of a model."""
+    """Return the sizes of the jobs of a model."""
     positions = reference.positions(settings(config)["parity"], config.length)
     return resources.known_sizes(Path("build") / config.model, positions, cache(partial(expected, config)))
 
@@ -99,14 +99,14 @@ def _known(config: Config) -> resources.Known:
 def _declared(
     step: str, config: Config, known: resources.Known, limit: int | None, beside: int
 ) -> resources.Resource | int:
-    """What the jobs of a step of a model declare, see `memory.declared`."""
+    """Return what the jobs of a step of a model declare, see `memory.declared`."""
     needs = STEPS[step].needs
     need = needs if isinstance(needs, resources.Need) else needs[config.convert.method]
     return resources.declared(known, step, need, limit, beside, STEPS[step].each_thread)
 
 
 def too_large(config: Config, workflow: Any) -> TooLarge | None:
-    """The job of a model's whole build that needs the most memory, if that is more than the run may use.
+    """Return the job of a model's whole build that needs the most memory, if that is more than the run may use.
 
     Rules whose memory the user sets (`--set-resources`) are taken at their word.
     """
@@ -124,7 +124,7 @@ def too_large(config: Config, workflow: Any) -> TooLarge | None:
 
 
 def demand_room(batch: Batch, workflow: Any) -> None:
-    """Ends the run with one line if any of its jobs needs more memory than there is; of a batch, none does."""
+    """End the run with one line if any of its jobs needs more memory than there is; of a batch, none does."""
     if batch.listed:
         return
     worst = _largest(partial(_expand, job) for job in workflow.dag.needrun_jobs())
@@ -143,7 +143,7 @@ def _expand(job: Any) -> None:
 
 
 def _largest(asked: Iterable[Callable[[], None]]) -> TooLarge | None:
-    """The largest of what these raise."""
+    """Return the largest of what these raise."""
     found: list[TooLarge] = []
     for ask in asked:
         try:

@@ -124,7 +124,7 @@ __all__ = [
 
 
 def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
-    """The models of the validated config; what is wrong with it ends the run with one line, before any work."""
+    """Return the models of the validated config; what is wrong with it ends the run with one line, before any work."""
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
     _or_end(machine.engine)  # a parameter of rules, whose errors Snakemake would show with a traceback
     try:
@@ -148,7 +148,7 @@ def _read_batch(config: Mapping[str, Any], name: str, workflow: Any) -> Batch:
 
 
 def _demand_one_model(contents: Mapping[str, Any]) -> None:
-    """Raises ConfigError where files that would be merged to one config name several models."""
+    """Raise ConfigError where files that would be merged to one config name several models."""
     named = {name: each["model"] for name, each in contents.items() if isinstance(each, Mapping) and "model" in each}
     if len({str(model) for model in named.values()}) > 1:
         both = " and ".join(f"{file} ({model})" for file, model in named.items())
@@ -156,7 +156,7 @@ def _demand_one_model(contents: Mapping[str, Any]) -> None:
 
 
 def _settled(content: Any, name: str) -> Config:
-    """One model's config, checked and settled. Raises ConfigError."""
+    """Return one model's config, checked and settled. Raises ConfigError."""
     try:
         found = parsed(content, name)
         for problem in file_problems(found):
@@ -167,7 +167,7 @@ def _settled(content: Any, name: str) -> Config:
 
 
 def _fitting(content: Any, name: str, workflow: Any) -> Config:
-    """The same of one config of a batch, of whose jobs none may need more memory than there is: that ends a run."""
+    """Return one config of a batch, resolved. Raises ConfigError, too, if a job needs more memory than there is."""
     found = _settled(content, name)
     misfit = too_large(found, workflow) if workflow.is_main_process else None
     if misfit:
@@ -176,7 +176,7 @@ def _fitting(content: Any, name: str, workflow: Any) -> Config:
 
 
 def file_problems(config: Config) -> list[str]:
-    """Files that a build reads, later perhaps than hours from now, and that are not there or are empty."""
+    """Return files that a build reads, later perhaps than hours from now, and that are not there or are empty."""
     named, folders = {"parity.text": Path(config.parity.text)}, list[Path]()
     if config.benchmark:
         named["benchmark.text"] = Path(config.benchmark.text)
@@ -195,7 +195,7 @@ def file_problems(config: Config) -> list[str]:
 
 
 def tools(batch: Batch, workflow: Any) -> dict[str, Tools | Callable[[Any], Tools]]:
-    """What decides each step's result besides its inputs, see `fingerprint.tools`.
+    """Return what decides each step's result besides its inputs, see `fingerprint.tools`.
 
     It is given to Snakemake as a parameter, so that a change of the library reruns the step, and by it to the job,
     so that what Snakemake recorded and what the store has are the same. Where the model's family counts, it is a
@@ -234,7 +234,7 @@ def gate_receipts(config: Config) -> list[str]:
 
 
 def verdicts(config: Config) -> list[str]:
-    """What the gates said."""
+    """Return what the gates said."""
     return _paths(dag.verdicts(dag.wanted(STEPS, config)), config)
 
 
@@ -244,34 +244,34 @@ def all_receipts(config: Config) -> list[str]:
 
 
 def page_receipts(config: Config) -> list[str]:
-    """The same, and those of steps that only the report has a use for."""
+    """Return the same, and those of steps that only the report has a use for."""
     return _paths(dag.page_receipts(dag.wanted(STEPS, config)), config)
 
 
 def points(config: Config) -> list[str]:
-    """What was measured of points of the front."""
+    """Return what was measured of points of the front."""
     return _paths(dag.made_by("measured")(dag.wanted(STEPS, config)), config)
 
 
 def made_by(name: str, config: Config) -> list[str]:
-    """What a step makes, for rules that have a use for it; nothing where the build does not have that step."""
+    """Return what a step makes, for rules that have a use for it; nothing where the build does not have that step."""
     return [f"build/{{model}}/{path}" for path in dag.made_by(name)(dag.wanted(STEPS, config))]
 
 
 def receipts_of(name: str, config: Config) -> list[str]:
-    """The receipts of the same."""
+    """Return the receipts of the same."""
     return [receipt_of(path) for path in made_by(name, config)]
 
 
 def artifacts(batch: Batch, workflow: Any) -> list[str]:
-    """What finished builds consist of, and what can't be made of a config that is refused."""
+    """Return what finished builds consist of, and what can't be made of a config that is refused."""
     files = [f"build/{name}/{path}" for name, one in batch.models.items() for path in dag.delivered(STEPS, one)]
     built = [storage.is_in_storage(path, workflow) for path in files]
     return built + [f"build/refused/{name}" for name in batch.refusals]
 
 
 def drawn(config: Config) -> list[dict[str, Any]]:
-    """The pipeline as the report draws it."""
+    """Return the pipeline as the report draws it."""
     return dag.listed_steps(STEPS, config)
 
 
@@ -280,7 +280,7 @@ def _paths(templates: Iterable[str], config: Config) -> list[str]:
 
 
 def only_build(build: str) -> None:
-    """Makes this run of Snakemake the only build in the folder, or ends it with one line.
+    """Make this run of Snakemake the only build in the folder, or ends it with one line.
 
     So does a remote store that can't be one, before any job asks for it.
     """
@@ -291,7 +291,7 @@ def only_build(build: str) -> None:
 
 
 def only_its_jobs(build: str, workflow: Any) -> None:
-    """Marks a Snakemake that does a job as one of the folder's build, or ends it with one line.
+    """Mark a Snakemake that does a job as one of the folder's build, or ends it with one line.
 
     The job itself would come too late: by then Snakemake has removed what the rule makes.
     """

@@ -27,7 +27,7 @@ END = bytes(2 * tarfile.BLOCKSIZE)  # after the last entry
 
 
 def pack(folder: Path, to: Path) -> None:
-    """Writes a folder's files; links are followed."""
+    """Write a folder's files; links are followed."""
     with tarfile.open(to, "w", format=tarfile.PAX_FORMAT) as archive:
         top = tarfile.TarInfo(folder.name)
         top.type, top.mode = tarfile.DIRTYPE, 0o755
@@ -40,7 +40,7 @@ def pack(folder: Path, to: Path) -> None:
 
 
 def unpack(archive: Path, to: Path) -> None:
-    """Makes the folder `to` of an archive of a folder that is called so.
+    """Make the folder `to` of an archive of a folder that is called so.
 
     Raises:
         UnreadableError: it is none, is cut short, or would write elsewhere.
@@ -58,7 +58,7 @@ def unpack(archive: Path, to: Path) -> None:
 
 
 def _extract(content: tarfile.TarFile, entry: tarfile.TarInfo, to: Path) -> None:
-    """Writes an entry that is a file of the folder `to`, or a folder. `extractall` checks them since Python 3.11.4."""
+    """Write an entry that is a file of the folder `to`, or a folder. `extractall` checks them since Python 3.11.4."""
     first, *others = entry.name.split("/")
     source = content.extractfile(entry) if entry.isfile() else None
     if (
@@ -85,34 +85,40 @@ CHECKPOINT = "build/{model}/source"  # of all folders the one that no rule names
 
 
 def is_used(workflow: Any) -> bool:
-    """Whether the files of a run lie in a storage."""
+    """Return whether the files of a run lie in a storage."""
     return workflow.storage_settings.default_storage_provider is not None
 
 
 def folder(path: str, workflow: Any) -> str:
-    """What stands for a folder in rules."""
+    """Return what stands for a folder in rules."""
     return path + SUFFIX if is_used(workflow) else path
 
 
 def is_in_storage(path: str, workflow: Any) -> str:
-    """What stands for an artifact, whether it is a file or a folder."""
+    """Return what stands for an artifact, whether it is a file or a folder."""
     return folder(path, workflow) if PurePosixPath(path).suffix in FOLDERS else path
 
 
 def new_folder(path: str) -> Any:
-    """The same as something that a rule makes."""
+    """Return the same as something that a rule makes."""
     from snakemake.io import directory
 
     return path if path.endswith(SUFFIX) else directory(path)
 
 
 def checkpoint(workflow: Any) -> list[str]:
-    """What rules name that have to do with the checkpoint's files; where those lie in build/, their record says it."""
+    """Return what rules name that have to do with the checkpoint's files.
+
+    Where those lie in build/, their record says it.
+    """
     return [folder(CHECKPOINT, workflow)] if is_used(workflow) else []
 
 
 def home_of(path: str, model: str) -> Path | None:
-    """The folder in which Snakemake keeps the copy of a build that a path belongs to; None if that is build/ itself."""
+    """Return the folder in which Snakemake keeps the copy of a build that a path belongs to.
+
+    None if that is build/ itself.
+    """
     before, found, _ = path.rpartition(f"{BUILDS}/{model}/")
     return Path(before) if before and found else None
 
@@ -133,7 +139,7 @@ class Room:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it is not the build's own folder."""
+        """Return whether it is not the build's own folder."""
         return self.builds != Path(BUILDS)
 
 
@@ -177,7 +183,7 @@ def _moved(files: Files, home: Path, at: Path) -> Files:
 
 
 def _placed(path: Path, home: Path, at: Path) -> Path:
-    """Where a file of a build stands in the room, a folder without the archive's suffix; other files stay."""
+    """Return where a file of a build stands in the room, a folder without the archive's suffix; other files stay."""
     if not path.is_relative_to(home / BUILDS):
         return path
     inside = at / path.relative_to(home)

@@ -13,7 +13,7 @@ from shardmill.runtime.manifest import entries
 
 
 def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
-    """(path, sha256) of model.json and of every file it names."""
+    """Yield (path, sha256) of model.json and of every file it names."""
     yield manifest.name, hash_file(manifest)
     for entry in entries(model):
         if "sha256" not in entry and "files" not in entry:
@@ -22,7 +22,7 @@ def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, st
 
 
 def named(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(path, sha256) of every file that an entry of model.json names."""
+    """Yield (path, sha256) of every file that an entry of model.json names."""
     if "sha256" in entry:
         yield entry["path"], entry["sha256"]
     for name, sha in entry.get("files", {}).items():
@@ -30,7 +30,7 @@ def named(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def check_files(model: Mapping[str, Any], build: Path) -> None:
-    """Raises ShardmillError where a file is not the one that a manifest's content names."""
+    """Raise ShardmillError where a file is not the one that a manifest's content names."""
     for entry in entries(model):
         for name, sha in named(entry):
             if not (build / name).is_file() or hash_file(build / name) != sha:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """The config as plain data, as Snakemake compares and passes parameters."""
+    """Return the config as plain data, as Snakemake compares and passes parameters."""
     from pydantic import TypeAdapter
 
     plain: dict[str, Any] = parse_json(TypeAdapter(type(config)).dump_json(config))
@@ -58,12 +58,12 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def section(name: str, config: Config) -> Any:
-    """A section of the config as plain data."""
+    """Return a section of the config as plain data."""
     return settings(config)[name]
 
 
 def option(name: str, config: Config) -> Any:
-    """What the config says at a dotted name."""
+    """Return what the config says at a dotted name."""
     return reduce(getattr, name.split("."), config)
 
 
@@ -73,12 +73,12 @@ def engine(config: Config) -> dict[str, str]:
 
 
 def split_settings(config: Config) -> dict[str, Any]:
-    """What of the config decides the plan: other settings must not make anything again."""
+    """Return what of the config decides the plan: other settings must not make anything again."""
     return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark", "witness")}
 
 
 def source_files(config: Config) -> list[str]:
-    """Files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
+    """Return files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
     if config.source.path is None:
         return []
     files = (file for file in Path(config.source.path).iterdir() if file.is_file())
@@ -86,23 +86,23 @@ def source_files(config: Config) -> list[str]:
 
 
 def recipe_files(config: Config) -> list[str]:
-    """The file that says which form each matrix has, if one does."""
+    """Return the file that says which form each matrix has, if one does."""
     precision = config.convert.precision
     return [] if precision in RULES else [precision]
 
 
 def _parity_text(config: Config) -> str:
-    """The text that the parity gates are fed with."""
+    """Return the text that the parity gates are fed with."""
     return config.parity.text
 
 
 def calibrates(config: Config) -> bool:
-    """Whether codes are fitted to a text."""
+    """Return whether codes are fitted to a text."""
     return config.convert.calibration is not None
 
 
 def searches(config: Config) -> bool:
-    """Whether forms are searched for."""
+    """Return whether forms are searched for."""
     return config.convert.precision == SEARCH
 
 
@@ -119,7 +119,7 @@ def witness_runtime(config: Config) -> dict[str, str]:
 
 
 def calibration_files(config: Config) -> list[str]:
-    """The calibration text, if there is one."""
+    """Return the calibration text, if there is one."""
     return [config.convert.calibration.text] if config.convert.calibration else []
 
 
@@ -132,13 +132,13 @@ NAMED: Mapping[str, Callable[[Config], str | list[str]]] = {
 
 
 def calibration_settings(config: Config) -> dict[str, Any] | None:
-    """The config's `convert.calibration`."""
+    """Return the config's `convert.calibration`."""
     found: dict[str, Any] | None = settings(config)["convert"]["calibration"]
     return found
 
 
 def search_settings(config: Config) -> dict[str, Any] | None:
-    """What the search is told: its budget, the forms that it may take, and how many points are to be measured."""
+    """Return the search's settings: its budget, the forms that it may take, and the points to be measured."""
     if not searches(config):
         return None
     found, search = settings(config)["convert"], config.convert.search
@@ -151,18 +151,18 @@ def coded_forms(config: Config) -> list[str]:
 
 
 def measures(config: Config) -> bool:
-    """Whether points of the front are measured."""
+    """Return whether points of the front are measured."""
     return bool(config.points)
 
 
 def measured_settings(config: Config) -> dict[str, Any] | None:
-    """Which windows of the calibration text they are measured on."""
+    """Return which windows of the calibration text they are measured on."""
     known = calibration_settings(config)
     return known and {"window": known["window"], "held": known["held"], "windows": config.convert.search.windows}
 
 
 def evidence(config: Config) -> list[str]:
-    """What was measured of the build elsewhere and imported: no step makes it, and there may be none."""
+    """Return what was measured of the build elsewhere and imported: no step makes it, and there may be none."""
     return [str(file) for file in evidence_files(Path("build") / config.model)]
 
 

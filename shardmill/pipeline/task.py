@@ -47,7 +47,7 @@ class Action:
 
     @property
     def key(self) -> str:
-        """The action's name in the store."""
+        """Return the action's name in the store."""
         return digest(asdict(self))
 
 
@@ -67,7 +67,7 @@ class Task:
 
 
 def source_folder(record: Path) -> Path:
-    """Where the checkpoint's files lie, given source.receipt.json.
+    """Return where the checkpoint's files lie, given source.receipt.json.
 
     The receipt stands beside the folder, not in it: Snakemake removes a job's outputs before it runs, and the folder
     must not lose its source.json by that.
@@ -76,5 +76,5 @@ def source_folder(record: Path) -> Path:
 
 
 def paths_from(receipt: Path, outputs: Mapping[str, Path]) -> dict[str, str]:
-    """Where outputs lie as seen from their receipt."""
+    """Return where outputs lie as seen from their receipt."""
     return {name: Path(os.path.relpath(path, receipt.parent)).as_posix() for name, path in outputs.items()}

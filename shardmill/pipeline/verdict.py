@@ -24,12 +24,12 @@ class Missed(GateError):
 
 
 def failed(verdict: Path) -> Path:
-    """Where a verdict that missed a threshold is kept: Snakemake removes the outputs of a job that fails."""
+    """Return where a verdict that missed a threshold is kept: Snakemake removes the outputs of a job that fails."""
     return verdict.with_suffix(".failed.json")
 
 
 def write_verdict(gate: str, content: Mapping[str, Any], made: Path) -> None:
-    """Writes a verdict.
+    """Write a verdict.
 
     Args:
         gate: its name, for the error line.

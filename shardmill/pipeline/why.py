@@ -36,7 +36,9 @@ from shardmill.pipeline.task import RECEIPT, Action, Task, source_folder
 
 
 def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str, dict[str, Any]] | None:
-    """What an entry here would record of a step's outputs once they were brought; None where there is no such entry.
+    """Return what an entry here would record of a step's outputs once they were brought.
+
+    None where there is no such entry.
 
     JSON files are brought, as other steps may be described by what they say. In place of any other output an empty
     file is written, so that it counts as known.
@@ -68,7 +70,7 @@ def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str,
 
 
 def _described(file: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """What is recorded of an output.
+    """Return what is recorded of an output.
 
     Args:
         file: its name in the entry.
@@ -138,11 +140,14 @@ class _Walk:
 
     @property
     def steps(self) -> dag.Steps:
-        """Those of the build."""
+        """Return those of the build."""
         return dag.wanted(STEPS, self.config)
 
     def visit(self, job: Job) -> StepOutlook | None:
-        """The verdict on a job, None for one whose result is not kept; what it makes is known afterwards, or is not."""
+        """Return the verdict on a job, None for one whose result is not kept.
+
+        What it makes is known afterwards, or is not.
+        """
         step, label = self.steps[job[0]], self.label(job)
         missing = self.missing(job)
         if missing:
@@ -170,13 +175,19 @@ class _Walk:
         return StepOutlook(label, "works", self.store.reason(task.action, self.build / receipt))
 
     def label(self, job: Job) -> str:
-        """What a job's result is called: the path of its receipt without the suffix; empty where there is none."""
+        """Return what a job's result is called: the path of its receipt without the suffix.
+
+        Empty where there is none.
+        """
         receipt = self.steps[job[0]].receipt
         found = dag.expanded(receipt, dag.names(self.config), dag.own(self.steps, job)) if receipt else [""]
         return found[0].removesuffix(RECEIPT)
 
     def missing(self, job: Job) -> str:
-        """The first input of a job that is not known, by what it is called as a result; empty if all are known."""
+        """Return the first input of a job that is not known, by what it is called as a result.
+
+        Empty if all are known.
+        """
         files = [*dag.step_inputs(self.steps, job[0]).values(), dag.waits(self.steps, job[0])]
         mine = dag.own(self.steps, job)
         paths = [path for each in files for path in dag.expanded(each, dag.names(self.config), mine)]
@@ -185,7 +196,7 @@ class _Walk:
         return plain if plain in map(self.label, dag.jobs(self.steps, self.config)) else gone
 
     def linked_from_store(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
-        """Links what the store has of an action; False if it has nothing."""
+        """Link what the store has of an action; False if it has nothing."""
         entry = self.store.root / action.key
         if not intact(entry):
             return False
@@ -196,7 +207,7 @@ class _Walk:
         return True
 
     def foreseen_remotely(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
-        """Records what the remote store has of an action; False if there is no such store, or it has nothing."""
+        """Record what the remote store has of an action; False if there is no such store, or it has nothing."""
         if self.store.shared is None:
             return False
         try:
@@ -213,7 +224,7 @@ class _Walk:
         return recorded is not None
 
     def linked_from_build(self, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
-        """Links what lies in the build if it was made by an action; False if it was not, or is not all there."""
+        """Link what lies in the build if it was made by an action; False if it was not, or is not all there."""
         there = {path: self.build / path.relative_to(self.known) for path in (*outputs.values(), self.known / receipt)}
         if not all(path.exists() for path in there.values()):
             return False
@@ -225,13 +236,13 @@ class _Walk:
 
 
 def _made_in_place(task: Task, outputs: Mapping[str, Path]) -> None:
-    """Does a job's work, with no regard to what the store has."""
+    """Do a job's work, with no regard to what the store has."""
     for path in outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     task.work(outputs)
 
 
 def _link(source: Path, target: Path) -> None:
-    """A symbolic link."""
+    """Make a symbolic link."""
     target.parent.mkdir(parents=True, exist_ok=True)
     os.symlink(source.resolve(), target)

@@ -25,7 +25,7 @@ from shardmill.precision.original import Original
 
 
 def sites(part: Part) -> dict[str, list[Constant]]:
-    """The matrices of a part by their paths, each with the blocks that it is made of."""
+    """Return the matrices of a part by their paths, each with the blocks that it is made of."""
     found: dict[str, list[Constant]] = {path: [] for path in matrices(part.shapes)}
     for tensor in part.tensors:
         if tensor.path in found:
@@ -34,7 +34,7 @@ def sites(part: Part) -> dict[str, list[Constant]]:
 
 
 def module_of(blocks: Sequence[Constant]) -> str:
-    """The module of transformers whose input a matrix is multiplied with; empty where it can't be told.
+    """Return the module of transformers whose input a matrix is multiplied with; empty where it can't be told.
 
     It is told where rows of the matrix are rows of one module's weight: then a program's matrix, be its rows picked,
     repeated or scaled, has that module's inputs.
@@ -52,7 +52,7 @@ class Sums:
         self._last: tuple[Tensor, Tensor] | None = None
 
     def add(self, name: str, x: Tensor) -> None:
-        """Counts inputs x [..., columns] of a module."""
+        """Count inputs x [..., columns] of a module."""
         if self._last is None or self._last[0] is not x:
             rows = x.reshape(-1, x.shape[-1]).float()
             self._last = x, rows.T @ rows
@@ -61,7 +61,7 @@ class Sums:
 
 @contextmanager
 def observed_inputs(model: nn.Module, names: Sequence[str]) -> Iterator[Sums]:
-    """Counts the inputs of modules as long as it lasts."""
+    """Count the inputs of modules as long as it lasts."""
     sums, modules = Sums(), dict(model.named_modules())
 
     def hook(name: str) -> Any:
@@ -117,7 +117,9 @@ class Matrix:
 def calibrated_matrices(
     part: Part, source: Path, model: Original, seen: list[Tensor], held: list[Tensor]
 ) -> Iterator[Matrix]:
-    """Every matrix of a part of a decoder, layer by layer; the next layer's inputs are made by the original weights.
+    """Yield every matrix of a part of a decoder, layer by layer.
+
+    The next layer's inputs are made by the original weights.
 
     Args:
         part: layers or a head.
@@ -148,7 +150,7 @@ def calibrated_matrices(
 
 
 def _layer(path: str) -> int:
-    """The index of a constant's layer."""
+    """Return the index of a constant's layer."""
     found = LAYER.match(path)
     assert found is not None
     return int(found[1])
@@ -168,7 +170,7 @@ class Edges:
 def write_edges(
     model: Original, seen: Sequence[Sequence[int]], held: Sequence[Sequence[int]], wanted: Collection[int], to: Path
 ) -> None:
-    """Runs the original model over windows of one length and keeps its states before some layers.
+    """Run the original model over windows of one length and keep its states before some layers.
 
     Args:
         model: the original.
@@ -189,6 +191,6 @@ def write_edges(
 
 
 def read_edges(file: Path, index: int) -> Edges:
-    """The states before a layer."""
+    """Return the states before a layer."""
     with safe_open(file, framework="pt") as states:
         return Edges(*(list(states.get_tensor(f"{name}_{index}")) for name in (SEEN, HELD)))

@@ -47,7 +47,7 @@ class Tally:
     """Sums over the vocabulary for each position, as far as blocks have come in."""
 
     def __init__(self, following: Tensor) -> None:
-        """Begins with nothing. Args: following the token after each position [n], -1 where none is known."""
+        """Begin with nothing. Args: following the token after each position [n], -1 where none is known."""
         n = len(following)
         self.following, self.seen = following, 0
         self.best = torch.full((n, 2), -torch.inf)  # the first model's two largest logits
@@ -57,7 +57,7 @@ class Tally:
         self.target = torch.zeros(2, n)
 
     def add(self, was: Tensor, now: Tensor) -> None:
-        """Counts the logits of the next tokens of the vocabulary, [n, tokens] of either model."""
+        """Count the logits of the next tokens of the vocabulary, [n, tokens] of either model."""
         two = was.topk(min(2, was.shape[1]), dim=1)
         now_best, now_place = now.max(dim=1)
         for row, places, better in (
@@ -82,7 +82,7 @@ class Tally:
         self.seen += was.shape[1]
 
     def figures(self) -> Figures:
-        """What it comes to, once all of the vocabulary has come in."""
+        """Return what it comes to, once all of the vocabulary has come in."""
         first = self.best[:, 0].double() + self.mass.log()  # [n], log of the sum of exponentials
         second = self.now_best.double() + self.now_mass.log()
         kl = self.gap / self.mass - first + second
@@ -97,7 +97,7 @@ ROWS = 8192  # of the LM head at a time
 
 
 def write_original(model: Original, cut: Sequence[Sequence[int]], to: Path) -> None:
-    """Writes what the original makes of windows of one length: tokens [windows, n], last [windows, n, d].
+    """Write what the original makes of windows of one length: tokens [windows, n], last [windows, n, d].
 
     Args:
         model: the original.
@@ -142,7 +142,7 @@ def measured_forms(model: Original, original: Path, held: Sequence[StoredWeights
 
 
 def _summed(tallies: Sequence[Tally]) -> dict[str, float]:
-    """The figures of all windows, which are equally long."""
+    """Return the figures of all windows, which are equally long."""
     tokens = sum(len(tally.following) for tally in tallies)
     found = [tally.figures() for tally in tallies]
     followed = tokens // len(found) - 1  # in each window; nothing is known to follow its last token
@@ -160,13 +160,13 @@ def _summed(tallies: Sequence[Tally]) -> dict[str, float]:
 
 
 def _run(model: Original, cut: Sequence[Sequence[int]], weights: Weights) -> list[Tensor]:
-    """The states after the last layer, [n, d] for each window."""
+    """Return the states after the last layer, [n, d] for each window."""
     states = [model.reference.first(window, lambda ids: model.table[ids], weights) for window in cut]
     return last_states(model, states, 0, weights)
 
 
 def _logits(model: Original, states: Tensor, rows: Tensor, weights: Weights, first: int) -> Tensor:
-    """Logits [n, rows] of some rows of the LM head, from row `first` on."""
+    """Return logits [n, rows] of some rows of the LM head, from row `first` on."""
 
     def own(name: str) -> Tensor:
         found = weights(name)

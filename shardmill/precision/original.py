@@ -31,12 +31,12 @@ class Original:
 
     @property
     def layers(self) -> int:
-        """How many there are."""
+        """Return how many there are."""
         return len(self.reference.decoder.layers)
 
 
 def original(source: Path, plan: Mapping[str, Any], often: bool = False) -> Original:
-    """The model of a checkpoint's folder.
+    """Return the model of a checkpoint's folder.
 
     Args:
         source: the folder.
@@ -66,7 +66,7 @@ def last_states(model: Original, states: Sequence[Tensor], first: int, weights: 
 
 
 def head_blocks(head: Tensor, first: int = 0, changed: Tensor | None = None) -> list[Tensor]:
-    """An LM head's rows in blocks, some of them replaced by others from row `first` on."""
+    """Return an LM head's rows in blocks, some of them replaced by others from row `first` on."""
     if changed is None:
         return list(torch.split(head, HEAD_ROWS))
     after = first + len(changed)

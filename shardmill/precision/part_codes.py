@@ -30,7 +30,7 @@ PIECE = 1 << 24  # bytes
 
 
 def write_spooled(to: Path, tensors: Iterable[tuple[str, Tensor]], metadata: Callable[[], Mapping[str, str]]) -> None:
-    """Writes the file that safetensors' own save_file writes of the same tensors, byte for byte.
+    """Write the file that safetensors' own save_file writes of the same tensors, byte for byte.
 
     Args:
         to: the file, beside which there must be room for as much again while it is written.
@@ -63,7 +63,7 @@ ERRORS = "errors"
 def write_part_codes(
     part: Part, source: Path, model: Original, edges: Path, to: Path, forms: Sequence[str] = ()
 ) -> None:
-    """Writes codes of every matrix of a part, in INT4 and other forms.
+    """Write codes of every matrix of a part, in INT4 and other forms.
 
     Args:
         part: layers or a head.
@@ -102,7 +102,7 @@ def _chosen(matrix: Matrix) -> QuantizedMatrix:
 
 
 def _palettes(matrix: Matrix, forms: Sequence[str]) -> dict[str, Palettes]:
-    """The matrix in those forms that are palettes and that it can have."""
+    """Return the matrix in those forms that are palettes and that it can have."""
     weigh = None if matrix.hessian is None else matrix.hessian.diagonal()
     fitting = [name for name in forms if form(name).kind == "palette" and not misfit(name, tuple(matrix.weight.shape))]
     return {name: palettised(matrix.weight, form(name), weigh) for name in fitting}
@@ -111,7 +111,7 @@ def _palettes(matrix: Matrix, forms: Sequence[str]) -> dict[str, Palettes]:
 def _values(
     matrix: Matrix, found: Mapping[str, QuantizedMatrix | Palettes], forms: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """What the matrix is in each form that it can have, one after the other."""
+    """Yield what the matrix is in each form that it can have, one after the other."""
     for name, codes in found.items():
         yield name, codes.values
     yield INT8, rounded(matrix.weight).values
@@ -132,7 +132,7 @@ class FormWeights(StoredWeights):
     """The constants of a part in some forms: by its file of codes, and rounded where that has none, as for INT8."""
 
     def __init__(self, part: Part, source: Path, codes: Path, forms: Mapping[str, str], prefix: str) -> None:
-        """Opens nothing yet.
+        """Open nothing yet.
 
         Args:
             part: the part.
@@ -145,7 +145,7 @@ class FormWeights(StoredWeights):
         self.weights, self.codes, self.forms = PartWeights(part, source), codes, forms
 
     def stored(self, path: str) -> Stored:
-        """A constant as it would be stored."""
+        """Return a constant as it would be stored."""
         if path not in self.weights.shapes:
             raise GateError(f"{self.name} does not hold {path}")
         is_matrix = len(self.weights.shapes[path]) == MATRIX
@@ -161,7 +161,7 @@ class FormWeights(StoredWeights):
         return Stored(self._read(f"{path}.{name}.codes"), scale=scale.float()[:, None])
 
     def _read(self, name: str) -> Tensor:
-        """A tensor of the file of codes."""
+        """Return a tensor of the file of codes."""
         with safe_open(self.codes, framework="pt") as stored:
             found: Tensor = stored.get_tensor(name)
             return found

@@ -45,7 +45,7 @@ class Known:
     """
 
     def __init__(self, logits: Iterable[Tensor], spool: IO[bytes]) -> None:
-        """Keeps them.
+        """Keep them.
 
         Args:
             logits: [n, vocab] in blocks of positions, each of which may lie where the one before it lay.
@@ -81,7 +81,7 @@ class Costs:
     """Measures what changed weights cost, on held-out windows that run from some layer on."""
 
     def __init__(self, model: Original, hidden: Sequence[Tensor], index: int, spool: IO[bytes]) -> None:
-        """Runs the original.
+        """Run the original.
 
         Args:
             model: the original.
@@ -94,7 +94,7 @@ class Costs:
         self.original = [Known(logits, spool) for logits in found]
 
     def beside(self, model: Original) -> Costs:
-        """The same for another thread. Args: model the original once more, which no other thread runs."""
+        """Return the same for another thread. Args: model the original once more, which no other thread runs."""
         other = copy(self)
         other.model, other.room = model, torch.empty_like(self.room)
         return other
@@ -112,7 +112,7 @@ class Costs:
         return self._divergence(found)
 
     def of_head(self, hidden: Sequence[Tensor], first: int, rows: Tensor) -> float:
-        """The same if rows of the LM head, from row `first` on, are others; `hidden` is after the last layer."""
+        """Return the same if rows of the LM head, from row `first` on, are others; `hidden` is after the last layer."""
         blocks = head_blocks(self.model.head, first, rows)
         return self._divergence(self._logits(hidden, self.model.layers, self.model.weights, blocks))
 
@@ -133,7 +133,7 @@ class Costs:
 
 
 def as_stored(blocks: Sequence[Constant], values: Tensor, source: Path) -> dict[str, Tensor]:
-    """The checkpoint's tensors by name, as a matrix of other values would have them.
+    """Return the checkpoint's tensors by name, as a matrix of other values would have them.
 
     Args:
         blocks: of which the matrix is made, under each other.

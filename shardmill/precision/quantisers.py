@@ -32,13 +32,13 @@ class Palettes:
 
     @property
     def values(self) -> Tensor:
-        """What they stand for, in fp32 [rows, columns]."""
+        """Return what they stand for, in fp32 [rows, columns]."""
         groups = self.codes.reshape(len(self.lut), -1).long()
         return self.lut.float().gather(1, groups).reshape(self.codes.shape)
 
 
 def palettised(weight: Tensor, form: Form, importance: Tensor | None) -> Palettes:
-    """Every number to the nearest entry of its table.
+    """Return every number to the nearest entry of its table.
 
     Args:
         weight: [rows, columns] in fp32.
@@ -54,13 +54,13 @@ def palettised(weight: Tensor, form: Form, importance: Tensor | None) -> Palette
 
 
 def _damped(importance: Tensor) -> NDArray[np.float64]:
-    """Weights of columns, none of them zero."""
+    """Return weights of columns, none of them zero."""
     weigh = importance.double().numpy()
     return weigh + (DAMPING * weigh.mean() or 1.0)
 
 
 def _table(group: NDArray[np.float16], weigh: NDArray[np.float64], entries: int) -> NDArray[np.float16]:
-    """The entries of a table, ascending, for rows [n, columns]; the last of them once more where there are too many."""
+    """Return a table's entries, ascending, for rows [n, columns]; the last is repeated if there are too many."""
     from coremltools._deps import kmeans1d
 
     columns = np.broadcast_to(weigh, group.shape).ravel()
@@ -89,12 +89,12 @@ class QuantizedMatrix:
 
     @property
     def values(self) -> Tensor:
-        """What they stand for, in fp32 [rows, columns]."""
+        """Return what they stand for, in fp32 [rows, columns]."""
         return self.codes.float() * self.scale.float()[:, None]
 
 
 def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> QuantizedMatrix:
-    """Every weight to the nearest code, with the scale of each row that leaves the least error.
+    """Return every weight to the nearest code, with the scale of each row that leaves the least error.
 
     Args:
         weight: [rows, columns] in fp32.
@@ -107,7 +107,7 @@ def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> Quan
 
 
 def _clipped(weight: Tensor, bits: int, weigh: Tensor) -> QuantizedMatrix:
-    """The same of a few rows."""
+    """Return the same of a few rows."""
     full = weight.abs().amax(dim=1) / _largest(bits)
     best, least = full, torch.full((len(weight),), torch.inf)
     for ratio in torch.linspace(1, LEAST_RATIO, RATIOS).tolist():
@@ -119,7 +119,7 @@ def _clipped(weight: Tensor, bits: int, weigh: Tensor) -> QuantizedMatrix:
 
 
 def gptq(weight: Tensor, bits: int, hessian: Tensor) -> QuantizedMatrix:
-    """The codes of GPTQ, which makes up for each column's rounding in the columns after it, the heaviest first.
+    """Return the codes of GPTQ, which makes up for each column's rounding in the columns after it, the heaviest first.
 
     Args:
         weight: [rows, columns] in fp32.
@@ -148,18 +148,18 @@ def gptq(weight: Tensor, bits: int, hessian: Tensor) -> QuantizedMatrix:
 
 
 def error(weight: Tensor, values: Tensor, hessian: Tensor) -> float:
-    """The squared error of the outputs if a matrix has other values, as a share of their squares."""
+    """Return the squared error of the outputs if a matrix has other values, as a share of their squares."""
     off = weight - values
     return float(((off @ hessian) * off).sum() / ((weight @ hessian) * weight).sum().clamp(min=1e-30))
 
 
 def _largest(bits: int) -> int:
-    """The largest code; the least is one further from zero."""
+    """Return the largest code; the least is one further from zero."""
     return int(2 ** (bits - 1) - 1)
 
 
 def _rounded(weight: Tensor, scale: Tensor, bits: int) -> QuantizedMatrix:
-    """Every weight to the nearest code."""
+    """Return every weight to the nearest code."""
     high = _largest(bits)
     return QuantizedMatrix((weight / scale.float()[:, None]).round_().clamp_(-high - 1, high).to(torch.int8), scale)
 

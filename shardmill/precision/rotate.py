@@ -38,7 +38,7 @@ ROWS = 4096  # that are mixed at a time, in fp64
 
 
 def rotated(rows: Tensor) -> Tensor:
-    """rows Q, for rows [n, d] in any float dtype: fp32 [n, d]."""
+    """Return rows Q, for rows [n, d] in any float dtype: fp32 [n, d]."""
     return torch.cat([_mixed(block.double()).float() for block in torch.split(rows, ROWS)])
 
 
@@ -48,7 +48,7 @@ def rotated_outputs(matrix: Tensor) -> Tensor:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """x Q in fp64, [n, d]."""
+    """Return x Q in fp64, [n, d]."""
     n, d = x.shape
     block = d & -d  # the largest power of two that divides d
     x = _hadamard(x * _signs(d, 1), block)
@@ -59,7 +59,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _hadamard(x: Tensor, block: int) -> Tensor:
-    """Each block of channels times the orthogonal Hadamard matrix of its width, [n, d]."""
+    """Return each block of channels times the orthogonal Hadamard matrix of its width, [n, d]."""
     n, d = x.shape
     half = 1
     while half < block:
@@ -70,7 +70,7 @@ def _hadamard(x: Tensor, block: int) -> Tensor:
 
 
 def _signs(d: int, which: int) -> Tensor:
-    """d random signs, always the same."""
+    """Return d random signs, always the same."""
     drawn = hashlib.shake_256(f"rotation {which}".encode()).digest(-(-d // 8))
     return torch.from_numpy(np.unpackbits(np.frombuffer(drawn, np.uint8))[:d].astype(np.float64) * 2 - 1)
 
@@ -99,7 +99,7 @@ class Heads:
 
 
 def _rotation_groups(names: Collection[str], weights: Weights, heads: Heads, head: str) -> list[Group]:
-    """The rotated model's tensors: the table, each layer, and what stands after the layers.
+    """Return the rotated model's tensors: the table, each layer, and what stands after the layers.
 
     Args:
         names: of the checkpoint's tensors.
@@ -134,7 +134,7 @@ def _layers(names: Collection[str]) -> list[dict[str, str]]:
 
 
 def _of_layer(name: str, role: str, weights: Weights, heads: Heads) -> Tensor:
-    """One of a layer's tensors."""
+    """Return one of a layer's tensors."""
     value, is_bias = weights(name), name.endswith("bias")
     if role in READERS:
         return _ones(value)
@@ -151,22 +151,22 @@ def _of_layer(name: str, role: str, weights: Weights, heads: Heads) -> Tensor:
 
 
 def _ones(gains: Tensor) -> Tensor:
-    """The gains of a norm whose own have gone into the matrices behind it."""
+    """Return the gains of a norm whose own have gone into the matrices behind it."""
     return torch.ones(gains.shape)
 
 
 def _reader(matrix: Tensor, gains: Tensor) -> Tensor:
-    """A matrix [r, d] that reads the stream behind a norm with gains [d]."""
+    """Return a matrix [r, d] that reads the stream behind a norm with gains [d]."""
     return torch.cat([rotated(rows.double() * gains.double()) for rows in torch.split(matrix, HEAD_ROWS)])
 
 
 def _with_inputs(matrix: Tensor, heads: Heads) -> Tensor:
-    """The output projection [d, queries * width] for values that are rotated within each head."""
+    """Return the output projection [d, queries * width] for values that are rotated within each head."""
     return rotated(matrix.reshape(-1, heads.width)).view(matrix.shape)
 
 
 def _with_values(projection: Tensor, first: int, heads: Heads) -> Tensor:
-    """A projection's weight [r, d] or bias [r], its rows from `first` on rotated within each head."""
+    """Return a projection's weight [r, d] or bias [r], its rows from `first` on rotated within each head."""
     values = projection[first:]
     by_head = values.reshape(heads.keys, heads.width, -1).transpose(1, 2)  # [keys, d, width]
     mixed = rotated(by_head.reshape(-1, heads.width)).view(by_head.shape).transpose(1, 2)
@@ -179,7 +179,7 @@ TOKENS = 64  # by which the two models are compared
 
 
 def rotate_checkpoint(source: Path, dest: Path) -> float:
-    """Writes the rotated checkpoint to the new folder `dest`, which appears at once or not at all.
+    """Write the rotated checkpoint to the new folder `dest`, which appears at once or not at all.
 
     Memory is the embedding table in fp32, and a layer.
 
@@ -222,7 +222,7 @@ def rotate_checkpoint(source: Path, dest: Path) -> float:
 
 
 def _heads(source: Path) -> Heads:
-    """What config.json says of attention."""
+    """Return what config.json says of attention."""
     config: Any = load_hf_config(source)
     queries = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // queries
@@ -230,18 +230,18 @@ def _heads(source: Path) -> Heads:
 
 
 def _head(source: Path) -> str:
-    """The tensor that is the LM head."""
+    """Return the tensor that is the LM head."""
     config: Any = load_hf_config(source)
     return TABLE if config.tie_word_embeddings else HEAD
 
 
 def _shapes(source: Path) -> dict[str, tuple[int, ...]]:
-    """What transformers' model of config.json has, by its names, which are the checkpoint's for what can be rotated."""
+    """Return the parameters of transformers' model by name; for what can be rotated, these are the checkpoint's."""
     return {name: tuple(tensor.shape) for name, tensor in Reference(source, TOKENS).model.state_dict().items()}
 
 
 def _check_room(shapes: Iterable[tuple[int, ...]], folder: Path) -> None:
-    """Refuses to begin what the disk has no room for."""
+    """Refuse to begin what the disk has no room for."""
     needed, free = FP32 * sum(math.prod(shape) for shape in shapes), shutil.disk_usage(folder).free
     if needed > free:
         sizes = f"{needed / 1e9:.2f} GB to write and {free / 1e9:.2f} GB free"
@@ -249,7 +249,7 @@ def _check_room(shapes: Iterable[tuple[int, ...]], folder: Path) -> None:
 
 
 def _write(made: Iterable[Group], folder: Path) -> None:
-    """A weight file for each group, and their index."""
+    """Write a weight file for each group, and their index."""
     placed: dict[str, str] = {}
     total = 0
     for i, group in enumerate(made):
@@ -274,7 +274,7 @@ def _write_texts(source: Path, folder: Path) -> None:
 
 
 def _logits(source: Path) -> Tensor:
-    """What transformers makes in fp32 of tokens from all over the vocabulary, [n, vocab]."""
+    """Return what transformers makes in fp32 of tokens from all over the vocabulary, [n, vocab]."""
     weights = checkpoint_weights(source)
     table, head = weights(TABLE), weights(_head(source))
     tokens = [index * len(table) // TOKENS for index in range(TOKENS)]

@@ -35,7 +35,7 @@ class FormChoice:
 
 
 def smallest(losses: Table, sizes: Table, most: float) -> FormChoice | None:
-    """The least size with a loss of at most `most`; None if there is none.
+    """Return the least size with a loss of at most `most`; None if there is none.
 
     Args:
         losses: what a matrix costs in a form.
@@ -46,7 +46,7 @@ def smallest(losses: Table, sizes: Table, most: float) -> FormChoice | None:
 
 
 def best(losses: Table, sizes: Table, most: float) -> FormChoice | None:
-    """The least loss with a size of at most `most`; None if there is none."""
+    """Return the least loss with a size of at most `most`; None if there is none."""
     return _solved(losses, sizes, losses, sizes, most)
 
 
@@ -63,7 +63,7 @@ def front(losses: Table, sizes: Table, points: int) -> list[FormChoice]:
 
 
 def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: float) -> FormChoice | None:
-    """The forms with the least sum of `least` whose sum of `limited` is within the limit.
+    """Return the forms with the least sum of `least` whose sum of `limited` is within the limit.
 
     The solver takes a set for one that keeps to a limit where it is a millionth over it. Then it is asked again for a
     little less.
@@ -78,7 +78,7 @@ def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: fl
 
 
 def _forms(losses: Table, least: Table, limited: Table, limit: float) -> dict[str, str] | None:
-    """The same, to the solver's tolerance."""
+    """Return the same, to the solver's tolerance."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
@@ -103,7 +103,7 @@ def _column(table: Table, pairs: Sequence[tuple[str, str]]) -> np.ndarray[tuple[
 
 
 def summed(table: Table, forms: Mapping[str, str]) -> float:
-    """What a set of forms adds up to."""
+    """Return what a set of forms adds up to."""
     return float(sum(table[name][form] for name, form in forms.items()))
 
 
@@ -134,7 +134,7 @@ class SearchCase:
     numbers: int
 
     def chosen(self, budget: Mapping[str, float]) -> FormChoice | None:
-        """What a budget buys."""
+        """Return what a budget buys."""
         ((name, limit),) = budget.items()
         if name == "perplexity":
             return smallest(self.losses, self.sizes, math.log(limit))
@@ -142,7 +142,7 @@ class SearchCase:
         return best(self.losses, self.sizes, most)
 
     def least(self, name: str) -> tuple[float, float]:
-        """The smallest budget of a kind that some forms keep to, and how much of it the search does not choose."""
+        """Return the smallest budget that some forms keep to, and how much of it the search does not choose."""
         if name == "perplexity":
             return math.exp(sum(min(row.values()) for row in self.losses.values())), 1.0
         size = sum(min(row.values()) for row in self.sizes.values())
@@ -151,7 +151,7 @@ class SearchCase:
         return 8 * (size + self.kept) / self.numbers, 8 * self.kept / self.numbers
 
     def described(self, choice: FormChoice) -> Row:
-        """What is foreseen of a choice."""
+        """Return what is foreseen of a choice."""
         bits = 8 * (choice.size + self.kept) / self.numbers
         growth = math.exp(choice.loss)
         return {"kl": choice.loss, "perplexity": growth, "bytes": choice.size + self.fixed, "bits_per_weight": bits}
@@ -164,7 +164,7 @@ def searched(
     forms: Sequence[str] = USUAL,
     points: int = 0,
 ) -> Row:
-    """The forms with the least loss, or the fewest bytes, that keep to a budget.
+    """Return the forms with the least loss, or the fewest bytes, that keep to a budget.
 
     Args:
         parts: of layers and heads.
@@ -197,7 +197,7 @@ def searched(
 
 
 def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]) -> SearchCase:
-    """All of it in tables."""
+    """Return all of it in tables."""
     losses, sizes = every = _tables(parts, costs, tuple(dict.fromkeys([*forms, *USUAL])))
     largest = FP16 if FP16 in forms else INT8
     allowed = {

@@ -9,7 +9,7 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 
 
 def windows(tokens: Sequence[int], opening: Sequence[int], size: int, count: int | None = None) -> list[list[int]]:
-    """The first windows of a text, none overlapping, each begun as the tokenizer begins a text.
+    """Return the first windows of a text, none overlapping, each begun as the tokenizer begins a text.
 
     Args:
         tokens: of the text.
@@ -23,7 +23,7 @@ def windows(tokens: Sequence[int], opening: Sequence[int], size: int, count: int
 
 
 def halves(source: Path, text: str, size: int) -> tuple[list[list[int]], list[list[int]]]:
-    """All windows of a text's first half, and all of its second.
+    """Return all windows of a text's first half, and all of its second.
 
     Args:
         source: the checkpoint's folder, where the tokenizer lies.

@@ -33,7 +33,7 @@ MODULES = ("cryptography", "cyclonedx", "model_signing", "OpenSSL", "securesyste
 
 @contextmanager
 def signing_libraries() -> Iterator[None]:
-    """Wraps what imports them. Raises ShardmillError, with the remedy, where one is not there."""
+    """Import an extra's packages inside the block. Raises ShardmillError with the remedy if one is missing."""
     try:
         yield
     except ImportError as error:
@@ -47,7 +47,7 @@ NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, HOME)
 
 
 def write_bom(build: Path, license: License | None) -> None:
-    """Writes a build's bill of materials.
+    """Write a build's bill of materials.
 
     Args:
         build: the build's folder.
@@ -73,7 +73,7 @@ def write_bom(build: Path, license: License | None) -> None:
 
 
 def _model(statement: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], license: License | None) -> Component:
-    """The model that was built, with what it descends from."""
+    """Return the model that was built, with what it descends from."""
     from cyclonedx.model.component import Component, ComponentType, Pedigree
 
     config = statement["predicate"]["buildDefinition"]["externalParameters"]["config"]
@@ -114,7 +114,7 @@ def _file(row: Mapping[str, Any], kind: Any) -> Component:
 
 
 def _tools(rows: Iterable[Mapping[str, Any]]) -> Iterator[Component]:
-    """The packages that ran, with the licenses that their metadata names."""
+    """Yield the packages that ran, with the licenses that their metadata names."""
     from cyclonedx.model.component import Component, ComponentType
 
     for row in rows:
@@ -133,7 +133,7 @@ def _tools(rows: Iterable[Mapping[str, Any]]) -> Iterator[Component]:
 
 
 def _license(license: License | None) -> list[Any]:
-    """A license as the library has it: an SPDX identifier or expression, or a name."""
+    """Return a license as the library has it: an SPDX identifier or expression, or a name."""
     from cyclonedx.contrib.license.factories import LicenseFactory
 
     if license is None:
@@ -143,7 +143,7 @@ def _license(license: License | None) -> list[Any]:
 
 
 def _spelled(text: str) -> str:
-    """An SPDX identifier as SPDX spells it; hubs write them in lower case."""
+    """Return an SPDX identifier as SPDX spells it; hubs write them in lower case."""
     from cyclonedx.spdx import fixup_id
 
     return fixup_id(text) or text

@@ -38,7 +38,7 @@ COPIED_STEMS = ("tokenizer", "special_tokens", "added_tokens", "vocab", "spiece"
 
 
 def assemble(build: Path, include: Include, license: License | None = None) -> None:
-    """Adds to a build what its bundle holds besides, and bundle.json.
+    """Add to a build what its bundle holds besides, and bundle.json.
 
     Args:
         build: the build's folder.
@@ -61,7 +61,7 @@ def assemble(build: Path, include: Include, license: License | None = None) -> N
 
 
 def check_build(build: Path, cache: HashCache | None = None) -> None:
-    """Raises ShardmillError, naming the first file that is wrong, unless every file of a build is as it was made."""
+    """Raise ShardmillError, naming the first file that is wrong, unless every file of a build is as it was made."""
     wrong = audit(build, cache).wrong
     if wrong:
         (name, what), *others = wrong
@@ -70,7 +70,7 @@ def check_build(build: Path, cache: HashCache | None = None) -> None:
 
 
 def bundle_files(build: Path) -> list[str]:
-    """Every file of an assembled build that leaves the machine, sorted; signatures too."""
+    """Return every file of an assembled build that leaves the machine, sorted; signatures too."""
     content = added(build)
     known = {name for name in records(build) if name not in content["left_out"]}
     beside = {path.relative_to(build).as_posix() for path in (*build.iterdir(), *build.glob("attestations/*"))}
@@ -78,7 +78,10 @@ def bundle_files(build: Path) -> list[str]:
 
 
 def unsigned(build: Path, signed: Iterable[str]) -> set[str]:
-    """The names in a build that a signature over some files must leave out; a folder where all of it is left out."""
+    """Return the names in a build that a signature over some files must leave out.
+
+    A folder where all of it is left out.
+    """
     wanted = set(signed)
     folders = {parent.as_posix() for name in wanted for parent in Path(name).parents}
     return set(_outside(build, build, wanted, folders))
@@ -94,7 +97,7 @@ def _outside(folder: Path, build: Path, wanted: set[str], folders: set[str]) -> 
 
 
 def remove_marks(build: Path) -> None:
-    """Removes the marks that Snakemake leaves in folders; it then goes by the folder's own time."""
+    """Remove the marks that Snakemake leaves in folders; it then go by the folder's own time."""
     for mark in build.rglob(SNAKEMAKE_MARK):
         mark.unlink()
 

@@ -92,7 +92,7 @@ def card_text(build: Path, published: Published) -> str:
 
 
 def _task(model: Mapping[str, Any]) -> str:
-    """What hubs call the model's task."""
+    """Return what hubs call the model's task."""
     if all(part["kind"] != "encoder" for part in model["parts"]):
         return TEXT
     return "token-classification" if model.get("labels") else "feature-extraction"
@@ -115,7 +115,7 @@ def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _results(found: list[Mapping[str, Any]], text: str) -> Iterator[Any]:
-    """What the stack's gate measured, as a model index has it."""
+    """Yield what the stack's gate measured, as a model index has it."""
     from huggingface_hub import EvalResult
 
     for verdict in found:
@@ -133,7 +133,7 @@ def _results(found: list[Mapping[str, Any]], text: str) -> Iterator[Any]:
 
 
 def _left_out(names: list[str]) -> str:
-    """What was left out, in a few words."""
+    """Return what was left out, in a few words."""
     kinds = {"source/": "the checkpoint's weights", "reference": "the reference's states"}
     kinds |= {"packages/": "the packages", "compiled/": "the compiled programs"}
     return ", ".join(what for start, what in kinds.items() if any(name.startswith(start) for name in names))

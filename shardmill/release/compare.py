@@ -25,19 +25,19 @@ INGREDIENTS = ("inputs", "params", "code", "packages")  # of a step's key
 
 
 def subject_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Names of subjects that two statements do not share, byte for byte."""
+    """Name of subjects that two statements do not share, byte for byte."""
     sets = [{(row["name"], row["digest"]["sha256"]) for row in one["subject"]} for one in (ours, theirs)]
     return sorted({name for name, _ in sets[0] ^ sets[1]})
 
 
 def steps_of(statement: Mapping[str, Any]) -> Steps:
-    """The receipts in provenance, by name."""
+    """Return the receipts in provenance, by name."""
     found: Steps = statement["predicate"]["buildDefinition"]["internalParameters"]["steps"]
     return found
 
 
 def explain_difference(ours: Steps, theirs: Steps) -> list[str]:
-    """A line for each step whose result differs and is not explained by another's: which, and why."""
+    """Return a line for each step whose result differs and is not explained by another's: which, and why."""
     changed = {name for name in {*ours, *theirs} if _outputs(ours, name) != _outputs(theirs, name)}
     lines = []
     for name in sorted(changed):
@@ -90,18 +90,18 @@ class Side:
 
     @cached_property
     def statement(self) -> dict[str, Any]:
-        """Its provenance."""
+        """Return its provenance."""
         return read_provenance(self.build / ATTESTATION)
 
     @property
     def definition(self) -> dict[str, Any]:
-        """How it was built."""
+        """Return how it was built."""
         found: dict[str, Any] = self.statement["predicate"]["buildDefinition"]
         return found
 
 
 def compare_builds(before: Side, after: Side) -> list[Difference]:
-    """All that differs, from what was chosen to what came out.
+    """Return all that differs, from what was chosen to what came out.
 
     Raises:
         ShardmillError: one of them is no finished build, or is damaged.
@@ -125,7 +125,7 @@ def compare_builds(before: Side, after: Side) -> list[Difference]:
 
 
 def reasons(before: Side, after: Side) -> list[str]:
-    """The steps whose results differ, each with the ingredients of its key that explain it."""
+    """Return the steps whose results differ, each with the ingredients of its key that explain it."""
     return explain_difference(steps_of(before.statement), steps_of(after.statement))
 
 
@@ -140,7 +140,7 @@ def _config(side: Side) -> Values:
 
 
 def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings and lists of mappings by dotted name."""
+    """Return the leaves of nested mappings and lists of mappings by dotted name."""
     rows = content.items() if isinstance(content, Mapping) else enumerate(content)
     found: dict[str, Any] = {}
     for key, value in rows:
@@ -178,7 +178,7 @@ def _parts(side: Side) -> Values:
 
 
 def _programs(side: Side) -> Iterator[tuple[str, Any]]:
-    """What is in each package that is there, by the reader of `shardmill inspect`."""
+    """Yield what is in each package that is there, by the reader of `shardmill inspect`."""
     from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
@@ -206,7 +206,7 @@ def _weights(side: Side) -> Values:
 
 
 def _bytes(side: Side) -> Values:
-    """The sha256 of every file of the model; of model.json, which says how to run it, as it lies there now."""
+    """Return the sha256 of every file of the model; of model.json, which says how to run it, as it lies there now."""
     gates = {name for name, _ in verdict_hashes(steps_of(side.statement))}
     built = {row["name"]: row["digest"]["sha256"] for row in side.statement["subject"] if row["name"] not in gates}
     return built | {MODEL: hash_file(side.build / MODEL)}
@@ -229,7 +229,7 @@ def _limit(row: Mapping[str, Any]) -> str:
 
 
 def _figures(side: Side) -> Values:
-    """What the benchmark measured, where there is one; never the same twice."""
+    """Return what the benchmark measured, where there is one; never the same twice."""
     speed = side.build / SPEED
     content = read_json(speed) if speed.is_file() else {}
     return _flat({key: content[key] for key in FIGURES if key in content})

@@ -47,7 +47,7 @@ class PublishOptions:
 
 
 def prepare_upload(build: Path, wish: PublishOptions) -> list[str]:
-    """Adds the card and all else to a build, and signs it; the names of the files to upload.
+    """Add the card and all else to a build, and signs it; the names of the files to upload.
 
     Raises:
         ShardmillError: something is wrong with the build, its gates, its license, or what it would tell of the machine.
@@ -89,7 +89,7 @@ def _check_signed_card(build: Path, published: Published) -> None:
 
 
 def _check_repository(name: str) -> None:
-    """Raises ShardmillError where no repository of a hub can be called so."""
+    """Raise ShardmillError where no repository of a hub can be called so."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented there
 
@@ -103,7 +103,7 @@ def _check_repository(name: str) -> None:
 
 
 def upload(build: Path, files: list[str], wish: PublishOptions) -> str:
-    """Makes the repository hold these files and no others; its commit. What is there already is not sent again.
+    """Make the repository hold these files and no others; its commit. What is there already is not sent again.
 
     Raises:
         CheckpointError: no access, no network, or no hub.
@@ -128,7 +128,7 @@ def upload(build: Path, files: list[str], wish: PublishOptions) -> str:
 
 
 def _check_there(access: HubAccess, files: list[str], wish: PublishOptions) -> None:
-    """Raises ShardmillError where a repository is there already that is not as wished, or has somebody's own files."""
+    """Raise ShardmillError where a repository is there already that is not as wished, or has somebody's own files."""
     if not access.api.repo_exists(wish.repo):
         return
     there = access.api.model_info(wish.repo)
@@ -145,7 +145,7 @@ def _check_there(access: HubAccess, files: list[str], wish: PublishOptions) -> N
 
 @contextmanager
 def _writing(repo: str, endpoint: str) -> Iterator[None]:
-    """Says in one line what only changing a repository can raise."""
+    """Say in one line what only changing a repository can raise."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -168,7 +168,7 @@ def _license(build: Path) -> License | None:
 
 
 def _signer(build: Path) -> str:
-    """The identity of the key that signed a build's provenance."""
+    """Return the identity of the key that signed a build's provenance."""
     from shardmill.release.sign import PROVENANCE, read_envelopes
 
     return str(next(iter(read_envelopes(build / PROVENANCE)[0].signatures)))[:16]

@@ -25,7 +25,7 @@ AROUND = 24  # characters of a file that an error shows on either side
 
 
 def check_leaks(build: Path, files: Iterable[str]) -> None:
-    """Raises ShardmillError, naming the file and what it tells, where one names this machine.
+    """Raise ShardmillError, naming the file and what it tells, where one names this machine.
 
     Args:
         build: the build's folder.
@@ -47,7 +47,7 @@ def check_leaks(build: Path, files: Iterable[str]) -> None:
 
 
 def _names(build: Path) -> dict[str, re.Pattern[str]]:
-    """What must not be found, and how it is looked for."""
+    """Return what must not be found, and how it is looked for."""
     places = {"this machine's folder": Path.cwd(), "the build's folder": build.resolve(), "your home": Path.home()}
     found = {
         what: re.compile(re.escape(str(place)) + r"(?![\w-])") for what, place in places.items() if place != Path("/")
@@ -92,7 +92,7 @@ class License:
 
 
 def check_license(found: License | None, may: bool) -> License:
-    """The license under which a build may be published.
+    """Return the license under which a build may be published.
 
     Args:
         found: the checkpoint's; None where it is not known.
@@ -111,7 +111,7 @@ def check_license(found: License | None, may: bool) -> License:
 
 
 def license_of(repo: str, commit: str) -> License | None:
-    """The license in the card of a hub repository; None where it has none. Raises CheckpointError."""
+    """Return the license in the card of a hub repository; None where it has none. Raises CheckpointError."""
     from shardmill.checkpoint.hub import HubAccess
     from shardmill.checkpoint.hub_limits import SMALL_SECONDS, explain_http, understood, within
 

@@ -29,7 +29,7 @@ class Address:
 
 
 def address(text: str) -> Address:
-    """What `hf:OWNER/NAME@REVISION` means. Raises ShardmillError."""
+    """Return what `hf:OWNER/NAME@REVISION` means. Raises ShardmillError."""
     found = ADDRESS.fullmatch(text)
     if found is None:
         raise ShardmillError(
@@ -39,7 +39,7 @@ def address(text: str) -> Address:
 
 
 def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()) -> Path:
-    """A published build on this machine, every byte of which is as its records say.
+    """Return a published build on this machine, every byte of which is as its records say.
 
     Files that did not change since they were hashed are not read again.
 
@@ -72,18 +72,18 @@ def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()
 
 
 def _believe(build: Path, keys: Sequence[PublicKey], where: Address, commit: str, cache: HashCache) -> None:
-    """Raises ShardmillError for the first thing that is wrong with what was fetched."""
+    """Raise ShardmillError for the first thing that is wrong with what was fetched."""
     for name, what in prove(build, keys, cache).wrong[:1]:
         raise ShardmillError(f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher")
 
 
 def local_build(text: str) -> Path:
-    """A folder as it is, or that of a published build, which is fetched first."""
+    """Return a folder as it is, or that of a published build, which is fetched first."""
     return pull(address(text)) if text.startswith(PREFIX) else Path(text)
 
 
 def _place(blob: Path, path: Path, cache: HashCache) -> None:
-    """A link to the bytes in the hub's cache, or a copy where there are no hard links."""
+    """Link to the bytes in the hub's cache, or copy them if there are no hard links."""
     path.parent.mkdir(parents=True, exist_ok=True)
     before = file_state(blob)
     try:

@@ -62,7 +62,7 @@ class Count:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """Return whether nothing differs."""
         return not self.other_codes and not self.other_beside
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Count:
 
 
 def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]:
-    """What a person reads: the whole, then each matrix of which something differs.
+    """Yield what a person reads: the whole, then each matrix of which something differs.
 
     Args:
         before: a build's folder.
@@ -97,7 +97,7 @@ def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]
 
 
 def _by_matrix(before: Path, after: Path) -> Mapping[str, Count]:
-    """Counts by matrix and form; what only one file has differs throughout."""
+    """Count by matrix and form; what only one file has differs throughout."""
     found: dict[str, Count] = {}
     with safe_open(before, framework="numpy") as one, safe_open(after, framework="numpy") as two:
         names = [{*file.keys()} for file in (one, two)]
@@ -134,18 +134,18 @@ class RebuildTarget:
 
     @property
     def definition(self) -> Mapping[str, Any]:
-        """How it was built."""
+        """Return how it was built."""
         found: Mapping[str, Any] = self.statement["predicate"]["buildDefinition"]
         return found
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its config."""
+        """Return its config."""
         return parse_json(json.dumps(self.definition["externalParameters"]["config"]))  # type: ignore[no-any-return]
 
 
 def read_original(path: Path) -> RebuildTarget:
-    """The original at a path: a build's folder, or its provenance.json alone.
+    """Return the original at a path: a build's folder, or its provenance.json alone.
 
     Raises:
         ShardmillError: it is damaged, or of a kind that this shardmill does not know.
@@ -165,7 +165,7 @@ def read_original(path: Path) -> RebuildTarget:
 
 
 def check_tools(original: RebuildTarget) -> None:
-    """Raises ShardmillError unless packages and code here are those that built the original."""
+    """Raise ShardmillError unless packages and code here are those that built the original."""
     wanted = versions(original.definition["resolvedDependencies"])
     other = {name: want for name, want in sorted(wanted.items()) if name not in OURS and installed(name) != want}
     if other:
@@ -184,7 +184,10 @@ def check_tools(original: RebuildTarget) -> None:
 
 
 def _is_our_code(receipt: Mapping[str, Any], family: str) -> bool:
-    """Whether a step's code is this library's; code that depends on a family that is not known shows in the end."""
+    """Return whether a step's code is this library's.
+
+    Code that depends on a family that is not known shows in the end.
+    """
     row = next((row for row in STEPS.values() if row.task.__module__.endswith(f".{receipt['step']}")), None)
     if row is None or (not family and needs_family((row.task.__module__, *row.also))):
         return row is not None
@@ -197,7 +200,7 @@ def _commit(original: RebuildTarget) -> str:
 
 
 def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | None) -> Path:
-    """Builds it in a folder of its own; the build's folder.
+    """Build it in a folder of its own; the build's folder.
 
     Args:
         original: what to build.
@@ -232,7 +235,7 @@ def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | N
 
 
 def _check_apart(original: RebuildTarget, out: Path) -> None:
-    """Raises ShardmillError for a folder that holds the original or lies in it: it would be compared with itself."""
+    """Raise ShardmillError for a folder that holds the original or lies in it: it would be compared with itself."""
     if original.folder is None:
         return
     here, there = original.folder.resolve(), out.resolve()
@@ -241,7 +244,7 @@ def _check_apart(original: RebuildTarget, out: Path) -> None:
 
 
 def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
-    """The folder of a checkpoint that is on no hub, whose files are those that the original was built from."""
+    """Return the folder of a checkpoint that is on no hub, whose files are those that the original was built from."""
     named = original.config["source"]["path"]
     folder = given or _here(named)
     if folder is None:
@@ -255,7 +258,7 @@ def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
 
 
 def _named_files(original: RebuildTarget) -> dict[str, Path]:
-    """The files that the config names, by its keys: those that the original was built with."""
+    """Return the files that the config names, by its keys: those that the original was built with."""
     rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
     files: dict[str, Path] = {}
     for key in (key for key in NAMED if key in rows):
@@ -268,7 +271,7 @@ def _named_files(original: RebuildTarget) -> dict[str, Path]:
 
 
 def _here(named: str) -> Path | None:
-    """A file or folder of a config, in the working folder or beside the workflow."""
+    """Return a file or folder of a config, in the working folder or beside the workflow."""
     return next((path for path in (Path(named), workflow_root() / named) if path.exists()), None)
 
 
@@ -277,7 +280,10 @@ def _is(path: Path, sha256: str) -> bool:
 
 
 def compare_rebuilt(original: RebuildTarget, again: Path) -> list[str]:
-    """What differs between the original and the build of it, in lines; nothing if every subject has the same bytes."""
+    """Return what differs between the original and the build of it, in lines.
+
+    Nothing if every subject has the same bytes.
+    """
     ours = read_provenance(again / ATTESTATION)
     names = subject_differences(ours, original.statement)
     if not names:
@@ -289,7 +295,7 @@ def compare_rebuilt(original: RebuildTarget, again: Path) -> list[str]:
 
 
 def codes_compared(original: RebuildTarget, again: Path) -> list[str]:
-    """How many codes differ, in lines; nothing for a build without a calibration text.
+    """Return how many codes differ, in lines; nothing for a build without a calibration text.
 
     Where only a statement is there to compare with, hashes are all that it has.
     """

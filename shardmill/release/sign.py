@@ -45,12 +45,12 @@ class PublicKey:
 
     @property
     def short(self) -> str:
-        """The key's identity as tables show it and files are named by it."""
+        """Return the key's identity as tables show it and files are named by it."""
         return str(self.key.keyid)[:16]
 
 
 def read_private(file: Path) -> CryptoSigner:
-    """A signer with the key in a PEM file. Raises ShardmillError where it is not one to sign with."""
+    """Return a signer with the key in a PEM file. Raises ShardmillError where it is not one to sign with."""
     with signing_libraries():
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ def read_private(file: Path) -> CryptoSigner:
 
 
 def read_public(file: Path) -> PublicKey:
-    """The public key in a PEM file. Raises ShardmillError."""
+    """Return the public key in a PEM file. Raises ShardmillError."""
     with signing_libraries():
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
         from securesystemslib.signer import SSlibKey  # type: ignore[attr-defined]
@@ -102,7 +102,7 @@ def write_envelopes(path: Path, payloads: Sequence[bytes], signer: Signer) -> No
 
 
 def read_envelopes(path: Path) -> list[Envelope]:
-    """The envelopes in a file. Raises ShardmillError where it is not spelled as they are written."""
+    """Return the envelopes in a file. Raises ShardmillError where it is not spelled as they are written."""
     with signing_libraries():
         from securesystemslib.dsse import Envelope
     try:
@@ -117,7 +117,7 @@ def read_envelopes(path: Path) -> list[Envelope]:
 
 
 def signers(envelope: Envelope, keys: Sequence[PublicKey]) -> list[PublicKey]:
-    """Those of the keys that signed an envelope.
+    """Return those of the keys that signed an envelope.
 
     Raises:
         ShardmillError: a signature that says it is of one of the keys is not.
@@ -168,7 +168,7 @@ def _sign_model(folder: Path, ignored: Iterable[str], key: Path) -> None:
 
 
 def signed_files(folder: Path) -> set[str]:
-    """The names that a model signature speaks of; nothing says yet that it is sound. Raises ShardmillError."""
+    """Return the names that a model signature speaks of; nothing says yet that it is sound. Raises ShardmillError."""
     try:
         bundle = load_json(folder / SIGNATURE)
         statement = parse_json(base64.b64decode(bundle["dsseEnvelope"]["payload"], validate=True))
@@ -178,7 +178,7 @@ def signed_files(folder: Path) -> set[str]:
 
 
 def check_model(folder: Path, key: Path) -> None:
-    """Raises ShardmillError, naming the file, where a folder is not the one that the key signed."""
+    """Raise ShardmillError, naming the file, where a folder is not the one that the key signed."""
     with signing_libraries():
         from cryptography.exceptions import InvalidSignature
         from model_signing import verifying
@@ -227,12 +227,12 @@ def sign_build(build: Path, key: Path, include: Include = "both", license: Licen
 
 
 def sign_bundle(build: Path, key: Path) -> None:
-    """Writes model.sig for all of the bundle but signatures; the card is signed once there is one."""
+    """Write model.sig for all of the bundle but signatures; the card is signed once there is one."""
     files = [name for name in bundle_files(build) if not is_signature(name) and name != CARD_RECORD]
     _sign_model(build, unsigned(build, files) | {SIGNATURE, ATTESTATIONS, *({CARD} - set(files))}, key)
 
 
 def payloads(build: Path, name: str) -> list[bytes]:
-    """What is signed of a file of statements: all of it, or each of its lines."""
+    """Return what is signed of a file of statements: all of it, or each of its lines."""
     content = (build / name).read_bytes()
     return content.splitlines() if name.endswith(".jsonl") else [content]

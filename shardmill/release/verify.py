@@ -39,7 +39,7 @@ NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError
 
 
 def _missing_subjects(build: Path) -> Iterator[str]:
-    """Names of files that provenance.json should speak of, by model.json and the receipts, and does not."""
+    """Name of files that provenance.json should speak of, by model.json and the receipts, and do not."""
     statement = read_provenance(build / ATTESTATION)
     said = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
     model = read_manifest(build, COMPLETE)
@@ -118,7 +118,7 @@ class Rebuilders:
 
 
 def _rebuilders(build: Path, keys: Sequence[PublicKey]) -> Rebuilders:
-    """Those of the keys whose holders built what a build's subjects are."""
+    """Return those of the keys whose holders built what a build's subjects are."""
     subjects = read_provenance(build / ATTESTATION)["subject"]
     believed: dict[str, PublicKey] = {}
     unchecked, wrong = 0, []
@@ -137,7 +137,7 @@ def _rebuilders(build: Path, keys: Sequence[PublicKey]) -> Rebuilders:
 
 
 def _who(path: Path, subjects: list[object], keys: Sequence[PublicKey]) -> list[PublicKey]:
-    """The keys that signed a statement about these subjects. Raises ShardmillError where it is about others."""
+    """Return the keys that signed a statement about these subjects. Raises ShardmillError where it is about others."""
     (envelope, *others) = read_envelopes(path)
     try:
         statement = parse_json(envelope.payload)
@@ -181,7 +181,7 @@ class VerificationReport:
 
 
 def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> VerificationReport:
-    """Looks at every file, statement and signature of a build.
+    """Look at every file, statement and signature of a build.
 
     Args:
         build: the build's folder.
@@ -243,7 +243,7 @@ def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterato
 
 
 def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature: str) -> tuple[ClaimRow, list[Fault]]:
-    """A row: signed by one of the keys, or what each of them says against it."""
+    """Return a row: signed by one of the keys, or what each of them says against it."""
     by = next((key for key, fault in zip(keys, told, strict=True) if not fault), None)
     if by:
         return ClaimRow(what, f"key {by.short} ({by.file.name})", "signed"), []
@@ -251,7 +251,7 @@ def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature
 
 
 def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKey) -> str:
-    """What keeps a key from having signed a file's statements; empty for nothing."""
+    """Return what keeps a key from having signed a file's statements; empty for nothing."""
     if not (build / envelopes).is_file():
         return "missing: not signed"
     try:
@@ -266,7 +266,7 @@ def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKe
 
 
 def _check_bundle(build: Path, key: PublicKey) -> str:
-    """What keeps a key from having signed a bundle's files; empty for nothing."""
+    """Return what keeps a key from having signed a bundle's files; empty for nothing."""
     if not (build / SIGNATURE).is_file():
         return "missing: not signed"
     try:
@@ -279,7 +279,7 @@ def _check_bundle(build: Path, key: PublicKey) -> str:
 
 
 def _signed_files(build: Path) -> Collection[str]:
-    """Those that the model signature names; none where it can't be read, of which its own row tells."""
+    """Return those that the model signature names; none where it can't be read, of which its own row tells."""
     try:
         return signed_files(build)
     except (ShardmillError, OSError):
@@ -287,7 +287,7 @@ def _signed_files(build: Path) -> Collection[str]:
 
 
 def _is_to_be_signed(name: str) -> bool:
-    """Whether a signature that lacks a file of the bundle is wrong; the card may come after it."""
+    """Return whether a signature that lacks a file of the bundle is wrong; the card may come after it."""
     return not is_signature(name) and name not in (CARD_RECORD, CARD)
 
 

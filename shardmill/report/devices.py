@@ -40,12 +40,12 @@ class Device:
 
     @property
     def several(self) -> bool:
-        """Whether more than one length of the context was measured."""
+        """Return whether more than one length of the context was measured."""
         return len({one.slots for one in self.passes}) > 1
 
 
 def device_sections(found: Sequence[Evidence], verdicts: Sequence[Json]) -> list[Device]:
-    """A block for each file of evidence; `verdicts` are the build's residency/PART.json."""
+    """Return a block for each file of evidence; `verdicts` are the build's residency/PART.json."""
     return [_device(evidence, verdicts) for evidence in found]
 
 
@@ -80,7 +80,7 @@ def _pass(evidence: Evidence, width: int) -> DevicePass:
 
 
 def _counts(evidence: Evidence) -> dict[str, int]:
-    """Operations by status in the compute plans."""
+    """Return operations by status in the compute plans."""
     found: dict[str, int] = {}
     for key, line in evidence.lines.items():
         if "/residency." in key:

@@ -70,7 +70,7 @@ class Question:
 
     @property
     def ragged(self) -> bool:
-        """Whether some part has neither number nor refusal in a column."""
+        """Return whether some part has neither number nor refusal in a column."""
         return any(cell.state == "n/a" for _, cells in self.parts for cell in cells)
 
 
@@ -133,12 +133,12 @@ ON_CORE_ML = {
 
 
 def numbers(build: Build) -> tuple[Number, ...]:
-    """All numbers of all gate files."""
+    """Return all numbers of all gate files."""
     return tuple(n for file in (*build.parity, *build.witness, *build.residency) for n in _numbers_of(file))
 
 
 def _numbers_of(file: Json) -> Iterator[Number]:
-    """The numbers of one gate file; parity has no evidence field, since it is always measured."""
+    """Yield the numbers of one gate file; parity has no evidence field, since it is always measured."""
     for row in file["gate"]:
         fields = {key: row[key] for key in ("name", "value", "threshold", "passed", "detail", "question", "meaning")}
         evidence, why = file.get("evidence", "measured"), row.get("limit_why", "")
@@ -146,7 +146,7 @@ def _numbers_of(file: Json) -> Iterator[Number]:
 
 
 def gate_questions(build: Build) -> tuple[Question, ...]:
-    """The three questions of parity and residency, in order; then whatever else the files ask."""
+    """Return the three questions of parity and residency, in order; then whatever else the files ask."""
     found = numbers(build)
     known = [key for key in TITLES if key != WITNESS or build.witness]
     keys = [*known, *dict.fromkeys(n.question for n in found if n.question not in TITLES)]
@@ -154,7 +154,7 @@ def gate_questions(build: Build) -> tuple[Question, ...]:
 
 
 def _asked(key: str, build: Build) -> list[str]:
-    """The measures that the table of thresholds has for a question, as far as they mean something for the build."""
+    """Return the measures that the table of thresholds has for a question and for this kind of build."""
     kinds = {"", build.plan["kind"]}
     kinds |= {CALIBRATED} if build.settings["convert"].get("calibration") else set()
     kinds |= {MIXTURE} if build.plan["architecture"]["graph"].get("experts") else set()
@@ -162,7 +162,7 @@ def _asked(key: str, build: Build) -> list[str]:
 
 
 def question(key: str, found: Sequence[Number], build: Build) -> Question:
-    """One question; a measure of the table of thresholds that nothing reports is listed as not run."""
+    """Return one question; a measure of the table of thresholds that nothing reports is listed as not run."""
     files = {PLACEMENT: build.residency, WITNESS: build.witness}.get(key, build.parity)
     names = _asked(key, build)
     names += [name for name in dict.fromkeys(n.name for n in found) if name not in names]
@@ -185,7 +185,7 @@ def question(key: str, found: Sequence[Number], build: Build) -> Question:
 
 
 def _gate_measure(name: str, found: Iterable[Number], files: Sequence[Json]) -> Measure:
-    """One measure's worst number, or the reason why there is none."""
+    """Return one measure's worst number, or the reason why there is none."""
     same = [n for n in found if n.name == name]
     worst = max(same, key=lambda n: n.badness, default=None)
     known = THRESHOLDS.get(name)
@@ -217,7 +217,7 @@ def _why_not(name: str, files: Sequence[Json]) -> str:
 
 
 def cell(file: Json, name: str) -> Cell:
-    """A part's worst value of one measure."""
+    """Return a part's worst value of one measure."""
     same = [n for n in _numbers_of(file) if n.name == name]
     if same:
         return Cell(max(same, key=lambda n: n.badness), len(same))
@@ -227,11 +227,11 @@ def cell(file: Json, name: str) -> Cell:
 
 
 def answers(file: Json, name: str) -> bool:
-    """Whether a gate file has a number of this name, or says why not."""
+    """Return whether a gate file has a number of this name, or say why not."""
     return name in refusals(file) or any(row["name"] == name for row in file["gate"])
 
 
 def refusals(file: Json) -> Json:
-    """Measures that the gate could not make, with the reason."""
+    """Measure that the gate could not make, with the reason."""
     refused: Json = file.get("not_run", {})
     return refused

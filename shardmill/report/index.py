@@ -40,7 +40,7 @@ class BuildRow:
 
 
 def write_index(builds: Path, rows: Sequence[BuildRow]) -> None:
-    """Writes the page."""
+    """Write the page."""
     failed = [row for row in rows if row.error]
     shown = {"rows": [row for row in rows if not row.error], "failed": failed, "count": len(rows)}
     write_text(builds / PAGE, environment().get_template(PAGE).render(shown))

@@ -56,12 +56,15 @@ def render(build: Build) -> str:
 
 
 def filled(shown: dict[str, Any]) -> str:
-    """The page, given what `context` has found; so a drawing on it can be kept elsewhere too without a second one."""
+    """Return the page, given what `context` has found.
+
+    So a drawing on it can be kept elsewhere too without a second one.
+    """
     return environment().get_template("page.html").render(shown)
 
 
 def context(build: Build) -> dict[str, Any]:
-    """What the templates show."""
+    """Return what the templates show."""
     asked = gate_questions(build)
     return {
         "model": build.model,
@@ -94,7 +97,7 @@ def context(build: Build) -> dict[str, Any]:
 
 
 def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
-    """What the templates show of a search, and of what was measured of its points."""
+    """Return what the templates show of a search, and of what was measured of its points."""
     found = measured_points(measured)
     return {
         "front": front_plot(search, found),
@@ -106,7 +109,7 @@ def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
 
 
 def weighed(build: Build) -> dict[str, Any]:
-    """What the programs' weights are called, the bits of each, and the bytes that a pass reads of them."""
+    """Return what the programs' weights are called, the bits of each, and the bytes that a pass reads of them."""
     programs = [piece for piece in build.pieces if piece.kind != "embedding"]
     read = programs[:1] if build.encodes else programs  # an encoder's pass is one program
     size, count = sum(piece.weight_file or 0 for piece in read), sum(piece.parameters for piece in read)
@@ -128,7 +131,7 @@ def worth(passes: Sequence[Json]) -> dict[int, float]:
 
 
 def decoding(speed: Json) -> dict[str, Any]:
-    """What the templates show of a decoder's benchmark."""
+    """Return what the templates show of a decoder's benchmark."""
     return {
         "sweep": speed_groups(speed["sweep"]),
         "tasks": speed_groups(speed["tasks"]),
@@ -139,12 +142,12 @@ def decoding(speed: Json) -> dict[str, Any]:
 
 
 def _label_types(labels: Sequence[str]) -> list[str]:
-    """What an encoder tells apart, without the places in a span."""
+    """Return what an encoder tells apart, without the places in a span."""
     return list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
 
 
 def state_bytes(piece: PartRow, build: Build) -> int:
-    """Bytes of a part's states, or of the caches that the host keeps for it, which are fp16; a head has none."""
+    """Return bytes of a part's states, or of the caches that the host keeps for it, which are fp16; a head has none."""
     (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
     kept = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]
     return sum(2 * prod(shape) for shape in kept)

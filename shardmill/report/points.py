@@ -50,7 +50,7 @@ class Point:
 
     @property
     def called(self) -> str:
-        """What a person calls it."""
+        """Return what a person calls it."""
         return CALLED.get(self.name) or f"front, point {self.name.removeprefix('front_')}"
 
 
@@ -68,7 +68,7 @@ class Judgement:
 
 
 def measured_points(found: Mapping[str, Json]) -> list[Point]:
-    """All of them by their bytes, the fewest first."""
+    """Return all of them by their bytes, the fewest first."""
     made = [_point(name, content["foreseen"], content["measured"]) for name, content in found.items()]
     return sorted(made, key=lambda point: (point.bytes, point.name))
 
@@ -89,7 +89,7 @@ def _point(name: str, foreseen: Json, measured: Json) -> Point:
 
 
 def judged(found: Sequence[Point]) -> Judgement:
-    """What the points say of the estimates."""
+    """Return what the points say of the estimates."""
     different = list({(point.foreseen_kl, point.kl): point for point in found}.values())
     correlation = _spearman(different)
     if correlation is None:
@@ -125,14 +125,14 @@ STEPS = 8  # rows of the front
 
 
 def front_steps(search: Json) -> list[Json]:
-    """A few points of the front, evenly spread, the smallest first."""
+    """Return a few points of the front, evenly spread, the smallest first."""
     front: Sequence[Json] = search["front"]
     pace = max(1, math.ceil((len(front) - 1) / STEPS))
     return [*front[:-1:pace], front[-1]]
 
 
 def front_plot(search: Json, points: Sequence[Point] = ()) -> Plot:
-    """The front as it is foreseen, with the choice on it, and what was measured."""
+    """Return the front as it is foreseen, with the choice on it, and what was measured."""
     title = "What bits buy, foreseen and measured" if points else "What bits buy, foreseen"
     words = "line: foreseen, the forms with the least loss for their bytes"
     words += f"; diamonds: measured on {points[0].tokens} tokens" if points else ""
@@ -141,7 +141,7 @@ def front_plot(search: Json, points: Sequence[Point] = ()) -> Plot:
 
 
 def _draw_front(axes: Axes, search: Json, points: Sequence[Point]) -> None:
-    """The perplexity's growth over bits per weight."""
+    """Draw the perplexity's growth over bits per weight."""
     chosen = search["estimate"]
     front = [(point["bits_per_weight"], point["perplexity"] - 1) for point in search["front"]]
     found = [(point.bits, point.growth) for point in points]

@@ -60,7 +60,7 @@ def origin(build: Build) -> SourceOrigin:
 
 
 def tree_hash(build: Build, part: str) -> str:
-    """The hash of a part's package, as its receipt has it."""
+    """Return the hash of a part's package, as its receipt has it."""
     receipt = build.receipts.get(f"packages/{part}", {"outputs": {}})
     return str(receipt["outputs"].get("package", ""))
 
@@ -75,7 +75,7 @@ def _tool_versions(build: Build) -> tuple[tuple[str, str], ...]:
 
 
 def _step_record(name: str, receipt: Mapping[str, Any]) -> StepRecord:
-    """One receipt's identity."""
+    """Return one receipt's identity."""
     return StepRecord(
         name=name,
         step=receipt["step"],

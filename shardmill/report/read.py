@@ -48,7 +48,7 @@ class Build:
 
     @property
     def encodes(self) -> bool:
-        """Whether the model is an encoder."""
+        """Return whether the model is an encoder."""
         return bool(self.plan["kind"] == "encoder")
 
     @property
@@ -59,12 +59,12 @@ class Build:
 
     @property
     def residency(self) -> tuple[Json, ...]:
-        """What the residency gate said, part by part."""
+        """Return what the residency gate said, part by part."""
         return self.verdicts.get("residency", ())
 
     @property
     def placed(self) -> tuple[Json, ...]:
-        """The same, where what a device measured takes the place of what was predicted."""
+        """Return the same, where what a device measured takes the place of what was predicted."""
         return measured_verdicts(self.residency, self.devices)
 
     @property
@@ -74,7 +74,7 @@ class Build:
 
     @property
     def parity(self) -> tuple[Json, ...]:
-        """What the parity gates said, part by part and of the stack."""
+        """Return what the parity gates said, part by part and of the stack."""
         return self.verdicts.get("parity", ())
 
 
@@ -84,7 +84,7 @@ def read_receipts(paths: Sequence[Path], root: Path) -> dict[str, Json]:
 
 
 def read_verdicts(paths: Sequence[Path], root: Path) -> dict[str, tuple[Json, ...]]:
-    """The gates' files by the folder under `root` that they lie in."""
+    """Return the gates' files by the folder under `root` that they lie in."""
     found: dict[str, tuple[Json, ...]] = {}
     for path in paths:
         folder = path.relative_to(root).parent.as_posix()
@@ -93,14 +93,14 @@ def read_verdicts(paths: Sequence[Path], root: Path) -> dict[str, tuple[Json, ..
 
 
 def read_pieces(plan: Json, parts: Sequence[Path], artifacts: Sequence[Path]) -> tuple[PartRow, ...]:
-    """The plan's parts in its order, with the sizes of what was made of them."""
+    """Return the plan's parts in its order, with the sizes of what was made of them."""
     described = {path.stem: read_json(path) for path in parts}
     made = {artifact.stem: artifact for artifact in artifacts}
     return tuple(piece(row, described[row["name"]], made.get(row["name"])) for row in plan["parts"])
 
 
 def piece(row: Json, part: Json, made: Path | None) -> PartRow:
-    """One part, from its row in plan.json, its parts/P.json, and its package or table."""
+    """Return one part, from its row in plan.json, its parts/P.json, and its package or table."""
     sizes = _file_sizes(made) if made is not None and made.exists() else {}
     weights = [size for name, size in sizes.items() if "weights/" in name or name.endswith(".safetensors")]
     return PartRow(
@@ -116,7 +116,7 @@ def piece(row: Json, part: Json, made: Path | None) -> PartRow:
 
 
 def _file_sizes(path: Path) -> dict[str, int]:
-    """Bytes by relative path of a folder's files, or of the one file."""
+    """Return bytes by relative path of a folder's files, or of the one file."""
     if path.is_file():
         return {path.name: path.stat().st_size}
     files = (file for file in path.rglob("*") if file.is_file())

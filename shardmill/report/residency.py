@@ -54,7 +54,7 @@ class Placement:
 
 
 def placement(files: Sequence[Json]) -> Placement:
-    """Everything about residency from residency/P.json."""
+    """Return everything about residency from residency/P.json."""
     rows = [row for file in files for row in file["rows"]]
     statuses = tuple(s for s in STATUS if any(row["status"] == s for row in rows))
     kinds = sorted({row["operation"] for row in rows}, key=lambda kind: _severity_rank(kind, rows))
@@ -77,7 +77,7 @@ def _severity_rank(kind: str, rows: Iterable[Json]) -> tuple[int, int, str]:
 
 
 def counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
-    """Counts of the given rows."""
+    """Count of the given rows."""
     rows = list(rows)
     found = Counter(row["status"] for row in rows)
     return Counts(
@@ -89,7 +89,7 @@ def counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
 
 
 def findings(files: Sequence[Json]) -> tuple[ReportedFinding, ...]:
-    """Findings by severity and rule; the same words about several parts are said once."""
+    """Return findings by severity and rule; equal words about several parts are merged."""
     folded: dict[tuple[int, str, str], dict[str, list[str]]] = {}
     for file in files:
         for found in file["findings"]:

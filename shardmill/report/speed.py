@@ -27,19 +27,19 @@ class SpeedGroup:
 
 
 def speed_groups(rows: Sequence[Json]) -> tuple[SpeedGroup, ...]:
-    """Rows of the sweep or of the tasks under what they are of, in the file's order."""
+    """Return rows of the sweep or of the tasks under what they are of, in the file's order."""
     names = dict.fromkeys(_name_of(row) for row in rows)
     found = ((name, tuple(row for row in rows if _name_of(row) == name)) for name in names)
     return tuple(SpeedGroup(name, same[0]["prompts"], same) for name, same in found)
 
 
 def _name_of(row: Json) -> str:
-    """The row's task in words, or its prompt length."""
+    """Return the row's task in words, or its prompt length."""
     return str(row["task"]).replace("_", " ") if "task" in row else str(row["prompt_tokens"])
 
 
 def described(row: Json) -> str:
-    """The row's group, to stand in a sentence."""
+    """Return the row's group, to stand in a sentence."""
     return _name_of(row) if "task" in row else f"{row['prompt_tokens']} tokens"
 
 
@@ -49,7 +49,7 @@ def drafters(rows: Sequence[Json]) -> tuple[str, ...]:
 
 
 def noisy(speed: Json) -> tuple[str, ...]:
-    """Groups with a ratio of times that drafting can't cause, so something else on the machine did.
+    """Return groups with a ratio of times that drafting can't cause, so something else on the machine did.
 
     A pass never costs less than one token's, so the speed-up is at most the tokens per pass; and T = 1 is as fast as
     itself.
@@ -58,7 +58,7 @@ def noisy(speed: Json) -> tuple[str, ...]:
 
 
 def impossible(row: Json) -> bool:
-    """Whether a row's ratio is beyond what its cause can give."""
+    """Return whether a row's ratio is beyond what its cause can give."""
     if row["speedup"] > TOLERANCE * row["live"]["tokens_per_pass"]:
         return True
     return bool(row["drafter"] == CONTROL and row["speedup"] * TOLERANCE < 1)
@@ -75,7 +75,7 @@ def close_calls(row: Json, margin: float) -> bool:
 
 
 def measured_speed(speed: Json) -> Iterator[Json]:
-    """All rows."""
+    """Yield all rows."""
     yield from speed["sweep"]
     yield from speed["tasks"]
 
@@ -114,7 +114,7 @@ class Series:
 
 
 def plots(speed: Json) -> list[Plot]:
-    """What there are figures for."""
+    """Return what there are figures for."""
     return [
         Plot(name, title, note, width == WHOLE, figure(name, title, draw, width))
         for name, title, note, draw, width in _wanted_plots(speed)
@@ -142,12 +142,12 @@ def _wanted_plots(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
 
 
 def _styled(names: Sequence[str]) -> tuple[Series, ...]:
-    """A colour and a marker each."""
+    """Return a colour and a marker each."""
     return tuple(Series(name, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names))
 
 
 def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
-    """A line per drafter over prompt length, each length equally wide; the best value of a length is written."""
+    """Draw a line per drafter over prompt length, each length equally wide, with the best value of each."""
     lengths = [group.name for group in speed_groups(rows)]
     for one in series:
         known = {_name_of(row): row["speedup"] for row in rows if row["drafter"] == one.name}
@@ -182,7 +182,7 @@ def _draw_widths(axes: Axes, speed: Json) -> None:
 
 
 def _draw_positions(axes: Axes, rows: Sequence[Json], series: Sequence[Series], kind: str) -> None:
-    """A line per drafter over draft position."""
+    """Draw a line per drafter over draft position."""
     most = 1
     for one in series:
         shares = by_position(rows, one.name, kind)
@@ -197,7 +197,7 @@ def _draw_positions(axes: Axes, rows: Sequence[Json], series: Sequence[Series], 
 
 
 def _draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
-    """A bar per task and drafter, with a line across it at what the replay gives."""
+    """Draw a bar per task and drafter, with a line across it at the replay's value."""
     live = [row["live"]["tokens_per_pass"] for row in rows]
     replayed = [row["oracle"]["tokens_per_pass"] if row["oracle"] else 0.0 for row in rows]
     highest = [max(pair) for pair in zip(live, replayed, strict=True)]
@@ -211,7 +211,7 @@ def _draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> 
 
 
 def _draw_tasks(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
-    """A bar per task and drafter."""
+    """Draw a bar per task and drafter."""
     values = [row["speedup"] for row in rows]
     bars(axes, rows, series, values, [max(value, 1) for value in values])  # nothing is written across the line at 1
     axes.axhline(1, color=INK, lw=1, dashes=(4, 3))
@@ -237,13 +237,13 @@ def bars(
 
 
 def _legend_place(group: int, drafter: str, series: Sequence[Series], width: float) -> float:
-    """The middle of a drafter's bar."""
+    """Return the middle of a drafter's bar."""
     index = [one.name for one in series].index(drafter)
     return group + (index - (len(series) - 1) / 2) * width
 
 
 def line(axes: Axes, one: Series, points: Sequence[tuple[float, float]]) -> None:
-    """A drafter's line."""
+    """Draw a drafter's line."""
     x, y = [p[0] for p in points], [p[1] for p in points]
     axes.plot(x, y, marker=one.marker, ms=5, lw=1.8, color=one.colour, label=one.name)
 

@@ -41,18 +41,21 @@ class StepState:
 
     @property
     def state(self) -> str:
-        """The worst state among the artifacts."""
+        """Return the worst state among the artifacts."""
         found = {state for _, state in self.artifacts}
         return next((state for state in STATES if state in found), "missing")
 
 
 def step_states(build: Build) -> dict[str, StepState]:
-    """All steps by name."""
+    """Return all steps by name."""
     return {row["name"]: _step_state(row, build) for row in build.pipeline}
 
 
 def _step_state(row: Json, build: Build) -> StepState:
-    """The state of one row of the pipeline. What is measured, and what is fetched, are told by their own files."""
+    """Return the state of one row of the pipeline.
+
+    What is measured, and what is fetched, are told by their own files.
+    """
     name: str = row["name"]
     if name in OF_THEIR_OWN:
         return OF_THEIR_OWN[name](build)
@@ -67,7 +70,7 @@ def _step_state(row: Json, build: Build) -> StepState:
 
 
 def _fetch_state(build: Build) -> StepState:
-    """The checkpoint's files."""
+    """Return the checkpoint's files."""
     files = build.source["files"]
     return StepState(
         "fetch", plural(len(files), "file"), tuple((name, "made") for name in sorted(files)) or none("source")
@@ -75,12 +78,12 @@ def _fetch_state(build: Build) -> StepState:
 
 
 def none(name: str) -> tuple[tuple[str, str], ...]:
-    """What stands for artifacts that are not there."""
+    """Return what stands for artifacts that are not there."""
     return ((name, "missing"),)
 
 
 def _receipt_states(name: str, expected: Iterable[str], build: Build, amount: str) -> StepState:
-    """A step whose artifacts have receipts; a note in one is a reservation."""
+    """Return a step whose artifacts have receipts; a note in one is a reservation."""
 
     def state(path: str) -> str:
         receipt = build.receipts.get(path)
@@ -91,7 +94,7 @@ def _receipt_states(name: str, expected: Iterable[str], build: Build, amount: st
 
 
 def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> StepState:
-    """A gate: failed, predicted to pass, or passed, part by part."""
+    """Return a gate: failed, predicted to pass, or passed, part by part."""
     names = [path.removesuffix(RECEIPT).split("/") for path in expected]
     known = {(folder, file["part"]): file for folder, files in build.verdicts.items() for file in files}
 

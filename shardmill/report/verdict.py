@@ -40,7 +40,7 @@ class Verdict:
 
 
 def verdict(build: Build, questions: Sequence[Question]) -> Verdict:
-    """The verdict on a build."""
+    """Return the verdict on a build."""
     numbers = [n for q in questions for n in q.numbers]
     missed = tuple(n for n in numbers if not n.passed)
     found = tuple(caveats(build, questions))
@@ -53,7 +53,7 @@ def verdict(build: Build, questions: Sequence[Question]) -> Verdict:
 
 
 def outcome(numbers: Sequence[Number], missed: Sequence[Number]) -> str:
-    """What became of the gates."""
+    """Return what became of the gates."""
     if missed:
         return f"{number(len(missed))} of {plural(len(numbers), 'gate number')} missed the threshold."
     if not numbers:
@@ -64,14 +64,14 @@ def outcome(numbers: Sequence[Number], missed: Sequence[Number]) -> str:
 
 
 def remedies(found: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
-    """The commands that would measure what the first line names, each once."""
+    """Return the commands that would measure what the first line names, each once."""
     named = [c for c in found if c.headline]
     ways = dict.fromkeys((c.command, c.where) for c in named)
     return tuple((*way, ", ".join(c.subject for c in named if (c.command, c.where) == way)) for way in ways)
 
 
 def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
-    """Everything that is predicted, not run or unverified, the weightiest first."""
+    """Yield everything that is predicted, not run or unverified, the weightiest first."""
     yield from exactness(build)
     yield from _residency_caveats(build)
     yield from _speed_caveats(build)
@@ -117,7 +117,7 @@ def exactness(build: Build) -> Iterator[Caveat]:
 
 
 def _speed_caveats(build: Build) -> Iterator[Caveat]:
-    """What the benchmark did not measure: the Neural Engine's speed, and what it gives reasons for."""
+    """Yield what the benchmark did not measure: the Neural Engine's speed, and what it gives reasons for."""
     if build.speed is None:
         where = "without `benchmark: false` in this build's config"
         yield Caveat("benchmark", "not_run", "The config leaves it out: `benchmark: false`.", BUILD, where, True)
@@ -151,7 +151,7 @@ def _gap_caveat(gap: Json, bench: str) -> Caveat:
 
 
 def _unanswered(build: Build, question: Question) -> Iterator[Caveat]:
-    """Measures of a question that no part has a number for."""
+    """Measure of a question that no part has a number for."""
     portable = all(file["engine"]["name"] == "portable" for file in build.parity)
     where = ON_A_MAC if portable else ON_LINUX
     for measure in question.measures:

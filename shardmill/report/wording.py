@@ -55,7 +55,7 @@ Draw = Callable[[Axes], None]
 
 
 def figure(name: str, title: str, draw: Draw, width: float = HALF) -> Markup:
-    """One drawing; `name` keeps its ids apart from those of others on the page."""
+    """Return one drawing; `name` keeps its ids apart from those of others on the page."""
     with rc_context():
         rcdefaults()  # no user's own settings
         rcParams.update(STYLE)
@@ -67,7 +67,7 @@ def figure(name: str, title: str, draw: Draw, width: float = HALF) -> Markup:
 
 
 def legend(axes: Axes) -> None:
-    """What the colours mean, in one line above the drawing."""
+    """Draw a legend of the colours in one line above the plot."""
     handles, _ = axes.get_legend_handles_labels()
     axes.legend(
         frameon=False,
@@ -82,7 +82,7 @@ def legend(axes: Axes) -> None:
 
 
 def _inline_code(svg: str, name: str, title: str) -> Markup:
-    """The <svg> element alone: sized by the page, its ids its own, its colours the page's."""
+    """Return the <svg> element alone: sized by the page, its ids its own, its colours the page's."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
@@ -96,7 +96,7 @@ def _inline_code(svg: str, name: str, title: str) -> Markup:
 
 
 def alone(svg: Markup) -> str:
-    """A figure as a file of its own: with the colours that the page has by day."""
+    """Return a figure as a file of its own: with the colours that the page has by day."""
     sheet = files("shardmill.report").joinpath(STYLE_SHEET).read_text(encoding="utf-8")
     colours = sheet[: sheet.index("}") + 1]  # the sheet's first rule
     head, _, body = str(svg).partition(">")
@@ -122,7 +122,7 @@ def number(value: float | None) -> str:
 
 
 def fixed(value: float | None, digits: int = 1) -> str:
-    """A figure of a table's column, with as many decimals as its neighbours."""
+    """Return a figure of a table's column, with as many decimals as its neighbours."""
     return NOT_RUN if value is None else f"{value:.{digits}f}"
 
 
@@ -136,7 +136,7 @@ def threshold_text(text: str) -> str:
 
 
 def margin(value: float, text: str) -> str:
-    """How far a value is from its threshold: `150 × under`, or the difference where a ratio says little."""
+    """Return how far a value is from its threshold: `150 × under`, or the difference where a ratio says little."""
     sign, _, written = text.partition(" ")
     limit = float(written)
     side = "over" if value > limit else "under"
@@ -148,7 +148,7 @@ def margin(value: float, text: str) -> str:
 
 
 def file_size(count: int | None) -> str:
-    """Bytes in binary units."""
+    """Return bytes in binary units."""
     if count is None:
         return "missing"
     value, unit = float(count), 0
@@ -158,7 +158,7 @@ def file_size(count: int | None) -> str:
 
 
 def percent(part: float | None, whole: float = 1.0) -> str:
-    """A share; one too small to show is said to be so."""
+    """Return a share; one too small to show is said to be so."""
     if part is None:
         return NOT_RUN
     share = 100 * part / whole
@@ -166,12 +166,12 @@ def percent(part: float | None, whole: float = 1.0) -> str:
 
 
 def short(sha: str) -> str:
-    """The first twelve digits of a hash."""
+    """Return the first twelve digits of a hash."""
     return sha[:12]
 
 
 def engine_text(identity: Mapping[str, Any]) -> str:
-    """An engine as receipts name it, for a person."""
+    """Return an engine as receipts name it, for a person."""
     name = ENGINES.get(identity["name"], identity["name"])
     chip = [str(identity[key]) for key in ("chip",) if key in identity]
     system = [f"macOS {identity['macos']} ({identity['build']})"] if "macos" in identity else []

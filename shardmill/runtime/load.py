@@ -44,5 +44,4 @@ def load_tokenizer(build: Path, manifest: Mapping[str, Any]) -> Tokenizer:
 
 def engine_name() -> str:
     """Return the name of the engine that runs the programs on this machine: coreml or portable."""
-
     return machine.engine()["name"]

@@ -57,7 +57,7 @@ class WeightFile:
         return np.memmap(self.path, np.uint8, mode="c")
 
     def read(self, offset: int, kind: TensorType) -> np.ndarray:
-        """The array whose record is at `offset`, read-only by convention.
+        """Return the array whose record is at `offset`, read-only by convention.
 
         Raises ProgramError if record, type and file disagree.
         """
@@ -126,7 +126,7 @@ class WeightLoader:
 
 
 def resolve(path: str, model_dir: Path) -> Path:
-    """Where a blob's file is. Raises ProgramError for a path that leaves the model's directory."""
+    """Return where a blob's file is. Raises ProgramError for a path that leaves the model's directory."""
     relative = path.removeprefix(_MODEL_PREFIX)
     full = Path(os.path.normpath(model_dir / relative))
     if not full.is_relative_to(Path(os.path.normpath(model_dir))):

@@ -69,8 +69,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _weight_files(model: LoadedModel) -> dict[Path, Path]:
-    """Bundle-relative path -> file, for every weight file that a program refers to. Raises ProgramError if one is
-    missing.
+    """Bundle-relative path -> file, for every weight file that a program refers to.
+
+    Raises ProgramError if one is missing.
     """
     found: dict[Path, Path] = {}
     for function in model.program.functions.values():
@@ -83,7 +84,7 @@ def _weight_files(model: LoadedModel) -> dict[Path, Path]:
 
 
 def _function_features(model: LoadedModel) -> dict[str, list[Feature]]:
-    """The described inputs of every function."""
+    """Return the described inputs of every function."""
     described: dict[str, Iterable[Any]] = {item.name: item.input for item in model.description.functions}
     return {
         name: [feature_of(m) for m in described.get(name, model.description.input)] for name in model.program.functions
@@ -120,12 +121,12 @@ def _counted(text: str) -> bytes:
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether there is a compiled bundle at `path`."""
+    """Return whether there is a compiled bundle at `path`."""
     return os.path.isfile(path / "coremldata.bin")
 
 
 def _read_bundle(path: Path) -> LoadedModel:
-    """A compiled bundle as a model. Raises ProgramError for a bundle that is damaged or not an ML Program."""
+    """Return a compiled bundle as a model. Raises ProgramError for a bundle that is damaged or not an ML Program."""
     text_path = path / "model.mil"
     if not text_path.is_file():
         raise ProgramError(f"{path}: no model.mil: not a compiled ML Program")
@@ -141,7 +142,7 @@ def _read_bundle(path: Path) -> LoadedModel:
 
 @lru_cache(maxsize=KEPT)
 def _program(text: str, description: bytes) -> Program:
-    """The program of a bundle's files, read once however often it is loaded."""
+    """Return the program of a bundle's files, read once however often it is loaded."""
     from coremltools.proto import Model_pb2
 
     return _in_described_order(read_text(text), Model_pb2.ModelDescription.FromString(description))
@@ -166,7 +167,7 @@ def read_core_data(path: Path) -> tuple[int, Any]:
 
 
 def frame(path: Path) -> tuple[bytes, bytes]:
-    """The bytes before and after the description in a coremldata.bin that read_core_data can read."""
+    """Return the bytes before and after the description in a coremldata.bin that read_core_data can read."""
     data = path.read_bytes()
     size = HEADER.unpack_from(data)[-1]
     return data[: HEADER.size - 8], data[HEADER.size + size :]
@@ -185,7 +186,7 @@ def _in_described_order(program: Program, description: Any) -> Program:
 
 
 def load_model(path: Path) -> LoadedModel:
-    """The model at `path`. Raises ProgramError, naming the file, if it is not a readable ML Program."""
+    """Return the model at `path`. Raises ProgramError, naming the file, if it is not a readable ML Program."""
     if is_bundle(path):
         return _read_bundle(path)
     spec_path = spec_file(path)

@@ -26,7 +26,7 @@ class BundleDifference:
 
 
 def compare_compiled(first: Path, second: Path) -> tuple[BundleDifference, ...]:
-    """How two compiled bundles of one package differ, apart from buildInfo and the order of map entries.
+    """Return how two compiled bundles of one package differ, apart from buildInfo and the order of map entries.
 
     For the first person who has both compilers: `coremlc`'s bundle and ours should give no difference. Raises
     ProgramError if one of the two is not a bundle.
@@ -112,7 +112,7 @@ class Contents:
 
 
 def read_contents(path: Path) -> Contents:
-    """The contents of the .mlpackage or .mlmodel at `path`. Raises ProgramError if there is no ML Program."""
+    """Return the contents of the .mlpackage or .mlmodel at `path`. Raises ProgramError if there is no ML Program."""
     if path.suffix == ".mlmodelc" or is_bundle(path):
         raise ProgramError(f"{path}: a compiled model; inspect the .mlpackage that it was compiled from")
     spec = parse_spec(spec_file(path))
@@ -188,7 +188,7 @@ def _block(function: Any) -> Any:
 
 
 def operations(block: Any) -> Iterator[Any]:
-    """Every operation of a block and of its nested blocks."""
+    """Yield every operation of a block and of its nested blocks."""
     for op in block.operations:
         yield op
         for nested in op.blocks:
@@ -196,7 +196,7 @@ def operations(block: Any) -> Iterator[Any]:
 
 
 def weights(ops: Iterable[Any]) -> tuple[Weights, ...]:
-    """The tensors in weight files by dtype, largest first."""
+    """Return the tensors in weight files by dtype, largest first."""
     found = {(v.blobFileValue.fileName, v.blobFileValue.offset): v.type.tensorType for op in ops for v in _stored(op)}
     sizes: dict[str, list[int]] = {}
     for tensor in found.values():

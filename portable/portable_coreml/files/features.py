@@ -41,7 +41,7 @@ class Feature:
     default: float | None = None
 
     def check(self, shape: Sequence[int]) -> None:
-        """Raises InputError if an array of this shape is not allowed."""
+        """Raise InputError if an array of this shape is not allowed."""
         got = tuple(shape)
         if self.choices:
             if got not in self.choices:
@@ -64,7 +64,7 @@ def _range_text(ranges: Sequence[tuple[int, int | None]]) -> str:
 
 
 def feature_of(message: Any) -> Feature:
-    """The Feature of a FeatureDescription message that describes a multi-array or a state."""
+    """Return the Feature of a FeatureDescription message that describes a multi-array or a state."""
     kind = message.type.WhichOneof("Type")
     array = message.type.stateType.arrayType if kind == "stateType" else message.type.multiArrayType
     flexible = array.WhichOneof("ShapeFlexibility")
@@ -99,7 +99,7 @@ class Signature:
                 )
 
     def convert(self, data: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Checked tensors for the function's parameters. Raises InputError."""
+        """Return checked tensors for the function's parameters. Raises InputError."""
         for name in data:
             if name not in self.features:
                 raise InputError(f"the model has no input '{name}'; its inputs are {sorted(self.features)}")
@@ -143,7 +143,7 @@ class Signature:
 
 
 def to_tensor(array: np.ndarray, kind: TensorType, name: str, half: bool) -> Tensor:
-    """An input array in the held type of the parameter it feeds, rounded to fp16 in fp16 mode if that is its type.
+    """Return an input array in the type in which its parameter is kept, rounded to fp16 in fp16 mode.
 
     Raises InputError for values that don't fit it.
     """
@@ -167,7 +167,7 @@ def to_tensor(array: np.ndarray, kind: TensorType, name: str, half: bool) -> Ten
 
 
 def _check_range(array: np.ndarray, kind: TensorType, name: str) -> None:
-    """Raises InputError for numbers that the integer type of a parameter can't hold."""
+    """Raise InputError for numbers that the integer type of a parameter can't hold."""
     limits = np.iinfo(BY_NAME[kind.dtype].numpy)
     narrower = array.dtype.kind in "iu" and np.can_cast(array.dtype, BY_NAME[kind.dtype].numpy)
     if not narrower and array.size and (array.min() < limits.min or array.max() > limits.max):
@@ -175,5 +175,5 @@ def _check_range(array: np.ndarray, kind: TensorType, name: str) -> None:
 
 
 def _is_dense(array: np.ndarray) -> bool:
-    """Whether an array fills its memory without gaps, with its axes in any order."""
+    """Return whether an array fills its memory without gaps, with its axes in any order."""
     return array.flags.c_contiguous or array.transpose(np.argsort(array.strides)[::-1]).flags.c_contiguous

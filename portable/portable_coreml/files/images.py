@@ -18,7 +18,7 @@ _Bounds = tuple[int, int]  # of an extent, both included; the second is negative
 
 
 def image_to_array(value: Any, description: Any, name: str) -> np.ndarray:
-    """A PIL image as the program takes it, [1, 1 or 3, H, W]. Raises InputError for a wrong mode or size."""
+    """Return a PIL image as the program takes it, [1, 1 or 3, H, W]. Raises InputError for a wrong mode or size."""
     from PIL import Image
 
     kind = description.type.imageType
@@ -39,7 +39,7 @@ def image_to_array(value: Any, description: Any, name: str) -> np.ndarray:
 
 
 def sizes(kind: Any) -> list[tuple[_Bounds, _Bounds]]:
-    """The allowed (width, height) of an ImageFeatureType message."""
+    """Return the allowed (width, height) of an ImageFeatureType message."""
     flexible = kind.WhichOneof("SizeFlexibility")
     if flexible == "imageSizeRange":
         both = kind.imageSizeRange.widthRange, kind.imageSizeRange.heightRange
@@ -60,7 +60,7 @@ def _text(bounds: _Bounds) -> str:
 
 
 def array_to_image(values: np.ndarray, description: Any) -> Any:
-    """A PIL image of an output [1, 1 or 3, H, W]; values are clipped to 0 .. 255 and rounded."""
+    """Return a PIL image of an output [1, 1 or 3, H, W]; values are clipped to 0 .. 255 and rounded."""
     from PIL import Image
 
     space = int(description.type.imageType.colorSpace)

@@ -32,7 +32,7 @@ _PREFIXES = {"CoreML6": "Ios16", "CoreML7": "Ios17", "CoreML8": "Ios18", "CoreML
 
 
 def metadata_json(model: LoadedModel, name: str) -> str:
-    """The document for a model compiled from a file called `name`."""
+    """Return the document for a model compiled from a file called `name`."""
     description = model.description
     main = model.program.functions.get(description.defaultFunctionName or "main")
     main = main or next(iter(model.program.functions.values()))
@@ -126,7 +126,7 @@ def _histogram(function: Function) -> dict[str, int]:
 
 
 def _histogram_name(kind: str, prefix: str | None) -> str:
-    """An operation counts under the operation set that last defined it anew, as far as public bundles show."""
+    """Return an operation counts under the operation set that last defined it anew, as far as public bundles show."""
     camel = "".join(word[:1].upper() + word[1:] for word in kind.split("_"))
     if prefix is None or kind in _SINCE_IOS15 or (prefix == "Ios16" and kind in _SINCE_IOS17):
         return camel
@@ -152,7 +152,7 @@ def _mixed(names: Sequence[str]) -> str:
 
 
 def _storage_precision(function: Function) -> str:
-    """What the weight files hold: types of constants, and how they are compressed."""
+    """Return what the weight files hold: types of constants, and how they are compressed."""
     names: list[str] = []
     for op in function.block.walk():
         stored = [
@@ -182,7 +182,7 @@ def _storage_name(value: Any) -> str:
 
 
 def _palettized(op: Op) -> str:
-    """How a palettized weight is named: by the width of its indices, else by the size of its table, if known."""
+    """Return how a palettized weight is named: by the width of its indices, else by the size of its table, if known."""
     for argument in ("indices", "indices_nonzero_data"):
         kind = _literal_type(op, argument)
         if kind is not None and op.inputs:

@@ -32,7 +32,7 @@ class LoadedModel:
 
 
 def parse_spec(path: Path) -> Any:
-    """The Model message in a file. Raises ProgramError for a file that can't be read or holds something else."""
+    """Return the Model message in a file. Raises ProgramError for a file that can't be read or hold something else."""
     from coremltools.proto import Model_pb2  # a slow import
     from google.protobuf.message import DecodeError
 
@@ -45,7 +45,10 @@ def parse_spec(path: Path) -> Any:
 
 
 def mil_program(spec: Any, path: Path) -> Any:
-    """The MIL.Program message of a Model message. Raises ProgramError, naming `path`, for another kind of model."""
+    """Return the MIL.Program message of a Model message.
+
+    Raises ProgramError, naming `path`, for another kind of model.
+    """
     kind = spec.WhichOneof("Type")
     if kind != "mlProgram":
         raise ProgramError(f"{path}: a model of type {kind or 'unknown'}; the portable engine runs ML Programs only")
@@ -53,27 +56,36 @@ def mil_program(spec: Any, path: Path) -> Any:
 
 
 def read_spec(spec: Any, path: Path) -> Program:
-    """The program of a Model message. Raises ProgramError, naming `path`, if there is none or it is not sound."""
+    """Return the program of a Model message.
+
+    Raises ProgramError, naming `path`, if there is none or it is not sound.
+    """
     return _program(mil_program(spec, path).SerializeToString(deterministic=True))
 
 
 @lru_cache(maxsize=KEPT)
 def _program(data: bytes) -> Program:
-    """The program of a serialised MIL.Program. Who judges a model loads it many times, and this takes the longest."""
+    """Return the program of a serialised MIL.Program.
+
+    Who judges a model loads it many times, and this takes the longest.
+    """
     from coremltools.proto import MIL_pb2
 
     return read_program(MIL_pb2.Program.FromString(data))
 
 
 def spec_file(path: Path) -> Path:
-    """The specification file of the .mlpackage or .mlmodel at `path`. Raises ProgramError if there is nothing."""
+    """Return the specification file of the .mlpackage or .mlmodel at `path`.
+
+    Raises ProgramError if there is nothing.
+    """
     if not os.path.exists(path):  # False where Path.exists raises: a name that is too long, a folder that is closed
         raise ProgramError(f"{path}: no such file or folder")
     return _root_spec(path) if os.path.isdir(path) else path
 
 
 def _root_spec(package: Path) -> Path:
-    """The specification file inside an .mlpackage, as its manifest names it.
+    """Return the specification file inside an .mlpackage, as its manifest names it.
 
     The path is judged as it is spelled: a package may consist of symbolic links, as in the Hugging Face cache.
     """
@@ -92,7 +104,7 @@ def _root_spec(package: Path) -> Path:
 
 
 def pick_function(model: LoadedModel, name: str) -> tuple[Function, Any]:
-    """A function and its description, by name, or the default one for an empty name. Raises PortableError."""
+    """Return a function and its description, by name, or the default one for an empty name. Raises PortableError."""
     description = model.description
     wanted = name or description.defaultFunctionName or "main"
     if wanted not in model.program.functions:

@@ -21,7 +21,7 @@ MAX_RANK = 64
 
 
 def read_program(message: Any) -> ir.Program:
-    """The program of a `MIL.Program` message. Raises ProgramError where it is not well-formed."""
+    """Return the program of a `MIL.Program` message. Raises ProgramError where it is not well-formed."""
     functions = {name: _function(name, function) for name, function in sorted(message.functions.items())}
     if not functions:
         raise ProgramError("the model has no function: it is not an ML Program")
@@ -61,7 +61,7 @@ def _values(entries: Mapping[str, Any]) -> dict[str, ir.Value]:
 
 
 def _read_type(message: Any, depth: int = 0) -> ir.Type:
-    """The type of a `MIL.ValueType` message."""
+    """Return the type of a `MIL.ValueType` message."""
     if depth > MAX_NESTING:
         raise ProgramError(f"types are nested more than {MAX_NESTING} deep")
     which = message.WhichOneof("type")
@@ -97,7 +97,7 @@ def _extent(message: Any) -> int | None:
 
 
 def _read_value(message: Any, depth: int = 0) -> ir.Value:
-    """The literal of a `MIL.Value` message."""
+    """Return the literal of a `MIL.Value` message."""
     if depth > MAX_NESTING:
         raise ProgramError(f"values are nested more than {MAX_NESTING} deep")
     kind = _read_type(message.type)

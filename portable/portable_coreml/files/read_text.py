@@ -21,7 +21,7 @@ TARGETS = {tag: name for name, tag in OPSETS.items()}
 
 
 def read_text(text: str) -> ir.Program:
-    """The program in MIL text. Raises ProgramError."""
+    """Return the program in MIL text. Raises ProgramError."""
     return _Reader(text).program()
 
 
@@ -60,7 +60,7 @@ class _Reader(Scanner):
         return ir.Function(name, inputs, TARGETS.get(tag, tag), block, attributes)
 
     def block(self, inputs: tuple[ir.Named, ...]) -> ir.Block:
-        """Operations and results of a block whose opening brace was read."""
+        """Return operations and results of a block whose opening brace was read."""
         self.nest()
         ops: list[ir.Op] = []
         while not self.accept("}"):
@@ -170,7 +170,7 @@ class _Reader(Scanner):
         raise self.fail(f"unknown type '{word}'")
 
     def extent(self) -> int | EllipsisType | None:
-        """An extent: a number, None for an unknown one, or an ellipsis for any number of unknown ones."""
+        """Return an extent: a number, None for an unknown one, or an ellipsis for any number of unknown ones."""
         if self.accept("?"):
             return None
         if self.accept("..."):
@@ -208,7 +208,7 @@ class _Reader(Scanner):
         raise self.fail("a state has no literal")
 
     def elements(self, kind: ir.TupleType) -> ir.Value:
-        """A tuple's elements, each of its own type, and the closing parenthesis."""
+        """Return a tuple's elements, each of its own type, and the closing parenthesis."""
         items: list[ir.Value] = []
         while not self.accept(")"):
             if items:
@@ -241,7 +241,7 @@ class _Reader(Scanner):
         return ir.Blob(str(path.data[()]), int(offset.data[()]))
 
     def tensor(self, kind: ir.TensorType) -> np.ndarray:
-        """The values of a tensor literal, brackets included, up to the closing parenthesis (which stays)."""
+        """Return the values of a tensor literal, brackets included, up to the closing parenthesis (which stays)."""
         open_shape = None in kind.shape
         count = None if open_shape else self.count(kind)
         flat: list[object] = []

@@ -12,7 +12,7 @@ from portable_coreml.errors import ProgramError
 
 
 def read_bytes(path: Path) -> bytes:
-    """The bytes of a regular file. Raises ProgramError for anything else, and for a file that can't be read."""
+    """Return the bytes of a regular file. Raises ProgramError for anything else, and for a file that can't be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or opening a pipe would wait for its writer
         with open(descriptor, "rb") as file:
@@ -24,7 +24,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a regular file in UTF-8. Raises ProgramError."""
+    """Return the text of a regular file in UTF-8. Raises ProgramError."""
     try:
         return read_bytes(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -32,7 +32,7 @@ def read_utf8(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in a regular file. Raises ProgramError, also for one nested too deeply to be parsed."""
+    """Return the JSON value in a regular file. Raises ProgramError, also for one nested too deeply to be parsed."""
     try:
         return json.loads(read_utf8(path))
     except RecursionError as error:

@@ -36,7 +36,7 @@ def write_text(program: ir.Program, spec_version: int, features: Mapping[str, Se
 
 
 def _quoted(text: str) -> str:
-    """A string literal."""
+    """Return a string literal."""
     return '"' + text.translate(_ESCAPES) + '"'
 
 
@@ -70,11 +70,11 @@ class Style:
         return f"tuple<{', '.join(self.type(item) for item in kind.elements)}>"
 
     def value(self, value: ir.Value) -> str:
-        """A literal with its type."""
+        """Return a literal with its type."""
         return f"{self.type(value.type)}({self.inner(value)})"
 
     def inner(self, value: ir.Value) -> str:
-        """A literal without its type."""
+        """Return a literal without its type."""
         if isinstance(value.data, ir.Blob):
             path = self.value(ir.Value(ir.TensorType("string"), np.array(value.data.path, np.object_)))
             return f"BLOBFILE(path = {path}, offset = {self.type(ir.TensorType('uint64'))}({value.data.offset}))"
@@ -142,7 +142,7 @@ class Style:
 
 
 def nested(array: np.ndarray) -> str:
-    """An array's values in nested brackets, a scalar without."""
+    """Return an array's values in nested brackets, a scalar without."""
     if array.ndim == 0:
         return _leaf(array.dtype.kind, array[()])
     if array.ndim == 1:
@@ -172,7 +172,7 @@ def _shape(shape: Sequence[int]) -> ir.Value:
 
 
 def _flexible_shapes(features: Sequence[Feature]) -> ir.Value | None:
-    """The function attribute that the compiler derives from the described inputs: default and allowed shapes."""
+    """Return the function attribute that the compiler derives from the described inputs: default and allowed shapes."""
     ranged = [f for f in sorted(features, key=lambda f: f.name) if f.ranges]
     listed = [f for f in sorted(features, key=lambda f: f.name) if f.choices]
     chosen = ranged or listed
@@ -198,7 +198,9 @@ def _range_dims(features: Sequence[Feature]) -> ir.Value:
 
 
 def _enumerated(features: Sequence[Feature]) -> ir.Value:
-    """One entry per allowed combination. The compiler's keys are eight hexadecimal digits of unknown origin; ours
+    """Return one entry per allowed combination.
+
+    The compiler's keys are eight hexadecimal digits of unknown origin; ours
     only differ from each other.
     """
     text, shape = ir.TensorType("string"), ir.TensorType("int32", (None,))

@@ -75,7 +75,7 @@ _MEASURED_ELIGIBLE = ("ane", "not_chosen")
 def diff_residency(
     predicted: Sequence[Mapping[str, Any]], measured: Sequence[Mapping[str, Any]]
 ) -> tuple[ResidencyDifference, ...]:
-    """Compares the rows of two residency reports by (function, output).
+    """Compare the rows of two residency reports by (function, output).
 
     A row has `function`, `output` and either `status` (as OpVerdict, or "ane" and "not_chosen" where measured) or
     `device` ("ne", "cpu", "gpu", "none", "unknown"). A prediction of "unknown" disagrees with nothing; what the engine
@@ -85,7 +85,7 @@ def diff_residency(
 
 
 def _by_operation(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Rows by (function, output). Of several rows, one per shape, the first that is not eligible is kept."""
+    """Return rows by (function, output). Of several rows, one per shape, the first that is not eligible is kept."""
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in rows:
         key = (row.get("function", "main"), row["output"])
@@ -114,7 +114,7 @@ def _status(row: Mapping[str, Any] | None) -> str:
 
 
 def read_report(path: Path, evidence: str) -> list[dict[str, Any]]:
-    """The rows of a residency report: a JSON object with `evidence` and `rows`.
+    """Return the rows of a residency report: a JSON object with `evidence` and `rows`.
 
     Args:
         path: the report's file.

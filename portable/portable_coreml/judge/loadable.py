@@ -28,7 +28,7 @@ _SOUND: WeakKeyDictionary[Function, set[tuple[Path, int, bytes]]] = WeakKeyDicti
 
 
 def check_loadable(model: LoadedModel, function: Function, description: Any) -> None:
-    """Raises ProgramError where Core ML would not load this function of a model."""
+    """Raise ProgramError where Core ML would not load this function of a model."""
     sound = _SOUND.setdefault(function, set())
     told = (model.model_dir, model.spec_version, description.SerializeToString(deterministic=True))
     if told not in sound:
@@ -46,7 +46,9 @@ def _check(model: LoadedModel, function: Function, description: Any) -> None:
 
 
 def default_shapes(function: Function, description: Any) -> dict[str, Shape]:
-    """The described default shape of every multi-array input. Raises ProgramError where it contradicts the program
+    """Return the described default shape of every multi-array input.
+
+    Raises ProgramError where it contradicts the program
     or is not among the shapes that the description allows.
     """
     params = {item.name: item.type for item in function.inputs}

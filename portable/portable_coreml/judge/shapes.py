@@ -89,7 +89,7 @@ def _declared(out: Named) -> Tensor | None:
 
 
 def _results(op: Op, env: Mapping[str, Any], lenient: bool) -> Sequence[Any]:
-    """What an operation gives: meta tensors, small computed ones, literals, or None where nothing is known.
+    """Return what an operation gives: meta tensors, small computed ones, literals, or None where nothing is known.
 
     `lenient`: shapes that a kernel can't take tell nothing.
     """
@@ -126,15 +126,16 @@ def _results(op: Op, env: Mapping[str, Any], lenient: bool) -> Sequence[Any]:
 
 
 def _check_kind(result: Tensor, declared: TensorType, name: str) -> None:
-    """Raises ExecutionError if floats are declared as integers, or integers as floats."""
+    """Raise ExecutionError if floats are declared as integers, or integers as floats."""
     held = BY_NAME[declared.dtype].torch
     if result.is_floating_point() != held.is_floating_point:
         raise ExecutionError(f"value '{name}' is declared {declared.dtype}, it is computed as {result.dtype}")
 
 
 def _tells_nothing(error: Exception) -> bool:
-    """Whether a kernel failed for asking a meta tensor what it holds, or for an index from behind the end of an axis,
-    which Core ML does not refuse (coremltools' test_tensor_assign_complex_slice).
+    """Whether a kernel failed for asking a meta tensor what it holds, or for an index from behind the end of an axis.
+
+    Core ML refuses neither (coremltools' test_tensor_assign_complex_slice).
     """
     if isinstance(error, (NotImplementedError, IndexError)):
         return True
@@ -142,7 +143,7 @@ def _tells_nothing(error: Exception) -> bool:
 
 
 def _literal(value: Value) -> Any:
-    """A literal's tensor, without data if it is in a weight file; a string or list as it stands."""
+    """Return a literal's tensor, without data if it is in a weight file; a string or list as it stands."""
     if not isinstance(value.type, TensorType) or value.type.dtype == "string":
         return value
     element_count(value.type)
@@ -176,7 +177,7 @@ def _plain(value: Any) -> Any:
 
 
 def _call(found: Kernel, arguments: Sequence[Any]) -> Sequence[Any]:
-    """A kernel's results: computed if all its tensors are, and the results are small; otherwise meta tensors."""
+    """Return a kernel's results: computed if all its tensors are, and the results are small; otherwise meta tensors."""
     tensors = [t for a in arguments for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
     if found.shape_only:
         return _several(found.call(*arguments))

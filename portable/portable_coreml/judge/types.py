@@ -60,7 +60,7 @@ _LIKE_X = frozenset(
 
 
 def check_function(function: Function) -> None:
-    """Raises ProgramError, naming the parameter or the operation, if the types of a function contradict each other."""
+    """Raise ProgramError, naming the parameter or the operation, if the types of a function contradict each other."""
     types: _Types = {}
     for item in function.inputs:
         if item.name in types:
@@ -90,7 +90,7 @@ def _check_block(block: Block, outer: _Types, texts: _Texts, opset: str) -> None
 
 
 def _check_state(op: Op, types: _Types) -> None:
-    """Checks that the argument is a state, and that what is read from it or written to it has its type."""
+    """Check that the argument is a state, and that what is read from it or written to it has its type."""
     name = next(iter(op.inputs.get("input", ())), None)
     kind = types.get(name) if isinstance(name, str) else None
     if not isinstance(kind, StateType):
@@ -103,7 +103,7 @@ def _check_state(op: Op, types: _Types) -> None:
 
 
 def _fits(one: Type, two: TensorType) -> bool:
-    """Whether one value can have both types."""
+    """Return whether one value can have both types."""
     if not isinstance(one, TensorType) or one.dtype != two.dtype:
         return False
     if one.variadic or two.variadic:
@@ -129,7 +129,7 @@ def _check_operands(op: Op, types: _Types, opset: str) -> None:
 
 
 def _check_results(op: Op, types: _Types, texts: _Texts) -> None:
-    """Checks result types that follow from arguments, and how many values go into and out of blocks."""
+    """Check result types that follow from arguments, and how many values go into and out of blocks."""
     source = _type_of(next(iter([*op.inputs.get("x", ()), *op.inputs.get("values", ())]), ""), types)
     alike = op.outputs if op.kind in _LIKE_X else ()
     for out in alike:
@@ -148,7 +148,7 @@ def _check_results(op: Op, types: _Types, texts: _Texts) -> None:
 
 
 def _numbers(op: Op) -> Iterator[tuple[str, int, int]]:
-    """(what, how many values it has, how many it should have) for control flow with its two blocks."""
+    """Yield (what, how many values it has, how many it should have) for control flow with its two blocks."""
     if op.kind not in ("cond", "while_loop") or len(op.blocks) != 2:
         return
     first, second = op.blocks
@@ -175,7 +175,7 @@ def _type_of(binding: Binding, types: Mapping[str, Type]) -> Type | None:
 
 
 def _text(value: Value | None) -> str:
-    """A string literal's text."""
+    """Return a string literal's text."""
     return str(value.data) if value is not None and value.type == TensorType("string") else ""
 
 

@@ -50,7 +50,7 @@ class _Source:
         return self.names.setdefault(name, f"v{len(self.names)}")
 
     def bind(self, value: Any) -> str:
-        """A global name for a callable or constant."""
+        """Return a global name for a callable or constant."""
         if id(value) not in self.known:
             self.known[id(value)] = f"g{len(self.known)}"
             self.globals[self.known[id(value)]] = value
@@ -93,7 +93,10 @@ class _Source:
 def compile_lines(
     inputs: Sequence[str], lines: Sequence[CodeLine], outputs: Sequence[Arg]
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """A function `(states, *inputs) -> outputs` that runs the lines. Lines whose results nobody uses are left out."""
+    """Return a function `(states, *inputs) -> outputs` that runs the lines.
+
+    Lines whose results nobody uses are left out.
+    """
     source = _Source(inputs)
     parameters = ", ".join(["states", *(source.variable(name) for name in inputs)])
     live = _prune(lines, outputs)
@@ -112,7 +115,7 @@ def compile_lines(
 
 
 def _prune(lines: Sequence[CodeLine], outputs: Sequence[Arg]) -> list[CodeLine]:
-    """The lines whose results are used, in order. Writes to states and control flow always stay."""
+    """Return the lines whose results are used, in order. Writes to states and control flow always stay."""
     wanted = used(outputs)
     kept: list[CodeLine] = []
     for line in reversed(lines):

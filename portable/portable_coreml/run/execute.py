@@ -1,5 +1,6 @@
-"""Runs a lowered function: interpreted the first time at each set of input shapes, compiled to straight-line Python
-after.
+"""Runs a lowered function.
+
+Interpreted the first time at each set of input shapes, compiled to straight-line Python after.
 
 The interpreted run is a real prediction that also learns what these shapes decide: values that depend on shapes
 alone become constants, and each operation gets the cheapest callable for the shapes it saw (specialise.py). Plans are
@@ -68,7 +69,7 @@ class Executable:
         self._lock = threading.Lock()
 
     def new_state(self) -> _States:
-        """Every state of the function, zero-filled. Raises ProgramError for a state without a static shape."""
+        """Return every state of the function, zero-filled. Raises ProgramError for a state without a static shape."""
         made: _States = {}
         for name, kind in self.states.items():
             sizes = [d for d in kind.shape if d is not None]
@@ -78,8 +79,9 @@ class Executable:
         return made
 
     def run(self, inputs: Mapping[str, Tensor], states: _States) -> tuple[Tensor, ...]:
-        """Outputs in program order; `states` is updated. `inputs` must fit the parameters (features.py checks
-        them).
+        """Return outputs in program order.
+
+        `states` is updated. `inputs` must fit the parameters (features.py checks them).
         """
         values = [inputs[item.name] for item in self.inputs]
         with torch.inference_mode():
@@ -125,7 +127,7 @@ def _run_block(
 def _run_step(
     step: LoweredStep, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None = None
 ) -> tuple[Any, ...]:
-    """Runs one step and returns its results in their declared types."""
+    """Run one step and return its results in their declared types."""
     if step.kernel is not None:
         return evaluate(step, kernel_values(step, env), half)
     if step.op.kind == "read_state":
@@ -143,7 +145,7 @@ def _settled(step: LoweredStep, results: tuple[Tensor, ...], half: bool) -> tupl
 
 
 def _owned(value: Tensor) -> Tensor:
-    """A copy: a state must not share memory with the caller's arrays, which may change after the call."""
+    """Return a copy: a state must not share memory with the caller's arrays, which may change after the call."""
     return value.clone(memory_format=torch.contiguous_format)
 
 
@@ -287,8 +289,9 @@ class _Tracer:
         return CodeLine(targets, run_control, args, tupled=True, needs_states=True)
 
     def _is_fresh(self, value: Tensor, step: LoweredStep) -> bool:
-        """Whether a value to be stored owns its memory in every run: neither a constant, nor (a view of) an input or
-        another value.
+        """Whether a value to be stored owns its memory in every run.
+
+        Neither a constant, nor (a view of) an input or another value.
         """
         source, storage = step.args[1], value.untyped_storage()
         whole = storage.nbytes() == value.numel() * value.element_size() and value.is_contiguous()
@@ -319,6 +322,6 @@ def _placeholders(heads: Arg) -> Arg:
 
 
 def declared_types(function: Function) -> dict[str, TensorType]:
-    """The declared tensor type of every name of a function's outermost block, parameters included."""
+    """Return the declared tensor type of every name of a function's outermost block, parameters included."""
     items = [*function.inputs, *(out for op in function.block.ops for out in op.outputs)]
     return {item.name: item.type for item in items if isinstance(item.type, TensorType)}

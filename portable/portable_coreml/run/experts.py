@@ -55,7 +55,7 @@ class Group:
     most: float
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """What the experts add up to.
+        """Return what the experts add up to.
 
         Args:
             x: [1, d, T, 1].
@@ -78,7 +78,7 @@ class Group:
         return (out if self.bias is None else out + self.bias).t()[None, :, :, None]
 
     def _hidden(self, tokens: Tensor, expert: Tensor, counts: Sequence[int]) -> Tensor:
-        """What the first matrices and the chain make of tokens [N, d]: [N, rows]."""
+        """Return what the first matrices and the chain make of tokens [N, d]: [N, rows]."""
         rows = _Rows.of(tokens, [matrix for first in self.first for matrix in first.matrices])
         env: dict[str, Any] = {}
         for first in self.first:
@@ -113,7 +113,7 @@ class _Rows:
 
 
 def _by_expert(matrices: Sequence[Matrix], rows: _Rows, counts: Sequence[int]) -> Tensor:
-    """Each expert's rows through its matrix: [N, out]. The first counts[0] rows are the first one's."""
+    """Return each expert's rows through its matrix: [N, out]. The first counts[0] rows are the first one's."""
     made, begin = torch.empty(len(rows.values), height(matrices[0])), 0
     for matrix, count in ((matrix, count) for matrix, count in zip(matrices, counts, strict=True) if count):
         some = slice(begin, begin := begin + count)
@@ -129,7 +129,7 @@ def _by_expert(matrices: Sequence[Matrix], rows: _Rows, counts: Sequence[int]) -
 
 
 def height(matrix: Matrix) -> int:
-    """How many rows a matrix has."""
+    """Return how many rows a matrix has."""
     return len(matrix) if isinstance(matrix, Tensor) else len(matrix.values)
 
 

@@ -48,7 +48,7 @@ class _Walk:
     taken: list[LoweredStep] = field(default_factory=list)
 
     def sole(self, arg: Arg, kind: str) -> LoweredStep | None:
-        """The step that makes a value which nothing else uses, if it is of that kind."""
+        """Return the step that makes a value which nothing else uses, if it is of that kind."""
         step = self.makers.get(arg.name) if isinstance(arg, Ref) and self.uses[arg.name] == 1 else None
         if step is None or step.op.kind != kind:
             return None
@@ -56,7 +56,7 @@ class _Walk:
         return step
 
     def through(self, arg: Arg, *kinds: str) -> Arg:
-        """What a value is made of by steps of these kinds, the last first; their first argument at a time."""
+        """Return what a value is made of by steps of these kinds, the last first; their first argument at a time."""
         for kind in kinds:
             step = self.sole(arg, kind)
             if step is None:
@@ -76,7 +76,7 @@ class _Weighed:
 
 
 def skip_unchosen(block: Lowered) -> Lowered:
-    """The same block, in which experts run for those tokens only that take them, wherever it has the form."""
+    """Return the same block, in which experts run for those tokens only that take them, wherever it has the form."""
     if any(step.blocks for step in block.steps):
         return block
     makers = {out.name: step for step in block.steps for out in step.outputs}
@@ -92,7 +92,7 @@ def skip_unchosen(block: Lowered) -> Lowered:
 
 
 def _together(down: LoweredStep, walk: _Walk) -> LoweredStep | None:
-    """One step for the experts that end with a product; None where it ends none."""
+    """Return one step for the experts that end with a product; None where it ends none."""
     weighed = _alone(down, walk) or _grouped(down, walk)
     chain = None if weighed is None else _chain(weighed.hidden, walk)
     if weighed is None or chain is None or not isinstance(weighed.weight, Ref):
@@ -109,7 +109,7 @@ def _together(down: LoweredStep, walk: _Walk) -> LoweredStep | None:
 
 
 def _alone(down: LoweredStep, walk: _Walk) -> _Weighed | None:
-    """An expert with matrices of its own."""
+    """Return an expert with matrices of its own."""
     step = walk.makers.get(getattr(_argument(down, "x"), "name", ""))
     weight = step.args[1] if step is not None and step.op.kind == "mul" else None
     if step is None or not isinstance(weight, Ref) or _sizes(walk.makers.get(weight.name), weight)[1:2] != (1,):
@@ -132,7 +132,7 @@ def _grouped(down: LoweredStep, walk: _Walk) -> _Weighed | None:
 
 
 def _chain(hidden: Arg, walk: _Walk) -> list[LoweredStep] | None:
-    """The products and what is made of them number by number, up to `hidden`, in order; None for anything else.
+    """Return the products and what is made of them number by number, up to `hidden`, in order; None for anything else.
 
     Nothing else may use what they make.
     """
@@ -155,13 +155,13 @@ def _chain(hidden: Arg, walk: _Walk) -> list[LoweredStep] | None:
 
 
 def _is_by_number(step: LoweredStep) -> bool:
-    """Whether every number of a result is made of the numbers at its place, and of constants of one number."""
+    """Return whether every number of a result is made of the numbers at its place, and of constants of one number."""
     constants = (arg.value for arg in step.args if isinstance(arg, Const))
     return step.op.kind in _BY_NUMBER and not any(isinstance(c, Tensor) and c.numel() > 1 for c in constants)
 
 
 def _group(firsts: Sequence[LoweredStep], chain: Sequence[LoweredStep], weighed: _Weighed, down: LoweredStep) -> Group:
-    """The experts, their matrices cut out of those that they share."""
+    """Return the experts, their matrices cut out of those that they share."""
     count = weighed.count
     first = tuple(First(step.outputs[0].name, _rows(step, count), _vector(step, count)) for step in firsts)
     factor, bias = weighed.factor, _vector(down, 1)
@@ -176,26 +176,26 @@ def _group(firsts: Sequence[LoweredStep], chain: Sequence[LoweredStep], weighed:
 
 
 def _is_product(step: LoweredStep) -> bool:
-    """Whether a step is the product of a matrix and one image [1, channels, T, 1]."""
+    """Return whether a step is the product of a matrix and one image [1, channels, T, 1]."""
     sizes = _sizes(step)
     known = step.kernel is not None and step.kernel.kind in _PRODUCTS
     return known and len(sizes) == _IMAGE and sizes[0] == sizes[3] == 1
 
 
 def _argument(step: LoweredStep, name: str) -> Any:
-    """An argument of a step's kernel."""
+    """Return an argument of a step's kernel."""
     assert step.kernel is not None
     return step.args[[param.name for param in step.kernel.params].index(name)]
 
 
 def _sizes(step: LoweredStep | None, of: Ref | None = None) -> tuple[int | None, ...]:
-    """The declared shape of a step's first result, or of the one of that name; () if it has none."""
+    """Return the declared shape of a step's first result, or of the one of that name; () if it has none."""
     kinds = [out.type for out in step.outputs if of is None or out.name == of.name] if step is not None else []
     return kinds[0].shape if kinds and isinstance(kinds[0], TensorType) else ()
 
 
 def _column(arg: Arg) -> Tensor | None:
-    """A constant with a number for each channel, as [channels, 1]."""
+    """Return a constant with a number for each channel, as [channels, 1]."""
     value = arg.value if isinstance(arg, Const) else None
     return value.reshape(-1, 1) if isinstance(value, Tensor) and value.numel() == max(value.shape) else None
 
@@ -210,13 +210,13 @@ def _extents(matrix: Matrix) -> Sequence[int]:
 
 
 def _vector(step: LoweredStep, count: int) -> Tensor | None:
-    """The bias of a product, a row for each of so many experts."""
+    """Return the bias of a product, a row for each of so many experts."""
     bias = _argument(step, "bias")
     return bias.value.view(count, -1) if isinstance(bias, Const) and isinstance(bias.value, Tensor) else None
 
 
 def _rows(step: LoweredStep, count: int) -> tuple[Matrix, ...]:
-    """The rows of a product's matrix for each of so many experts."""
+    """Return the rows of a product's matrix for each of so many experts."""
     matrix = _matrix(step)
     if isinstance(matrix, Tensor):
         return matrix.chunk(count)
@@ -225,7 +225,7 @@ def _rows(step: LoweredStep, count: int) -> tuple[Matrix, ...]:
 
 
 def _columns(matrix: Matrix, count: int) -> tuple[Matrix, ...]:
-    """The columns of a matrix for each of so many experts."""
+    """Return the columns of a matrix for each of so many experts."""
     if isinstance(matrix, Tensor):
         return matrix.chunk(count, dim=1)
     return tuple(StoredMatrix(values, matrix.scale, matrix.half) for values in matrix.values.chunk(count, dim=1))

@@ -18,8 +18,10 @@ _MOVES = frozenset(
 
 @dataclass(frozen=True)
 class RangeRow:
-    """One operation: the largest finite magnitude seen, 65504 divided by it, how often it overflowed or was NaN, and
-    the number of the prediction in which it first did (from 0), or None.
+    """One operation.
+
+    The largest finite magnitude seen, 65504 divided by it, how often it overflowed or was NaN, and the number of
+    the prediction in which it first did (from 0), or None.
     """
 
     output: str
@@ -46,7 +48,7 @@ class RangeAudit:
         self._prediction = -1
 
     def begin(self, masks: Mapping[str, Tensor]) -> None:
-        """Begins a prediction with these additive masks, which are 0 where a value may be seen."""
+        """Begin a prediction with these additive masks, which are 0 where a value may be seen."""
         self._prediction += 1
         self._hidden = {name: value != 0 for name, value in masks.items()}
 
@@ -63,7 +65,7 @@ class RangeAudit:
         self._seen[name] = row if before is None else _worse(before, row)
 
     def rows(self) -> tuple[RangeRow, ...]:
-        """Every operation in the order in which they first ran."""
+        """Return every operation in the order in which they first ran."""
         return tuple(self._seen.values())
 
 

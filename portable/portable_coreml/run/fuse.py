@@ -42,7 +42,7 @@ class MaskedWrite:
 
 
 def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
-    """id of a write_state step -> what it writes; empty unless every write of the block has the form."""
+    """Return id of a write_state step -> what it writes; empty unless every write of the block has the form."""
     makers = {out.name: step for step in block.steps for out in step.outputs}
     uses = Counter(name for step in block.steps for name in mentions(step.args)) + Counter(mentions(block.outputs))
     writes = [step for step in block.steps if step.kernel is None and step.op.kind == "write_state"]
@@ -56,7 +56,10 @@ def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
 
 
 def _reads_before(write: LoweredStep, block: Lowered) -> int:
-    """How often the state of a write is read before it. A second reader must not see the state change in place."""
+    """Return how often the state of a write is read before it.
+
+    A second reader must not see the state change in place.
+    """
     before = block.steps[: block.steps.index(write)]
     return sum(step.op.kind == "read_state" and step.args[0] == write.args[0] for step in before)
 
@@ -81,7 +84,7 @@ def _match(write: LoweredStep, makers: Mapping[str, LoweredStep], uses: Mapping[
 
 
 def _maker(arg: Arg, kind: str, makers: Mapping[str, LoweredStep], uses: Mapping[str, int]) -> LoweredStep | None:
-    """The step that makes a value, if it is of that kind and nothing else uses the value."""
+    """Return the step that makes a value, if it is of that kind and nothing else uses the value."""
     step = makers.get(arg.name) if isinstance(arg, Ref) and uses[arg.name] == 1 else None
     return step if step is not None and step.op.kind == kind else None
 
@@ -95,7 +98,7 @@ def _flag(arg: Arg) -> bool | None:
 
 
 def _is_complement(keep: Ref, mask: Ref, makers: Mapping[str, LoweredStep]) -> bool:
-    """Whether `keep` is 1 minus the sum of `mask` over its last axis."""
+    """Return whether `keep` is 1 minus the sum of `mask` over its last axis."""
     sub = makers.get(keep.name)
     if sub is None or sub.op.kind != "sub" or not isinstance(sub.args[0], Const) or not isinstance(sub.args[1], Ref):
         return False
@@ -112,7 +115,7 @@ def _is_complement(keep: Ref, mask: Ref, makers: Mapping[str, LoweredStep]) -> b
 def masked_write_lines(
     write: MaskedWrite, env: Mapping[str, Any], state: Tensor, seen: set[str], half: bool
 ) -> list[CodeLine] | None:
-    """The plan's lines for one write, given this run's values; None where shapes don't fit."""
+    """Return the plan's lines for one write, given this run's values; None where shapes don't fit."""
     state_rows, mask = env[write.mask.name].shape[-2], env[write.mask.name]
     new = env[write.new.name] if isinstance(write.new, Ref) else None
     if new is None or mask.numel() != mask.shape[-1] * state_rows or not _fits(write, new, state):
@@ -127,13 +130,15 @@ def masked_write_lines(
 
 
 def _fits(write: MaskedWrite, new: Tensor, state: Tensor) -> bool:
-    """Whether the new rows have the state's shape, apart from their number."""
+    """Return whether the new rows have the state's shape, apart from their number."""
     shape = list(new.mT.shape if write.transposed else new.shape)
     return len(shape) == state.dim() and shape[:-2] == list(state.shape[:-2]) and shape[-1] == state.shape[-1]
 
 
 def _one_hot_rows(mask: Tensor) -> _Index | None:
-    """Where a state [.., S, D] has the rows that a mask [.., S, T] selects; None if they repeat or it is not one-hot.
+    """Return where a state [.., S, D] has the rows that a mask [.., S, T] selects.
+
+    None if they repeat or it is not one-hot.
 
     It counts with numpy, whose calls take half as long as torch's on so few numbers.
     """
@@ -166,7 +171,7 @@ def _writer(write: MaskedWrite, half: bool) -> Callable[..., tuple[()]]:
 
 
 def _formula(rounded: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The formula as the interpreter computes it: in fp16 mode every result is rounded."""
+    """Return the formula as the interpreter computes it: in fp16 mode every result is rounded."""
     if not rounded:
         return lambda old, mask, new: old * (1 - mask.sum(-1, keepdim=True)) + torch.matmul(mask, new)
     product, total = WIDE["matmul"].call, WIDE["reduce_sum"].call

@@ -39,7 +39,7 @@ Scope = dict[str, _Known]
 
 
 def to_held(array: np.ndarray, dtype: str) -> Tensor:
-    """A torch tensor of the type in which values of MIL type `dtype` are held."""
+    """Return a torch tensor of the type in which values of MIL type `dtype` are held."""
     source = array.astype(np.int64) if array.dtype.kind == "u" and array.dtype.itemsize > 1 else array
     return torch.from_numpy(np.array(source)).to(BY_NAME[dtype].torch)
 
@@ -134,7 +134,7 @@ class _Lowering:
             self.keys[name] = key
 
     def _kernel_step(self, op: Op, scope: Scope) -> LoweredStep | None:
-        """The step of a kernel, or None if its result is a constant, which `scope` then knows."""
+        """Return the step of a kernel, or None if its result is a constant, which `scope` then knows."""
         found = KERNELS.get(op.kind)
         if found is None:
             target = op.outputs[0].name if op.outputs else op.name
@@ -151,7 +151,10 @@ class _Lowering:
         return step
 
     def _product(self, op: Op, found: Kernel, scope: Scope) -> LoweredStep | None:
-        """A product with a constant matrix, which stays as it is stored if it is large; None for anything else."""
+        """Return a product with a constant matrix, which stays as it is stored if it is large.
+
+        None for anything else.
+        """
         weight = op.inputs.get(WEIGHTS.get(op.kind, ""), ())
         name = weight[0] if len(weight) == 1 and isinstance(weight[0], str) else None
         source = None if name is None else scope.get(name)
@@ -172,7 +175,7 @@ class _Lowering:
         return self.half and isinstance(kind, TensorType) and kind.dtype == "fp16"
 
     def _matrix(self, op: Op, name: str, out: int, scope: Scope) -> StoredMatrix | Tensor | None:
-        """A constant as the matrix of a product whose output channels are its axis `out`."""
+        """Return a constant as the matrix of a product whose output channels are its axis `out`."""
         source = scope[name]
         if isinstance(source, (Op, Value)):
             literals = self._literals(source, scope) if isinstance(source, Op) else {}
@@ -190,7 +193,7 @@ class _Lowering:
         return matrix
 
     def _literals(self, op: Op, scope: Scope) -> dict[str, Value]:
-        """The arguments of an operation that are literals."""
+        """Return the arguments of an operation that are literals."""
         bound = {name: b[0] for name, b in given(op).items() if len(b) == 1}
         found = {name: scope.get(b) if isinstance(b, str) else b for name, b in bound.items()}
         return {name: value for name, value in found.items() if isinstance(value, Value)}
@@ -260,7 +263,7 @@ class _Lowering:
         return found
 
     def _python(self, value: Value, where: str) -> Any:
-        """A literal as a plain value: a number, a string, or a list."""
+        """Return a literal as a plain value: a number, a string, or a list."""
         if isinstance(value.type, TensorType):
             return self.load(value).tolist()
         if isinstance(value.type, ListType) and isinstance(value.data, tuple):
@@ -300,7 +303,7 @@ def _single(op: Op, name: str) -> Binding:
 
 
 def _shape(source: Const | Value | Op) -> tuple[int | None, ...]:
-    """The shape of a constant; () if it is not a tensor."""
+    """Return the shape of a constant; () if it is not a tensor."""
     if isinstance(source, Const):
         return tuple(source.value.shape) if isinstance(source.value, Tensor) else ()
     kind = source.outputs[0].type if isinstance(source, Op) else source.type
@@ -308,7 +311,7 @@ def _shape(source: Const | Value | Op) -> tuple[int | None, ...]:
 
 
 def given(op: Op) -> dict[str, tuple[Binding, ...]]:
-    """An operation's arguments."""
+    """Return an operation's arguments."""
     if not op.kind.startswith("constexpr_"):
         return dict(op.inputs)
     among = {key: (value,) for key, value in op.attributes.items() if key != "name"}  # where iOS16 keeps them

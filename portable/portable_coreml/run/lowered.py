@@ -41,8 +41,9 @@ Arg = Ref | Const | tuple["Arg", ...]
 
 @dataclass(frozen=True, eq=False)
 class LoweredStep:
-    """One operation ready to run. `blocks` holds the lowered blocks of control flow; `args` then are what they
-    capture.
+    """One operation ready to run.
+
+    `blocks` holds the lowered blocks of control flow; `args` then are what they capture.
     """
 
     op: Op
@@ -70,7 +71,7 @@ class Lowered:
 
 
 def used(args: Sequence[Arg]) -> set[str]:
-    """Names of run-time values among arguments."""
+    """Name of run-time values among arguments."""
     names: set[str] = set()
     for arg in args:
         if isinstance(arg, tuple):
@@ -81,7 +82,7 @@ def used(args: Sequence[Arg]) -> set[str]:
 
 
 def mentions(args: Sequence[Arg]) -> list[str]:
-    """Names of run-time values among arguments, as often as they stand there."""
+    """Name of run-time values among arguments, as often as they stand there."""
     names: list[str] = []
     for arg in args:
         names += mentions(arg) if isinstance(arg, tuple) else [arg.name] if isinstance(arg, Ref) else []
@@ -98,7 +99,7 @@ def last_mentions(by_step: Sequence[set[str]]) -> dict[int, list[str]]:
 
 
 def value_of(arg: Arg, env: Mapping[str, Any]) -> Any:
-    """The present value of an argument."""
+    """Return the present value of an argument."""
     if isinstance(arg, Const):
         return arg.value
     if isinstance(arg, Ref):
@@ -107,7 +108,7 @@ def value_of(arg: Arg, env: Mapping[str, Any]) -> Any:
 
 
 def kernel_values(step: LoweredStep, env: Mapping[str, Any]) -> list[Any]:
-    """A kernel's arguments; plain ones that the program computed become Python values."""
+    """Return a kernel's arguments; plain ones that the program computed become Python values."""
     assert step.kernel is not None
     values = []
     for param, arg in zip(step.kernel.params, step.args, strict=True):
@@ -117,7 +118,7 @@ def kernel_values(step: LoweredStep, env: Mapping[str, Any]) -> list[Any]:
 
 
 def evaluate(step: LoweredStep, values: Sequence[Any], half: bool) -> tuple[Any, ...]:
-    """Runs one kernel and brings its results to their declared types. Raises ExecutionError naming the operation."""
+    """Run one kernel and brings its results to their declared types. Raises ExecutionError naming the operation."""
     assert step.kernel is not None
     try:
         results = call_kernel(step.kernel, values)
@@ -132,7 +133,7 @@ def evaluate(step: LoweredStep, values: Sequence[Any], half: bool) -> tuple[Any,
 
 
 def call_kernel(kernel: Kernel, values: Sequence[Any]) -> Any:
-    """Calls a kernel. If its arguments decide how large the result is, the size is checked first."""
+    """Call a kernel. If its arguments decide how large the result is, the size is checked first."""
     if kernel.grows:
         for ghost in _ghosts(kernel, values):
             _check_size(ghost, f"the result of {kernel.kind}")
@@ -140,7 +141,7 @@ def call_kernel(kernel: Kernel, values: Sequence[Any]) -> Any:
 
 
 def _ghosts(kernel: Kernel, values: Sequence[Any]) -> Sequence[Tensor]:
-    """The results without data, or none if torch needs the data to tell their shapes."""
+    """Return the results without data, or none if torch needs the data to tell their shapes."""
     try:
         with torch.device("meta"):
             ghosts = kernel.call(*(without_data(value) for value in values))
@@ -152,7 +153,7 @@ def _ghosts(kernel: Kernel, values: Sequence[Any]) -> Sequence[Tensor]:
 
 
 def without_data(argument: Any) -> Any:
-    """An argument of a kernel with its tensors on torch's "meta" device."""
+    """Return an argument of a kernel with its tensors on torch's "meta" device."""
     if isinstance(argument, Tensor):
         return argument.to("meta")
     if isinstance(argument, list) and any(isinstance(item, Tensor) for item in argument):
@@ -161,7 +162,7 @@ def without_data(argument: Any) -> Any:
 
 
 def settle(result: Tensor, declared: Named, half: bool) -> Tensor:
-    """`result` in the held type of its declaration, rounded to fp16 where that is declared and `half` asks for it."""
+    """Return `result` in the type of its declaration, rounded to fp16 if that is declared and `half` is true."""
     kind = declared.type
     if not isinstance(kind, TensorType) or kind.dtype == "string" or not isinstance(result, Tensor):
         return result  # a class label or its probabilities
@@ -173,25 +174,25 @@ def settle(result: Tensor, declared: Named, half: bool) -> Tensor:
 
 
 def round_half(value: Tensor) -> Tensor:
-    """The nearest fp16 value, held in float32."""
+    """Return the nearest fp16 value, held in float32."""
     return value.half().float()  # to(dtype) twice takes twice as long
 
 
 def check_number(results: Sequence[Any], declared: Sequence[Named]) -> None:
-    """Raises ExecutionError if an operation gives more or fewer values than the program names."""
+    """Raise ExecutionError if an operation gives more or fewer values than the program names."""
     if len(results) != len(declared):
         names = ", ".join(f"'{item.name}'" for item in declared) or "none"
         raise ExecutionError(f"an operation gives {len(results)} values, the program names {len(declared)}: {names}")
 
 
 def _check_size(result: Tensor, what: str) -> None:
-    """Raises ExecutionError if a value is absurdly large."""
+    """Raise ExecutionError if a value is absurdly large."""
     if result.numel() > MAX_ELEMENTS:
         raise ExecutionError(f"{what} of shape {list(result.shape)} is larger than {MAX_ELEMENTS} elements")
 
 
 def check_shape(result: Tensor, declared: TensorType, name: str) -> None:
-    """Raises ExecutionError if a computed shape contradicts the declared one, or is absurdly large."""
+    """Raise ExecutionError if a computed shape contradicts the declared one, or is absurdly large."""
     _check_size(result, f"value '{name}'")
     if declared.variadic:
         return

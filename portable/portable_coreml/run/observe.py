@@ -19,13 +19,13 @@ _CURRENT: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("obse
 
 
 def current() -> Observer | None:
-    """The observer of this context, if any."""
+    """Return the observer of this context, if any."""
     return _CURRENT.get()
 
 
 @contextmanager
 def trace(observer: Observer) -> Iterator[None]:
-    """Shows every operation's results to `observer` while the context is open."""
+    """Show every operation's results to `observer` while the context is open."""
     token = _CURRENT.set(observer)
     try:
         yield
@@ -74,7 +74,7 @@ class FirstNonFinite:
         self.found: NonFinite | None = None
 
     def __call__(self, name: str, kind: str, value: Tensor) -> None:
-        """Looks at one result."""
+        """Look at one result."""
         if self.found is not None or not value.is_floating_point() or bool(torch.isfinite(value).all()):
             return
         self.found = NonFinite(name, kind, "NaN" if bool(torch.isnan(value).any()) else "overflow")

@@ -1,5 +1,6 @@
-"""Products with constant matrices: 1x1 convolutions, linear layers, and every product whose matrix is large and left
-as it is stored (stored.py).
+"""Products with constant matrices.
+
+1x1 convolutions, linear layers, and every product whose matrix is large and left as it is stored (stored.py).
 
 A stored matrix is never made in float32 as a whole. Two ways:
 - In fixed point. A column of inputs is an integer of 32 bits times a power of two; its four bytes are multiplied with
@@ -35,7 +36,7 @@ _CENTRE = 0x00808080  # makes the three lower bytes signed
 
 
 def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
-    """matrix @ x, [out, n] in float32, for x [in, n] in float32. A tensor is best held column by column.
+    """Return matrix @ x, [out, n] in float32, for x [in, n] in float32. A tensor is best held column by column.
 
     `steady`: a column's result is the same whatever n is, to the last bit.
     """
@@ -75,7 +76,7 @@ class Digits:
 
 
 def takes_digits(matrix: StoredMatrix | Tensor) -> bool:
-    """Whether a matrix can be multiplied with digits here."""
+    """Return whether a matrix can be multiplied with digits here."""
     stored = isinstance(matrix, StoredMatrix) and matrix.values.dtype == torch.int8 and not matrix.half
     return stored and multiplies_in_fixed_point()
 
@@ -123,7 +124,7 @@ def int8_products_are_fast() -> bool:
 
 @cache
 def int8_products_are_exact() -> bool:
-    """Whether int8 products are added without saturating: oneDNN's kernels without VNNI add pairs in 16 bits."""
+    """Return whether int8 products are added without saturating: oneDNN's kernels without VNNI add pairs in 16 bits."""
     left = torch.tensor([127, -127], dtype=torch.int8).repeat_interleave(128)[:, None].expand(-1, 1024).contiguous()
     right = torch.tensor([-128, 127] * 2, dtype=torch.int8).expand(1024, -1).contiguous()
     expected = torch.matmul(left.to(torch.float64), right.to(torch.float64))
@@ -155,7 +156,7 @@ def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
 
 
 def _pointwise(x: Tensor, weight: StoredMatrix | Tensor, bias: Tensor | None, *_: Any, steady: bool) -> Tensor:
-    """A 1x1 convolution; a weight that is a tensor is [out, in, 1, ...]."""
+    """Return a 1x1 convolution; a weight that is a tensor is [out, in, 1, ...]."""
     columns = x.movedim(1, 0)  # [in, batch, *space]
     matrix = weight.flatten(1) if isinstance(weight, Tensor) else weight
     y = product(matrix, columns.reshape(len(columns), -1), steady).reshape(-1, *columns.shape[1:]).movedim(0, 1)
@@ -163,13 +164,13 @@ def _pointwise(x: Tensor, weight: StoredMatrix | Tensor, bias: Tensor | None, *_
 
 
 def linear(x: Tensor, weight: StoredMatrix | Tensor, bias: Tensor | None, *, steady: bool) -> Tensor:
-    """x @ weight.T + bias."""
+    """Return x @ weight.T + bias."""
     y = product(weight, x.float().reshape(-1, x.shape[-1]).t(), steady).t().reshape(*x.shape[:-1], -1)
     return y if bias is None else y + bias
 
 
 def matmul(x: Tensor, y: StoredMatrix, transpose_x: bool, transpose_y: bool, *, steady: bool) -> Tensor:
-    """x @ y."""
+    """Return x @ y."""
     return linear(x.mT if transpose_x and x.dim() > 1 else x, y, None, steady=steady)
 
 
@@ -178,7 +179,7 @@ _CALLS: dict[str, Callable[..., Tensor]] = {"conv": _pointwise, "linear": linear
 
 
 def product_kernel(kind: str, stored: bool, steady: bool) -> Kernel:
-    """The kernel of an operation in WEIGHTS that takes its weight as a StoredMatrix or as a tensor."""
+    """Return the kernel of an operation in WEIGHTS that takes its weight as a StoredMatrix or as a tensor."""
     name = f"{'stored' if stored else 'steady' if steady else 'plain'}_{kind}"
     return Kernel(name, partial(_CALLS[kind], steady=steady), KERNELS[kind].params)
 
@@ -189,7 +190,7 @@ def by_columns(weight: Tensor) -> Tensor:
 
 
 def output_axis(kind: str, args: Mapping[str, Arg], sizes: Sequence[int | None]) -> int | None:
-    """The axis of an operation's weight, of those sizes, that holds the output channels.
+    """Return the axis of an operation's weight, of those sizes, that holds the output channels.
 
     None where the operation is more than a product with a matrix: a window, strides, groups, a batch of weights.
     """

@@ -27,7 +27,7 @@ _Chooser = Callable[[dict[str, Any], dict[str, Arg], Sequence[Tensor]], _Fast | 
 def specialise(
     step: LoweredStep, env: Mapping[str, Any], results: Sequence[Tensor], stable: bool, half: bool
 ) -> CodeLine:
-    """The plan's line for a step that was just run in `env` and gave `results`.
+    """Return the plan's line for a step that was just run in `env` and gave `results`.
 
     `stable`: shapes will be the same in every run of this plan, so they may be bound.
     """
@@ -142,7 +142,7 @@ def _wide(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _pointwise(steady: bool) -> _Chooser:
-    """A 1x1 convolution of one image with a constant matrix (products.py): one product."""
+    """Return a 1x1 convolution of one image with a constant matrix (products.py): one product."""
 
     def choose(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
         x, matrix = values["x"], values["weight"].flatten(1)
@@ -179,7 +179,7 @@ def _tokens_product(
 
 
 def _slice(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
-    """A slice of one axis with step 1 is a narrow."""
+    """Return a slice of one axis with step 1 is a narrow."""
     x, stride = values["x"], values["stride"]
     if (stride is not None and any(s != 1 for s in stride)) or (values["squeeze_mask"] and any(values["squeeze_mask"])):
         return None

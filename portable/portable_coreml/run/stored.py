@@ -89,7 +89,7 @@ def stored_matrix(
 
 
 def _looked_up(literals: _Literals, load: _Load) -> np.ndarray | None:
-    """A palette's numbers; None where tables are not of fp16 numbers, one table for some rows each."""
+    """Return a palette's numbers; None where tables are not of fp16 numbers, one table for some rows each."""
     indices, lut = (load(literals[name]) for name in ("indices", "lut"))
     if lut.dtype != np.float16 or lut.shape[-1] != 1 or len(lut) != prod(lut.shape[:-2]):
         return None
@@ -102,19 +102,19 @@ def _looked_up(literals: _Literals, load: _Load) -> np.ndarray | None:
 
 
 def _matrix(values: np.ndarray, out: int) -> Tensor:
-    """A constant as [out, in], sharing its memory."""
+    """Return a constant as [out, in], sharing its memory."""
     matrix = torch.from_numpy(values.reshape(values.shape[:2]))
     return matrix if out == 0 else matrix.t()
 
 
 def _is_shifted(literals: _Literals, load: _Load) -> bool:
-    """Whether there is a zero point other than 0."""
+    """Return whether there is a zero point other than 0."""
     shifts = [literals[name] for name in ("offset", "zero_point") if name in literals]
     return any(bool(np.any(load(shift))) for shift in shifts)
 
 
 def _is_per_channel(shape: tuple[int, ...], scale: np.ndarray, axis: Value | None, out: int, load: _Load) -> bool:
-    """Whether a scale is one number, or one for each output channel."""
+    """Return whether a scale is one number, or one for each output channel."""
     if scale.size == 1:
         return True
     if axis is not None:  # iOS16: a vector along `axis`

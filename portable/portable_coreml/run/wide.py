@@ -26,7 +26,7 @@ KINDS = (
 
 
 def _widened(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A kernel that computes in float64; its result is rounded from there."""
+    """Return a kernel that computes in float64; its result is rounded from there."""
 
     def wide(*values: Any) -> Tensor:
         return call(*(_double(value) for value in values))

@@ -47,7 +47,7 @@ class LayerTemplate:
 
 
 def fit_layer(a: Sample, b: Sample) -> LayerTemplate:
-    """The template behind two samples of one layer, of different widths. Raises StampError."""
+    """Return the template behind two samples of one layer, of different widths. Raises StampError."""
     x, y = normal_form(a.spec), normal_form(b.spec)
     (xs,), (ys,) = x.layers.values(), y.layers.values()
     if x.shared != y.shared or len(xs) != len(ys):
@@ -74,7 +74,7 @@ def fit_layer(a: Sample, b: Sample) -> LayerTemplate:
 
 
 def compose(templates: Sequence[LayerTemplate], start: int, inputs: Sequence[str], widths: Mapping[str, int]) -> Any:
-    """The Model_pb2.Model of a layer for each template; its weights have no place yet.
+    """Return the Model_pb2.Model of a layer for each template; its weights have no place yet.
 
     Args:
         templates: of the layers' kinds, in order.
@@ -97,7 +97,7 @@ def compose(templates: Sequence[LayerTemplate], start: int, inputs: Sequence[str
 
 
 def _with_features(layers: Sequence[tuple[LayerTemplate, Place]], inputs: Sequence[str]) -> tuple[Any, Any]:
-    """A model without operations, and its block: the inputs of all layers once, then the states of each."""
+    """Return a model without operations, and its block: the inputs of all layers once, then the states of each."""
     (first, place), *_ = layers
     spec = first.rest.stamp(place)
     known = {name: (feature, at) for template, at in layers for name, feature in template.inputs.items()}
@@ -119,7 +119,7 @@ def _with_features(layers: Sequence[tuple[LayerTemplate, Place]], inputs: Sequen
 
 
 def _rest(spec: Any) -> Any:
-    """A copy without what layers bring."""
+    """Return a copy without what layers bring."""
     rest = type(spec)()
     rest.CopyFrom(spec)
     for sequence in (rest.description.input, rest.description.state, main_function(rest).inputs):

@@ -53,7 +53,7 @@ class Number:
     is_layer: bool = False
 
     def at(self, place: Place) -> int:
-        """The number as it reads at `place`."""
+        """Return the number as it reads at `place`."""
         if self.is_layer:
             return place.absolute + self.base
         return self.base + self.per_index * place.index + self.per_stretches * place.stretches
@@ -66,7 +66,7 @@ class Name:
     pieces: tuple[str | Number, ...]
 
     def at(self, place: Place) -> str:
-        """The text as it reads at `place`."""
+        """Return the text as it reads at `place`."""
         return "".join(p if isinstance(p, str) else str(p.at(place)) for p in self.pieces)
 
 
@@ -79,7 +79,7 @@ class Extent:
     plus: int = 0
 
     def at(self, place: Place) -> int:
-        """The number of channels at `place`."""
+        """Return the number of channels at `place`."""
         return self.factor * place.widths[self.width] + self.plus
 
 
@@ -91,7 +91,7 @@ class Pattern:
     holes: tuple[tuple[Path, Name | Extent], ...]
 
     def stamp(self, place: Place) -> Any:
-        """The message as it reads at `place`."""
+        """Return the message as it reads at `place`."""
         message = type(self.base)()
         message.CopyFrom(self.base)
         for path, form in self.holes:
@@ -103,7 +103,7 @@ Sighting = tuple[Place, Message]
 
 
 def fit(sightings: Sequence[Sighting]) -> Pattern:
-    """The pattern of a message seen in programs of n and n + 1 stretches, or at a third place too (k + 1, n + 1)."""
+    """Return the pattern of a message seen in programs of n and n + 1 stretches, or also at (k + 1, n + 1)."""
     places = [place for place, _ in sightings]
     seen = [list(leaves(message)) for _, message in sightings]
     paths = [path for path, _ in seen[0]]
@@ -115,13 +115,13 @@ def fit(sightings: Sequence[Sighting]) -> Pattern:
 
 
 def describe(message: Any) -> str:
-    """What a message calls itself, for an error."""
+    """Return what a message calls itself, for an error."""
     outputs = getattr(message, "outputs", None)
     return str(outputs[0].name if outputs and not isinstance(outputs[0], str) else getattr(message, "name", "program"))
 
 
 def fit_value(values: Sequence[Any], places: Sequence[Place]) -> Name | Extent | None:
-    """The form of one value, None where it is the same everywhere."""
+    """Return the form of one value, None where it is the same everywhere."""
     if isinstance(values[0], str):
         return fit_name(values, places)
     if all(value == values[0] for value in values):
@@ -136,7 +136,7 @@ def fit_value(values: Sequence[Any], places: Sequence[Place]) -> Name | Extent |
 
 
 def fit_name(names: Sequence[str], places: Sequence[Place]) -> Name | None:
-    """The form of a name, None where it is the same everywhere and holds no layer's index."""
+    """Return the form of a name, None where it is the same everywhere and hold no layer's index."""
     split = [NUMBER.split(name) for name in names]
     if any(len(s) != len(split[0]) or s[::2] != split[0][::2] for s in split):
         raise StampError(f"{names[0]} and {names[-1]}: named differently in other layers; {REMEDY}")
@@ -148,7 +148,7 @@ def fit_name(names: Sequence[str], places: Sequence[Place]) -> Name | None:
 
 
 def _fit_number(values: Sequence[int], places: Sequence[Place]) -> Number:
-    """The form of one number in a name."""
+    """Return the form of one number in a name."""
     if values[0] >= FIRST:
         offsets = {value - place.absolute for value, place in zip(values, places, strict=True)}
         if len(offsets) == 1:
@@ -164,7 +164,10 @@ def _fit_number(values: Sequence[int], places: Sequence[Place]) -> Number:
 
 
 def leaves(message: Any) -> Iterator[tuple[Path, Any]]:
-    """Every value of a message with its path, map entries in the order of their keys; but not where a weight lies."""
+    """Yield every value of a message with its path, map entries in the order of their keys.
+
+    But not where a weight lies.
+    """
     if message.DESCRIPTOR.name == "BlobFileValue":  # decided by who writes the weights
         return
     for field, value in message.ListFields():
@@ -177,7 +180,7 @@ def leaves(message: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def items(field: Any, value: Any) -> list[tuple[Path, Any]]:
-    """A field's values with their paths from it."""
+    """Return a field's values with their paths from it."""
     if isinstance(value, MutableMapping):
         return [((key,), value[key]) for key in sorted(value)]
     if field.is_repeated:
@@ -186,7 +189,7 @@ def items(field: Any, value: Any) -> list[tuple[Path, Any]]:
 
 
 def _put_values(message: Any, path: Path, value: Any) -> None:
-    """Sets the value at a path that `leaves` gave."""
+    """Set the value at a path that `leaves` gave."""
     *way, last = path
     for step in way:
         message = getattr(message, step) if isinstance(message, Message) else message[step]
@@ -206,7 +209,7 @@ class Sample:
     beside: tuple[int, ...] = ()  # channels that a token may have beside the residual stream
 
     def at(self, index: int) -> Place:
-        """Where a stretch stands."""
+        """Return where a stretch stands."""
         return Place(index, self.stretches, FIRST + index, self.widths, self.beside)
 
 
@@ -219,7 +222,7 @@ class Run:
     last: tuple[Pattern, ...]
 
     def stamp(self, places: Sequence[Place]) -> Iterator[Any]:
-        """The messages of stretches at `places`."""
+        """Yield the messages of stretches at `places`."""
         for place in places:
             stretch = self.first if place.index == 0 else self.last if place is places[-1] else self.inner
             for pattern in stretch:
@@ -234,7 +237,7 @@ class Template:
     runs: tuple[Run, ...]
 
     def compose(self, start: int, stretches: int, widths: Mapping[str, int]) -> Any:
-        """The Model_pb2.Model of some stretches from the layer `start`; its weights have no place yet."""
+        """Return the Model_pb2.Model of some stretches from the layer `start`; its weights have no place yet."""
         places = [Place(k, stretches, start + k, widths) for k in range(stretches)]
         spec = self.rest.stamp(places[0])
         for sequence, run in zip(sequences(spec), self.runs, strict=True):
@@ -244,30 +247,30 @@ class Template:
 
 
 def fit_template(a: Sample, b: Sample) -> Template:
-    """The template behind two samples of different widths, of n >= 3 and n + 1 stretches, or of one each."""
+    """Return the template behind two samples of different widths, of n >= 3 and n + 1 stretches, or of one each."""
     runs = tuple(_fit_run(list(x), list(y), a, b) for x, y in zip(sequences(a.spec), sequences(b.spec), strict=True))
     rest = fit([(sample.at(0), _without_sequences(sample.spec)) for sample in (a, b)])
     return Template(rest, runs)
 
 
 def sequences(spec: Any) -> tuple[Any, ...]:
-    """A model's operations, inputs and states: everything that there is more of with every layer."""
+    """Return a model's operations, inputs and states: everything that there is more of with every layer."""
     return main_block(spec).operations, main_function(spec).inputs, spec.description.state
 
 
 def main_function(spec: Any) -> Any:
-    """A model's only function, or of several the default one."""
+    """Return a model's only function, or of several the default one."""
     return spec.mlProgram.functions[spec.description.defaultFunctionName or MAIN]
 
 
 def main_block(spec: Any) -> Any:
-    """The function's only block."""
+    """Return the function's only block."""
     (block,) = main_function(spec).block_specializations.values()
     return block
 
 
 def _without_sequences(spec: Any) -> Any:
-    """A copy with the sequences left out."""
+    """Return a copy with the sequences left out."""
     rest = type(spec)()
     rest.CopyFrom(spec)
     for sequence in sequences(rest):
@@ -276,7 +279,7 @@ def _without_sequences(spec: Any) -> Any:
 
 
 def _fit_run(xs: list[Any], ys: list[Any], a: Sample, b: Sample) -> Run:
-    """The run behind a sequence of sample a and the same of b, which has one stretch more unless both have one."""
+    """Return the run behind sequences of samples a and b; b has one more stretch, unless both have one."""
     stretch = len(ys) - len(xs)  # messages of one
     shared = len(xs) - a.stretches * stretch
     if stretch < 0 or shared < 0 or (stretch and a.stretches == b.stretches):

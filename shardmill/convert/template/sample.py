@@ -28,7 +28,7 @@ from shardmill.plan import Part
 
 
 def shared(cache: Path, kind: Any, make: Callable[[], list[bytes]]) -> list[bytes]:
-    """The samples of a kind: those that are kept, else what `make` gives.
+    """Return the samples of a kind: those that are kept, else what `make` gives.
 
     Args:
         cache: a folder for samples that the present tools make.
@@ -48,7 +48,7 @@ def shared(cache: Path, kind: Any, make: Callable[[], list[bytes]]) -> list[byte
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """Holds a lock that ends with its process, and waits for it as long as it takes."""
+    """Hold a lock that ends with its process, and wait for it as long as it takes."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
@@ -56,13 +56,13 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def _write_sample(file: Path, specs: list[bytes]) -> None:
-    """Keeps samples, with the sha256 by which they are known to be whole."""
+    """Keep samples, with the sha256 by which they are known to be whole."""
     content = {"sha256": _checksum(specs), "samples": [b64encode(spec).decode() for spec in specs]}
     write_json(file, content)
 
 
 def read_sample(file: Path) -> list[bytes] | None:
-    """Samples that were kept, None where there are none or they are damaged."""
+    """Sample that were kept, None where there are none or they are damaged."""
     try:
         content = load_json(file)
         specs = [b64decode(sample) for sample in content["samples"]]
@@ -84,7 +84,7 @@ WIDTHS = (
 
 
 def program(part: Part, quantization: str, cache: Path | None) -> Any:
-    """The Model_pb2.Model of a part, composed from templates; its weights have no place yet.
+    """Return the Model_pb2.Model of a part, composed from templates; its weights have no place yet.
 
     Args:
         part: layers, experts, a head or an encoder.
@@ -104,13 +104,13 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
 
 
 def template(part: Part, quantization: str, cache: Path | None) -> Template:
-    """The template of parts like this one: from this process, or the cache folder, or coremltools."""
+    """Return the template of parts like this one: from this process, or the cache folder, or coremltools."""
     kinds = part.kinds[:1] if part.kind == "layers" else part.kinds
     return known_template(_bare(part, kinds), stretches(part) > 1, quantization, cache)
 
 
 def stretches(part: Part) -> int:
-    """How many stretches a program that is not in normal form consists of: one for each of its layers.
+    """Return how many stretches a program that is not in normal form consists of: one for each of its layers.
 
     A head is a single one, and so are experts, and an encoder, which has something before its layers and after them.
     """
@@ -118,7 +118,7 @@ def stretches(part: Part) -> int:
 
 
 def _bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:
-    """What a sample of layers of `kinds` depends on: the part without its place, widths and tensors."""
+    """Return what a sample of layers of `kinds` depends on: the part without its place, widths and tensors."""
     graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
     count = part.end - part.start if part.kind == "experts" else 0  # which decides the graph
     calls = part.calls if part.calls.shapes == FIXED else EntryPoints(state=part.calls.state)
@@ -126,21 +126,21 @@ def _bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:
 
 
 def sample_widths(part: Part) -> dict[str, int]:
-    """The part's own widths."""
+    """Return the part's own widths."""
     g = part.graph
     found = {"hidden": g.hidden, "ffn": g.ffn, "expert": g.experts.ffn if g.experts else 0}
     return found | ({"rows": part.end - part.start} if part.kind == "head" else {})
 
 
 def _shrunk(graph: Graph, small: Mapping[str, int]) -> Graph:
-    """The graph at other widths."""
+    """Return the graph at other widths."""
     experts = replace(graph.experts, ffn=small["expert"]) if graph.experts else None
     return replace(graph, hidden=small["hidden"], ffn=small["ffn"], experts=experts)
 
 
 @lru_cache(maxsize=8)
 def known_template(bare: Part, alike: bool, quantization: str, cache: Path | None) -> Template:
-    """The template of a kind of part.
+    """Return the template of a kind of part.
 
     Args:
         bare: a part without widths and tensors.
@@ -153,12 +153,12 @@ def known_template(bare: Part, alike: bool, quantization: str, cache: Path | Non
 
 @lru_cache(maxsize=8)
 def layer_template(bare: Part, quantization: str, cache: Path | None) -> LayerTemplate:
-    """The template of a kind of layer, as `known_template`."""
+    """Return the template of a kind of layer, as `known_template`."""
     return fit_layer(*_samples(bare, (1, 1), quantization, cache))
 
 
 def _samples(bare: Part, counts: tuple[int, int], quantization: str, cache: Path | None) -> tuple[Sample, Sample]:
-    """Two samples of so many layers and of different widths."""
+    """Return two samples of so many layers and of different widths."""
 
     def make() -> list[bytes]:
         return [convert_sample(bare, n, small, quantization) for n, small in zip(counts, WIDTHS, strict=True)]
@@ -179,7 +179,7 @@ def _beside(graph: Graph) -> tuple[int, ...]:
 
 
 def convert_sample(bare: Part, times: int, small: Mapping[str, int], quantization: str) -> bytes:
-    """A sample's protobuf: coremltools converts the part's layers, repeated so many times in a row, or its head."""
+    """Convert a sample by coremltools: the part's layers, repeated in a row, or its head; return the protobuf."""
     import torch
 
     from shardmill.convert import package, trace
@@ -197,7 +197,7 @@ def convert_sample(bare: Part, times: int, small: Mapping[str, int], quantizatio
 
 
 def parse(content: bytes) -> Any:
-    """The protobuf of a sample."""
+    """Return the protobuf of a sample."""
     from coremltools.proto import Model_pb2
 
     spec = Model_pb2.Model()

@@ -39,7 +39,7 @@ ROLES = {
 
 
 def describe(config: Any, length: int) -> ModelDescription:
-    """The description of a transformers BertConfig for passes of at most `length` tokens."""
+    """Return the description of a transformers BertConfig for passes of at most `length` tokens."""
     if getattr(config, "position_embedding_type", "absolute") != "absolute":
         raise CheckpointError(f"position_embedding_type {config.position_embedding_type!r}: only 'absolute' is built")
     task = task_of(config)
@@ -79,7 +79,7 @@ def describe(config: Any, length: int) -> ModelDescription:
 
 
 def _around(prefix: str) -> dict[str, str]:
-    """What the tensors outside layers are called."""
+    """Return what the tensors outside layers are called."""
     return {
         "embedding": f"{prefix}embeddings.word_embeddings.weight",
         "positions": f"{prefix}embeddings.position_embeddings.weight",

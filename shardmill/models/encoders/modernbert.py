@@ -61,7 +61,7 @@ TABLES = {"full_attention": ROPE, "sliding_attention": LOCAL_ROPE}
 
 
 def describe(config: Any, length: int) -> ModelDescription:
-    """The description of a transformers ModernBertConfig for passes of at most `length` tokens."""
+    """Return the description of a transformers ModernBertConfig for passes of at most `length` tokens."""
     task = task_of(config)
     if task == CLASSIFY and config.classifier_pooling != "cls":
         raise CheckpointError(f"classifier_pooling {config.classifier_pooling!r}: programs have 'cls' only")
@@ -112,7 +112,7 @@ def describe(config: Any, length: int) -> ModelDescription:
 
 
 def _kind(index: int, layer_type: str) -> LayerSpec:
-    """A layer; what the first one reads is normed already."""
+    """Return a layer; what the first one reads is normed already."""
     if layer_type == "full_attention":
         return LayerSpec(normed=index > 0)
     return LayerSpec(rope=LOCAL_ROPE, mask=SLIDING_MASK, normed=index > 0)

@@ -40,7 +40,7 @@ AROUND = {"embedding": "model.embed_tokens.weight", "norm": "model.norm", "class
 
 
 def describe(config: Any, length: int) -> ModelDescription:
-    """The description of a transformers OpenAIPrivacyFilterConfig for passes of at most `length` tokens."""
+    """Return the description of a transformers OpenAIPrivacyFilterConfig for passes of at most `length` tokens."""
     if task_of(config) != LABEL:
         raise CheckpointError(f"architectures: {config.architectures[0]!r}: this family only labels tokens")
     experts = experts_of(config)

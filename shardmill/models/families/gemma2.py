@@ -28,7 +28,7 @@ HONOURED = (
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers Gemma2Config for programs of `context` slots."""
+    """Return the description of a transformers Gemma2Config for programs of `context` slots."""
     window = config.sliding_window
     return decoder(
         config,
@@ -42,7 +42,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def options(config: Any) -> dict[str, Any]:
-    """What Gemma 2 and 3 have in common, for `decoder`."""
+    """Return what Gemma 2 and 3 have in common, for `decoder`."""
     bias = bool(config.attention_bias)
     return {
         "embedding_scale": sqrt(config.hidden_size),

@@ -18,7 +18,7 @@ READ = (*(name for name in HONOURED if name != UNREAD), "rope_local_base_freq", 
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers Gemma3TextConfig for programs of `context` slots."""
+    """Return the description of a transformers Gemma3TextConfig for programs of `context` slots."""
     window, types = config.sliding_window, {ROPE: "full_attention", LOCAL_ROPE: "sliding_attention"}
     tables = {name: rope(config, context, kind) for name, kind in types.items() if kind in config.layer_types}
     return decoder(

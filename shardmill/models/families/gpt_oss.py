@@ -25,7 +25,7 @@ HONOURED = (
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers GptOssConfig for programs of `context` slots."""
+    """Return the description of a transformers GptOssConfig for programs of `context` slots."""
     window, bias = config.sliding_window, bool(config.attention_bias)
     experts = experts_of(config)
     tensors: dict[str, Sources] = {
@@ -47,7 +47,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def experts_of(config: Any) -> Experts:
-    """The experts of a config that names them as gpt_oss does."""
+    """Return the experts of a config that names them as gpt_oss does."""
     return checked_experts(
         Experts(
             config.num_local_experts,

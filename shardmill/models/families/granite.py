@@ -14,13 +14,13 @@ MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multipl
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers GraniteConfig for programs of `context` slots."""
+    """Return the description of a transformers GraniteConfig for programs of `context` slots."""
     honours = ("attention_bias", "mlp_bias", *MULTIPLIERS)
     return decoder(config, context, honours=honours, mlp_bias=bool(config.mlp_bias), **options(config))
 
 
 def options(config: Any) -> dict[str, Any]:
-    """What Granite has with and without experts, for `decoder`."""
+    """Return what Granite has with and without experts, for `decoder`."""
     bias = bool(config.attention_bias)
     return {
         "embedding_scale": config.embedding_multiplier,

@@ -22,7 +22,7 @@ HONOURED = (
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers GraniteMoeConfig for programs of `context` slots."""
+    """Return the description of a transformers GraniteMoeConfig for programs of `context` slots."""
     hidden = config.hidden_size
     experts = checked_experts(Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size))
     path = "block_sparse_moe."

@@ -23,7 +23,7 @@ UNREAD = ("attention_head_dim", "cla_share_factor", "use_qk_norm")
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers HunYuanDenseV1Config for programs of `context` slots."""
+    """Return the description of a transformers HunYuanDenseV1Config for programs of `context` slots."""
     bias, parameters = bool(config.attention_bias), config.rope_parameters
     if parameters["rope_type"] == "dynamic" and not parameters.get("alpha"):
         raise CheckpointError("rope_parameters: of rope_type dynamic but without alpha: frequencies would change")

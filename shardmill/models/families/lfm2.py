@@ -52,7 +52,7 @@ RENAMED = {
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers Lfm2Config for programs of `context` slots."""
+    """Return the description of a transformers Lfm2Config for programs of `context` slots."""
     taps = convolution_taps(config)
     return decoder(
         config,
@@ -82,7 +82,7 @@ def layer_kinds(types: Sequence[str] | None, dense: int) -> tuple[LayerSpec, ...
 
 
 def convolution_taps(config: Any) -> dict[str, TensorSource]:
-    """Where the taps of the short convolutions lie. Raises CheckpointError for biases."""
+    """Return where the taps of the short convolutions lie. Raises CheckpointError for biases."""
     if config.conv_bias:
         raise CheckpointError("conv_bias is true: programs have short convolutions without biases only")
     shape = (config.hidden_size, 1, config.conv_L_cache)
@@ -92,7 +92,7 @@ def convolution_taps(config: Any) -> dict[str, TensorSource]:
 
 
 def _feed_forward_width(config: Any) -> int:
-    """The MLP's width, which transformers works out from the config's."""
+    """Return the MLP's width, which transformers works out from the config's."""
     width = int(config.intermediate_size)
     if not config.block_auto_adjust_ff_dim:
         return width

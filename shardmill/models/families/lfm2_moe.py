@@ -33,7 +33,7 @@ NAMES = {
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers Lfm2MoeConfig for programs of `context` slots."""
+    """Return the description of a transformers Lfm2MoeConfig for programs of `context` slots."""
     taps, hidden = convolution_taps(config), config.hidden_size
     experts = checked_experts(
         Experts(

@@ -12,7 +12,7 @@ from shardmill.models.decoder import decoder, sliding_kind
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers MistralConfig for programs of `context` slots."""
+    """Return the description of a transformers MistralConfig for programs of `context` slots."""
     window = config.sliding_window
     kinds = (sliding_kind(context, window),) * config.num_hidden_layers
     return decoder(config, context, honours=("sliding_window",), kinds=kinds, window=window)

@@ -21,7 +21,7 @@ NAMES = {
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers MixtralConfig for programs of `context` slots."""
+    """Return the description of a transformers MixtralConfig for programs of `context` slots."""
     experts = checked_experts(Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size))
     kind = sliding_kind(context, config.sliding_window, ffn="experts")
     return decoder(
@@ -36,6 +36,6 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def expert_tensors(experts: Experts, hidden: int) -> dict[str, Any]:
-    """Where the router and the experts lie."""
+    """Return where the router and the experts lie."""
     router = TensorSource("block_sparse_moe.gate.weight", shape=(experts.count, hidden))
     return {"mlp.router.weight": router} | separate(experts, hidden, NAMES)

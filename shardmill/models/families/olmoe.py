@@ -22,7 +22,7 @@ HONOURED = (
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers OlmoeConfig for programs of `context` slots."""
+    """Return the description of a transformers OlmoeConfig for programs of `context` slots."""
     bias = bool(config.attention_bias)
     experts = experts_of(config, config.intermediate_size)
     return decoder(

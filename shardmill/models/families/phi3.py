@@ -13,7 +13,7 @@ from shardmill.models.decoder import decoder, sliding_kind
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers Phi3Config for programs of `context` slots."""
+    """Return the description of a transformers Phi3Config for programs of `context` slots."""
     window = config.sliding_window
     return decoder(
         config,

@@ -30,7 +30,7 @@ CHOSEN = 2  # SparseMixer chooses no other number
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers PhimoeConfig for programs of `context` slots."""
+    """Return the description of a transformers PhimoeConfig for programs of `context` slots."""
     if config.num_experts_per_tok != CHOSEN:
         raise CheckpointError(f"num_experts_per_tok is {config.num_experts_per_tok}: SparseMixer chooses {CHOSEN}")
     experts = checked_experts(
@@ -67,7 +67,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def _scaled(config: Any, table: Rope) -> Rope:
-    """The table with this family's own factor in place of LongRoPE's."""
+    """Return the table with this family's own factor in place of LongRoPE's."""
     if config.rope_parameters["rope_type"] == "default":
         return table
     return replace(table, scale=config.rope_parameters[f"{table.factors}_mscale"])

@@ -14,7 +14,7 @@ WINDOWS = ("layer_types", "max_window_layers", "sliding_window", "use_sliding_wi
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers Qwen2Config for programs of `context` slots."""
+    """Return the description of a transformers Qwen2Config for programs of `context` slots."""
     window = config.sliding_window
     kinds = kinds_by_type(config.layer_types, context, window)
     return decoder(config, context, honours=WINDOWS, kinds=kinds, window=window, qkv_bias=True)

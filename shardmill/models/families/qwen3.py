@@ -13,7 +13,7 @@ from shardmill.models.families.qwen2 import WINDOWS
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers Qwen3Config for programs of `context` slots."""
+    """Return the description of a transformers Qwen3Config for programs of `context` slots."""
     window, bias = config.sliding_window, bool(config.attention_bias)
     return decoder(
         config,

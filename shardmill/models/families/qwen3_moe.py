@@ -29,7 +29,7 @@ NAMES = {role: f"mlp.experts.{{}}.{role}.weight" for role in ("gate_proj", "up_p
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers Qwen3MoeConfig for programs of `context` slots."""
+    """Return the description of a transformers Qwen3MoeConfig for programs of `context` slots."""
     if config.mlp_only_layers or config.decoder_sparse_step != 1:
         field = "mlp_only_layers" if config.mlp_only_layers else "decoder_sparse_step"
         raise CheckpointError(f"{field} is {getattr(config, field)!r}: programs have experts in every layer only")
@@ -50,7 +50,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def experts_of(config: Any, ffn: int) -> Experts:
-    """The experts of a config that says how many there are as Qwen's does.
+    """Return the experts of a config that says how many there are as Qwen's does.
 
     Args:
         config: the checkpoint's.
@@ -61,6 +61,6 @@ def experts_of(config: Any, ffn: int) -> Experts:
 
 
 def expert_tensors(experts: Experts, hidden: int) -> dict[str, Sources]:
-    """Where the router and the experts lie."""
+    """Return where the router and the experts lie."""
     router = TensorSource("mlp.gate.weight", shape=(experts.count, hidden))
     return {"mlp.router.weight": router} | separate(experts, hidden, NAMES)

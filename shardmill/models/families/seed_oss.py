@@ -12,7 +12,7 @@ from shardmill.models.decoder import decoder
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers SeedOssConfig for programs of `context` slots."""
+    """Return the description of a transformers SeedOssConfig for programs of `context` slots."""
     return decoder(
         config,
         context,

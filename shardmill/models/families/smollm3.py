@@ -15,7 +15,7 @@ HONOURED = (*WINDOWS, "attention_bias", "mlp_bias", "no_rope_layer_interval", "n
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers SmolLM3Config for programs of `context` slots."""
+    """Return the description of a transformers SmolLM3Config for programs of `context` slots."""
     window, bias = config.sliding_window, bool(config.attention_bias)
     kinds = tuple(
         sliding_kind(context, window if kind == "sliding_attention" else None, rope=ROPE if turns else None)

@@ -31,7 +31,7 @@ TAPS = 3  # two convolutions of two taps each see this token and the two before 
 
 
 def describe(config: Any, context: int) -> ModelDescription:
-    """The description of a transformers ZayaConfig for programs of `context` slots."""
+    """Return the description of a transformers ZayaConfig for programs of `context` slots."""
     _check(config)
     hidden, heads = config.hidden_size, config.num_attention_heads + config.num_key_value_heads
     experts = checked_experts(
@@ -64,7 +64,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def _check(config: Any) -> None:
-    """Raises CheckpointError for what programs have no place for."""
+    """Raise CheckpointError for what programs have no place for."""
     if set(config.layer_types) != {HYBRID}:
         raise CheckpointError(f"layer_types: {sorted(set(config.layer_types))}: programs have {HYBRID!r} layers only")
     if (config.cca_time0, config.cca_time1) != (2, 2):
@@ -72,7 +72,7 @@ def _check(config: Any) -> None:
 
 
 def _attention(config: Any, heads: int) -> dict[str, Sources]:
-    """Where the constants of the convolutional attention lie."""
+    """Return where the constants of the convolutional attention lie."""
     path, width = "self_attn.qkv_proj.", heads * config.head_dim
     found: dict[str, Sources] = {
         f"self_attn.{name}.weight": TensorSource(f"{path}{name}.weight")
@@ -89,7 +89,7 @@ def _attention(config: Any, heads: int) -> dict[str, Sources]:
 
 
 def _router(experts: Experts, hidden: int) -> dict[str, Sources]:
-    """Where the constants of the router lie."""
+    """Return where the constants of the router lie."""
     path, width = "mlp.gate.", experts.router_width
     matrices = {
         "down_proj": ("down_proj.weight", (width, hidden)),

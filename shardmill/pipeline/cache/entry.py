@@ -23,7 +23,7 @@ LEAST = 1 << 16  # bytes of a file that is worth sharing
 
 
 def share(store: Path, hashes: Mapping[Path, str]) -> None:
-    """Makes files links to those of the same bytes that the store has, and keeps the others for who comes later.
+    """Make files links to those of the same bytes that the store has, and keep the others for who comes later.
 
     Args:
         store: the store's folder.
@@ -43,7 +43,7 @@ def share(store: Path, hashes: Mapping[Path, str]) -> None:
 
 
 def _replace(target: Path, source: Path) -> None:
-    """Puts a link to `source` in the place of `target`."""
+    """Put a link to `source` in the place of `target`."""
     aside = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
     os.link(source, aside)
     os.replace(aside, target)
@@ -66,13 +66,16 @@ PREFIX, LOCK = "tmp-", "lock"
 
 
 def aside(store: Path) -> Path:
-    """A name in the store that nothing has, for what is not an entry yet, or no longer."""
+    """Return a name in the store that nothing has, for what is not an entry yet, or no longer."""
     return store / f"{PREFIX}{uuid.uuid4().hex}"
 
 
 @contextmanager
 def scratch_folder(store: Path) -> Iterator[Path]:
-    """A new folder in the store, which is gone at the end unless it was renamed; those of killed processes go first."""
+    """Yield a new folder in the store, which is gone at the end unless it was renamed.
+
+    Those of killed processes go first.
+    """
     store.mkdir(parents=True, exist_ok=True)
     _sweep(store)
     outer = aside(store)
@@ -86,7 +89,7 @@ def scratch_folder(store: Path) -> Iterator[Path]:
 
 
 def _sweep(store: Path) -> None:
-    """Removes scratch folders whose locks nobody holds."""
+    """Remove scratch folders whose locks nobody holds."""
     for lock in store.glob(f"{PREFIX}*/{LOCK}"):
         with contextlib.suppress(OSError), lock.open("r+") as file:  # in use, gone, or another user's
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -99,7 +102,7 @@ ENTRY, STAMPS = "entry.json", "stamps.json"
 
 
 def adopt(scratch: Path, entry: Path) -> None:
-    """Makes a scratch folder the entry; an intact one that another process made meanwhile stays."""
+    """Make a scratch folder the entry; an intact one that another process made meanwhile stays."""
     if os.path.lexists(entry) and not intact(entry):
         drop(entry)
     try:
@@ -110,7 +113,7 @@ def adopt(scratch: Path, entry: Path) -> None:
 
 
 def drop(entry: Path) -> None:
-    """Removes an entry; nobody ever sees half of it."""
+    """Remove an entry; nobody ever sees half of it."""
     gone = aside(entry.parent)
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         entry.rename(gone)
@@ -121,7 +124,7 @@ def drop(entry: Path) -> None:
 
 
 def intact(entry: Path) -> bool:
-    """Whether everything in an entry seems to be what was recorded.
+    """Return whether everything in an entry seems to be what was recorded.
 
     A file whose size and time of change are those it was made with is believed; any other is hashed. That is enough to
     foretell what a build would do; what a build takes is hashed in any case, see `restored`.
@@ -143,7 +146,7 @@ def intact(entry: Path) -> bool:
 
 
 def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
-    """Puts an entry's files at `outputs`, hashed against the record; drops an entry that is not as recorded.
+    """Put an entry's files at `outputs`, hashed against the record; drops an entry that is not as recorded.
 
     A disk that rots changes neither size nor time, so only the bytes tell.
     """
@@ -164,13 +167,13 @@ def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
 
 
 def entry_description(path: Path) -> dict[str, Any]:
-    """What is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
+    """Return what is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
     sha, files = tree_hashes(path)
     return {"sha256": sha, "file": path.name, "files": files}
 
 
 def hashes_of(path: Path, recorded: Mapping[str, Any]) -> list[tuple[Path, str]]:
-    """Each file of an output with its sha256."""
+    """Return each file of an output with its sha256."""
     return [(path / file, sha) for file, sha in recorded["files"].items()] or [(path, recorded["sha256"])]
 
 
@@ -188,7 +191,7 @@ def output_files(entry: Path) -> dict[str, str]:
 
 
 def files_of(entry: Path) -> list[Path]:
-    """All files of an entry but its stamps, sorted."""
+    """Return all files of an entry but its stamps, sorted."""
     return sorted(f for f in entry.rglob("*") if f.is_file() and f != entry / STAMPS)
 
 
@@ -199,12 +202,12 @@ def stamps(entry: Path) -> dict[str, list[int]]:
 
 
 def stored(name: str, path: Path) -> str:
-    """An output's name in its entry; it keeps the suffix, by which libraries tell what to write."""
+    """Return an output's name in its entry; it keeps the suffix, by which libraries tell what to write."""
     return name + path.suffix
 
 
 def _place_entry(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
-    """Puts a stored file or folder at `target`: what is in a folder by hard links where the file system has them.
+    """Put a stored file or folder at `target`: what is in a folder by hard links where the file system has them.
 
     A file is copied. Snakemake sets the time of every file that is an output, which through a link would make other
     builds look old, and refuses to make one anew that can't be written, as stored ones can't.
@@ -222,7 +225,7 @@ def _place_entry(source: Path, target: Path, recorded: Mapping[str, Any]) -> Non
 
 
 def _link_file(source: str, target: str) -> None:
-    """A hard link, else a copy."""
+    """Make a hard link, or a copy if the file system has no hard links."""
     try:
         os.link(source, target)
     except OSError:

@@ -31,13 +31,13 @@ class Collected:
 
 
 def _referenced(builds: Path) -> set[str]:
-    """Action keys in the receipts of every build under `builds`."""
+    """Return the cache keys in the receipts of every build under `builds`."""
     models = [folder for folder in builds.iterdir() if folder.is_dir() and not folder.name.startswith(".")]
     return {_action_key(path) for model in models for path in _receipts(model)}
 
 
 def _receipts(model: Path) -> Iterator[Path]:
-    """The receipts in a build. Raises ShardmillError where a folder can't be read: nobody knows what is in it."""
+    """Yield the receipts in a build. Raises ShardmillError where a folder can't be read: nobody knows what is in it."""
     seen = {os.path.realpath(model)}  # links are followed, but not round and round
     for folder, folders, files in os.walk(model, onerror=_refuse, followlinks=True):
         places = {name: os.path.realpath(Path(folder, name)) for name in folders}
@@ -53,7 +53,9 @@ def _refuse(error: OSError) -> None:
 
 
 def _action_key(receipt: Path) -> str:
-    """The key that a receipt names, "" for that of a step without one. Raises ShardmillError for a damaged receipt.
+    """Return the key that a receipt names, "" for that of a step without one.
+
+    Raises ShardmillError for a damaged receipt.
 
     What a damaged one refers to is not known, so nothing may be removed while it is there.
     """
@@ -68,7 +70,7 @@ def _action_key(receipt: Path) -> str:
 
 
 def garbage(builds: Path) -> Iterator[Path]:
-    """What of the store no build that uses it refers to, and scratch folders that killed runs left here."""
+    """Yield what of the store no build that uses it refers to, and scratch folders that killed runs left here."""
     store = builds / ".store"
     keep = {key for user in users(store) for key in _referenced(user)}
     entries = [
@@ -83,24 +85,24 @@ def garbage(builds: Path) -> Iterator[Path]:
 
 
 def _is_entry(folder: Path) -> bool:
-    """Whether a folder of the store holds a result, or did before its process was killed."""
+    """Return whether a folder of the store holds a result, or did before its process was killed."""
     return (folder / "entry.json").is_file() or folder.name.startswith(PREFIX)
 
 
 def current_templates() -> set[str]:
-    """Names of the folders in which the present tools keep templates, one for each model family."""
+    """Name of the folders in which the present tools keep templates, one for each model family."""
     families = {name for kind in FOLDERS for name in supported(kind)}
     return {digest(code_digest.tools(STEPS["convert"], family)) for family in families}
 
 
 def _outdated_templates(folder: Path) -> Iterator[Path]:
-    """What other tools left among the templates."""
+    """Yield what other tools left among the templates."""
     current = current_templates()
     yield from (path for path in sorted(folder.iterdir() if folder.is_dir() else ()) if path.name not in current)
 
 
 def collect(builds: Path, dry: bool = False) -> Collected:
-    """Removes garbage from `builds`/.store. No build may be running: the caller holds the locks of both."""
+    """Remove garbage from `builds`/.store. No build may be running: the caller holds the locks of both."""
     paths = list(garbage(builds))
     files = [file for path in paths for file in ([path] if path.is_symlink() else [path, *path.rglob("*")])]
     states = [state for file in files if stat.S_ISREG((state := file.lstat()).st_mode)]

@@ -27,7 +27,7 @@ USERS = "users"
 
 
 def register(store: Path) -> None:
-    """Notes that the builds beside `store`, which may be a link to the real one, use it.
+    """Note that the builds beside `store`, which may be a link to the real one, use it.
 
     Folders on two machines may have the same path, so they are told apart by their inodes. Raises OSError where the
     store may not be written to.
@@ -41,7 +41,10 @@ def register(store: Path) -> None:
 
 
 def users(store: Path) -> list[Path]:
-    """The folders of builds that use a store. Raises ShardmillError where one can't be seen from this machine."""
+    """Return the folders of builds that use a store.
+
+    Raises ShardmillError where one can't be seen from this machine.
+    """
     notes = list(_notes(store))
     for _, builds, _ in notes:
         if not builds.exists():
@@ -50,14 +53,14 @@ def users(store: Path) -> list[Path]:
 
 
 def forget(store: Path) -> None:
-    """Removes the notes of folders that no longer count. What they kept is gone, so they have nothing more to say."""
+    """Remove the notes of folders that no longer count. What they kept is gone, so they have nothing more to say."""
     for file, _, used in _notes(store):
         if not used:
             file.unlink()
 
 
 def _notes(store: Path) -> Iterator[tuple[Path, Path, bool]]:
-    """Each file in `users/` with its folder of builds, and whether that still uses the store."""
+    """Yield each file in `users/` with its folder of builds, and whether that still uses the store."""
     for file in sorted(path for path in (store / USERS).glob("*") if path.is_file()):
         builds, inode, host = _read(file)
         try:
@@ -74,7 +77,10 @@ def _notes(store: Path) -> Iterator[tuple[Path, Path, bool]]:
 
 
 def _read(file: Path) -> tuple[Path, int, str]:
-    """The folder, its inode and its machine's name, of a file in `users/`. Raises ShardmillError for a damaged one."""
+    """Return the folder, its inode and its machine's name, of a file in `users/`.
+
+    Raises ShardmillError for a damaged one.
+    """
     path, inode, host = (*file.read_bytes().split(b"\0"), b"", b"")[:3]
     try:
         return Path(os.fsdecode(path)), int(inode or 0), host.decode()
@@ -86,13 +92,13 @@ def _read(file: Path) -> tuple[Path, int, str]:
 
 
 def _empty_place(builds: Path) -> Path | None:
-    """The folder above one that is gone, if it is empty: so is the place where a disk is not mounted."""
+    """Return the folder above one that is gone, if it is empty: so is the place where a disk is not mounted."""
     place = next(parent for parent in builds.parents if parent.exists())
     return place if place.is_dir() and not any(place.iterdir()) else None
 
 
 def _is_used_by(builds: Path, store: Path) -> bool:
-    """Whether a folder of builds still has this store."""
+    """Return whether a folder of builds still has this store."""
     own = builds / store.name
     return own.exists() and own.samefile(store)
 
@@ -110,7 +116,7 @@ _held: list[TextIO] = []  # open until the process ends
 
 
 def hold_lock(build: str) -> None:
-    """Makes this the only build in the folder.
+    """Make this the only build in the folder.
 
     Raises ShardmillError where there is another, or where one was killed whose jobs still write there.
     """
@@ -127,7 +133,7 @@ def hold_lock(build: str) -> None:
 
 
 def join_build(build: str) -> None:
-    """Marks this process as a job of the build in the folder.
+    """Mark this process as a job of the build in the folder.
 
     Raises ShardmillError where its build is not the last that was begun there. One that brings no mark is believed: not
     every executor hands on the environment.
@@ -156,7 +162,7 @@ def using_store(store: Path) -> Iterator[None]:
 
 
 def hold_store(store: Path) -> None:
-    """Keeps every job from the store until this process ends. Raises ShardmillError where one uses it now.
+    """Keep every job from the store until this process ends. Raises ShardmillError where one uses it now.
 
     Builds that share the store by a link lock their own folders only.
     """

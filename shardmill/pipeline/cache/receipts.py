@@ -28,7 +28,7 @@ def key_differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix:
 def write_receipt(
     receipt: Path, action: Action, made: Mapping[str, Any], outputs: Mapping[str, Path], notes: Mapping[str, Any]
 ) -> None:
-    """Writes what was made from what.
+    """Write what was made from what.
 
     Args:
         receipt: the file to write.
@@ -46,7 +46,7 @@ def write_receipt(
 
 
 def check_artifacts(receipts: Mapping[Path, Path]) -> None:
-    """Raises ShardmillError where an artifact is not what its receipt says.
+    """Raise ShardmillError where an artifact is not what its receipt says.
 
     Else its damage would become part of what is made of it, under the key of the sound one.
     """
@@ -59,6 +59,6 @@ def check_artifacts(receipts: Mapping[Path, Path]) -> None:
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
-    """A receipt's content."""
+    """Return a receipt's content."""
     content: dict[str, Any] = read_json(path)
     return content

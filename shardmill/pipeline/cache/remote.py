@@ -67,13 +67,13 @@ class Remote:
 
     @property
     def protocol(self) -> str:
-        """The file system's name, the usual one of several."""
+        """Return the file system's name, the usual one of several."""
         scheme = urlsplit(self.url).scheme or "file"
         return ALSO.get(scheme, scheme)
 
 
 def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
-    """The remote store that the environment names, if it names one.
+    """Return the remote store that the environment names, if it names one.
 
     Raises:
         ShardmillError: what it says makes no sense, or would show a password.
@@ -99,14 +99,14 @@ def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
 
 
 def check_configured() -> None:
-    """Raises ShardmillError where the environment names a store that can't be one here."""
+    """Raise ShardmillError where the environment names a store that can't be one here."""
     remote = configured()
     if remote:
         check_address(remote)
 
 
 def check_address(remote: Remote) -> None:
-    """Raises ShardmillError where this installation has no file system for the URL."""
+    """Raise ShardmillError where this installation has no file system for the URL."""
     try:
         _opened(remote)
     except ImportError as error:
@@ -142,7 +142,7 @@ def find_entry(remote: Remote, key: str) -> dict[str, Listed] | None:
 
 
 def bring(remote: Remote, files: Mapping[str, Listed], made: Mapping[str, Path], pool: Path) -> None:
-    """Writes an entry's files to where a step would have made them.
+    """Write an entry's files to where a step would have made them.
 
     Args:
         remote: the store.
@@ -175,7 +175,7 @@ def bring(remote: Remote, files: Mapping[str, Listed], made: Mapping[str, Path],
 
 
 def _keep_shared(remote: Remote, key: str, entry: Path, files: Mapping[str, str], anew: bool = False) -> None:
-    """Sends an entry.
+    """Send an entry.
 
     Args:
         remote: the store, which is writable.
@@ -198,12 +198,12 @@ def _keep_shared(remote: Remote, key: str, entry: Path, files: Mapping[str, str]
 
 
 def refusal_reason(error: BaseException) -> str:
-    """What went wrong, in a few words."""
+    """Return what went wrong, in a few words."""
     return one_line(str(error).strip() or type(error).__name__)
 
 
 def _opened(remote: Remote) -> tuple[AbstractFileSystem, str]:
-    """The file system and the folder in it. fsspec keeps what it has opened."""
+    """Return the file system and the folder in it. fsspec keeps what it has opened."""
     from fsspec.core import url_to_fs
 
     fs, root = url_to_fs(remote.url, use_listings_cache=False, **PATIENCE.get(remote.protocol, {}))
@@ -273,13 +273,13 @@ def _targets(files: Mapping[str, Listed], made: Mapping[str, Path]) -> dict[Path
 
 
 def _can_be(path: str) -> bool:
-    """Whether a file can have a path."""
+    """Return whether a file can have a path."""
     whole = os.fsencode(path)
     return b"\0" not in whole and len(whole) <= LONGEST_PATH and all(len(part) <= LONGEST for part in whole.split(b"/"))
 
 
 def _is_here(held: Path, target: Path, sha256: str) -> bool:
-    """Whether a file was here already, and now is at `target` too."""
+    """Return whether a file was here already, and now is at `target` too."""
     with contextlib.suppress(OSError):
         os.link(held, target)
         if hash_file(target) == sha256:
@@ -289,7 +289,7 @@ def _is_here(held: Path, target: Path, sha256: str) -> bool:
 
 
 def _size(fs: AbstractFileSystem, path: str) -> int | None:
-    """Bytes of a file that is there."""
+    """Return bytes of a file that is there."""
     try:
         return int(fs.info(path)["size"])
     except FileNotFoundError:
@@ -297,7 +297,7 @@ def _size(fs: AbstractFileSystem, path: str) -> int | None:
 
 
 def _write(fs: AbstractFileSystem, path: str, content: Path | bytes) -> None:
-    """Puts a file, or some bytes, at a path at once."""
+    """Put a file, or some bytes, at a path at once."""
     if "file" in fs.protocol:
         with replacing(Path(path)) as temporary:
             if isinstance(content, Path):
@@ -337,7 +337,7 @@ class PullResult(Enum):
 
 
 def pull(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> PullResult:
-    """Looks for an entry and takes it.
+    """Look for an entry and take it.
 
     Args:
         shared: the store, if there is one.
@@ -387,7 +387,7 @@ def _written(file: Path) -> float:
 
 
 def push(shared: Remote | None, entry: Path, files: Mapping[str, str], answer: PullResult) -> None:
-    """Sends an entry that was made here.
+    """Send an entry that was made here.
 
     Args:
         shared: the store.

@@ -82,7 +82,7 @@ class Store:
         reads: Mapping[Path, Path] | None = None,
         **notes: Any,
     ) -> bool:
-        """Makes `outputs` and the receipt; True if that took work.
+        """Make `outputs` and the receipt; True if that took work.
 
         Args:
             action: what decides the result.
@@ -126,7 +126,7 @@ class Store:
         self.fill(entry, names, checked)
 
     def fill(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
-        """Runs `work` in a scratch folder and turns that into the entry."""
+        """Run `work` in a scratch folder and turn that into the entry."""
         with scratch_folder(self.root) as scratch:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
@@ -141,14 +141,14 @@ class Store:
             adopt(scratch, entry)
 
     def last(self, receipt: Path) -> Path:
-        """Where the last action for a receipt is remembered (Snakemake removes the receipt before the job).
+        """Return where the last action for a receipt is remembered (Snakemake removes the receipt before the job).
 
         It is the build's, beside the store: others that share the store may have a receipt of the same name.
         """
         return self.root.parent / LAST / f"{digest(os.path.relpath(receipt, self.root))[:32]}.json"
 
     def changes(self, action: Action, receipt: Path) -> list[str] | None:
-        """The ingredients of the key that differ from the last time; None if there was no last time."""
+        """Return the ingredients of the key that differ from the last time; None if there was no last time."""
         try:
             before = read_json(self.last(receipt))
         except UnreadableError:

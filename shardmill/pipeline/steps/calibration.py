@@ -13,7 +13,7 @@ from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
 def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, Any] | None, tools: Tools) -> Task:
-    """A safetensors file of seen_I and held_I [windows, n, d] before each part's first layer I, and after the last.
+    """Describe a safetensors file of seen_I and held_I [windows, n, d] before each part's first layer I.
 
     Args:
         summary: plan.json.

@@ -22,7 +22,7 @@ def task(
     templates: Path,
     threads: int = 1,
 ) -> Task:
-    """A package depends on its part's content, on the forms of its own matrices, and on how it is converted.
+    """Return a package depends on its part's content, on the forms of its own matrices, and on how it is converted.
 
     Args:
         part: parts/P.json.

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def task(source: Mapping[str, str | None], hashes: HashCache, before_change: Callable[[], None]) -> Task:
-    """Fills source/ beside the record (source.receipt.json) from a local folder or the hub.
+    """Fill source/ beside the record (source.receipt.json) from a local folder or the hub.
 
     Args:
         source: the config's.

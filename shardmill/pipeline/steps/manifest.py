@@ -76,13 +76,13 @@ def _compiler(bundle: Path) -> dict[str, str]:
 
 
 def _bundles(program: Mapping[str, Any]) -> dict[str, Any]:
-    """Where each function's bundle lies; nothing of a program that is one bundle."""
+    """Return where each function's bundle lies; nothing of a program that is one bundle."""
     names = sorted({file.partition("/")[0] for file in program["files"]})
     found = {name.removesuffix(BUNDLE): f"{program['path']}/{name}" for name in names if name.endswith(BUNDLE)}
     return {"bundles": found} if found else {}
 
 
 def _described(artifact: Artifact, root: Path) -> dict[str, Any]:
-    """The path relative to `root`, and the sha256 of the file, or of each file in the folder, as it was made."""
+    """Return the path relative to `root`, and the sha256 of the file, or of each file in the folder, as it was made."""
     where = {"path": artifact.path.relative_to(root).as_posix()}
     return where | ({"files": dict(artifact.files)} if artifact.files else {"sha256": artifact.sha256})

@@ -40,7 +40,7 @@ def task(
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
-    """A verdict depends on the part, its programs, what they are compared with, and the engine.
+    """Return a verdict depends on the part, its programs, what they are compared with, and the engine.
 
     Args:
         summary: plan.json.
@@ -97,7 +97,7 @@ def measurements(
     stored: PackageWeights,
     forms: Mapping[str, str],
 ) -> Iterator[Measurement | NotRun]:
-    """The measurements of a program of layers, of experts, of an LM head, or of an encoder.
+    """Yield the measurements of a program of layers, of experts, of an LM head, or of an encoder.
 
     Those of its weights come first: coremltools holds a matrix twice while it reads it, so transformers' model waits.
 
@@ -134,7 +134,7 @@ def measurements(
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What the host's arrays depend on, beside the part, and what is made of an encoder's outputs."""
+    """Return what the host's arrays depend on, beside the part, and what is made of an encoder's outputs."""
     shared = ("rope", "window", "window_slots")
     return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
 
@@ -152,7 +152,7 @@ def parity_verdict(
     judged: Mapping[str, Any],
     worst: Callable[[], str],
 ) -> dict[str, Any]:
-    """What parity/P.json holds.
+    """Return what parity/P.json holds.
 
     Args:
         name: of the part.

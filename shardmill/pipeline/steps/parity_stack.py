@@ -37,7 +37,7 @@ def task(
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
-    """A verdict depends on all programs, on what they are compared with, and the engine.
+    """Return a verdict depends on all programs, on what they are compared with, and the engine.
 
     Args:
         summary: plan.json.
@@ -110,7 +110,7 @@ def _judged(pieces: Iterable[plans.Part], followed: recipes.Recipe, search: Mapp
 def _worst(
     packed: Iterable[tuple[plans.Part, Path]], prefix: str, source: Path, search: Mapping[str, Any] | None
 ) -> str:
-    """Names the matrix that was foreseen to cost most; without a search, the one that lost most of its numbers."""
+    """Name the matrix that was foreseen to cost most; without a search, the one that lost most of its numbers."""
     from shardmill.gates.rounding import furthest
     from shardmill.gates.weights import PackageWeights
 
@@ -123,7 +123,7 @@ def _worst(
 def _encoder(
     manifest: dict[str, Any], part: plans.Part, package: Path, plan: Mapping[str, Any], source: Path, states: Path
 ) -> Iterable[Measurement | NotRun]:
-    """The measurements of an encoder. All packages hold the weights of one, as each part's parity has seen."""
+    """Return the measurements of an encoder. All packages hold the weights of one, as each part's parity has seen."""
     from safetensors.torch import load_file
 
     from shardmill.gates import encoder

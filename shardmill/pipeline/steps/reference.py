@@ -22,7 +22,7 @@ BLOCK = 1 << 22  # bytes that are hashed at a time
 
 
 def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], tools: Tools) -> Task:
-    """A safetensors file of tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], and experts.
+    """Return a safetensors file of tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], and experts.
 
     The last are there for a model that has them: indices of those that each token takes, [layers, positions, chosen].
 
@@ -69,7 +69,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
 
 
 def positions(parity: Mapping[str, Any], context: int) -> int:
-    """How many of the text's tokens are fed at most, and so how many rows of logits there are."""
+    """Return how many of the text's tokens are fed at most, and so how many rows of logits there are."""
     return min(max(int(parity["positions"]), int(parity["perplexity_positions"])), context)
 
 
@@ -105,7 +105,7 @@ def seen(states: Path, part: Part) -> str:
 def _outputs(
     source: Path, plan: Mapping[str, Any], tokens: list[int], weights: Callable[[str], Tensor]
 ) -> dict[str, Tensor]:
-    """What transformers makes of the tokens' passages, for each bucket."""
+    """Return what transformers makes of the tokens' passages, for each bucket."""
     import torch
 
     from shardmill.gates.encoder_reference import EncoderReference, passages
@@ -130,7 +130,7 @@ def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
 
 
 def encode(source: Path, text: Path) -> list[int]:
-    """The text's tokens by the checkpoint's own tokenizer. Raises CheckpointError where it has no sound one."""
+    """Return the text's tokens by the checkpoint's own tokenizer. Raises CheckpointError where it has no sound one."""
     file = source / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(f"{source}: holds no tokenizer.json; add the one that belongs to the checkpoint")

@@ -75,7 +75,7 @@ def task(
 
 
 def _write(build: Build, made: Mapping[str, Path]) -> None:
-    """The page, and each of its figures as a file."""
+    """Describe the page, and each of its figures as a file."""
     from shardmill.report.page import context, filled
     from shardmill.report.wording import alone
 

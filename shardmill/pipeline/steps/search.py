@@ -12,7 +12,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools
 
 
 def task(parts: list[Path], costs: list[Artifact], settings: Mapping[str, Any] | None, tools: Tools) -> Task:
-    """The chosen form of each matrix, with estimates of it, of the front, and of sets of forms that will be measured.
+    """Describe the chosen form of each matrix, with estimates of the front and of sets that will be measured.
 
     Args:
         parts: every parts/P.json but that of the embedding.

@@ -43,7 +43,7 @@ HEAD = "lm_head.weight"
 def task(
     record: Path, recipe: list[Path], settings: Mapping[str, Any], hashes: HashCache, tools: Tools, threads: int = 1
 ) -> Task:
-    """A plan depends on the checkpoint's files and on the config but for what is measured later.
+    """Return a plan depends on the checkpoint's files and on the config but for what is measured later.
 
     Args:
         record: source.receipt.json, beside which the checkpoint lies.
@@ -73,7 +73,7 @@ def task(
 def split(
     source: Path, settings: Config, hashes: HashCache, files: Mapping[str, Any], threads: int = 4
 ) -> tuple[tuple[plan.Part, ...], dict[str, Any]]:
-    """The parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
+    """Return the parts and plan.json's content. Raises ConfigError or CheckpointError. `files` is source.json's."""
     from shardmill import topology
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
@@ -113,19 +113,22 @@ def split(
 
 
 def prefix_of(tensors: Iterable[str], usual: str) -> str:
-    """What a decoder's tensors are called by, told by its embedding; a larger model has it under a longer prefix."""
+    """Return what a decoder's tensors are called by, told by its embedding.
+
+    A larger model has it under a longer prefix.
+    """
     found = [name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)]
     return found[0] if len(found) == 1 else usual
 
 
 def ignored(model: ModelDescription, tensors: Iterable[str]) -> list[str]:
-    """Names of the tensors that no program needs: those that the model names, and those of other towers."""
+    """Name of the tensors that no program needs: those that the model names, and those of other towers."""
     inside = model.prefix != PREFIX
     return [name for name in tensors if name in model.ignored or (inside and not name.startswith(model.prefix))]
 
 
 def _refuse_foreign(model: ModelDescription, tensors: Iterable[str]) -> None:
-    """Raises CheckpointError for a layout of the family that transformers does not read."""
+    """Raise CheckpointError for a layout of the family that transformers does not read."""
     for name in tensors:
         for part, why in model.foreign.items():
             if part in name:
@@ -140,7 +143,7 @@ def _model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
 
 
 def eos_token_ids(source: Path, hf: Any) -> list[int]:
-    """Tokens that end a generation: generation_config.json's, else config.json's. Raises CheckpointError."""
+    """Return tokens that end a generation: generation_config.json's, else config.json's. Raises CheckpointError."""
     from transformers import GenerationConfig
 
     ids, file = hf.eos_token_id, source / "generation_config.json"

@@ -1,5 +1,6 @@
-"""Predicts where Core ML would place each operation, from rules with sources. Nothing here was measured on a
-device.
+"""Predicts where Core ML would place each operation, from rules with sources.
+
+Nothing here was measured on a device.
 """
 
 from portable_coreml.judge.placement.judge import OpVerdict, Verdicts, judge_model, judge_package

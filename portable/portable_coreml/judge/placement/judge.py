@@ -50,7 +50,7 @@ def _seconds(subject: Subject, op: Op, shapes: _Shapes) -> float:
 
 
 def _read(subject: Subject, binding: Binding, shapes: _Shapes) -> float:
-    """Bytes that go through memory for one value: of a constant, those that are stored."""
+    """Return bytes that go through memory for one value: of a constant, those that are stored."""
     if isinstance(binding, Value):
         return _stored(binding)
     producer = subject.producers.get(binding)
@@ -79,7 +79,7 @@ def operations(subject: Subject, op: Op, shapes: _Shapes) -> float:
 
 
 def _products(subject: Subject, op: Op, shapes: _Shapes) -> float | None:
-    """How many products are added up for one result; None for what is not a product of matrices."""
+    """Return how many products are added up for one result; None for what is not a product of matrices."""
     if op.kind in ("conv", "linear"):
         weight = _shape(subject, op, "weight", shapes)
         return None if weight is None else float(math.prod(weight[1:]))
@@ -186,7 +186,7 @@ def judge_model(model: LoadedModel, target: Target) -> Verdicts:
 
 
 def verdicts(subject: Subject, findings: list[Finding]) -> Iterator[OpVerdict]:
-    """One verdict per operation of a function, from the findings on it."""
+    """Yield one verdict per operation of a function, from the findings on it."""
     errors: dict[str, list[str]] = {}
     for finding in findings:
         if finding.severity == "error" and finding.output:

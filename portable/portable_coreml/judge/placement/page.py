@@ -10,7 +10,7 @@ from portable_coreml.judge.placement.rules import RULES
 
 
 def rules_page() -> str:
-    """The whole page in Markdown, errors first."""
+    """Return the whole page in Markdown, errors first."""
     head = (
         "# What keeps a program on the Neural Engine\n\n"
         "This page is written from `portable/portable_coreml/judge/placement/rules/` by "
@@ -24,7 +24,7 @@ def rules_page() -> str:
 
 
 def _scope(scope: Scope) -> str:
-    """What a rule is limited to; nothing for one that holds everywhere."""
+    """Return what a rule is limited to; nothing for one that holds everywhere."""
     named = {"systems": scope.os, "chips": scope.chips}
     return "".join(f"; {name}: {value}" for name, value in named.items() if value != "all")
 

@@ -70,7 +70,7 @@ class Rule:
     contested: str = ""
 
     def findings(self, subject: Subject) -> Iterator[Finding]:
-        """Every breach of this rule in one function."""
+        """Yield every breach of this rule in one function."""
         for breach in self.check(subject):
             severity = breach.severity or self.severity
             yield Finding(self.id, severity, subject.function.name, breach.output, breach.why, self.remedy)

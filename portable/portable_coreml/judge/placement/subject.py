@@ -38,12 +38,12 @@ class Subject:
 
     @cached_property
     def ops(self) -> tuple[Op, ...]:
-        """Every operation, nested blocks included."""
+        """Return every operation, nested blocks included."""
         return tuple(self.function.block.walk())
 
     @cached_property
     def runtime_ops(self) -> tuple[Op, ...]:
-        """The operations that run on some device: neither constants nor state reads."""
+        """Return the operations that run on some device: neither constants nor state reads."""
         return tuple(op for op in self.ops if has_device(op))
 
     @cached_property
@@ -71,7 +71,7 @@ class Subject:
 
     @cached_property
     def flexible(self) -> bool:
-        """Whether an input has a range of shapes."""
+        """Return whether an input has a range of shapes."""
         return any(low != high for f in self.inputs for low, high in f.ranges)
 
     def is_constant(self, name: str) -> bool:
@@ -79,7 +79,7 @@ class Subject:
         return op is not None and (op.kind == "const" or op.kind.startswith("constexpr_"))
 
     def operands(self, op: Op) -> Iterator[tuple[str, TensorType]]:
-        """(name, type) of an operation's run-time tensor inputs."""
+        """Yield (name, type) of an operation's run-time tensor inputs."""
         for name in input_names(op):
             if not self.is_constant(name) and name in self.types:
                 yield name, self.types[name]
@@ -90,7 +90,7 @@ class Subject:
                 yield out.name, out.type
 
     def literal(self, op: Op, argument: str) -> np.ndarray | None:
-        """The value of an argument if it is an immediate constant, directly or through a const operation."""
+        """Return the value of an argument if it is an immediate constant, directly or through a const operation."""
         bindings = op.inputs.get(argument, ())
         value = bindings[0] if bindings else op.attributes.get(argument)
         if isinstance(value, str):
@@ -99,7 +99,7 @@ class Subject:
         return value.data if isinstance(value, Value) and isinstance(value.data, np.ndarray) else None
 
     def argument_type(self, op: Op, argument: str) -> TensorType | None:
-        """The type of an argument, whether it is bound to a name or to a literal."""
+        """Return the type of an argument, whether it is bound to a name or to a literal."""
         bindings = op.inputs.get(argument, ())
         value = bindings[0] if bindings else op.attributes.get(argument)
         if isinstance(value, str):
@@ -108,12 +108,12 @@ class Subject:
 
 
 def has_device(op: Op) -> bool:
-    """Whether a compute plan names a device for this operation (O15)."""
+    """Return whether a compute plan names a device for this operation (O15)."""
     return op.kind not in _NO_DEVICE and not op.kind.startswith("constexpr_")
 
 
 def input_names(op: Op) -> Iterator[str]:
-    """Names that an operation's arguments are bound to."""
+    """Name that an operation's arguments are bound to."""
     for bindings in op.inputs.values():
         for binding in bindings:
             if isinstance(binding, str):
@@ -121,7 +121,7 @@ def input_names(op: Op) -> Iterator[str]:
 
 
 def label(op: Op) -> str:
-    """How findings name an operation: its first output, or what it writes to."""
+    """Return how findings name an operation: its first output, or what it writes to."""
     if op.outputs:
         return op.outputs[0].name
     written = [binding for binding in op.inputs.get("input", ()) if isinstance(binding, str)]
@@ -129,7 +129,7 @@ def label(op: Op) -> str:
 
 
 def subjects(model: LoadedModel, target: Target) -> Iterator[Subject]:
-    """One Subject per function of a model."""
+    """Yield one Subject per function of a model."""
     for name in model.program.functions:
         function, description = pick_function(model, name)
         yield Subject(

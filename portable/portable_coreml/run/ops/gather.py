@@ -18,8 +18,9 @@ from portable_coreml.run.ops.registry import kernel
 
 
 def _slots(indices: Tensor, size: int, validate: bool | None) -> Tensor:
-    """Indices into an axis of `size`, those out of bounds as `size`. `validate` is None before iOS17. Raises
-    ExecutionError if it is true and one is out of bounds.
+    """Return indices into an axis of `size`, those out of bounds as `size`.
+
+    `validate` is None before iOS17. Raises ExecutionError if it is true and one is out of bounds.
     """
     index = indices.to(torch.int64)
     if validate is None:
@@ -75,7 +76,7 @@ def gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0, validate_indices:
 
 
 def _places(data: Tensor, axes: Iterable[int]) -> Tensor:
-    """The flat position of every element, with one more row on each of `axes` that stands for nowhere."""
+    """Return the flat position of every element, with one more row on each of `axes` that stands for nowhere."""
     rows = [0] * data.dim()
     for axis in axes:
         rows[axis] = 1
@@ -84,8 +85,9 @@ def _places(data: Tensor, axes: Iterable[int]) -> Tensor:
 
 
 def _write(data: Tensor, places: Tensor, updates: Tensor, mode: str) -> Tensor:
-    """Writes `updates` to flat positions, data.numel() being nowhere. Modes: update, add, sub, mul, div, max, min;
-    repeated positions accumulate in order.
+    """Write `updates` to flat positions, data.numel() being nowhere.
+
+    Modes: update, add, sub, mul, div, max, min; repeated positions accumulate in order.
     """
     out, flat = torch.cat([data.reshape(-1), data.new_zeros(1)]), places.reshape(-1)
     source = updates.expand(places.shape).reshape(-1).to(data.dtype)

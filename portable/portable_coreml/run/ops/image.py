@@ -124,7 +124,7 @@ def _overlap(a: Tensor, b: Tensor) -> float:
 
 @kernel("classify")
 def classify(probabilities: Tensor, classes: Ints) -> tuple[Any, Any]:
-    """The likeliest class and {class: probability}: the only results that are not tensors."""
+    """Return the likeliest class and {class: probability}: the only results that are not tensors."""
     flat = probabilities.reshape(-1).tolist()
     table = dict(zip(classes, flat, strict=True))
     return classes[int(probabilities.reshape(-1).argmax())], table
@@ -179,7 +179,7 @@ _PADDING = {"constant": "zeros", "border": "border", "reflection": "reflection",
 
 
 def _grid_points(size: int, count: int, mode: str) -> Tensor:
-    """Positions in [0, size - 1] of `count` samples of an axis."""
+    """Return positions in [0, size - 1] of `count` samples of an axis."""
     steps = torch.arange(count, dtype=torch.float64)
     if mode in ("STRICT_ALIGN_CORNERS", "ALIGN_CORNERS"):
         if count == 1:

@@ -40,8 +40,9 @@ def einsum(values: Tensors, equation: str) -> Tensor:
 
 
 def _same_padding(sizes: Ints, kernel_size: Ints, strides: Ints, dilations: Ints, lower: bool) -> list[int]:
-    """[before, after] per spatial axis so that the output extent is ceil(size / stride); the odd one goes after (or
-    before).
+    """[before, after] per spatial axis so that the output extent is ceil(size / stride).
+
+    The odd one goes after (or before).
     """
     pads: list[int] = []
     for size, k, stride, dilation in zip(sizes, kernel_size, strides, dilations, strict=True):

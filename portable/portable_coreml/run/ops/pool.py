@@ -1,5 +1,6 @@
-"""Pooling over one to three spatial axes. Padding never wins a maximum; `ceil_mode` extends the padding after the
-data.
+"""Pooling over one to three spatial axes.
+
+Padding never wins a maximum; `ceil_mode` extends the padding after the data.
 """
 
 from __future__ import annotations

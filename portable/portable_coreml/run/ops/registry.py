@@ -1,5 +1,6 @@
-"""The kernel table: operation type -> a function over torch tensors whose parameters are the operation's MIL
-arguments.
+"""The kernel table.
+
+Operation type -> a function over torch tensors whose parameters are the operation's MIL arguments.
 
 A kernel's annotations say how each argument reaches it:
 - `Tensor`: a torch tensor, constant or not;
@@ -46,8 +47,9 @@ _Kinds = {
 
 @dataclass(frozen=True)
 class Param:
-    """One argument of a kernel: `kind` is tensor, tensors or plain; `default` is inspect.Parameter.empty if
-    required.
+    """One argument of a kernel.
+
+    `kind` is tensor, tensors or plain; `default` is inspect.Parameter.empty if required.
     """
 
     name: str
@@ -86,7 +88,7 @@ def kernel(
     impure: bool = False,
     grows: bool = False,
 ) -> Callable[[F], F]:
-    """Registers a function as the kernel of the named operation types."""
+    """Register a function as the kernel of the named operation types."""
 
     def register(call: F) -> F:
         params = _params(call)
@@ -98,7 +100,7 @@ def kernel(
 
 
 def elementwise(table: dict[str, Callable[..., Any]], *names: str, exact: bool = False) -> None:
-    """Registers functions of tensors alone (torch's own, mostly) under the given parameter names."""
+    """Register functions of tensors alone (torch's own, mostly) under the given parameter names."""
     params = tuple(Param(name, "tensor", inspect.Parameter.empty) for name in names)
     for kind, call in table.items():
         KERNELS[kind] = Kernel(kind, call, params, exact)

@@ -19,7 +19,7 @@ def shape(x: Tensor) -> Tensor:
 
 @kernel("reshape", exact=True)
 def reshape(x: Tensor, shape: Ints) -> Tensor:
-    """A 0 keeps the extent at its place, counted from the last axis; before the first one it is 1 (iOS17)."""
+    """Return a 0 keeps the extent at its place, counted from the last axis; before the first one it is 1 (iOS17)."""
     kept = [1] * (len(shape) - x.dim()) + list(x.shape)[max(x.dim() - len(shape), 0) :]
     return x.reshape([k if s == 0 and x.numel() else int(s) for s, k in zip(shape, kept, strict=True)])
 
@@ -115,7 +115,7 @@ def slices(
     end_mask: Bools | None = None,
     squeeze_mask: Bools | None = None,
 ) -> list[slice | int]:
-    """numpy's index for MIL's begin, end, stride and masks. A squeezed axis becomes an integer index."""
+    """Return numpy's index for MIL's begin, end, stride and masks. A squeezed axis becomes an integer index."""
     index: list[slice | int] = []
     for axis in range(len(begin)):
         step = 1 if stride is None else int(stride[axis])
@@ -130,7 +130,7 @@ def slices(
 
 
 def _apply_slices(x: Tensor, index: list[slice | int]) -> Tensor:
-    """torch has no negative steps: such an axis is sliced forwards over the same elements and flipped."""
+    """Return torch has no negative steps: such an axis is sliced forwards over the same elements and flipped."""
     forward: list[slice | int] = []
     flipped: list[int] = []
     kept = 0

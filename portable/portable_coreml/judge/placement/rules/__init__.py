@@ -1,5 +1,6 @@
-"""The rule book, by subject. Folklore that is refuted (W4, ST8) or holds only for the private interface (S10) is no
-rule.
+"""The rule book, by subject.
+
+Folklore that is refuted (W4, ST8) or holds only for the private interface (S10) is no rule.
 """
 
 from portable_coreml.judge.placement.rule import Rule

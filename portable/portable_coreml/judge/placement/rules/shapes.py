@@ -55,7 +55,7 @@ def _extent_over_limit(subject: Subject) -> Iterator[Breach]:
 
 
 def _is_pointwise_product(subject: Subject, name: str) -> bool:
-    """Whether a value is the result of a 1x1 convolution, whose output channels Core ML may tile itself."""
+    """Return whether a value is the result of a 1x1 convolution, whose output channels Core ML may tile itself."""
     op = subject.producers.get(name)
     weight = None if op is None or op.kind != "conv" else subject.argument_type(op, "weight")
     return weight is not None and all(n == 1 for n in weight.shape[2:])

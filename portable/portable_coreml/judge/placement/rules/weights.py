@@ -14,7 +14,7 @@ _QUANTIZATION_DOC = Citation("apple/coremltools", "docs-guides/source/opt-quanti
 
 
 def _size(count: int) -> str:
-    """A number of bytes for people."""
+    """Return a number of bytes for people."""
     if count < 1_000_000:
         return f"{count / 1e3:.1f} kB"
     return f"{count / 1e6:.1f} MB" if count < 1_000_000_000 else f"{count / 1e9:.2f} GB"
