@@ -39,16 +39,16 @@ def list_operations(job: MeasurementJob, _: int) -> Found:
     return Found(value={"operations": [list(pair) for pair in found]})
 
 
-def search(places: Sequence[int], fails: Callable[[int], bool]) -> int:
-    """Return the first of the places at which a failing program fails, by binary search."""
-    low, high = 0, len(places) - 1
+def search(places: Sequence[int], fails: Callable[[int], bool]) -> int | None:
+    """Return the first of the places at which a failing program fails, by binary search; None if no cut fails."""
+    low, high = 0, len(places)
     while low < high:
         middle = (low + high) // 2
         if fails(places[middle]):
             high = middle
         else:
             low = middle + 1
-    return places[low]
+    return places[low] if low < len(places) else None
 
 
 def layer_at(place: int, names: Sequence[str], layers: Layers) -> int | None:

@@ -91,9 +91,13 @@ def _bisect(run: RoundRun, group: MeasurementGroup, progress: Progress) -> None:
         return run.results.status(f"{stem}#{place}") != OK
 
     place = search(places, fails)
+    probes = {key.rsplit("#", 1)[1]: r["status"] for key, r in run.results.records.items() if f"{stem}#" in key}
+    if place is None:
+        text = "no cut of the program fails, not even after its last operation: the cause is no single operation"
+        _add(run, progress, _record(stem, "wrong", {"of": len(found), "probes": probes}, text))
+        return
     kind, output = found[place]
     layer = layer_at(place, [name for _, name in found], unit.part["layers"])
-    probes = {key.rsplit("#", 1)[1]: r["status"] for key, r in run.results.records.items() if f"{stem}#" in key}
     value = {"operation": kind, "output": output, "layer": layer, "place": place, "of": len(found), "probes": probes}
     where = "" if layer is None else f" in layer {layer}"
     _add(run, progress, _record(stem, OK, value, f"fails from {kind} {output}{where} on"))

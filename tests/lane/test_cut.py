@@ -111,6 +111,14 @@ def test_the_search_takes_few_probes() -> None:
     assert len(tried) <= 13
 
 
+def test_the_last_place_is_probed_too() -> None:
+    """A program may fail whose every cut loads; then no operation is the culprit."""
+    tried: list[int] = []
+    assert search([3, 5, 8], lambda place: bool(tried.append(place))) is None
+    assert 8 in tried
+    assert search([3, 5, 8], lambda place: place == 8) == 8
+
+
 def test_layers_are_told_by_where_they_begin() -> None:
     names, layers = ["a", "b", "c", "d", "e"], [["b", 4], ["d", 5]]
     assert [layer_at(place, names, layers) for place in range(5)] == [None, 4, 4, 5, 5]
