@@ -34,44 +34,89 @@ PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for 
 
 
 class CoreAIProgram:
-    """A part on Apple's runtime; it is called as `runtime.program.Program` is."""
+    """A part on Apple's runtime, of which one piece at a time is in memory."""
 
     def __init__(self, blueprint: GraphSpec, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
-        """Convert and load the part.
+        """Store the arguments.
 
         Args:
             blueprint: the part's.
             stored: returns a constant as the package stores it, given its path.
             widths: tokens of a pass; each width is an entry point.
         """
-        self.output = output(blueprint)
-        self.pieces = [Piece(piece, stored, widths) for piece in _pieces(replace(blueprint, hosted=False))]
+        self.blueprint, self.stored, self.widths = replace(blueprint, hosted=False), stored, widths
+
+    def run(self, feeds: Mapping[str, Callable[[Any], Floats]]) -> dict[str, Floats]:
+        """Return what each feed returns, given a program that it calls as `runtime.program.Program` is called.
+
+        No input of a pass depends on an output before it. So the inputs are recorded first; then each piece computes
+        all passes of all feeds before the next piece is converted; then the feeds get the outputs.
+        """
+        tapes = {name: Tape(self.blueprint) for name in feeds}
+        for name, feed in feeds.items():
+            feed(tapes[name])
+        for each in _pieces(self.blueprint):
+            piece = Piece(each, self.stored, self.widths)
+            try:
+                for tape in tapes.values():
+                    tape.pass_through(piece)
+            finally:
+                piece.close()
+        return {name: feed(tapes[name].rewound()) for name, feed in feeds.items()}
+
+
+class Tape:
+    """The calls of a feed: first their inputs, then what the pieces that have run make of them.
+
+    Attributes:
+        calls: inputs of each pass by name; None where all states are set to zero.
+        states: contents at the end, by name.
+    """
+
+    def __init__(self, blueprint: GraphSpec) -> None:
+        self.output, self.channels = output(blueprint), blueprint.rows or blueprint.graph.hidden
+        self.calls: list[dict[str, Floats] | None] = []
+        self.states = {name: np.zeros(shape, np.float32) for name, shape in states(blueprint).items()}
+        self.results: Iterator[Floats] | None = None
+
+    def pass_through(self, piece: Piece) -> None:
+        """Replace the input of each pass by the piece's output."""
+        for call in self.calls:
+            if call is None:
+                piece.renew()
+            else:
+                call["x" if "x" in call else "hidden"] = piece(call)
+        self.states |= {name: np.array(state.numpy(), np.float32) for name, state in piece.state.items()}
+
+    def rewound(self) -> Tape:
+        """Return the tape with the outputs in the order of the calls."""
+        self.results = iter([call["x" if "x" in call else "hidden"] for call in self.calls if call is not None])
+        return self
 
     def __call__(self, given: Mapping[str, Floats]) -> Floats:
-        """Run a pass and return the output [1, channels, T, 1]. States go on from the pass before."""
-        first, *others = self.pieces
-        result = first(given)
-        for piece in others:
-            result = piece({**given, "x": result})
-        return result
+        """Return the output [1, channels, T, 1] of a pass; zeros as long as inputs are recorded."""
+        if self.results is not None:
+            return next(self.results)
+        self.calls.append(dict(given))
+        return np.zeros((1, self.channels, _width(given), 1), np.float32)
 
     def renew(self) -> None:
         """Set all states to zero."""
-        for piece in self.pieces:
-            piece.renew()
+        if self.results is None:
+            self.calls.append(None)
 
     def move(self, slots: int, keep: bool = True) -> None:
         """Accept the whole context, the only one that the program has."""
 
     def kept(self, name: str) -> Floats:
-        """Return a copy of a state."""
-        (found,) = (piece.state[name].numpy().copy() for piece in self.pieces if name in piece.state)
-        return np.asarray(found, np.float32)
+        """Return a state's contents."""
+        return self.states[name]
 
-    def close(self) -> None:
-        """Free the programs."""
-        for piece in self.pieces:
-            piece.close()
+
+def _width(given: Mapping[str, Floats]) -> int:
+    """Return the number of tokens of a pass."""
+    width: int = next(values.shape[2] for name, values in given.items() if name in ("x", "hidden"))
+    return width
 
 
 def _pieces(blueprint: GraphSpec) -> Iterator[GraphSpec]:
@@ -118,7 +163,7 @@ class Piece:
 
     def __call__(self, given: Mapping[str, Floats]) -> Floats:
         """Run a pass and return the output [1, channels, T, 1]."""
-        width = next(values.shape[2] for name, values in given.items() if name in ("x", "hidden"))
+        width = _width(given)
         arrays = {name: _array(given[name]) for name in self.names}
         state = {"state": self.state} if self.state else {}
         found = self.loop.run_until_complete(self.functions[width](inputs=arrays, **state))

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ TOKENS = 16  # of the parity text: Apple's interpreter takes seconds for a pass 
 SLOTS = 64  # of the witness's KV caches: they only need to hold the text, and empty slots cost time
 PLAIN = "T=1"
 
-Run = Callable[[Any, str], Floats]  # a loaded program and the name of a schedule -> outputs [n, channels]
+Run = Callable[..., Floats]  # a loaded program, and `name` of a schedule -> outputs [n, channels]
 
 
 @dataclass(frozen=True)
@@ -79,16 +80,13 @@ def witness_measurements(
     """
     case = CASES[part.kind](part, bundle, plan, known, source, stored)
     program = CoreAIProgram(case.program.blueprint, stored.stored, case.widths)
-    try:
-        plain = case.run(program, case.schedules[0])
-        edges = np.cumsum([piece.shape[1] for piece in case.expected])
-        split = zip(np.split(plain, edges, axis=1), case.expected, strict=False)
-        yield Measurement("witness_error", float(np.max([relative_error(got, want) for got, want in split])))
-        for name in case.schedules[1:]:
-            error = relative_error(case.run(program, name), plain)
-            yield Measurement("witness_width_error", error, name)
-    finally:
-        program.close()
+    found = program.run({name: partial(case.run, name=name) for name in case.schedules})
+    plain = found[case.schedules[0]]
+    edges = np.cumsum([piece.shape[1] for piece in case.expected])
+    split = zip(np.split(plain, edges, axis=1), case.expected, strict=False)
+    yield Measurement("witness_error", float(np.max([relative_error(got, want) for got, want in split])))
+    for name in case.schedules[1:]:
+        yield Measurement("witness_width_error", relative_error(found[name], plain), name)
     if not is_portable():
         yield NotRun("witness_agreement", "Core ML computes in fp16 only; on Linux the portable engine is compared")
         return

@@ -52,13 +52,19 @@ def test_states_are_those_of_the_engine_that_ships(built: tiny.Build, fp32: None
     case = part.CASES[piece.kind](
         piece, built.packages[piece.name], built.plan, known(built.source), built.source, stored
     )
-    apple, here = coreai.CoreAIProgram(case.program.blueprint, stored.stored, case.widths), case.portable()
-    case.run(apple, "mixed"), case.run(here, "mixed")
-    name = f"k_{piece.start}"
-    mine, theirs = (torch.from_numpy(one.kept(name))[0, :, : part.TOKENS] for one in (apple, here))
+    program, kept = coreai.CoreAIProgram(case.program.blueprint, stored.stored, case.widths), f"k_{piece.start}"
+    states: dict[str, Any] = {}
+
+    def mixed(loaded: Any) -> Any:
+        outputs = case.run(loaded, "mixed")
+        states[type(loaded).__name__] = torch.from_numpy(loaded.kept(kept))[0, :, : part.TOKENS]
+        return outputs
+
+    program.run({"mixed": mixed})
+    mixed(case.portable())
+    mine, theirs = states.values()
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     assert mine.abs().max() > 0.1
-    apple.close()
 
 
 def scale_doubled(one: Stored) -> Stored:
