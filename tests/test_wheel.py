@@ -94,7 +94,7 @@ def test_it_holds_the_workflow_and_nothing_of_the_machine(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         assert not [name for name in names if str(ROOT).encode() in archive.read(name)]
-    for name in ("Snakefile", "rules/gates.smk", "scripts/convert.py", "configs/schema.json", "envs/shardmill.yaml"):
+    for name in ("Snakefile", "rules/gates.smk", "scripts/step.py", "configs/schema.json", "envs/shardmill.yaml"):
         assert f"shardmill/workflow/{name}" in names
     assert "shardmill/workflow/resources/demo/config.json" in names
     assert not [name for name in names if "__pycache__" in name or ".DS_Store" in name or "/build/" in name]

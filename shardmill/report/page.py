@@ -22,19 +22,19 @@ from shardmill.report.speed import close_calls, measured_speed, noisy, plots, sp
 from shardmill.report.stages import STATES, step_states
 from shardmill.report.verdict import verdict
 
-FILTERS = (
-    "engine",
-    "fixed",
-    "margin",
-    "marked",
-    "number",
-    "percent",
-    "plural",
-    "sentence",
-    "short",
-    "size",
-    "threshold",
-)
+FILTERS = {  # name in the templates -> function of wording
+    "engine": "engine_text",
+    "fixed": "fixed",
+    "margin": "margin",
+    "marked": "marked",
+    "number": "number",
+    "percent": "percent",
+    "plural": "plural",
+    "sentence": "sentence",
+    "short": "short",
+    "size": "file_size",
+    "threshold": "threshold_text",
+}
 
 
 def environment() -> Environment:
@@ -46,7 +46,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {name: getattr(wording, name) for name in FILTERS}
+    made.filters |= {name: getattr(wording, function) for name, function in FILTERS.items()}
     return made
 
 

@@ -79,7 +79,7 @@ import sys
 from pathlib import Path
 from shardmill import config
 from shardmill.pipeline import resolve
-chosen = resolve.settle(config.parse({tiny.settings("checkpoint", **OPEN)!r}), "a.yaml")
+chosen = resolve.resolve_config(config.parse({tiny.settings("checkpoint", **OPEN)!r}), "a.yaml")
 assert chosen.ranges == {chosen.ranges!r}
 print([name for name in ("torch", "transformers", "coremltools", "huggingface_hub") if name in sys.modules])
 """

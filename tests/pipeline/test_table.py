@@ -339,7 +339,7 @@ def test_why_foresees_a_new_row(listen: str, settings: config.Config, monkeypatc
     """It depends on compilation, of which nothing is known."""
     monkeypatch.setattr(why, "_source_record", lambda *_: {"files": {}})
     monkeypatch.setattr(why, "_made_in_place", lambda task, outputs: None)
-    monkeypatch.setattr(why.entries, "described", lambda path: {"sha256": "", "file": path.name, "files": {}})
+    monkeypatch.setattr(why.entries, "entry_description", lambda path: {"sha256": "", "file": path.name, "files": {}})
     found = why.forecast(settings, Path("build/tiny"), Store(Path("build/.store")))
     listened = [verdict for verdict in found if verdict.step.startswith("listen/")]
     assert [v.step for v in listened] == [f"listen/{part}" for part in settings.parts]
