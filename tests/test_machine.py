@@ -44,9 +44,11 @@ def test_the_earlier_precision_comes_back(outer: str) -> None:
 @pytest.mark.skipif(not machine.is_portable(), reason="Core ML has one precision")
 def test_another_thread_keeps_its_precision() -> None:
     """A gate holds its precision open while it hands out results, and another thread may load a program meanwhile."""
-    with machine.load_programs_as("fp16"), ThreadPoolExecutor(1) as other:
-        assert other.submit(portable_coreml.precision).result() == "fp32"
-        assert portable_coreml.precision() == "fp16"
+    before = portable_coreml.precision()
+    changed = "fp16" if before == "fp32" else "fp32"
+    with machine.load_programs_as(changed), ThreadPoolExecutor(1) as other:
+        assert other.submit(portable_coreml.precision).result() == before
+        assert portable_coreml.precision() == changed
 
 
 @pytest.fixture
