@@ -47,7 +47,7 @@ class Run:
 
 
 def main() -> None:
-    """Command line of the measurement."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=int)
     parser.add_argument("--different", type=int, default=1, help="checkpoints")

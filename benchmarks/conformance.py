@@ -48,7 +48,7 @@ EXPLAINED = {
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slices", type=int, default=40, help="in how many pieces the cases are cut")
     parser.add_argument("--only", help="comma-separated pieces to run; default all")
@@ -75,7 +75,7 @@ def run_pieces(pieces: list[int], count: int, procs: int, work: Path) -> None:
 
 
 def run_piece(number: int, count: int, work: Path) -> None:
-    """One piece of every suite, unless it was run before."""
+    """Run one piece of every suite, unless it was run before."""
     target = work / f"{number:03d}_of_{count:03d}.jsonl"
     if target.exists():
         return
@@ -113,7 +113,7 @@ def explanations(cases: list[Case]) -> list[str]:
 
 
 def page(cases: list[Case], run: str) -> str:
-    """docs/conformance.md."""
+    """Return the text of docs/conformance.md."""
     counts = Counter(case.result for case in cases)
     predicting = sum(case.result == "passed" and case.predictions > 0 for case in cases)
     applicable = counts["passed"] + counts["failed"]

@@ -61,7 +61,7 @@ class Run:
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--scratch", type=Path, help="where to write; on the checkpoint's disk to compare with cp")
@@ -93,7 +93,7 @@ class Bench:
         self.settings = settled(parse(settings | {"head": {"slices": "auto"}}), self.model.architecture)
 
     def layers(self, start: int, end: int) -> Part:
-        """Layers [start, end), where layers past the checkpoint's last have the weights of its first ones again."""
+        """Return layers [start, end); layers past the checkpoint's last repeat the weights of its first layers."""
         a = self.model.architecture
         rounds = -(-end // a.layers)
         again = {
@@ -135,7 +135,7 @@ class Bench:
         return self.folder / f"{method}_{part.name}.mlpackage"
 
     def parts(self) -> list[dict[str, Any]]:
-        """Plain and stamped on the same parts, in turns; stamped also without a template from earlier."""
+        """Measure plain and stamped on equal parts, in turns; stamped also without an earlier template."""
         rows: list[dict[str, Any]] = []
         for start, end in COMPARED:
             part = self.layers(start, end)
@@ -164,7 +164,7 @@ class Bench:
         return same
 
     def growth(self) -> list[dict[str, Any]]:
-        """Peak memory of one process for more and more layers."""
+        """Measure the peak memory of one process for more and more layers."""
         rows = []
         for count in (2, *GROWTH):  # the first makes the template
             part = self.layers(0, count)
@@ -173,7 +173,7 @@ class Bench:
         return rows[1:]
 
     def whole(self) -> dict[str, Any]:
-        """Every part and the table of the model, from no template to hashed packages, against cp of the same bytes."""
+        """Convert every part and the table, from no template to hashed packages, against cp of the same bytes."""
         jobs = self.all_parts()
         began = time.perf_counter()
         scan_checkpoint(self.source, {t.label: t.info for part in jobs for t in part.tensors})
@@ -208,14 +208,14 @@ def per_layer(parts: Sequence[dict[str, Any]], growth: Sequence[dict[str, Any]])
 
 
 def slope(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds, CPU seconds and MB for each layer that the last has more than the first."""
+    """Return seconds, CPU seconds and MB for each layer that the last has more than the first."""
     first, last = rows[0], rows[-1]
     layers = last["layers"] - first["layers"]
     return {key: (last[key] - first[key]) / layers for key in MEASURES}
 
 
 def worker(method: str, file: Path, source: Path, output: Path, templates: Path, *, threads: int) -> None:
-    """One conversion: what a step of the pipeline does."""
+    """Convert as a step of the pipeline does."""
     collect_rarely()
     part = plan.load_part(file)
     if part.kind == "embedding":

@@ -51,12 +51,12 @@ class Replay:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Emitted tokens per pass."""
+        """Return emitted tokens per pass."""
         return self.tokens / self.passes
 
     @property
     def microseconds(self) -> float:
-        """Drafter time per emitted token."""
+        """Return drafter time per emitted token."""
         return self.seconds / self.tokens * 1e6
 
 
@@ -122,7 +122,7 @@ def read_requests(path: Path) -> list[Recorded]:
 
 
 def tekken() -> Callable[..., list[int]]:
-    """`encode` of the newest Tekken tokenizer that mistral-common carries."""
+    """Return `encode` of the newest Tekken tokenizer that mistral-common carries."""
     try:
         import mistral_common
         from mistral_common.tokens.tokenizers.tekken import Tekkenizer
@@ -134,7 +134,7 @@ def tekken() -> Callable[..., list[int]]:
 
 
 def replay(make: Callable[[], Drafter], requests: Sequence[Recorded], drafts: int, *, learn: bool = False) -> Replay:
-    """Replays `requests`; `make` gives the drafter for each, `learn` tells it when a request is finished."""
+    """Replay `requests`; `make` gives the drafter for each, `learn` tells it when a request is finished."""
     tokens = passes = index_tokens = 0
     seconds = index_seconds = 0.0
     for request in requests:
@@ -163,7 +163,7 @@ def best_of(repeats: int, once: Callable[[], Replay]) -> Replay:
 
 
 def replay_one(drafter: Drafter, request: Recorded, drafts: int) -> int:
-    """Pass that the output takes after its first token, which the prefill gives."""
+    """Return the passes that the output takes after its first token, which the prefill gives."""
     return len(replay_output(drafter, request.prompt, request.output, drafts).accepted)
 
 
@@ -181,7 +181,7 @@ def taught(name: str, requests: Sequence[Recorded], drafts: int) -> tuple[Drafte
 
 
 def megabytes(name: str, requests: Sequence[Recorded], prompt: Sequence[int], drafts: int) -> float:
-    """Memory that a drafter holds after `requests`, with `prompt` indexed."""
+    """Return the memory in MB of a drafter after `requests`, with `prompt` indexed."""
     if name == LOOKUP:
         return len(prompt) * 8 / 1e6
     tracemalloc.start()
@@ -230,7 +230,7 @@ def table(rows: Sequence[Row], context: int) -> str:
 
 
 def verdicts(rows: Sequence[Row]) -> dict[str, tuple[float, bool]]:
-    """Per bar: the figure that counts, and whether it clears the bar."""
+    """Return for each bar the figure that counts, and whether it clears the bar."""
     ours = [r for r in rows if r.drafter != LOOKUP]
     slowest = max(max(r.microseconds, r.microseconds_long) for r in ours)
     cold, warm = max(r.cold_ratio for r in ours), max(r.warm_ratio for r in ours)
@@ -242,7 +242,7 @@ def verdicts(rows: Sequence[Row]) -> dict[str, tuple[float, bool]]:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "data", nargs="?", type=Path, default=Path("../shared/data/recorded_outputs.jsonl"), help="recorded outputs"
@@ -257,7 +257,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints, writes."""
+    """Measure, prints, writes."""
     args = parse(arguments)
     requests = read_requests(args.data)
     if len(requests) <= args.warm:

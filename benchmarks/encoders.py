@@ -33,7 +33,7 @@ CLASSES = {
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("--text", type=Path, default=ROOT / "resources/text/sentences.txt", help="a sentence a line")

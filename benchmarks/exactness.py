@@ -88,7 +88,7 @@ class Score:
 
 
 def prompts(build: Path, folder: Path, count: int, room: int) -> list[tuple[str, list[int]]]:
-    """`count` (task, tokens), evenly taken from all tasks' prompts in all lengths up to `room` tokens."""
+    """Return `count` (task, tokens), evenly taken from all tasks' prompts in all lengths up to `room` tokens."""
     tokenizer = load_tokenizer(build, manifest(build))
     found = of_tasks(folder, TASKS, 99, lambda text: tokenizer.encode(text).ids)
     made = []
@@ -103,7 +103,7 @@ def prompts(build: Path, folder: Path, count: int, room: int) -> list[tuple[str,
 
 
 def manifest(build: Path) -> dict[str, Any]:
-    """model.json's content."""
+    """Return model.json's content."""
     content: dict[str, Any] = json.loads((build / "model.json").read_text())
     return content
 
@@ -257,7 +257,7 @@ def table(scores: Sequence[Score]) -> str:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("build", type=Path, help="folder of a built model")
     parser.add_argument("--tasks", type=Path, default=Path("resources/tasks"), help="folder of prompts by task")

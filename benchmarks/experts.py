@@ -52,7 +52,7 @@ NUMBERS = ("experts_agreement", "experts_agreement_fp16", "program_error")
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--scratch", type=Path, help="where to write")

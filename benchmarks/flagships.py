@@ -131,7 +131,7 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scratch", type=Path, help="where to write")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=[*MODELS], metavar="MODEL")

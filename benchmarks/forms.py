@@ -133,7 +133,7 @@ def made(source: Path, folder: Path, program: dict[str, Any], context: int) -> M
 
 
 def texts(source: Path, folder: Path, count: int, room: int) -> list[list[int]]:
-    """Prompts of up to `room` tokens, evenly taken from all tasks in all lengths."""
+    """Return prompts of up to `room` tokens, evenly taken from all tasks in all lengths."""
     tokenizer = read_tokenizer(source / "tokenizer.json")
     found = of_tasks(folder, TASKS, 99, lambda text: tokenizer.encode(text).ids)
     cut = [[*prompt.tokens][-length:] if length else [*prompt.tokens] for prompt in found for length in LENGTHS]
@@ -142,7 +142,7 @@ def texts(source: Path, folder: Path, count: int, room: int) -> list[list[int]]:
 
 
 def answers(engine: Engine, prompts: Sequence[list[int]], tokens: int) -> list[Case]:
-    """Prompts with what single tokens say after them; after each prompt one that goes on within its answer."""
+    """Return prompts with what single tokens say after them; after each prompt one that goes on within its answer."""
     session, found = Session(engine), []
     for prompt in prompts:
         answer = run(session, prompt, max_new_tokens=tokens).tokens
@@ -166,7 +166,7 @@ def compared(form: str, name: str, engine: Engine, drafter: Drafter, cases: Sequ
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--prompts", type=int, default=20, help="an even number")

@@ -96,7 +96,7 @@ def report(found: dict[str, list[DistributionComparison]]) -> Table:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path, help="folder of a Hugging Face checkpoint")
     parser.add_argument("text", type=Path, help="UTF-8 text")

@@ -46,7 +46,7 @@ class Step:
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("configfile", type=Path)
     parser.add_argument("--scratch", type=Path, help="where to work; on the disk of the build, which is linked there")
@@ -125,7 +125,7 @@ class Watch:
             self.peak_mb = max(self.peak_mb, sum(self.sample(process) for process in (self.root, *below)))
 
     def sample(self, process: psutil.Process) -> float:
-        """MB of one process, its share of what others hold too."""
+        """Return MB of one process, its share of what others hold too."""
         try:
             memory = process.memory_full_info()
             if process.pid not in self.steps and (name := step_name(process)):

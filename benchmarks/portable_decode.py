@@ -25,7 +25,7 @@ FILLED = 200  # positions in the cache when the clock runs
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("--checkpoint", type=Path, required=True)

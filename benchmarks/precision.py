@@ -87,7 +87,7 @@ class Changed(StoredWeights):
 
 
 def nearest(weight: Tensor, bits: int) -> QuantizedMatrix:
-    """As conversion rounds."""
+    """Round as conversion does."""
     codes, scale, _ = to_integers(weight, form(f"int{bits}").levels)
     return QuantizedMatrix(codes.to(torch.int8), scale)
 
@@ -137,7 +137,7 @@ def variants(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> It
 
 
 def bytes_of(case: Case, forms: Mapping[str, str]) -> int:
-    """Of all weights that a pass reads."""
+    """Return the bytes of all weights that a pass reads."""
     constants = [item for part in case.parts for item in part.shapes.items()]
     return sum(stored_bytes(forms.get(path, FP16), shape) for path, shape in constants)
 
@@ -156,7 +156,7 @@ def rows_of(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> Ite
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("text", type=Path)

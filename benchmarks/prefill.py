@@ -28,7 +28,7 @@ from shardmill.runtime.manifest import read_manifest
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("--text", type=Path, default=Path("resources/text/code.txt"))

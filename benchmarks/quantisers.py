@@ -34,7 +34,7 @@ POWERS = (0.0, 0.25, 0.5, 0.75)  # of AWQ's factors; with the first they are all
 
 
 def nearest(weight: Tensor, hessian: Tensor) -> float:
-    """As conversion rounds."""
+    """Round as conversion does."""
     codes, scale, _ = to_integers(weight, form(INT4).levels)
     return error(weight, QuantizedMatrix(codes, scale).values, hessian)
 
@@ -52,7 +52,7 @@ def own_scales(weight: Tensor, hessian: Tensor) -> float:
 
 
 def by_factors(weight: Tensor, hessian: Tensor, quantise: Callable[[Tensor, Tensor], QuantizedMatrix]) -> float:
-    """AWQ: columns times factors, inputs divided by them."""
+    """Return AWQ's error: columns are multiplied by factors, inputs divided by them."""
     found = []
     for power in POWERS:
         factors = (hessian.diagonal() / hessian.diagonal().mean()).clamp(min=1e-4) ** (power / 2)
@@ -62,7 +62,7 @@ def by_factors(weight: Tensor, hessian: Tensor, quantise: Callable[[Tensor, Tens
 
 
 def rotated(weight: Tensor, hessian: Tensor) -> float:
-    """GPTQ where a random rotation has spread large weights and inputs over all columns."""
+    """Return GPTQ's error after a random rotation has spread large weights and inputs over all columns."""
     turn = linalg.qr(randn(len(hessian), len(hessian), generator=Generator().manual_seed(0)))[0]
     return error(weight, gptq(weight @ turn, BITS, turn.T @ hessian @ turn).values @ turn.T, hessian)
 
@@ -79,7 +79,7 @@ QUANTISERS: dict[str, Callable[[Tensor, Tensor], float]] = {
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
     parser.add_argument("text", type=Path)

@@ -68,7 +68,7 @@ def windows(build: Path, text: Path, count: int, size: int) -> Iterator[list[int
 
 
 def shipped_loss(engine: Engine, tokens: Sequence[int]) -> float:
-    """Sum of -log p(token) over a window but its first, in the widest passes."""
+    """Return the sum of -log p(token) over a window but its first, in the widest passes."""
     engine.reset()
     total, width = 0.0, engine.tokens_max
     for start in range(0, len(tokens) - 1, width):
@@ -120,12 +120,12 @@ def perplexity(build: Path, text: Path, count: int) -> dict[str, Any]:
 
 
 def say(line: str) -> None:
-    """Tell how far it is."""
+    """Print how far the run is."""
     print(line, file=sys.stderr, flush=True)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("build", type=Path, help="folder of a built model")
     parser.add_argument("text", type=Path, help="UTF-8 text for the perplexity")

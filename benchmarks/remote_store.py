@@ -43,7 +43,7 @@ S3 = {
 
 
 def main() -> None:
-    """Command line of the measurement."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("--megabytes", type=int, default=500, help="of the entry that is compared with a download")
@@ -150,7 +150,7 @@ def build(folder: Path, config_file: Path, targets: list[str], cores: int) -> No
 
 
 def hashes(build: Path) -> dict[str, str]:
-    """sha256 of every file of a build, by its path."""
+    """Return sha256 of every file of a build, by its path."""
     files = [path for path in build.rglob("*") if path.is_file() and not set(path.parts) & set(LOCAL)]
     return {path.relative_to(build).as_posix(): sha for path, sha in hash_files(files).items()}
 

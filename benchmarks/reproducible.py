@@ -41,7 +41,7 @@ BUILDS = (Conditions("one", 4, "1", "C", "UTC"), Conditions("two/levels", 1, "42
 
 
 def main() -> None:
-    """Command line of the comparison."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("--scratch", type=Path, help="where to build; on the checkpoint's disk no weight is copied")
@@ -77,7 +77,7 @@ def build(folder: Path, config_file: Path, targets: list[str], conditions: Condi
 
 
 def hashes(build: Path) -> dict[str, str]:
-    """sha256 of every file that must not vary, by its path in the build."""
+    """Return sha256 of every file that must not vary, by its path in the build."""
     files = [path for path in build.rglob("*") if path.is_file() and not set(path.parts) & set(VARYING)]
     return {path.relative_to(build).as_posix(): sha for path, sha in hash_files(files).items()}
 

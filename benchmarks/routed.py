@@ -58,7 +58,7 @@ class Form:
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scratch", type=Path, help="where to write")
     parser.add_argument("--model", choices=MODELS, default="zaya1-8b")
@@ -147,7 +147,7 @@ def row(form: Form, width: int) -> str:
 
 
 def measured(form: Form, width: int) -> tuple[Sequence[float], float, float]:
-    """Milliseconds of each pass; and on average how many programs it called, and the bytes of their weights."""
+    """Return milliseconds of each pass; and on average how many programs it called, and the bytes of their weights."""
     tokens = np.random.default_rng(0).integers(0, VOCAB, TOKENS).tolist()
     form.engine.reset()
     times: list[float] = []

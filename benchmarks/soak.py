@@ -79,7 +79,7 @@ class Process:
         self.port = int(self.url.rsplit(":", 1)[1])
 
     def megabytes(self) -> float:
-        """Resident memory."""
+        """Return resident memory."""
         return float(psutil.Process(self.process.pid).memory_info().rss) / 1e6
 
     def client(self) -> AsyncOpenAI:
@@ -94,7 +94,7 @@ class Process:
 
 
 def requests(folder: Path, model: str) -> list[dict[str, Any]]:
-    """Different requests, every field of which is fixed, so that its answer is too."""
+    """Return different requests; all fields of each are fixed, so its answer is fixed too."""
     found = of_tasks(folder, TASKS, 99, lambda text: list(text.encode()))
     texts = [bytes(prompt.tokens).decode() for prompt in found]
     made: list[dict[str, Any]] = []
@@ -182,7 +182,7 @@ async def visit(number: int, server: Process, asked: Sequence[dict[str, Any]], t
 
 
 async def watch(server: Process, until: float) -> list[tuple[float, float]]:
-    """(seconds since the start, megabytes) every few seconds."""
+    """Return (seconds since the start, megabytes) every few seconds."""
     start, seen = time.monotonic(), []
     while time.monotonic() < until:
         seen.append((time.monotonic() - start, server.megabytes()))
@@ -211,7 +211,7 @@ async def crowd(server: Process, asked: Sequence[dict[str, Any]], tally: Tally, 
 async def kill_and_restart(
     server: Process, asked: Sequence[dict[str, Any]], tally: Tally, args: argparse.Namespace
 ) -> None:
-    """SIGKILL mid-stream; at the same port the next process gives the same answers, and SIGTERM ends it in order."""
+    """Kill a server mid-stream; the next one at its port must give equal answers and end in order by SIGTERM."""
     long = {**asked[0], "max_tokens": 400}
     async with server.client() as client, await client.completions.create(**long, stream=True) as stream:
         await anext(aiter(stream))
@@ -251,7 +251,7 @@ async def soak(args: argparse.Namespace) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("build", type=Path, help="folder of a built model")
     parser.add_argument("--tasks", type=Path, default=Path("resources/tasks"), help="folder of prompts by task")

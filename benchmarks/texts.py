@@ -30,7 +30,7 @@ def code(names: tuple[str, ...]) -> str:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Whole lines, PIECE characters or a little more at a time."""
+    """Yield whole lines, PIECE characters or a little more at a time."""
     found = ""
     for line in text.splitlines(keepends=True):
         found += line
@@ -40,7 +40,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def main() -> None:
-    """Command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["calibration", "held"])
     parser.add_argument("prose", type=Path, nargs="?", help="for the calibration")

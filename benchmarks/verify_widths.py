@@ -39,7 +39,7 @@ class Row:
 
 
 def measured(name: str, requests: Sequence[Recorded], warm: int) -> Row:
-    """Replays all requests at each width."""
+    """Replay all requests at each width."""
     found = [at_width(name, requests, warm, width) for width in WIDTHS]
     return Row(name, tuple(cold for cold, _ in found), tuple(later for _, later in found))
 
@@ -71,7 +71,7 @@ def table(rows: Sequence[Row], costs: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Command line of the benchmark."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="?", type=Path, default=Path("../shared/data/recorded_outputs.jsonl"))
     parser.add_argument("--warm", type=int, default=100, help="requests learned from before the warm ones")

@@ -86,7 +86,7 @@ def options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options that stand before the command; `Commands.invoke` reads them."""
+    """Take the options that stand before the command; `Commands.invoke` reads them."""
 
 
 COMMANDS = (
@@ -124,7 +124,7 @@ app.add_typer(device.app, name="device")
 
 
 def main() -> None:
-    """Entry point of the `shardmill` command."""
+    """Run the `shardmill` command."""
     interrupt.ends_this_process(INTERRUPTED)
     spare_coremltools()
     app()

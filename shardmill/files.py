@@ -68,12 +68,12 @@ def cache_folder() -> Path:
 
 
 def dumps(content: Any) -> str:
-    """Sorted keys, one space, a final newline; NaN is refused, since JSON has none."""
+    """Return sorted keys, one space, a final newline; NaN is refused, since JSON has none."""
     return json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def digest(content: Any) -> str:
-    """sha256 of the canonical JSON of `content`."""
+    """Return sha256 of the canonical JSON of `content`."""
     return hashlib.sha256(dumps(content).encode()).hexdigest()
 
 

@@ -94,6 +94,6 @@ class _Finder(MetaPathFinder):
 
 
 def spare_coremltools() -> None:
-    """From now on this process imports of coremltools what it needs, unless it was imported before."""
+    """Let this process import only what it needs of coremltools, unless coremltools is imported already."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -100,7 +100,7 @@ def ask(*command: str) -> str:
 
 
 def set_threads(count: int) -> None:
-    """Threads of the portable engine; Core ML decides for itself."""
+    """Set the threads of the portable engine; Core ML decides for itself."""
     import torch
 
     torch.set_num_threads(count)
@@ -154,7 +154,7 @@ def _cpu_quotas() -> Iterator[int]:
 
 
 def memory_bytes() -> int:
-    """Memory that processes may take here: the machine's or, where less, what their container or slice was given."""
+    """Return the bytes that processes may take here: the machine's, or fewer if their container or slice has less."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in _group_files("memory", "memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # there is none, or it says "max"
@@ -182,7 +182,7 @@ def _group_files(controller: str, unified: str, legacy: str) -> Iterator[Path]:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Installed versions of packages, by name."""
+    """Return installed versions of packages, by name."""
     return {name: version(name) for name in sorted(names)}
 
 

@@ -81,9 +81,9 @@ class Constant:
 
 @dataclass(frozen=True)
 class Part:
-    """One program: layers [start, end), or of a layer the experts [start, end), or LM-head rows [start, end).
+    """One program or the host's embedding table.
 
-    Or the host's embedding table, of rows [start, end).
+    A program has layers [start, end), experts [start, end) of a layer, or rows [start, end) of the LM head.
 
     An encoder's programs hold all layers each.
     """
@@ -172,7 +172,7 @@ def _loaded(fields: dict[str, Any]) -> Constant:
 
 
 def _tuple(value: Any) -> Any:
-    """JSON has lists only."""
+    """Return a tuple in place of a list, since JSON has lists only."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -250,7 +250,7 @@ def _placed(path: str, source: TensorSource, info: TensorInfo, rows: tuple[int, 
 
 
 def tensor_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
-    """Name and shapes of every tensor that the checkpoint must have."""
+    """Return the name and shape of every tensor that the checkpoint must have."""
     found: dict[str, tuple[int, ...]] = {}
     for path, shape in model_constants(model.architecture).items():
         for source in blocks(model.sources[path]):
@@ -275,13 +275,16 @@ def every_tensor(parts: Iterable[Part]) -> Iterator[Constant]:
 
 
 def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
-    """How large a part is whose constants hold so many numbers each: all, the largest, and what the engine expands."""
+    """Return how large a part is whose constants hold so many numbers each.
+
+    All, the largest, and what the engine expands.
+    """
     expanded = sum(n for n in numbers if n < LARGE) * max(1, len(part.calls.by_name))  # once for each function
     return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded}
 
 
 def plan_json(config: Config, model: ModelDescription, parts: Sequence[Part]) -> dict[str, Any]:
-    """plan.json: the chosen topology with its byte budget, and what the host needs to know of the model."""
+    """Return plan.json: the chosen topology with its byte budget, and what the host needs to know of the model."""
     rows = [
         {
             "name": p.name,

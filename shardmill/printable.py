@@ -9,7 +9,7 @@ from shardmill.lane.watch import said, words
 
 
 def printable(text: str, limit: int = 80) -> str:
-    """At most `limit` characters of `text`, with a question mark for each that a terminal would obey, not show."""
+    """Return at most `limit` characters of `text`, with a question mark for each that a terminal would obey."""
     clean = _shown(text[: limit + 1])
     return clean if len(clean) <= limit else clean[:limit] + "..."
 

@@ -84,7 +84,7 @@ def proposed(config: Config, a: Architecture) -> Config:
 
 
 def _between_experts(a: Architecture) -> tuple[Range, ...]:
-    """Ranges of layers that end with those that have experts: there the host adds what the experts make."""
+    """Return ranges of layers that end with those that have experts: there the host adds what the experts make."""
     ends = [i for i, kind in enumerate(a.kinds, start=1) if kind.ffn == "experts"]
     return tuple(pairwise([0, *ends]))
 
@@ -115,7 +115,7 @@ def _group_bytes(config: Config, a: Architecture, count: int) -> list[int]:
 
 
 def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
-    """Consecutive ranges of layers: as few as the limit allows, and as even as that many can be.
+    """Return consecutive ranges of layers: as few as the limit allows, and as even as that many can be.
 
     Args:
         sizes: bytes of each layer.
@@ -178,7 +178,10 @@ def misfits(config: Config, a: Architecture) -> list[str]:
 
 
 def _ring_of(config: Config, a: Architecture, slots: int) -> int:
-    """Slots of the sliding layers' rings in a context of so many; 0 where they keep as much as the other layers."""
+    """Return slots of the sliding layers' rings in a context of so many.
+
+    0 where they keep as much as the other layers.
+    """
     return window_slots(a.window, config.tokens.max, slots)
 
 
@@ -190,7 +193,7 @@ def _matrix_rows(a: Architecture, slices: int | str) -> dict[str, Shape]:
 
 
 def _unroutable(config: Config, a: Architecture) -> str:
-    """Say why the host can't route to the model's experts as the config wants it, or ''."""
+    """Return why the host can't route to the model's experts as the config wants it, or ''."""
     experts, ranges, ends = a.graph.experts, config.topology, _between_experts(a)
     assert experts is not None
     if ends[-1][1] != a.layers or a.graph.post_norms or a.graph.outer_norms:
@@ -398,7 +401,7 @@ def _operations(part: Part) -> int:
 
 
 def _share(part: Part, tokens: int) -> float:
-    """Of how many passes some token takes one of a part's experts."""
+    """Return the probability that some token of a pass takes one of a part's experts."""
     assert part.graph.experts is not None
     return 1 - missed(part.graph.experts, part.end - part.start) ** tokens
 
@@ -409,5 +412,5 @@ def missed(e: Experts, count: int) -> float:
 
 
 def _bytes(part: Part, config: Config) -> int:
-    """Of a part's weights and states."""
+    """Return the bytes of a part's weights and states."""
     return file_bytes(part.named_shapes, config.convert.recipe) + cache_bytes(part.blueprint)

@@ -30,7 +30,7 @@ def main(root: Path) -> None:
 
 
 def modules(package: Path) -> Iterator[tuple[str, Path]]:
-    """Dotted names and files of a package."""
+    """Yield dotted names and files of a package."""
     for file in sorted(package.rglob("*.py")):
         parts = (package.name, *file.relative_to(package).with_suffix("").parts)
         yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
@@ -43,7 +43,7 @@ def publicly(tree: ast.Module) -> Iterator[str]:
 
 
 def uses(name: str, tree: ast.Module, files: dict[str, Path]) -> set[str]:
-    """Modules that one imports, wherever the import stands, or names in a string."""
+    """Return modules that one imports, wherever the import stands, or names in a string."""
     package = name.split(".") if files[name].name == "__init__.py" else name.split(".")[:-1]
     found: set[str] = set()
     for node in ast.walk(tree):

@@ -83,7 +83,7 @@ class Recording(LearnedDrafter):
 
 
 def followers(found: int | Followers | None) -> list[tuple[int, float, int]]:
-    """Top followers of a context, their shares and counts."""
+    """Return top followers of a context, their shares and counts."""
     if found is None:
         return []
     if isinstance(found, int):
@@ -97,7 +97,7 @@ def bonus(count: int) -> Row:
 
 
 def texts() -> list[Recorded]:
-    """Docstrings of the standard library, a text per module, in an order of their own."""
+    """Return docstrings of the standard library, a text per module, in an order of their own."""
     encode = tekken()
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
@@ -121,7 +121,7 @@ def docstrings(source: str) -> str:
 
 
 def collect(found: Sequence[Recorded], evidence: FollowerCounts) -> Iterator[Sample]:
-    """Sample of every text, with a table of the others of its group and without."""
+    """Return samples of every text, with a table of the other texts of its group and without."""
     for start in range(0, len(found), GROUP):
         group = found[start : start + GROUP]
         for fold in range(FOLDS):
@@ -136,7 +136,7 @@ def collect(found: Sequence[Recorded], evidence: FollowerCounts) -> Iterator[Sam
 
 
 def replay(drafter: Recording, text: Recorded) -> Iterator[Sample]:
-    """Sample of a text; the drafter learns nothing of it."""
+    """Return samples of a text, from which the drafter learns nothing."""
     drafter.reset(text.prompt)
     drafter.observe(text.output[:1], 0)
     done = 1
@@ -152,7 +152,7 @@ def replay(drafter: Recording, text: Recorded) -> Iterator[Sample]:
 
 
 def batch(samples: Sequence[Sample]) -> Batch:
-    """Sample as tensors."""
+    """Return samples as tensors."""
     n = len(samples)
     rows, known = torch.zeros(n, CANDIDATES, 3 * KINDS + 2), torch.zeros(n, CANDIDATES + 1, dtype=torch.bool)
     right = torch.full((n,), CANDIDATES)
@@ -176,14 +176,14 @@ class Parameters:
     none: Tensor
 
     def scores(self, rows: Tensor, where: Tensor) -> Tensor:
-        """[n, C + 1]."""
+        """Return [n, C + 1]."""
         each = (rows[:, :, :-2] * self.weights[:-2]).unflatten(2, (KINDS, 3)).sum(3)  # [n, C, KINDS]
         points = (each * self.trust[where].unsqueeze(1)).sum(2) + rows[:, :, -2:] @ self.weights[-2:]
         return torch.cat([points, self.none.expand(len(rows), 1)], 1)
 
 
 def fit(data: Batch, start: Parameters, *, trust: bool, epochs: int = 16, rate: float = 0.01) -> Parameters:
-    """Adam on the likelihood; `trust` is held at 1 unless it is to be fitted, and drawn towards 1 if it is."""
+    """Fit the likelihood by Adam; `trust` stays 1 unless it is to be fitted, and is drawn towards 1 then."""
     torch.manual_seed(0)
     found = Parameters(*(value.clone().requires_grad_() for value in (start.weights, start.trust, start.none)))
     free = [found.weights, found.none, *([found.trust] if trust else [])]
@@ -203,7 +203,7 @@ def fit(data: Batch, start: Parameters, *, trust: bool, epochs: int = 16, rate: 
 
 
 def content(found: Parameters) -> dict[str, Any]:
-    """evidence.json."""
+    """Return evidence.json."""
     weights = [[round(x, 3) for x in row] for row in found.weights[:-2].reshape(KINDS, 3).tolist()]
     trust = [[round(x, 3) for x in row] for row in found.trust.tolist()]
     own, table = (dict(zip(kinds, rows, strict=True)) for kinds, rows in

@@ -104,7 +104,7 @@ def encode(tokenizer: Tokenizer, texts: list[str]) -> torch.Tensor:
 
 
 def bigram_perplexity(train: torch.Tensor, held_out: torch.Tensor, vocab: int) -> float:
-    """Bigram model interpolated with unigrams (Witten-Bell), the bar that the trained model must clear."""
+    """Return Bigram model interpolated with unigrams (Witten-Bell), the bar that the trained model must clear."""
     pairs = np.bincount((train[:-1] * vocab + train[1:]).numpy(), minlength=vocab * vocab).reshape(vocab, vocab)
     unigram = (np.bincount(train.numpy(), minlength=vocab) + 1) / (len(train) + vocab)
     seen, kinds = pairs.sum(1, keepdims=True), (pairs > 0).sum(1, keepdims=True)
@@ -116,7 +116,7 @@ def bigram_perplexity(train: torch.Tensor, held_out: torch.Tensor, vocab: int) -
 
 @torch.no_grad()
 def perplexity(model: torch.nn.Module, stream: torch.Tensor) -> float:
-    """Perplexity over disjoint windows of the full context."""
+    """Return perplexity over disjoint windows of the full context."""
     total, count = 0.0, 0
     for start in range(0, len(stream) - 1, CONTEXT):
         window = stream[start : start + CONTEXT + 1]
@@ -127,7 +127,7 @@ def perplexity(model: torch.nn.Module, stream: torch.Tensor) -> float:
 
 
 def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, Adam for the embedding and the norms."""
+    """Return the optimizers: Muon for the matrices inside the layers, Adam for the embedding and the norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     return [
@@ -137,7 +137,7 @@ def optimizers(model: torch.nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def rate(step: int, steps: int) -> float:
-    """Learning-rate factor: 2 % warm-up, constant, then linear to zero over the last 40 %."""
+    """Return learning-rate factor: 2 % warm-up, constant, then linear to zero over the last 40 %."""
     return min((step + 1) / (0.02 * steps), 1.0, max((steps - step) / (0.4 * steps), 0.01))
 
 
@@ -170,7 +170,7 @@ def train(model: Phi3ForCausalLM, stream: torch.Tensor, steps: int, save: Callab
 
 
 def write_checkpoint(out: Path, model: Phi3ForCausalLM, tokenizer: Tokenizer) -> None:
-    """Hugging Face layout, bf16, two weight files with an index."""
+    """Write the model in Hugging Face's layout: bf16, two weight files with an index."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
     names = sorted(weights)

@@ -125,7 +125,7 @@ def _line(said: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text with names of a model's author in it, without what a terminal would obey."""
+    """Return text with names of a model's author in it, without what a terminal would obey."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -55,7 +55,7 @@ class ComputePlanProxy:
         self._costs: dict[tuple[str, str], float] | None = None
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Predicted devices of an operation of `model_structure`; None if it has none or none is known."""
+        """Return predicted devices of an operation of `model_structure`; None if it has none or none is known."""
         from coremltools.models.compute_plan import MLComputePlanDeviceUsage
 
         status = self._status.get(operation.__proxy__, "unknown")
@@ -72,7 +72,7 @@ class ComputePlanProxy:
         """Raise an error, since the portable engine has no neural network models."""
 
     def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Predicted share of the function's work at its default shapes (placement/cost.py).
+        """Return predicted share of the function's work at its default shapes (placement/cost.py).
 
         None for an operation without a device, and where shares can't be told.
         """
@@ -105,7 +105,7 @@ def compute_plan(model: LoadedModel, compute_units: str) -> Any:
 
 
 def devices() -> list[Any]:
-    """CPU, GPU and Neural Engine. Only the first is present on a machine without Core ML."""
+    """Return the CPU, GPU and Neural Engine. Only the first is present on a machine without Core ML."""
     from coremltools.models import compute_device as device
 
     return [

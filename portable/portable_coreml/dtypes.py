@@ -56,7 +56,7 @@ BY_NUMBER = {scalar.number: scalar for scalar in _SCALARS}
 
 
 def unpack_bits(packed: bytes, bits: int, count: int, signed: bool) -> np.ndarray:
-    """`count` integers of `bits` bits each, least significant bit first, from packed bytes: one per byte."""
+    """Return `count` integers of `bits` bits each, least significant bit first, from packed bytes: one per byte."""
     flat = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")[: count * bits]
     weights = (1 << np.arange(bits)).astype(np.int16)
     values = flat.reshape(count, bits).astype(np.int16) @ weights

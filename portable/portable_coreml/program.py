@@ -111,7 +111,7 @@ class Op:
 
     @property
     def name(self) -> str:
-        """The operation's own name (coremltools keeps it apart from its outputs' names), or its first output's."""
+        """Return the operation's name, which coremltools keeps apart from its outputs', or its first output's."""
         label = self.attributes.get("name")
         if label is not None and isinstance(label.data, np.ndarray):
             return str(label.data[()])

@@ -126,7 +126,7 @@ class MLModelProxy:
         self._compiled: str | None = None
 
     def predict(self, data: Mapping[str, Any], state: MLStateProxy | None = None) -> dict[str, Any]:
-        """Return outputs by name. Without a state, a stateful model predicts from zeros and forget.
+        """Return outputs by name. Without a state, a stateful model predicts from zeros and forgets.
 
         Raises InputError for inputs that don't fit, and for a state that another program has made.
         """
@@ -186,7 +186,7 @@ class MLModelProxy:
 
     @staticmethod
     def auto_set_specification_version(spec: Any) -> Any:
-        """ML Programs carry the version of their operation set, which can't be lowered.
+        """Return the model as it is: the version of an ML Program's operation set can't be lowered.
 
         Other models pass unchanged.
         """
@@ -194,7 +194,7 @@ class MLModelProxy:
 
     @staticmethod
     def compileModel(path: str) -> str:
-        """Compiles a package to a temporary folder, which is removed at exit if the caller has moved the bundle."""
+        """Compile a package to a temporary folder, which is removed at exit if the caller has moved the bundle."""
         source, folder = Path(path), Path(tempfile.mkdtemp(prefix="mlmodelc_"))
         atexit.register(_remove_empty, folder)
         return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))
@@ -252,7 +252,7 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _compile_to_temporary(source: Path) -> str:
-    """Compiles to a temporary directory that is deleted when the process ends."""
+    """Compile to a temporary directory that is deleted when the process ends."""
     folder = Path(tempfile.mkdtemp(prefix="mlmodelc_"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return str(compile_model(source, folder / f"{source.stem}.mlmodelc"))

@@ -45,7 +45,7 @@ def packages(deciding: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def versions(dependencies: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Versions by name of the Python packages among resolved dependencies."""
+    """Return versions by name of the Python packages among resolved dependencies."""
     urls = [PackageURL.from_string(row["uri"]) for row in dependencies if row.get("uri", "").startswith("pkg:pypi/")]
     return {url.name: str(url.version) for url in urls}
 
@@ -77,7 +77,7 @@ def _requirements(name: str) -> Iterator[str]:
 
 
 def _wheel_hash(name: str) -> str:
-    """sha256 of the archive that a package was installed from, where the installer wrote it down (PEP 610)."""
+    """Return sha256 of the archive that a package was installed from, where the installer wrote it down (PEP 610)."""
     text = metadata.distribution(name).read_text("direct_url.json")
     try:
         found = str(parse_json(text or "{}")["archive_info"]["hashes"]["sha256"])

@@ -27,7 +27,7 @@ BUILDER = f"{PAGE}#builder"
 
 
 def package_url(name: str, version: str) -> str:
-    """pkg:pypi/NAME@VERSION."""
+    """Return pkg:pypi/NAME@VERSION."""
     return str(PackageURL("pypi", None, name, version))
 
 
@@ -128,7 +128,7 @@ def described(name: str, sha256: str) -> dict[str, Any]:
 
 
 def with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """SLSA provenance with the digest of all else in it among its internal parameters."""
+    """Return SLSA provenance with the digest of all else in it among its internal parameters."""
     predicate = content["predicate"]
     definition = predicate["buildDefinition"]
     internal = {key: value for key, value in definition["internalParameters"].items() if key != SEAL}
@@ -143,7 +143,7 @@ def with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
-    """SLSA provenance that was written with its seal.
+    """Return SLSA provenance that was written with its seal.
 
     Raises:
         UnreadableError: a single bit of it is another, or it is something else.

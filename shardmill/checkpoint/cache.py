@@ -66,7 +66,7 @@ def _mounted(device: int) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return the kernel writes spaces and the like as octal numbers."""
+    """Return a path of the mount table with its octal escapes, by which the kernel writes spaces, decoded."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
@@ -146,7 +146,7 @@ class HashCache:
         return (self._spans(CONTENT, whole) if whole else {}) | spans
 
     def record(self, state: FileState, hashes: Mapping[ByteSpan, str], began: int) -> None:
-        """Remembers `hashes` if the file had settled when hashing `began` (ns); forgets its older states."""
+        """Remember `hashes` if the file had settled when hashing `began` (ns); forgets its older states."""
         if not hashes or not state.is_settled(began):
             return
         forget = ("DELETE FROM hashes WHERE file = ? AND state <> ?", (state.file, state.state))

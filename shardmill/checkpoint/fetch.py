@@ -58,12 +58,12 @@ def fetch(
 
 
 def source_description(folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
-    """source.json's `files`, of names in `folder` with their sha256."""
+    """Return source.json's `files`, of names in `folder` with their sha256."""
     return {name: {"sha256": sha, "size": file_state(folder / name).size} for name, sha in sorted(hashes.items())}
 
 
 def hash_local(folder: Path, cache: HashCache | None) -> dict[str, str]:
-    """Name -> sha256 of the files that make up the checkpoint in a local folder. Raises CheckpointError."""
+    """Return name -> sha256 of the files that make up the checkpoint in a local folder. Raises CheckpointError."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; check the checkpoint's path")
     names = {file.relative_to(folder).as_posix() for file in folder.rglob("*")}

@@ -75,19 +75,19 @@ def scan_checkpoint(
 
 
 def hash_files(paths: Iterable[Path], cache: HashCache | None = None, threads: int = THREADS) -> dict[Path, str]:
-    """sha256 of whole files."""
+    """Return sha256 of whole files."""
     whole = {path: _whole(path) for path in paths}
     digests = _digest_spans({path: [span] for path, span in whole.items()}, cache, threads)
     return {path: digests[path, span].sha256 for path, span in whole.items()}
 
 
 def hash_file(path: Path, cache: HashCache | None = None) -> str:
-    """sha256 of one whole file."""
+    """Return sha256 of one whole file."""
     return hash_files([path], cache)[path]
 
 
 def tree_hash(path: Path, cache: HashCache | None = None, threads: int = THREADS) -> str:
-    """sha256 of a file's bytes; of a directory, the sha256 over its sorted relative paths and their sha256.
+    """Return sha256 of a file's bytes; of a directory, the sha256 over its sorted relative paths and their sha256.
 
     Names, contents and empty directories count; modes, times, the directory's own place and what macOS leaves in
     folders do not. A link to a file counts as that file. Raises CheckpointError for a link to a directory, which may
@@ -97,7 +97,7 @@ def tree_hash(path: Path, cache: HashCache | None = None, threads: int = THREADS
 
 
 def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREADS) -> tuple[str, dict[str, str]]:
-    """`tree_hash`, and the sha256 of each file in a directory by its relative path; none for a file."""
+    """Return `tree_hash`, and the sha256 of each file in a directory by its relative path; none for a file."""
     if not path.is_dir():
         return hash_file(path, cache), {}
     files: list[Path] = []
@@ -117,7 +117,7 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
 
 
 def tree_digest(files: Mapping[str, str], empty: Iterable[tuple[str, str]] = ()) -> str:
-    """`tree_hash` of a directory.
+    """Return `tree_hash` of a directory.
 
     Args:
         files: sha256 by relative path.

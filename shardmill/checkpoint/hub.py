@@ -213,7 +213,7 @@ def _check_small(repo: str, file: RemoteFile) -> None:
 
 
 def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
-    """config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError."""
+    """Return config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError."""
     use_client()
     with explain_http(repo, revision, access.endpoint):
         commit = pinned(repo, revision, access)
@@ -301,7 +301,7 @@ def _bring_all(
 
 
 def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess, stop: Event = NEVER) -> FileState | None:
-    """Brings a file into the cache's blobs, resuming what an earlier run left, and links it into the snapshot.
+    """Bring a file into the cache's blobs, resuming what an earlier run left, and links it into the snapshot.
 
     Returns the state of a file that was written here, and was hashed meanwhile to be the hub's; None for any other.
     """
@@ -383,7 +383,7 @@ def _verified(
     cache: HashCache | None,
     brought: Mapping[str, FileState | None] = MappingProxyType({}),
 ) -> dict[str, str]:
-    """sha256 of each file, after comparing its bytes with the hub's sha256 (LFS) or git blob id.
+    """Return sha256 of each file, after comparing its bytes with the hub's sha256 (LFS) or git blob id.
 
     Args:
         snapshot: the folder of the commit.

@@ -23,7 +23,7 @@ _TEXT_NAMES = ("tokenizer.model", "spiece.model", "merges.txt", "vocab.txt", "ch
 
 
 def text_files(names: Collection[str]) -> list[str]:
-    """Configs and tokenizer files among `names`."""
+    """Return configs and tokenizer files among `names`."""
     chosen = [name for name in sorted(names) if not ("/" in name or name == RECORD_FILE or is_left_by_macos(name))]
     return [name for name in chosen if name.endswith(_TEXT_SUFFIXES) or name in _TEXT_NAMES]
 

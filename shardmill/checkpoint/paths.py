@@ -26,7 +26,7 @@ def check_name(name: str, where: str) -> None:
 
 
 def checked_file(folder: Path, name: str, *, ours: bool = True) -> Path:
-    """`folder/name`, an existing file that really lies in the folder.
+    """Return `folder/name`, an existing file that really lies in the folder.
 
     Two kinds of links may point outside: the hub cache's own (snapshots/<commit>/x -> blobs/<etag>), and
     those that `fetch` made and recorded in source.json, if the folder is `ours`: a stranger's may hold a forged

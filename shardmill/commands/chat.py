@@ -101,7 +101,7 @@ def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Pa
 
 
 def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, engine: str) -> None:
-    """Line after line, until /exit or Ctrl-D."""
+    """Answer line after line, until /exit or Ctrl-D."""
     while True:
         try:
             with interrupt.caught():
@@ -121,7 +121,7 @@ def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, e
 
 
 def _say(console: Console, talk: Talk, conversation: Conversation, line: str, engine: str) -> None:
-    """One turn: the answer as it comes, then what it took; an error ends the turn, not the talk."""
+    """Answer one turn as tokens come, then print what it took; an error ends the turn, not the conversation."""
     from shardmill.decode import DecodeError
 
     try:

@@ -83,7 +83,7 @@ def rank(
 
 
 def _builds() -> list[Path]:
-    """Finished builds of this folder; a damaged one is left out, and a line says so."""
+    """Return finished builds of this folder; a damaged one is left out, and a line says so."""
     from shardmill.errors import ShardmillError
     from shardmill.runtime.manifest import COMPLETE, read_manifest
 
@@ -105,7 +105,7 @@ def _called(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def _table(rows: Iterable[dict[str, Any]], called: Mapping[str, str]) -> Table:
-    """Build of one checkpoint on one system."""
+    """Return the table of builds of one checkpoint on one system."""
     from rich.table import Table
 
     table = Table("place", "build", "form", "ms (tokens a second)", "first load", "trouble")

@@ -113,7 +113,7 @@ def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding
 
 
 def compiler(darwin: bool, path: str | None) -> DoctorFinding:
-    """Apple's command line compiler: convenient, not needed, for coremltools has its own way to the compiler."""
+    """Look for Apple's command line compiler, which is convenient; coremltools does not need it."""
     if path:
         return DoctorFinding("coremlcompiler", path, "ok", "compiles from the command line")
     if darwin:
@@ -193,7 +193,7 @@ REINSTALL = "pip install -c constraints.txt -e ."
 
 
 def memory(size: int) -> DoctorFinding:
-    """Memory that processes may take here, in bytes."""
+    """Return the finding about the memory that processes may take here."""
     value = f"{size / (1 << 30):.1f} GiB"
     if size >= MEMORY:
         return DoctorFinding("memory", value, "ok", "enough for the demo")

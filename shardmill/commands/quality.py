@@ -146,7 +146,7 @@ def audit_range(
     operations: Annotated[int, typer.Option(min=0, help="How many of the worst operations to list.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print every operation as one JSON list.")] = False,
 ) -> None:
-    """Run a text in fp16 and show the largest value of each layer. Exit code 1 if one overflows or turn NaN.
+    """Run a text in fp16 and show the largest value of each layer. Exit code 1 if one overflows or turns NaN.
 
     Headroom is 65504, the largest fp16 number, divided by the largest value seen. Slots that the attention mask hides
     don't count, since their values come from the mask.
@@ -181,7 +181,7 @@ def audit_range(
 
 
 def show(console: Console, title: str, rows: Sequence[LayerRangeRow]) -> None:
-    """One table of operations."""
+    """Print one table of operations."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)

@@ -224,7 +224,7 @@ def diff(
 
 
 def _tell_of_diff(words: str, found: list[Difference], everything: bool) -> None:
-    """One kind of difference, in a few lines."""
+    """Print one kind of difference, in a few lines."""
     if found:
         typer.echo(f"{words}:")
     for each in found if everything else found[:DIFFERENCES]:

@@ -297,7 +297,10 @@ class Config:
 
     @property
     def length(self) -> int:
-        """How many positions of the model programs deal with: a decoder's slots, or an encoder's longest text."""
+        """Return how many positions of the model programs deal with.
+
+        A decoder's slots, or an encoder's longest text.
+        """
         return self.context or max(self.sizes)
 
     @property
@@ -335,7 +338,7 @@ class Config:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Name of all parts, in the order in which a pass runs them; an encoder's pass runs one of them."""
+        """Return the names of all parts, in the order in which a pass runs them; an encoder's pass runs one of them."""
         if self.kind == ENCODER:
             return tuple(f"encoder_{size}" for size in self.sizes)
         found: list[str] = []
@@ -346,7 +349,7 @@ class Config:
 
     @property
     def points(self) -> tuple[str, ...]:
-        """Name of the sets of forms that are measured beside each other for the report."""
+        """Return the names of the sets of forms that are measured beside each other for the report."""
         if self.convert.precision != SEARCH or not self.convert.search.measured:
             return ()
         return (*POINTS, *(f"front_{i + 1}" for i in range(self.convert.search.measured)))
@@ -358,7 +361,7 @@ class Config:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Token counts that a runtime uses, ascending: each costs a specialisation per process."""
+        """Return token counts that a runtime uses, ascending: each costs a specialisation per process."""
         return tuple(sorted({1, self.verify, self.tokens.max}))
 
     @property

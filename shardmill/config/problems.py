@@ -80,7 +80,7 @@ def _kind_problems(config: Config) -> list[str]:
 
 
 def _topology_problems(config: Config) -> list[str]:
-    """Gaps, overlaps and empty parts, as far as the config alone tells."""
+    """Return gaps, overlaps and empty parts, as far as the config alone tells."""
     expected = 0
     if config.topology == "auto":
         return []
@@ -175,7 +175,7 @@ def _reshape_problems(config: Config) -> list[str]:
 
 
 def _contexts_problems(config: Config) -> list[str]:
-    """Shorter contexts that there can't be."""
+    """Return shorter contexts that there can't be."""
     given = config.program.contexts
     if not given or config.context is None:
         return []
@@ -262,5 +262,5 @@ def checked(settings: Mapping[str, Any]) -> Config:
 
 
 def schema() -> dict[str, Any]:
-    """JSON schema of a config file."""
+    """Return JSON schema of a config file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(Config).json_schema()}

@@ -41,17 +41,17 @@ class WeightBlob:
 
     @property
     def padding(self) -> int:
-        """Bits of the last byte that hold no number."""
+        """Return bits of the last byte that hold no number."""
         return 8 * self.size - self.count * BITS[self.kind]
 
     @property
     def data(self) -> int:
-        """Offset of the first byte of the data."""
+        """Return offset of the first byte of the data."""
         return self.offset + ALIGNMENT
 
     @property
     def end(self) -> int:
-        """Offset of the byte after the data."""
+        """Return offset of the byte after the data."""
         return self.data + self.size
 
 

@@ -35,14 +35,14 @@ def every_projection(name: str) -> Any:
 
 
 def _linear(wanted: Form) -> Any:
-    """Symmetric integers, one scale per output channel (rules W6 and W7)."""
+    """Return symmetric integers, one scale per output channel (rules W6 and W7)."""
     return cto.OpLinearQuantizerConfig(
         mode="linear_symmetric", dtype=f"int{wanted.bits}", granularity="per_channel", weight_threshold=0
     )
 
 
 def _palettizer(wanted: Form) -> Any:
-    """Palettes with our tables, which coremltools stores."""
+    """Return palettes with our tables, which coremltools stores."""
 
     def look_up(values: NDArray[np.float16]) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
         entries = palette_table(histogram(values), 2**wanted.bits)

@@ -61,13 +61,13 @@ def constants_by_layer(
 
 
 def _joints(steps: Sequence[Any]) -> list[int]:
-    """Place of the operations with one result that outlives all before it."""
+    """Return the places of operations with one result that outlives all before it."""
     last = {name: place for place, step in enumerate(steps) for name in reads(step)}
     return list(_places(steps, last))
 
 
 def _places(steps: Sequence[Any], last: dict[str, int]) -> Iterator[int]:
-    """As `_joints`, given the place at which each value is read last."""
+    """Yield the places of `_joints`, given the place at which each value is read last."""
     open_until = last[STREAM]
     for place, step in enumerate(steps):
         if open_until <= place and len(step.outputs) == 1:
@@ -120,7 +120,9 @@ def layer_out(index: int) -> str:
 
 
 def has_normal_form(part: Part) -> bool:
-    """Whether the part's program is in normal form: not where it is a head, an encoder, or made of plain layers only.
+    """Return whether the part's program is in normal form.
+
+    Not where it is a head, an encoder, or made of plain layers only.
 
     Those, unless the host keeps their caches, keep coremltools' names, by which their packages were published.
     """
@@ -128,7 +130,7 @@ def has_normal_form(part: Part) -> bool:
 
 
 def normalise(spec: Any, inline: Collection[str] = ()) -> None:
-    """Brings the program of a part of layers into normal form, in place; arguments and errors are `normal_form`'s."""
+    """Bring the program of a part of layers into normal form, in place; arguments and errors are `normal_form`'s."""
     block = main_block(spec)
     operations = list(normal_form(spec, inline).operations(block.outputs[0]))
     del block.operations[:]
@@ -163,7 +165,7 @@ def normal_form(spec: Any, inline: Collection[str] = ()) -> Normal:
 
 
 def held(spec: Any) -> set[str]:
-    """Name of the inputs that are caches."""
+    """Return the names of the inputs that are caches."""
     return {feature.name for feature in spec.description.input if STATE.fullmatch(feature.name)}
 
 

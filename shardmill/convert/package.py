@@ -33,7 +33,7 @@ def save(model: Any, path: Path) -> None:
 
 
 def canonicalize(path: Path) -> None:
-    """Rewrites the package at `path` in place."""
+    """Rewrite the package at `path` in place."""
     spec = load_spec(path)
     spec.description.metadata.userDefined.pop(VARYING, None)
     (path / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
@@ -55,9 +55,9 @@ def load_spec(path: Path) -> Any:
 
 
 def by_function(part: Part) -> Iterator[tuple[str, Part]]:
-    """Yield a part of fixed shapes for each of its functions, by the function's name: the same, but for its one width.
+    """Yield a part of fixed shapes for each of its functions, by the function's name.
 
-    And for its slots, in a shorter context.
+    It is the whole part but for its width, and for its slots in a shorter context.
     """
     if part.calls.shapes != FIXED:
         return

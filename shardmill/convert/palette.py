@@ -100,7 +100,7 @@ def _sorted(counts: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _means(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -> NDArray[np.float64]:
-    """Centres of k-means for numbers, ascending, of which there are more than entries."""
+    """Return centres of k-means for numbers, ascending, of which there are more than entries."""
     before = np.concatenate(([0], np.cumsum(weights)))
     sums = np.concatenate(([0], np.cumsum(units * weights)))
     bounds = _start(units, weights, entries)
@@ -126,7 +126,7 @@ def _start(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -
     sums = [np.concatenate(([0.0], np.cumsum(part))) for part in (w, w * x, w * x * x)]
 
     def error(first: Any, last: Any) -> Any:
-        """Squared distances of the numbers [first, last) from their mean, added up."""
+        """Return squared distances of the numbers [first, last) from their mean, added up."""
         n, linear, square = (s[last] - s[first] for s in sums)
         return square - linear * linear / n
 

@@ -139,7 +139,7 @@ def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> li
 
 
 def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Name and protobuf values (data, then scale or table) of every weight, in the order of the program."""
+    """Return name and protobuf values (data, then scale or table) of every weight, in the order of the program."""
     for operation in main_block(spec).operations:
         arguments = [a.value for key in sorted(operation.inputs) for a in operation.inputs[key].arguments]
         attributes = [operation.attributes[key] for key in sorted(operation.attributes)]
@@ -154,7 +154,7 @@ def extents(value: Any) -> list[int]:
 
 
 def _kind_and_count(value: Any) -> tuple[int, int]:
-    """Type of the blob for a protobuf value, and how many numbers it holds."""
+    """Return type of the blob for a protobuf value, and how many numbers it holds."""
     from coremltools.proto import MIL_pb2
 
     kinds = {getattr(MIL_pb2, name): getattr(blob, KINDS[name]) for name in KINDS}

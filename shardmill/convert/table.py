@@ -48,7 +48,7 @@ def write_table(part: Part, source: Path, file: Path, threads: int, name: str = 
 
 
 def _held(part: Part, forms: Mapping[str, str]) -> Iterator[tuple[str, str, Shape]]:
-    """Name, type and shape of every tensor of the file."""
+    """Return name, type and shape of every tensor of the file."""
     for tensor in part.tensors:
         if forms[tensor.path] == FP16:
             yield tensor.path, TABLE_DTYPE, tensor.shape

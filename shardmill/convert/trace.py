@@ -241,5 +241,5 @@ def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int, fixed: bool) -> lis
 
 
 def _core_ml_states(shapes: Mapping[str, Shape]) -> list[Any]:
-    """States of fp16, by name."""
+    """Return states of fp16, by name."""
     return [ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name) for name, shape in shapes.items()]

@@ -67,7 +67,7 @@ def _of_part(evidence: Evidence, verdict: Json) -> Iterator[Contradiction]:
 
 
 def measured_verdicts(verdicts: Sequence[Json], devices: Sequence[Evidence]) -> tuple[Json, ...]:
-    """Residency part by part: what a device measured takes the place of what rules predicted."""
+    """Return residency part by part: what a device measured takes the place of what rules predicted."""
     return tuple(_better(verdict, devices) for verdict in verdicts)
 
 

@@ -164,7 +164,7 @@ class Evidence:
 
     @property
     def system(self) -> str:
-        """Chip, system, and the engine where it is another than Core ML, for a person."""
+        """Return chip, system, and the engine where it is another than Core ML, for a person."""
         return _system_of(self.content)
 
     @property
@@ -175,7 +175,7 @@ class Evidence:
 
     @property
     def context(self) -> int:
-        """Slots of the context that was measured; 0 for an encoder."""
+        """Return slots of the context that was measured; 0 for an encoder."""
         return _context(self.variant)
 
     @property
@@ -185,7 +185,7 @@ class Evidence:
 
     @cached_property
     def troubles(self) -> list[tuple[str, str, str]]:
-        """Key, status and detail of each measurement that went wrong; which operation it was goes with it."""
+        """Return key, status and detail of each measurement that went wrong; which operation it was goes with it."""
         found = [(key, line["status"], line["detail"]) for key, line in self.lines.items() if _is_trouble(key, line)]
         blamed = [(key, "bisected", line["detail"]) for key, line in self.lines.items() if key.endswith("/bisect")]
         further = [

@@ -73,7 +73,7 @@ def is_form(name: str) -> bool:
 
 
 def misfit(name: str, shape: Shape) -> str:
-    """Why a matrix can't be stored in a form; empty if it can."""
+    """Return why a matrix can't be stored in a form; empty if it can."""
     group = form(name).group
     if group and shape[0] % group:
         return f"{name}: its {shape[0]} output channels do not divide into groups of {group}"

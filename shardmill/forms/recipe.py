@@ -191,7 +191,7 @@ def called(convert: Mapping[str, Any]) -> str:
 
 
 def unfit(forms: Sequence[str], constants: Mapping[str, Shape]) -> Iterator[str]:
-    """Matrices of which a search could choose no form."""
+    """Yield matrices of which a search could choose no form."""
     for path, shape in matrices(constants).items():
         if all(misfit(name, shape) for name in forms):
             yield f"convert.search.forms: {', '.join(forms)}: none of them fits {path}, {list(shape)}; add int8"
@@ -210,7 +210,7 @@ def recipe_misfits(chosen: Recipe, constants: Mapping[str, Shape]) -> Iterator[s
 
 
 def _near(path: str, known: Sequence[str]) -> str:
-    """Say which matrices have a name like that one's."""
+    """Return which matrices have a name like the given one."""
     from difflib import get_close_matches
 
     found = get_close_matches(path, known, n=1) or [known[0], known[-1]]

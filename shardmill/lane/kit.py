@@ -35,7 +35,7 @@ def lacking(script: Path, engine: str | None) -> str:
 
 
 def _why(engine: str | None) -> str:
-    """Return what is missing or do not work."""
+    """Return what is missing or does not work."""
     try:
         found = version("coremltools")
     except PackageNotFoundError:

@@ -35,7 +35,7 @@ def family_modules(model_type: str) -> tuple[str, ...]:
 
 
 def type_fault(model_type: object, kind: str | None = None) -> str:
-    """Say why a model_type can't be built, as a kind of model or as any, or return ''."""
+    """Return why a model_type can't be built, as a kind of model or as any, or return ''."""
     kinds = (kind,) if kind else tuple(FOLDERS)
     every = sorted({name for each in kinds for name in supported(each)})
     if model_type in every:

@@ -31,7 +31,7 @@ class Rope:
 
     @property
     def dim(self) -> int:
-        """Rotated dimensions of each head."""
+        """Return rotated dimensions of each head."""
         return 2 * len(self.inv_freq)
 
 
@@ -113,12 +113,12 @@ class Graph:
 
     @property
     def group(self) -> int:
-        """Query heads per key/value head."""
+        """Return query heads per key/value head."""
         return self.heads // self.kv_heads
 
     @property
     def carry(self) -> int:
-        """Channels that a token carries from layer to layer beside the residual stream: the router's state."""
+        """Return channels that a token carries from layer to layer beside the residual stream: the router's state."""
         return self.experts.router_width if self.experts and self.experts.router == "mlp" else 0
 
     @property

@@ -90,7 +90,7 @@ class Attention(nn.Module):
         return y.reshape(1, g.heads * g.head_dim, -1, 1)
 
     def fused(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of one projection; the heads of query and key are rotated together."""
+        """Return query, key and value of one projection; the heads of query and key are rotated together."""
         g = self.g
         turning = g.heads + g.kv_heads  # heads that rotate
         qk, v = torch.split(self.qkv_proj(x), [turning * g.head_dim, g.kv_heads * g.head_dim], dim=1)
@@ -101,7 +101,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def separate(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of a projection each, with the norms that the family has."""
+        """Return query, key and value of a projection each, with the norms that the family has."""
         g = self.g
         q, k = self.q_proj(x), self.k_proj(x)  # [1, heads * head_dim, T, 1]
         if g.qk_norm == "wide":
@@ -116,7 +116,7 @@ class Attention(nn.Module):
         return q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
 
     def turn(self, x: Tensor, shared: Shared) -> Tensor:
-        """Rotary embedding of heads [1, heads, head_dim, T], where the layer has one."""
+        """Rotate heads [1, heads, head_dim, T] if the layer has a rotary embedding."""
         if self.kind.rope is None:
             return x
         cos, sin = shared.ropes[self.kind.rope]

@@ -29,7 +29,9 @@ def bucket_for(buckets: Sequence[int], count: int) -> int:
 
 
 def packed_texts(counts: Sequence[int], longest: int) -> list[list[int]]:
-    """Which texts share a pass, by their indices: each goes into the first pass that has room, the longest first.
+    """Return which texts share a pass, by their indices.
+
+    Each goes into the first pass that has room, the longest first.
 
     Every pass reads all weights, so few passes count for more than full ones.
 
@@ -71,7 +73,7 @@ def arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int]) -> di
 
 
 def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None) -> Floats:
-    """[1, 1, T, T]: 0 where row and column are of one text, and at most `band` apart, else -1e4."""
+    """Return [1, 1, T, T]: 0 where row and column are of one text, and at most `band` apart, else -1e4."""
     texts = owners(bucket, counts)
     visible = texts[None, :] == texts[:, None]
     if band is not None:

@@ -46,7 +46,7 @@ class ConvolvedAttention(Attention):
         return out
 
     def convolved(self, x: Tensor, shared: Shared, ring: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of x [1, d, T, 1], given the ring [1, 1, channels, R]."""
+        """Return query, key and value of x [1, d, T, 1], given the ring [1, 1, channels, R]."""
         g, width = self.g, self.width
         q, k = self.q_proj(x), self.k_proj(x)
         now = torch.cat([q, k], dim=1)

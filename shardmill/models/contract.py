@@ -96,11 +96,14 @@ class GraphSpec:
 
     @property
     def label_rows(self) -> int:
-        """Rows of an encoder's logits: its labels and, up to a multiple of LABEL_STEP, the first of them once more."""
+        """Return rows of an encoder's logits.
+
+        Its labels and, up to a multiple of LABEL_STEP, the first of them once more.
+        """
         return -(-self.ends.labels // LABEL_STEP) * LABEL_STEP if self.ends else 0
 
     def kept(self, mask: str) -> int:
-        """Key/value slots of layers with an attention mask; of an encoder, the tokens of the pass."""
+        """Return key/value slots of layers with an attention mask; of an encoder, the tokens of the pass."""
         if self.kind == "encoder":
             return T
         return self.window_slots if mask == SLIDING_MASK and self.window_slots else self.slots
@@ -128,7 +131,7 @@ class GraphSpec:
 
 
 def window_slots(window: int | None, tokens: int, slots: int) -> int:
-    """Slots of a sliding layer's ring, or 0 where that would not be fewer than there are.
+    """Return slots of a sliding layer's ring, or 0 where that would not be fewer than there are.
 
     A pass writes up to `tokens` positions before the first of them looks `window` - 1 positions back, and a draft that
     is rejected leaves one more than that to be looked at.
@@ -138,7 +141,7 @@ def window_slots(window: int | None, tokens: int, slots: int) -> int:
 
 
 def most_tokens(taps: int) -> int:
-    """Most tokens of a pass whose first one still finds in a convolution's ring the `taps` - 1 before it."""
+    """Return the most tokens of a pass whose first token still finds the `taps` - 1 before it in the ring."""
     return RING - taps + 1
 
 
@@ -163,7 +166,7 @@ def inputs(blueprint: GraphSpec) -> dict[str, Shape]:
 
 
 def rope_inputs(table: str) -> tuple[str, str]:
-    """Name of the inputs for the cosines and sines of a rotary table: rope -> rope_cos, rope_sin."""
+    """Return the names of the inputs for the cosines and sines of a rotary table: rope -> rope_cos, rope_sin."""
     stem, _, rest = table.partition("_")
     return (f"{stem}_cos_{rest}", f"{stem}_sin_{rest}") if rest else (f"{stem}_cos", f"{stem}_sin")
 

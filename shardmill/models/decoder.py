@@ -188,7 +188,10 @@ def sliding_kind(context: int, window: int | None, **options: Any) -> LayerSpec:
 def kinds_by_type(
     layer_types: Sequence[str], context: int, window: int | None, sliding_rope: str = ROPE, **options: Any
 ) -> tuple[LayerSpec, ...]:
-    """Attention layers after the config's `layer_types`. Raises CheckpointError for a type that programs lack."""
+    """Return attention layers after the config's `layer_types`.
+
+    Raises CheckpointError for a type that programs lack.
+    """
     known = {
         "full_attention": LayerSpec(**options),
         "sliding_attention": sliding_kind(context, window, rope=sliding_rope, **options),

@@ -72,7 +72,7 @@ class KVLayout:
         self.held[list(slots)] = NEVER
 
     def arrays(self, slots: Sequence[int], positions: Sequence[int]) -> dict[str, Floats]:
-        """Return the arrays of a pass by the names of inputs; marks its slots as written.
+        """Return the arrays of a pass by the names of inputs, and mark its slots as written.
 
         Raises:
             ValueError: where a layer would need a token that its ring no longer holds.
@@ -97,7 +97,7 @@ class KVLayout:
         return found
 
     def _rotary(self, at: NDArray[np.int64]) -> dict[str, Floats]:
-        """Rotary rows of these positions, each [T, rope_dim / 2]; a sliding context goes past the tables."""
+        """Return rotary rows of these positions, each [T, rope_dim / 2]; a sliding context goes past the tables."""
         if at[-1] < self.slots:
             return {name: table[at] for name, table in self.tables.items()}
         return {
@@ -126,7 +126,7 @@ class KVLayout:
             raise ValueError(f"position {lost[0]} is no longer in {ring}; feed it again")
 
     def _ring_masks(self, at: NDArray[np.int64]) -> dict[str, Floats]:
-        """conv_write_mask [1, 1, T, R] and conv_read_mask [1, L - 1, R, T]: slot = position mod R."""
+        """Return conv_write_mask [1, 1, T, R] and conv_read_mask [1, L - 1, R, T]: slot = position mod R."""
         ring, count = self.ring.copy(), len(at)
         ring[at % RING] = at
         write = np.zeros((1, 1, count, RING), np.float32)
@@ -161,7 +161,7 @@ def rope_tables(rope: Mapping[str, Any], positions: int) -> tuple[Floats, Floats
 
 
 def attention_mask(held: NDArray[np.int64], positions: NDArray[np.int64], window: int | None = None) -> Floats:
-    """[1, 1, T, S]: 0 where slot s holds a position <= the token's, and within its window, else -1e4."""
+    """Return [1, 1, T, S]: 0 where slot s holds a position <= the token's, and within its window, else -1e4."""
     visible = held[None, :] <= positions[:, None]
     if window is not None:
         visible &= held[None, :] > positions[:, None] - window
@@ -169,7 +169,7 @@ def attention_mask(held: NDArray[np.int64], positions: NDArray[np.int64], window
 
 
 def write_mask(slots: int, where: NDArray[np.int64]) -> Floats:
-    """[1, 1, S, T], one-hot: row s, column t = 1 writes token t into slot s."""
+    """Return [1, 1, S, T], one-hot: row s, column t = 1 writes token t into slot s."""
     mask = np.zeros((1, 1, slots, len(where)), np.float32)
     mask[0, 0, where, np.arange(len(where))] = 1
     return mask

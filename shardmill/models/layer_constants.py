@@ -13,7 +13,10 @@ OF_GROUP = {"down_bias": "mlp.down_bias", "branch_scale": "post_mlp_residual_sca
 
 
 def cca_widths(g: Graph) -> tuple[int, int]:
-    """Channels of ZAYA's attention that its ring keeps: query and key together, and the delayed half of the value."""
+    """Return channels of ZAYA's attention that its ring keeps.
+
+    Query and key together, and the delayed half of the value.
+    """
     return (g.heads + g.kv_heads) * g.head_dim, g.kv_heads * g.head_dim // 2
 
 

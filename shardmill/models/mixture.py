@@ -104,7 +104,7 @@ class ExpertGroup(nn.Module):
 
 
 def gated(gate: Tensor, up: Tensor, experts: Experts, activation: str) -> Tensor:
-    """activation(gate) * up, or the clamped form of gpt_oss."""
+    """Return activation(gate) * up, or the clamped form of gpt_oss."""
     if not experts.swiglu_alpha:
         return ACTIVATIONS[activation](gate) * up
     limit = experts.swiglu_limit

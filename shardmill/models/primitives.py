@@ -103,7 +103,10 @@ def add_channels(x: Tensor, values: Tensor) -> Tensor:
 
 
 def product(weight: Tensor) -> nn.Parameter:
-    """Rows [rows, columns] of a matrix that INT8 leaves alone, as `multiply` takes them: [1, 1, rows, columns]."""
+    """Return rows [rows, columns] of a matrix that INT8 leaves alone, as `multiply` takes them.
+
+    [1, 1, rows, columns].
+    """
     return nn.Parameter(weight.reshape(1, 1, *weight.shape[-2:]), requires_grad=False)
 
 
@@ -150,7 +153,7 @@ def cap(x: Tensor, limit: float) -> Tensor:
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """GELU by its tanh approximation, spelled as x * sigmoid(2u), since tanh(u) = 2 * sigmoid(2u) - 1.
+    """Return GELU by its tanh approximation, spelled as x * sigmoid(2u), since tanh(u) = 2 * sigmoid(2u) - 1.
 
     Beyond 10 in magnitude the sigmoid is 0 or 1 to fp16's last digit, so the cubic is taken within it: that keeps it in
     the range of fp16.
@@ -161,7 +164,9 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def gelu_erf(x: Tensor) -> Tensor:
-    """GELU itself, spelled as x * sigmoid(logit(Phi(x))): an odd polynomial is as close to that logit as fp32 is.
+    """Return GELU itself, spelled as x * sigmoid(logit(Phi(x))).
+
+    An odd polynomial is as close to that logit as fp32 is.
 
     Beyond ERF_RANGE in magnitude Phi is taken for that of ERF_RANGE, which is 3e-7 away from 0 or 1.
     """
@@ -194,7 +199,7 @@ def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tensor:
-    """Rotary embedding of the first dimensions of each head; the rest passes through.
+    """Return rotary embedding of the first dimensions of each head; the rest passes through.
 
     Args:
         x: [1, heads, head_dim, T].
@@ -208,7 +213,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tenso
 
 
 def one_by_one(x: Tensor, count: int, size: int = 1) -> list[Tensor]:
-    """`count` pieces of `size` channels, by splits into few: a long list of sizes would be a constant in a file."""
+    """Return `count` pieces of `size` channels, by splits into few.
+
+    A long list of sizes would be a constant in a file.
+    """
     if count == 1:
         return [x]
     most = -(-count // MOST_PIECES)
@@ -249,7 +257,7 @@ def read_ring(ring: Tensor, read_mask: Tensor, width: int) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float = 0.0, sinks: Tensor | None = None) -> Tensor:
-    """Softmax attention, all query heads of a key/value head in one matrix product.
+    """Return softmax attention, all query heads of a key/value head in one matrix product.
 
     Args:
         q: [1, kv_heads, group * T, head_dim], already scaled.

@@ -15,7 +15,7 @@ FIXED = ("default", "linear", "llama3", "yarn")  # types whose frequencies do no
 
 
 def rope(config: Any, context: int, layer_type: str = "", fixed: tuple[str, ...] = FIXED) -> Rope:
-    """Frequencies and attention factor as transformers computes them for a sequence of `context` tokens.
+    """Return frequencies and attention factor as transformers computes them for a sequence of `context` tokens.
 
     Args:
         config: transformers' config of the model.

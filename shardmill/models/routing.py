@@ -26,14 +26,17 @@ _TOLERANCE = 2.0  # of SparseMixer: an expert counts within 2 * eps of the best
 
 
 def step(difference: Tensor) -> Tensor:
-    """1 where a difference is positive, else 0: exact for every difference of fp16 numbers, subnormal ones included."""
+    """Return 1 where a difference is positive, else 0.
+
+    Exact for every difference of fp16 numbers, subnormal ones included.
+    """
     for _ in range(_TURNS):
         difference = torch.clamp(difference, 0.0, _CLIP) * _LIFT
     return torch.clamp(difference, 0.0, _CLIP) * (1 / _CLIP)
 
 
 def top_k_mask(scores: Tensor, order: Tensor, chosen: int) -> Tensor:
-    """1 for the `chosen` largest scores of every token, else 0.
+    """Return 1 for the `chosen` largest scores of every token, else 0.
 
     Args:
         scores: [1, classes, T, 1], of a magnitude far under 2e4.

@@ -194,7 +194,7 @@ def _plain(name: str, shape: tuple[int, ...], std: float) -> SyntheticRecipe:
 
 
 def _split(recipes: list[SyntheticRecipe], limit: int) -> list[list[SyntheticRecipe]]:
-    """Consecutive tensors to files of at most `limit` bytes (a larger tensor gets a file of its own)."""
+    """Assign consecutive tensors to files of at most `limit` bytes (a larger tensor gets a file of its own)."""
     files: list[list[SyntheticRecipe]] = [[]]
     for recipe in recipes:
         if files[-1] and sum(r.nbytes for r in files[-1]) + recipe.nbytes > limit:
@@ -232,7 +232,7 @@ def _blocks(recipe: SyntheticRecipe) -> Iterator[tuple[SyntheticRecipe, int, int
 
 
 def draw_rows(recipe: SyntheticRecipe, first: int, last: int, seed: int) -> Bits:
-    """bf16 bits of rows [first, last), where `first` begins a block: [last - first, columns]."""
+    """Return bf16 bits of rows [first, last), where `first` begins a block: [last - first, columns]."""
     shape = (last - first, recipe.columns)
     source = np.random.SFC64(np.random.SeedSequence([seed, zlib.crc32(recipe.name.encode()), first]))
     # 16 random bits choose one of 65536 quantiles: as exact as bf16 asks for, and a table look-up is quick.
@@ -263,7 +263,7 @@ def _standard_quantiles() -> NDArray[np.float64]:
 
 @functools.cache
 def _quantiles(normal: NormalWeights) -> Bits:
-    """bf16 bits of 65536 equally likely values, rounded to nearest even."""
+    """Return bf16 bits of 65536 equally likely values, rounded to nearest even."""
     bits = (normal.mean + normal.std * _standard_quantiles()).astype(np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 

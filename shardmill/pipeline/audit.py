@@ -36,7 +36,10 @@ PROGRAMS = {"packages": "compiled/", "compiled": "packages/"}  # by what is incl
 
 
 def added(build: Path) -> dict[str, Any]:
-    """bundle.json's content; where there is none, nothing was added. Raises ShardmillError where it is damaged."""
+    """Return bundle.json's content.
+
+    Where there is none, nothing was added. Raises ShardmillError where it is damaged.
+    """
     nothing: dict[str, Any] = {"include": "both", "files": {}, "left_out": []}
     content = _record(build / BUNDLE) if (build / BUNDLE).exists() else nothing
     whole = isinstance(content.get("left_out"), list) and content.get("include") in ("both", *PROGRAMS)
@@ -46,7 +49,7 @@ def added(build: Path) -> dict[str, Any]:
 
 
 def card(build: Path) -> dict[str, Any]:
-    """attestations/card.json's content; where there is none, there is no card."""
+    """Return attestations/card.json's content; where there is none, there is no card."""
     return _record(build / CARD_RECORD) if (build / CARD_RECORD).exists() else {"files": {}}
 
 
@@ -174,7 +177,7 @@ def recorded_outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _build_entries(build: Path) -> Iterator[tuple[str, int]]:
-    """(path relative to the build, mode) of all that is no folder; links are not followed."""
+    """Yield (path relative to the build, mode) of all that is no folder; links are not followed."""
     for root, folders, names in os.walk(build, onerror=_raise_it):
         for name in (*names, *folders):
             path = Path(root, name)
@@ -184,7 +187,7 @@ def _build_entries(build: Path) -> Iterator[tuple[str, int]]:
 
 
 def _raise_it(error: OSError) -> None:
-    """Folders that can't be listed are an error, not empty."""
+    """Raise the error of a folder that can't be listed: it is not empty."""
     raise ShardmillError(f"{error.filename}: can't be listed ({error.strerror}); allow it and verify again") from error
 
 

@@ -200,7 +200,7 @@ def _matching(root: Path, pattern: str) -> list[Path]:
 
 
 def of(batch: Batch) -> Of:
-    """For rules: what a function says of the config of a job's own model."""
+    """Return a function for rules that applies another to the config of a job's model."""
 
     @cache
     def known(model: str, function: Callable[..., Any], given: Sequence[Any]) -> Any:
@@ -213,7 +213,7 @@ def of(batch: Batch) -> Of:
 
 
 def parts_of(batch: Batch) -> Of:
-    """For rules: a path for every part of a job's own model, and for some more."""
+    """Return a function for rules: a path for every part of a job's model, and for some more."""
 
     def own(template: str, *more: str) -> Callable[[Any], list[str]]:
         def paths(wildcards: Any) -> list[str]:
@@ -226,7 +226,7 @@ def parts_of(batch: Batch) -> Of:
 
 
 def together(*given: str | Iterable[str] | Callable[[Any], Iterable[str]]) -> Callable[[Any], list[str]]:
-    """For rules: several of the above as one input."""
+    """Return a function for rules that joins several of the functions above to one input."""
 
     def paths(wildcards: Any) -> list[str]:
         lists = [[one] if isinstance(one, str) else one(wildcards) if callable(one) else one for one in given]

@@ -197,7 +197,7 @@ FORM = 2  # of the digest; 1 was blind to some arguments, and nothing that was s
 
 
 def tools(step: Step, model_type: str) -> Tools:
-    """Code digest and package versions of a step, as its action key has them.
+    """Return code digest and package versions of a step, as its action key has them.
 
     Args:
         step: the step.
@@ -249,7 +249,7 @@ def model_type_in(folder: Path) -> str:
 
 
 def code_digest(modules: Iterable[str], model_type: str = "") -> str:
-    """sha256 over the code of the modules and of every module of ours they import, directly or not.
+    """Return sha256 over the code of the modules and of every module of ours they import, directly or not.
 
     A package's other files (templates, say) count with its `__init__.py`.
 

@@ -152,14 +152,14 @@ def delivered(steps: Steps, config: Config) -> list[str]:
 
 
 def waits(steps: Steps, name: str) -> tuple[str, ...]:
-    """Receipts that a job waits for."""
+    """Return receipts that a job waits for."""
     taken = tuple(receipt_of(template) for template in _listed(*_found(steps, steps[name].takes).values()))
     gates = tuple(step.receipt for step in steps.values() if step.is_gate) if steps[name].gated else ()
     return taken + gates
 
 
 def step_inputs(steps: Steps, name: str) -> dict[str, Files]:
-    """Return files of the build by the names under which a step reads or take them."""
+    """Return files of the build by the names under which a step reads or takes them."""
     return _found(steps, {**steps[name].reads, **steps[name].takes})
 
 
@@ -173,7 +173,7 @@ def _found(steps: Steps, files: Mapping[str, Files | Found]) -> dict[str, Files]
 
 
 def _before(steps: Steps, name: str) -> list[str]:
-    """Return the steps that a step reads from or wait for, in the table's order."""
+    """Return the steps that a step reads from or waits for, in the table's order."""
     wanted = {*_listed(*step_inputs(steps, name).values()), *waits(steps, name)}
     return [
         other
@@ -202,7 +202,7 @@ def of_the_model(steps: Steps) -> set[str]:
 
 
 def expanded(files: Files, names: Names, own: Mapping[str, str] | None = None) -> list[str]:
-    """Paths, in which a wildcard is the job's own where it has one, else each that there is in turn."""
+    """Return paths, in which a wildcard is the job's own where it has one, else each that there is in turn."""
     known = {**names, **{name: (one,) for name, one in (own or {}).items()}}
     return [
         template.format(**{name: one})

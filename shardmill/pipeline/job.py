@@ -288,7 +288,7 @@ def _nothing() -> None:
 
 
 def peak_mb() -> float:
-    """Most memory that this process had resident, in MB, and with it the largest process that it started.
+    """Return the most memory in MB that this process had resident, plus that of the largest process it started.
 
     Linux counts a child's memory from that of its parent at the start, so only a larger child is one of its own.
     """
@@ -298,7 +298,7 @@ def peak_mb() -> float:
 
 
 def _own_peak() -> int:
-    """Most bytes that this program had resident, where /proc tells; else 0.
+    """Return the most bytes that this program had resident, by /proc; 0 if there is none.
 
     ru_maxrss begins with what Snakemake had resident when it started the job. Once it has read a config.json through
     transformers, that is more than a small job ever needs.
@@ -351,7 +351,7 @@ def _redirect_output(file: Path) -> TextIO:
 
 
 def _start_logging(terminal: TextIO, job: str) -> None:
-    """Everything into the job's log file (which standard error is by now), progress and errors to the terminal too."""
+    """Log everything to the job's file, which standard error is by now; progress and errors to the terminal, too."""
     log.setLevel(logging.DEBUG)
     to_file = logging.StreamHandler()
     to_file.setFormatter(PrintableFormatter("%(levelname)s %(message)s"))

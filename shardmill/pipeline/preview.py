@@ -217,7 +217,7 @@ def _kind_name(kind: LayerSpec) -> str:
 
 
 def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
-    """Say how a local checkpoint's tensors are not those of the model, '' if they are; None for one on the hub."""
+    """Return how a local checkpoint's tensors are not those of the model, '' if they are; None for one on the hub."""
     if config.source.path is None:
         return None
     try:

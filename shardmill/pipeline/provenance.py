@@ -80,7 +80,7 @@ def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]
 
 
 def provenance(records: Records, results: Path) -> dict[str, Any]:
-    """provenance.json's content.
+    """Return provenance.json's content.
 
     Args:
         records: what it is made of.

@@ -157,7 +157,7 @@ def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
 
 
 def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
-    """As much of plan.json as memory follows from, of a config that was settled by config.json; OSError of any other.
+    """Return as much of plan.json as memory follows from, for a config that was resolved by config.json.
 
     With it comes `model_type`, as config.json has it.
     The weights count as two bytes each, for only their files tell whether they are more.

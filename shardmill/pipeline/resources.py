@@ -29,7 +29,7 @@ def _sends_jobs(workflow: Any) -> bool:
 
 
 def most_mb(workflow: Any) -> int | None:
-    """MB that jobs may use together, None for any: what `--resources mem_mb` says, else a share of what is here.
+    """Return MB that jobs may use together, None for any: what `--resources mem_mb` says, else a share of what is here.
 
     The share is nine tenths, and six on a Mac. There the GPU and the Neural Engine use the same memory, and the weights
     of each loaded program are held by the system beside the process that has loaded them.
@@ -45,7 +45,7 @@ def most_mb(workflow: Any) -> int | None:
 
 
 def held_mb(workflow: Any) -> int:
-    """MB that a job needs beside its own process."""
+    """Return MB that a job needs beside its own process."""
     return SNAKEMAKE_MB if _sends_jobs(workflow) else 0
 
 

@@ -50,7 +50,7 @@ def limit_ane(workflow: Any) -> None:
 
 
 def start_without_delay(workflow: Any) -> None:
-    """Lifts Snakemake's usual limit of jobs that start in a second; one that was given stays.
+    """Lift Snakemake's usual limit of jobs that start in a second; one that was given stays.
 
     Under a limit, Snakemake 9.27 sets a timer each time it looks for jobs to start, and looks again when it rings: for
     every job that has ended it looks once more each second, until the scheduler takes a core for itself.
@@ -133,7 +133,7 @@ def demand_room(batch: Batch, workflow: Any) -> None:
 
 
 def _expand(job: Any) -> None:
-    """Works out what Snakemake's job declares, without keeping it: the plan may tell more, later. Raises TooLarge."""
+    """Work out what Snakemake's job declares, without keeping it: the plan may tell more, later. Raises TooLarge."""
     try:
         job.rule.expand_resources(job.wildcards_dict, job.input, job.attempt)
     except Exception as error:

@@ -229,7 +229,7 @@ def _family(config: Config) -> str:
 
 
 def gate_receipts(config: Config) -> list[str]:
-    """Receipts that exist only when every gate has passed; {model} is left as a wildcard."""
+    """Return receipts that exist only when every gate has passed; {model} is left as a wildcard."""
     return _paths([step.receipt for step in dag.wanted(STEPS, config).values() if step.is_gate], config)
 
 
@@ -239,7 +239,7 @@ def verdicts(config: Config) -> list[str]:
 
 
 def all_receipts(config: Config) -> list[str]:
-    """Receipts of every step that model.json speaks for."""
+    """Return receipts of every step that model.json speaks for."""
     return _paths(dag.receipts(dag.wanted(STEPS, config)), config)
 
 

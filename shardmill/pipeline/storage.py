@@ -145,7 +145,7 @@ class Room:
 
 @contextmanager
 def room(inputs: Files, outputs: Files, model: str) -> Iterator[Room]:
-    """Lays out a job's inputs, and takes away what it has made once it has ended well.
+    """Lay out a job's inputs, and takes away what it has made once it has ended well.
 
     Args:
         inputs: of the job by name, as Snakemake gives them.
@@ -191,7 +191,7 @@ def _placed(path: Path, home: Path, at: Path) -> Path:
 
 
 def _keep_numbers(verdict: Path | list[Path] | None, there: Path | list[Path] | None) -> None:
-    """Of a gate that a number missed, what a person will look at; only the log gets from here to the storage."""
+    """Log a missed gate's verdict for a person; only the log gets from here to the storage."""
     if isinstance(verdict, Path) and isinstance(there, Path) and failed(there).exists():
         log.debug("%s", failed(there).read_text(encoding="utf-8"))
         os.replace(failed(there), failed(verdict))

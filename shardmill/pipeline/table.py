@@ -146,7 +146,7 @@ def search_settings(config: Config) -> dict[str, Any] | None:
 
 
 def coded_forms(config: Config) -> list[str]:
-    """Forms that codes are made of besides INT4, which always has some."""
+    """Return forms that codes are made of besides INT4, which always has some."""
     return [name for name in config.convert.search.forms if name not in (INT4, INT8)] if searches(config) else []
 
 

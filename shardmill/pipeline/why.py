@@ -95,7 +95,7 @@ class StepOutlook:
 
 
 def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
-    """Verdicts on every job whose result is kept, in the order of the table.
+    """Return verdicts on every job whose result is kept, in the order of the table.
 
     Args:
         config: the model's.
@@ -116,7 +116,7 @@ def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
 
 
 def _source_record(config: Config, build: Path, store: Store) -> Any:
-    """source.receipt.json as the next fetch would write it; None where only a download can tell."""
+    """Return source.receipt.json as the next fetch would write it; None where only a download can tell."""
     if config.source.path is None:
         receipt = build / RECORD
         record = read_receipt(receipt) if receipt.is_file() else None

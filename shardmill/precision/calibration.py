@@ -77,7 +77,7 @@ def observed_inputs(model: nn.Module, names: Sequence[str]) -> Iterator[Sums]:
 def _layer_inputs(
     model: Original, hidden: Sequence[Tensor], index: int, names: Sequence[str]
 ) -> tuple[Mapping[str, Tensor], list[Tensor]]:
-    """H by module of one layer, and the hidden states after it.
+    """Return the Hessian by module of one layer, and the hidden states after it.
 
     Args:
         model: the original.

@@ -109,7 +109,7 @@ def write_original(model: Original, cut: Sequence[Sequence[int]], to: Path) -> N
 
 
 def measured_forms(model: Original, original: Path, held: Sequence[StoredWeights]) -> dict[str, float]:
-    """Divergence, growth of the perplexity and agreement on the most likely token of a model with other weights.
+    """Return divergence, growth of the perplexity and agreement on the most likely token of a model with other weights.
 
     Args:
         model: the original.
@@ -176,7 +176,7 @@ def _logits(model: Original, states: Tensor, rows: Tensor, weights: Weights, fir
 
 
 def _joined(rows: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Larger blocks of rows, as copies: each of the blocks that come in overwrites the one before it."""
+    """Yield larger blocks of rows, as copies: each of the blocks that come in overwrites the one before it."""
     kept: list[Tensor] = []
     for block in rows:
         kept.append(block.clone())

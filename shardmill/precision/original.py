@@ -50,7 +50,7 @@ def original(source: Path, plan: Mapping[str, Any], often: bool = False) -> Orig
 
 
 def last_states(model: Original, states: Sequence[Tensor], first: int, weights: Weights) -> list[Tensor]:
-    """States of windows after the last layer, each [n, d]; a layer's weights are made once for all windows.
+    """Return states of windows after the last layer, each [n, d]; a layer's weights are made once for all windows.
 
     Args:
         model: whose layers run.

@@ -96,7 +96,7 @@ def write_part_codes(
 
 
 def _chosen(matrix: Matrix) -> QuantizedMatrix:
-    """By GPTQ, or by the weights alone where nothing is known of the inputs."""
+    """Quantise by GPTQ, or by the weights alone if nothing is known of the inputs."""
     bits = form(INT4).bits
     return clipped(matrix.weight, bits) if matrix.hessian is None else gptq(matrix.weight, bits, matrix.hessian)
 
@@ -120,7 +120,7 @@ def _values(
 
 
 def rounded(weight: Tensor) -> QuantizedMatrix:
-    """INT8 as conversion rounds it."""
+    """Return INT8 as conversion rounds it."""
     codes, scale, _ = to_integers(weight, form(INT8).levels)
     return QuantizedMatrix(codes.to(torch.int8), scale)
 

@@ -61,7 +61,7 @@ class Known:
         spool.flush()
 
     def divergence(self, logits: Iterable[Tensor]) -> float:
-        """Mean KL divergence in nats of the distributions of other logits, in the same blocks, from the known ones."""
+        """Return the mean KL divergence in nats of other logits, in equal blocks, from the known logits."""
         found, room = [], torch.empty(0)
         for (place, own), rows in zip(self.known, _few(logits), strict=True):
             room = room if len(room) else torch.empty_like(rows)
@@ -73,7 +73,7 @@ class Known:
 
 
 def _few(logits: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Blocks of POSITIONS."""
+    """Return blocks of POSITIONS."""
     return (rows for block in logits for rows in torch.split(block, POSITIONS))
 
 
@@ -100,7 +100,7 @@ class Costs:
         return other
 
     def of_layer(self, hidden: Sequence[Tensor], index: int, changed: Mapping[str, Tensor]) -> float:
-        """Mean KL divergence in nats if tensors of the checkpoint are others.
+        """Return the mean KL divergence in nats if tensors of the checkpoint are others.
 
         Args:
             hidden: the original states before the layer that they belong to.
@@ -119,7 +119,7 @@ class Costs:
     def _logits(
         self, hidden: Sequence[Tensor], index: int, weights: Weights, head: Iterable[Tensor]
     ) -> Iterator[Iterator[Tensor]]:
-        """Of each window in turn [n, vocab], in blocks of positions which all lie in the same place."""
+        """Yield the logits of each window in turn [n, vocab], in blocks of positions that share one memory."""
         for states in last_states(self.model, hidden, index, weights):
             yield (
                 self.model.reference.logits(some, head, weights, into=self.room[: len(some)])
@@ -176,7 +176,7 @@ def part_costs(
     scratch: Path,
     threads: int = 1,
 ) -> dict[str, Any]:
-    """{path: {"kl": nats, "errors": {form: share}}} of every matrix whose inputs calibration has seen.
+    """Return {path: {"kl": nats, "errors": {form: share}}} of every matrix whose inputs calibration has seen.
 
     Args:
         part: layers or a head.
@@ -219,12 +219,12 @@ def part_costs(
 
 
 def _put_back(idle: SimpleQueue[Costs], costs: Costs, _: Future[float]) -> None:
-    """Another matrix may have its model."""
+    """Put the model back, so that another matrix may use it."""
     idle.put(costs)
 
 
 def _cost(part: Part, source: Path, costs: Costs, changed: Changed, codes: Path) -> float:
-    """Mean KL divergence in nats if one matrix is stored in four bits."""
+    """Return the mean KL divergence in nats if one matrix is stored in four bits."""
     name = f"{changed.path}.{INT4}"
     with safe_open(codes, framework="pt") as stored:
         values = QuantizedMatrix(stored.get_tensor(f"{name}.codes"), stored.get_tensor(f"{name}.scale")).values

@@ -165,5 +165,5 @@ def _rounded(weight: Tensor, scale: Tensor, bits: int) -> QuantizedMatrix:
 
 
 def _fp16(scale: Tensor) -> Tensor:
-    """Scales as a program holds them, none of them zero."""
+    """Return scales as a program holds them, none of them zero."""
     return scale.clamp(min=LEAST_SCALE).half()

@@ -43,7 +43,7 @@ def rotated(rows: Tensor) -> Tensor:
 
 
 def rotated_outputs(matrix: Tensor) -> Tensor:
-    """Q^T matrix, for a matrix [d, c] that gives what is to be rotated: fp32 [d, c]."""
+    """Return Q^T matrix, for a matrix [d, c] that gives what is to be rotated: fp32 [d, c]."""
     return rotated(matrix.T).T.contiguous()
 
 
@@ -122,7 +122,7 @@ def _rotation_groups(names: Collection[str], weights: Weights, heads: Heads, hea
 
 
 def _layers(names: Collection[str]) -> list[dict[str, str]]:
-    """For each layer, its tensors' names with what they are called in it."""
+    """Return for each layer its tensors' names, with their names inside the layer."""
     known = {*READERS, *NORM_OF, *WRITERS, *KEPT}
     found: dict[int, dict[str, str]] = {}
     for name in sorted({*names} - {TABLE, NORM, HEAD, HEAD_BIAS}):
@@ -262,7 +262,7 @@ def _write(made: Iterable[Group], folder: Path) -> None:
 
 
 def _write_texts(source: Path, folder: Path) -> None:
-    """config.json as the weights now are, the other texts as they were, and what all was made from."""
+    """Write config.json for the rotated weights, the other texts as they were, and the record of their source."""
     names = {file.name for file in source.iterdir() if file.is_file()}
     for name in text_files(names - {CONFIG, INDEX_FILE, RECORD}):
         shutil.copyfile(source / name, folder / name)

@@ -51,7 +51,7 @@ def best(losses: Table, sizes: Table, most: float) -> FormChoice | None:
 
 
 def front(losses: Table, sizes: Table, points: int) -> list[FormChoice]:
-    """Choices that no other is better than, by size from the least to that of the least loss, evenly spaced."""
+    """Return choices that no other is better than, by size from the least to that of the least loss, evenly spaced."""
     least = sum(min(forms.values()) for forms in sizes.values())
     most = sum(min((losses[name][form], size) for form, size in forms.items())[1] for name, forms in sizes.items())
     found: list[FormChoice] = []
@@ -216,14 +216,14 @@ def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequ
 
 
 def _bytes(parts: Sequence[Part], path: str, form: str) -> int:
-    """Of a matrix, which the slices of a head share."""
+    """Return the bytes of a matrix in a form, over all slices of a head that share it."""
     return sum(stored_bytes(form, part.shapes[path]) for part in parts if path in part.shapes)
 
 
 def _tables(
     parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """Nats and bytes by matrix and form, of the forms that fit."""
+    """Return nats and bytes by matrix and form, of the forms that fit."""
     losses: dict[str, dict[str, float]] = {}
     sizes: dict[str, dict[str, float]] = {}
     known = [row for rows in costs for row in rows.values() if row["errors"][INT4]]
@@ -241,13 +241,16 @@ def _tables(
 
 
 def _uniform(case: SearchCase) -> dict[str, FormChoice]:
-    """INT4 with the last matrices in INT8, and INT8."""
+    """Return INT4 with the last matrices in INT8, and INT8."""
     found = {name: {path: RULES[name].form(path) for path in case.losses} for name in USUAL}
     return {name: FormChoice(forms, *(summed(table, forms) for table in case.every)) for name, forms in found.items()}
 
 
 def _spread(case: SearchCase, count: int) -> dict[str, FormChoice]:
-    """Points of the front, evenly spaced in bytes from the fewest on; beyond their end, little is left to win."""
+    """Return points of the front, evenly spaced in bytes from the fewest on.
+
+    Beyond their end, little is left to win.
+    """
     least = sum(min(row.values()) for row in case.sizes.values())
     worst = best(case.losses, case.sizes, least + 0.5)
     assert worst is not None, "the set of the smallest forms keeps to its own size"

@@ -97,7 +97,7 @@ def _outside(folder: Path, build: Path, wanted: set[str], folders: set[str]) -> 
 
 
 def remove_marks(build: Path) -> None:
-    """Remove the marks that Snakemake leaves in folders; it then go by the folder's own time."""
+    """Remove the marks that Snakemake leaves in folders; it then goes by the folder's own time."""
     for mark in build.rglob(SNAKEMAKE_MARK):
         mark.unlink()
 

@@ -104,7 +104,7 @@ def _engine(found: list[Mapping[str, Any]]) -> str:
 
 
 def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Of each number, the row that is nearest to its threshold, or beyond it."""
+    """Return for each number the row that is nearest to its threshold, or beyond it."""
     worst: dict[str, dict[str, Any]] = {}
     for verdict in found:
         for row in verdict["gate"]:

@@ -25,7 +25,7 @@ INGREDIENTS = ("inputs", "params", "code", "packages")  # of a step's key
 
 
 def subject_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Name of subjects that two statements do not share, byte for byte."""
+    """Return the names of subjects that two statements do not share, byte for byte."""
     sets = [{(row["name"], row["digest"]["sha256"]) for row in one["subject"]} for one in (ours, theirs)]
     return sorted({name for name, _ in sets[0] ^ sets[1]})
 
@@ -167,7 +167,7 @@ def _each_part(side: Side) -> list[Part]:
 
 
 def _tensors(side: Side) -> Values:
-    """Type, shape and content of each of the checkpoint's tensors, or rows of one, that a part is made of."""
+    """Return type, shape and content of each of the checkpoint's tensors, or rows of one, that a part is made of."""
     constants = [tensor for part in _each_part(side) for tensor in part.tensors]
     rows = [each for tensor in constants for each in (tensor, *tensor.beside)]
     return {row.label: f"{row.dtype} {list(row.stored)} of sha256 {row.sha256[:12]}" for row in rows}

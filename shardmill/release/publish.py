@@ -145,7 +145,7 @@ def _check_there(access: HubAccess, files: list[str], wish: PublishOptions) -> N
 
 @contextmanager
 def _writing(repo: str, endpoint: str) -> Iterator[None]:
-    """Say in one line what only changing a repository can raise."""
+    """Return in one line what only changing a repository can raise."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

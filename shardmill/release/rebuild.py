@@ -97,7 +97,7 @@ def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]
 
 
 def _by_matrix(before: Path, after: Path) -> Mapping[str, Count]:
-    """Count by matrix and form; what only one file has differs throughout."""
+    """Return how many codes differ, by matrix and form; what only one file has differs throughout."""
     found: dict[str, Count] = {}
     with safe_open(before, framework="numpy") as one, safe_open(after, framework="numpy") as two:
         names = [{*file.keys()} for file in (one, two)]
@@ -304,7 +304,7 @@ def codes_compared(original: RebuildTarget, again: Path) -> list[str]:
 
 
 def state(again: Path, key: Path, beside: Path | None) -> list[Path]:
-    """Signs the statement of a build that came out the same; the files that were written.
+    """Sign the statement of a build that came out the same; the files that were written.
 
     Args:
         again: the new build.

@@ -90,7 +90,7 @@ def _check_curve(file: Path, key: Any) -> None:
 
 
 def write_envelopes(path: Path, payloads: Sequence[bytes], signer: Signer) -> None:
-    """Signs each payload and writes the envelopes."""
+    """Sign each payload and writes the envelopes."""
     with signing_libraries():
         from securesystemslib.dsse import Envelope
     lines = []
@@ -142,7 +142,7 @@ SIGNATURE = "model.sig"
 
 
 def _sign_model(folder: Path, ignored: Iterable[str], key: Path) -> None:
-    """Signs every file of a folder but those that are ignored; writes model.sig into it.
+    """Sign every file of a folder but those that are ignored; writes model.sig into it.
 
     Args:
         folder: the bundle.
@@ -206,7 +206,7 @@ STATEMENTS = {PROVENANCE: ATTESTATION, f"{ATTESTATIONS}/test-results.dsse.jsonl"
 
 
 def sign_build(build: Path, key: Path, include: Include = "both", license: License | None = None) -> list[str]:
-    """Signs a build as it is and returns the names of the files that were written.
+    """Sign a build as it is and returns the names of the files that were written.
 
     Args:
         build: the build's folder.

@@ -39,7 +39,7 @@ NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError
 
 
 def _missing_subjects(build: Path) -> Iterator[str]:
-    """Name of files that provenance.json should speak of, by model.json and the receipts, and do not."""
+    """Return the names of files that provenance.json should speak of, by model.json and the receipts, and does not."""
     statement = read_provenance(build / ATTESTATION)
     said = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
     model = read_manifest(build, COMPLETE)
@@ -49,7 +49,7 @@ def _missing_subjects(build: Path) -> Iterator[str]:
 
 
 def _missing_statements(build: Path) -> Iterator[str]:
-    """Gates of which test-results.jsonl does not say what their verdicts do."""
+    """Yield gates of which test-results.jsonl does not say what their verdicts do."""
     lines = (build / RESULTS).read_text(encoding="utf-8").splitlines() if (build / RESULTS).is_file() else []
     for path in _paths(build):
         try:
@@ -61,7 +61,7 @@ def _missing_statements(build: Path) -> Iterator[str]:
 
 
 def _verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
-    """Gates, numbers, and each number that this shardmill would not let pass, whatever the verdict says."""
+    """Return gates, numbers, and each number that this shardmill would not let pass, whatever the verdict says."""
     gates, numbers, faults = 0, 0, []
     for path in _paths(build):
         name = path.relative_to(build).as_posix()

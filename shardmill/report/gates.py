@@ -27,7 +27,7 @@ class Number:
 
     @property
     def badness(self) -> float:
-        """Grows as the value nears and passes its threshold, of which parts may have different ones."""
+        """Grow as the value nears and passes its threshold, of which parts may have different ones."""
         return nearness({"value": self.value, "threshold": self.threshold})
 
 
@@ -204,7 +204,7 @@ def _gate_measure(name: str, found: Iterable[Number], files: Sequence[Json]) -> 
 
 
 def _why_not(name: str, files: Sequence[Json]) -> str:
-    """Why nothing reports a measure: what a gate file says, or which measure stands for it on this engine."""
+    """Return why nothing reports a measure: a gate file's reason, or the measure that replaces it here."""
     for file in files:
         if name in refusals(file):
             return str(refusals(file)[name])
@@ -227,7 +227,7 @@ def cell(file: Json, name: str) -> Cell:
 
 
 def answers(file: Json, name: str) -> bool:
-    """Return whether a gate file has a number of this name, or say why not."""
+    """Return whether a gate file has a number of this name, or says why not."""
     return name in refusals(file) or any(row["name"] == name for row in file["gate"])
 
 

@@ -38,7 +38,7 @@ FILTERS = {  # name in the templates -> function of wording
 
 
 def environment() -> Environment:
-    """Templates of this package: everything escaped, a missing name is an error."""
+    """Return templates of this package: everything escaped, a missing name is an error."""
     made = Environment(
         loader=PackageLoader("shardmill.report"),
         autoescape=True,
@@ -51,7 +51,7 @@ def environment() -> Environment:
 
 
 def render(build: Build) -> str:
-    """report.html."""
+    """Return report.html."""
     return filled(context(build))
 
 
@@ -117,7 +117,7 @@ def weighed(build: Build) -> dict[str, Any]:
 
 
 def worth(passes: Sequence[Json]) -> dict[int, float]:
-    """By the tokens of a pass, the bytes that routing saves for each program that it calls more, if it saves any.
+    """Return by the tokens of a pass the bytes that routing saves for each further program that it calls.
 
     Where the Neural Engine takes longer to read that many than to start a program, routing is the faster form.
     """

@@ -112,7 +112,7 @@ def judged(found: Sequence[Point]) -> Judgement:
 
 
 def _spearman(found: Sequence[Point]) -> float | None:
-    """None where there are fewer than three points, or all are alike in one of the two."""
+    """Return the rank correlation; None for fewer than three points, or if all are equal in one of the two."""
     from scipy.stats import spearmanr
 
     pairs = [(point.foreseen_kl, point.kl) for point in found]

@@ -45,7 +45,7 @@ class SourceOrigin:
 
 
 def origin(build: Build) -> SourceOrigin:
-    """Provenance from the receipts and the source record."""
+    """Return provenance from the receipts and the source record."""
     files = build.source["files"]
     place = build.source["repo"] or build.settings["source"]["path"] or "not recorded"
     return SourceOrigin(
@@ -66,7 +66,7 @@ def tree_hash(build: Build, part: str) -> str:
 
 
 def _tool_versions(build: Build) -> tuple[tuple[str, str], ...]:
-    """Versions of the packages that decided bytes; several if steps differ."""
+    """Return versions of the packages that decided bytes; several if steps differ."""
     found: dict[str, set[str]] = {}
     for receipt in build.receipts.values():
         for name, version in receipt["packages"].items():
@@ -87,7 +87,7 @@ def _step_record(name: str, receipt: Mapping[str, Any]) -> StepRecord:
 
 
 def _flattened(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as dotted keys; None as not set."""
+    """Return nested settings as dotted keys; None as not set."""
     rows: list[tuple[str, str]] = []
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -53,7 +53,7 @@ class Build:
 
     @property
     def turned(self) -> float:
-        """How close two logits are that another width of a pass may turn, on the engine that the benchmark ran on."""
+        """Return the margin of logits that another width of a pass may turn, on the engine of the benchmark."""
         measured_on = self.speed["engine"]["name"] if self.speed else ""
         return float(self.model.get("margin", 0.0)) if measured_on == "coreml" else 0.0
 
@@ -79,7 +79,7 @@ class Build:
 
 
 def read_receipts(paths: Sequence[Path], root: Path) -> dict[str, Json]:
-    """Receipts by the name of what they stand for, `packages/head_0` for instance."""
+    """Return receipts by the name of what they stand for, `packages/head_0` for instance."""
     return {path.relative_to(root).as_posix().removesuffix(".receipt.json"): read_json(path) for path in paths}
 
 

@@ -70,14 +70,14 @@ def placement(files: Sequence[Json]) -> Placement:
 
 
 def _severity_rank(kind: str, rows: Iterable[Json]) -> tuple[int, int, str]:
-    """Kinds with trouble first, then by how many there are, those without a device last."""
+    """Return a sort key: kinds with trouble first, then by their number, and kinds without a device last."""
     statuses = Counter(row["status"] for row in rows if row["operation"] == kind)
     trouble = statuses["ineligible"] + statuses["unknown"]
     return (0 if trouble else 2 if set(statuses) == {"no_device"} else 1, -statuses.total(), kind)
 
 
 def counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
-    """Count of the given rows."""
+    """Return the counts of the given rows."""
     rows = list(rows)
     found = Counter(row["status"] for row in rows)
     return Counts(

@@ -44,7 +44,7 @@ def described(row: Json) -> str:
 
 
 def drafters(rows: Sequence[Json]) -> tuple[str, ...]:
-    """Drafters that draft, in the file's order."""
+    """Return drafters that draft, in the file's order."""
     return tuple(dict.fromkeys(row["drafter"] for row in rows if row["drafter"] != CONTROL))
 
 
@@ -81,7 +81,7 @@ def measured_speed(speed: Json) -> Iterator[Json]:
 
 
 def by_position(rows: Sequence[Json], drafter: str, kind: str) -> list[float]:
-    """Share of drafts accepted at draft position 1, 2, ..., over all of a drafter's rows; `kind` is live or oracle."""
+    """Return the share of accepted drafts by draft position, over all rows of a drafter; `kind` is live or oracle."""
     counted = [row[kind]["by_position"] for row in rows if row["drafter"] == drafter and row[kind] is not None]
     longest = max((len(positions) for positions in counted), default=0)
     sums = [[sum(c[i][j] for c in counted if i < len(c)) for j in (0, 1)] for i in range(longest)]
@@ -122,7 +122,7 @@ def plots(speed: Json) -> list[Plot]:
 
 
 def _wanted_plots(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
-    """Name, title, note, drawing and width of each figure."""
+    """Return name, title, note, drawing and width of each figure."""
     sweep, tasks = speed["sweep"], speed["tasks"]
     series = _styled(drafters(tuple(measured_speed(speed))))
     if sweep and series:
@@ -163,7 +163,7 @@ def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> N
 
 
 def _draw_widths(axes: Axes, speed: Json) -> None:
-    """Measured passes, and the time in which T = 1 gives as many tokens: what the wide pass has to beat."""
+    """Draw measured passes, and the time in which T = 1 gives equally many tokens, which a wide pass has to beat."""
     took = {int(width): 1e3 * seconds for width, seconds in speed["pass_seconds"].items()}
     narrow, wide = min(took), max(took)
     meets = speed["break_even"]
@@ -221,7 +221,7 @@ def _draw_tasks(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> N
 def bars(
     axes: Axes, rows: Sequence[Json], series: Sequence[Series], values: Sequence[float], tops: Sequence[float]
 ) -> float:
-    """Bars by group, a drafter each, their values written above `tops`; returns a bar's width."""
+    """Draw a bar per group and drafter, with its value above `tops`; return the width of a bar."""
     names = [group.name for group in speed_groups(rows)]
     width = 0.84 / len(series)
     for one in series:
@@ -249,11 +249,11 @@ def line(axes: Axes, one: Series, points: Sequence[tuple[float, float]]) -> None
 
 
 def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[float, float], align: str) -> None:
-    """Words so many points away from a point."""
+    """Write words at a distance in points from a point."""
     axes.annotate(text, point, away, textcoords="offset points", ha=align, color=INK)
 
 
 def finish(axes: Axes) -> None:
-    """From zero up, with room for what is written above the highest value, and a legend."""
+    """Scale the axes from zero, with room above the highest value, and add a legend."""
     axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
     legend(axes)

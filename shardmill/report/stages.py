@@ -110,7 +110,7 @@ def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> StepS
 
 
 def _benchmark_state(build: Build) -> StepState:
-    """Prompt lengths and tasks that were measured, failed where drafts changed the output; or that nothing was."""
+    """Return the state of each prompt length and task: measured, or failed if drafts changed the output."""
     if build.speed is None:
         return StepState("benchmark", "", (("benchmark", "not_run"),))
     if build.encodes:

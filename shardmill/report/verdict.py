@@ -83,7 +83,7 @@ def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
 
 
 def _residency_caveats(build: Build) -> Iterator[Caveat]:
-    """Residency where it was not measured."""
+    """Yield a caveat if residency was not measured."""
     predicted = [file["part"] for file in build.placed if file["evidence"] != "measured"]
     if predicted:
         why = (
@@ -96,7 +96,7 @@ def _residency_caveats(build: Build) -> Iterator[Caveat]:
 
 
 def exactness(build: Build) -> Iterator[Caveat]:
-    """Speculation that gave other tokens than plain decoding: a close call that fell otherwise, or a fault."""
+    """Yield a caveat if speculation gave other tokens than plain decoding, by a close call or by a fault."""
     if build.encodes or build.speed is None:
         return
     again = f"shardmill bench build/{build.model['model']}"
@@ -132,7 +132,7 @@ def _speed_caveats(build: Build) -> Iterator[Caveat]:
 
 
 def _gap_caveat(gap: Json, bench: str) -> Caveat:
-    """Something that the benchmark could not measure, with the way to it."""
+    """Return a caveat for something that the benchmark could not measure, with the way to it."""
     what, reason = gap["what"], gap["reason"]
     match gap["kind"]:
         case "energy":
@@ -151,7 +151,7 @@ def _gap_caveat(gap: Json, bench: str) -> Caveat:
 
 
 def _unanswered(build: Build, question: Question) -> Iterator[Caveat]:
-    """Measure of a question that no part has a number for."""
+    """Yield the measures of a question without a number from any part."""
     portable = all(file["engine"]["name"] == "portable" for file in build.parity)
     where = ON_A_MAC if portable else ON_LINUX
     for measure in question.measures:

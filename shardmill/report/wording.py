@@ -110,7 +110,7 @@ ENGINES = {"portable": "portable engine (CPU, torch)", "coreml": "Core ML", "cor
 
 
 def number(value: float | None) -> str:
-    """Four significant digits at most; small ones as 3.7e-7; thousands apart; None as not run."""
+    """Return four significant digits at most; small ones as 3.7e-7; thousands apart; None as not run."""
     if value is None:
         return NOT_RUN
     if float(value).is_integer() and abs(value) < 1e15:
@@ -127,7 +127,7 @@ def fixed(value: float | None, digits: int = 1) -> str:
 
 
 def threshold_text(text: str) -> str:
-    """`<= 0.0001` as `≤ 1e-4`."""
+    """Return `<= 0.0001` as `≤ 1e-4`."""
     sign, _, limit = text.partition(" ")
     try:
         return f"{'≥' if sign == '>=' else '≤'}\u00a0{number(float(limit))}"
@@ -180,19 +180,19 @@ def engine_text(identity: Mapping[str, Any]) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """`1 part`, `8 parts`."""
+    """Return `1 part`, `8 parts`."""
     return f"{number(count)} {word}{'' if count == 1 else 's'}"
 
 
 def sentence(text: str) -> str:
-    """With a capital letter, unless it starts with an identifier, and a full stop."""
+    """Return the text with a capital letter, unless it starts with an identifier, and a full stop."""
     first = text.split(" ")[0]
     start = text[:1].upper() if first.isalpha() else text[:1]
     return f"{start}{text[1:]}{'' if text.endswith('.') else '.'}" if text else ""
 
 
 def marked(text: str) -> Markup:
-    """Escaped, with `what stands in backticks` as code; a short one is never broken."""
+    """Return the text escaped, with `what stands in backticks` as code; short code is never broken."""
 
     def code(match: re.Match[str]) -> str:
         style = ' class="whole"' if len(match[1]) <= LONGEST_WHOLE else ""

@@ -157,7 +157,7 @@ Loaded = TypeVar("Loaded")
 
 
 def reused(load: Callable[[], Loaded]) -> Callable[[], Loaded]:
-    """Return a function that returns what `load` loads, and load it again only if the precision has changed.
+    """Return a function that returns what `load` loads, and loads it again only if the precision has changed.
 
     Core ML has one precision, so there it is loaded once. The portable engine's two precisions are two loads, and only
     one of the two is in memory at a time.

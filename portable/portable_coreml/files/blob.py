@@ -75,7 +75,7 @@ class WeightFile:
         return self._bytes[start : start + needed].view(BY_NAME[kind.dtype].numpy).reshape(shape)
 
     def _unpacked(self, offset: int, dtype: str, count: int) -> np.ndarray:
-        """`count` values of a type that numpy does not have."""
+        """Return `count` values of a type that numpy does not have."""
         try:
             flat = np.asarray(getattr(self._reader, READERS[dtype])(offset)).reshape(-1)
         except Exception as error:
@@ -85,7 +85,7 @@ class WeightFile:
         return flat.astype(BY_NAME[dtype].numpy, copy=False)[:count]
 
     def _record(self, offset: int) -> tuple[int, int, int]:
-        """Type number, size in bytes and start of the data."""
+        """Return the type number, size in bytes and start of the data."""
         if offset % RECORD_BYTES or offset + RECORD_BYTES > self.size:
             raise ProgramError(f"{self.path.name}: blob offset {offset} lies outside the file of {self.size} bytes")
         with self.path.open("rb") as file:

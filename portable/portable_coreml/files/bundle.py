@@ -38,7 +38,7 @@ _MAX_TEXT_BYTES = 1 << 30
 
 
 def compile_model(source: Path, destination: Path) -> Path:
-    """Compiles an .mlpackage, or an .mlmodel with an ML Program, to a bundle at `destination`.
+    """Compile an .mlpackage, or an .mlmodel with an ML Program, to a bundle at `destination`.
 
     Weight files are hard-linked where the file system allows. Raises ProgramError for what is not a sound ML Program.
     """
@@ -69,7 +69,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _weight_files(model: LoadedModel) -> dict[Path, Path]:
-    """Bundle-relative path -> file, for every weight file that a program refers to.
+    """Return bundle-relative path -> file, for every weight file that a program refers to.
 
     Raises ProgramError if one is missing.
     """
@@ -92,7 +92,7 @@ def _function_features(model: LoadedModel) -> dict[str, list[Feature]]:
 
 
 def core_data(model: LoadedModel) -> bytes:
-    """`coremldata.bin` of a model."""
+    """Return `coremldata.bin` of a model."""
     version, description = model.spec_version, type(model.description)()
     description.CopyFrom(model.description)
     description.metadata.SetInParent()  # the compiler writes an empty one where the source has none
@@ -103,7 +103,10 @@ def core_data(model: LoadedModel) -> bytes:
 
 
 def analytics(spec: bytes, name: str) -> bytes:
-    """`analytics/coremldata.bin`: records that tie a bundle to the bytes of the specification it was compiled from."""
+    """Return `analytics/coremldata.bin`.
+
+    Records that tie a bundle to the bytes of the specification it was compiled from.
+    """
     digest = base64.b64encode(hashlib.sha256(spec).digest()).decode()
     sections = (
         ("NeuralNetworkModelDetails", (("containsCustomLayer", "0"), ("modelDimension", "0"))),
@@ -149,7 +152,7 @@ def _program(text: str, description: bytes) -> Program:
 
 
 def read_core_data(path: Path) -> tuple[int, Any]:
-    """(specification version, ModelDescription message) of a coremldata.bin."""
+    """Return (specification version, ModelDescription message) of a coremldata.bin."""
     from coremltools.proto import Model_pb2  # a slow import
     from google.protobuf.message import DecodeError
 
@@ -174,7 +177,7 @@ def frame(path: Path) -> tuple[bytes, bytes]:
 
 
 def _in_described_order(program: Program, description: Any) -> Program:
-    """Parameters in the order of the description: in the text they are sorted by name."""
+    """Return parameters in the order of the description: in the text they are sorted by name."""
     described = {item.name: item for item in description.functions}
     ordered = {}
     for name, function in program.functions.items():

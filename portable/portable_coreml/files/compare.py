@@ -53,7 +53,7 @@ def _compare_file(name: str, first: Path, second: Path) -> str:
 
 
 def _compare_frames(one: tuple[bytes, bytes], two: tuple[bytes, bytes]) -> str:
-    """Headers and trailers of two coremldata.bin whose descriptions are equal."""
+    """Return headers and trailers of two coremldata.bin whose descriptions are equal."""
     for what, mine, theirs in zip(("headers", "trailers"), one, two, strict=True):
         if mine != theirs:
             at = next(i for i in range(len(mine) + 1) if mine[: i + 1] != theirs[: i + 1])
@@ -146,7 +146,7 @@ def _function(name: str, function: Any, description: Any) -> ShownFunction:
 
 
 def features(described: Iterable[Any]) -> tuple[ShownFeature, ...]:
-    """Features of a model description."""
+    """Return features of a model description."""
     return tuple(ShownFeature(feature.name, *_type(feature.type)) for feature in described)
 
 
@@ -220,6 +220,6 @@ def _dtype(tensor: Any) -> str:
 
 
 def _word_bits(dtype: str) -> int:
-    """Bits of one element, as the type's name says; a boolean takes a byte."""
+    """Return bits of one element, as the type's name says; a boolean takes a byte."""
     digits = re.search(r"\d+", dtype)
     return int(digits.group()) if digits else 8

@@ -124,7 +124,7 @@ class Signature:
     def results(
         self, names: Sequence[str], values: Sequence[Tensor], kinds: Mapping[str, TensorType]
     ) -> dict[str, Any]:
-        """Arrays (or images) for the function's outputs, as the model's description declares them."""
+        """Return arrays (or images) for the function's outputs, as the model's description declares them."""
         found: dict[str, Any] = {}
         for name, value in zip(names, values, strict=True):
             if name in self.image_outputs:

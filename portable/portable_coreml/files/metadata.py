@@ -126,7 +126,7 @@ def _histogram(function: Function) -> dict[str, int]:
 
 
 def _histogram_name(kind: str, prefix: str | None) -> str:
-    """Return an operation counts under the operation set that last defined it anew, as far as public bundles show."""
+    """Return an operation's name with the operation set that last defined it anew, as far as public bundles show."""
     camel = "".join(word[:1].upper() + word[1:] for word in kind.split("_"))
     if prefix is None or kind in _SINCE_IOS15 or (prefix == "Ios16" and kind in _SINCE_IOS17):
         return camel

@@ -32,7 +32,7 @@ class LoadedModel:
 
 
 def parse_spec(path: Path) -> Any:
-    """Return the Model message in a file. Raises ProgramError for a file that can't be read or hold something else."""
+    """Return the Model message in a file. Raises ProgramError for a file that can't be read or holds something else."""
     from coremltools.proto import Model_pb2  # a slow import
     from google.protobuf.message import DecodeError
 

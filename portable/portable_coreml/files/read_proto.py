@@ -133,7 +133,7 @@ def _tensor(message: Any, kind: ir.TensorType) -> np.ndarray:
 
 
 def element_count(kind: ir.TensorType) -> int:
-    """Elements of a literal's type. Raises ProgramError for unknown extents and absurd sizes."""
+    """Return elements of a literal's type. Raises ProgramError for unknown extents and absurd sizes."""
     count = 1
     for extent in kind.shape:
         if extent is None:

@@ -27,7 +27,7 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\
 
 
 def write_text(program: ir.Program, spec_version: int, features: Mapping[str, Sequence[Feature]]) -> str:
-    """MIL text of a program. `features`: the described inputs of each function, for its flexible shapes."""
+    """Return MIL text of a program. `features`: the described inputs of each function, for its flexible shapes."""
     style = Style(bare=spec_version >= _FIRST_BARE_SPEC)
     parts = [f"program({'1.3' if style.bare else '1.0'})\n", f"[{style.program_attributes(program)}]\n", "{\n"]
     for name in sorted(program.functions):
@@ -41,7 +41,7 @@ def _quoted(text: str) -> str:
 
 
 def float_text(value: float) -> str:
-    """C99 hexadecimal notation without trailing zeros."""
+    """Return C99 hexadecimal notation without trailing zeros."""
     if value != value or value in (float("inf"), float("-inf")):
         return repr(value)
     mantissa, exponent = value.hex().split("p")

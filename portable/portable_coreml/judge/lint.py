@@ -28,7 +28,7 @@ class LintRow:
 
 
 def lint(path: str | Path, target: Target | None = None) -> tuple[LintRow, ...]:
-    """Judges a package or bundle by the placement rules.
+    """Judge a package or bundle by the placement rules.
 
     Args:
         path: an .mlpackage, an .mlmodel or an .mlmodelc.

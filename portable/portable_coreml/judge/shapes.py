@@ -33,7 +33,7 @@ class _Unknown(Exception):
 
 
 def infer_shapes(function: Function, inputs: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
-    """Name -> shape, for every value whose shape follows from those of `inputs`.
+    """Return name -> shape, for every value whose shape follows from those of `inputs`.
 
     Raises ProgramError that names the operation which can't take its shapes. Where these are flexible in the program,
     only for _STRICT: coremltools' tests load programs whose default shapes no linear layer can take, and use others.
@@ -133,7 +133,7 @@ def _check_kind(result: Tensor, declared: TensorType, name: str) -> None:
 
 
 def _tells_nothing(error: Exception) -> bool:
-    """Whether a kernel failed for asking a meta tensor what it holds, or for an index from behind the end of an axis.
+    """Return whether a kernel failed by reading a meta tensor, or by an index from behind the end of an axis.
 
     Core ML refuses neither (coremltools' test_tensor_assign_complex_slice).
     """

@@ -181,7 +181,10 @@ def _text(value: Value | None) -> str:
 
 @cache
 def _type_groups(kind: str, opset: str) -> Mapping[str, str]:
-    """Argument -> its type domain, by coremltools' definition of an operation; empty for one that it does not know."""
+    """Return argument -> its type domain, by coremltools' definition of an operation.
+
+    Empty for one that it does not know.
+    """
     from coremltools.converters.mil._deployment_compatibility import AvailableTarget
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 

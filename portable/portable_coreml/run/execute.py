@@ -49,7 +49,7 @@ class Executable:
     """One function of a program at one precision."""
 
     def __init__(self, function: Function, load: Loader, precision: str, place: Placer = nowhere) -> None:
-        """Lowers the function.
+        """Lower the function.
 
         Args:
             function: what to run.
@@ -112,7 +112,7 @@ class Executable:
 def _run_block(
     block: Lowered, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
 ) -> tuple[Tensor, ...]:
-    """Interprets a block in `env`, which it uses up. Nested blocks and observed runs come here."""
+    """Interpret a block in `env`, which it uses up. Nested blocks and observed runs come here."""
     for index, step in enumerate(block.steps):
         results = _run_step(step, env, states, half, observer)
         for out, value in zip(step.outputs, results, strict=True):
@@ -289,7 +289,7 @@ class _Tracer:
         return CodeLine(targets, run_control, args, tupled=True, needs_states=True)
 
     def _is_fresh(self, value: Tensor, step: LoweredStep) -> bool:
-        """Whether a value to be stored owns its memory in every run.
+        """Return whether a value to be stored owns its memory in every run.
 
         Neither a constant, nor (a view of) an input or another value.
         """

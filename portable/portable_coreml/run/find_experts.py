@@ -118,7 +118,7 @@ def _alone(down: LoweredStep, walk: _Walk) -> _Weighed | None:
 
 
 def _grouped(down: LoweredStep, walk: _Walk) -> _Weighed | None:
-    """Experts that share their matrices."""
+    """Return experts that share their matrices."""
     scaled = walk.sole(_argument(down, "x"), "mul")
     factor = None if scaled is None else _column(scaled.args[1])
     if scaled is None or factor is None:

@@ -70,7 +70,7 @@ class RangeAudit:
 
 
 def _uses(function: Function, masks: Collection[str]) -> tuple[Collection[str], Mapping[str, str]]:
-    """(values that are masks or rearranged copies of masks, output of an addition -> the mask that it adds)."""
+    """Return (values that are masks or rearranged copies of masks, output of an addition -> the mask that it adds)."""
     copies, added = set(masks), {}
     for op in function.block.walk():
         names = [b for bindings in op.inputs.values() for b in bindings if isinstance(b, str)]

@@ -64,14 +64,14 @@ class Lowered:
 
     @cached_property
     def dying(self) -> Mapping[int, list[str]]:
-        """Index of a step -> the values that nothing needs after it."""
+        """Return the index of a step -> the values that nothing needs after it."""
         kept = used(self.outputs)
         last = last_mentions([used(step.args) | {out.name for out in step.outputs} for step in self.steps])
         return {index: [name for name in names if name not in kept] for index, names in last.items()}
 
 
 def used(args: Sequence[Arg]) -> set[str]:
-    """Name of run-time values among arguments."""
+    """Return the names of run-time values among arguments."""
     names: set[str] = set()
     for arg in args:
         if isinstance(arg, tuple):
@@ -82,7 +82,7 @@ def used(args: Sequence[Arg]) -> set[str]:
 
 
 def mentions(args: Sequence[Arg]) -> list[str]:
-    """Name of run-time values among arguments, as often as they stand there."""
+    """Return the names of run-time values among arguments, as often as they stand there."""
     names: list[str] = []
     for arg in args:
         names += mentions(arg) if isinstance(arg, tuple) else [arg.name] if isinstance(arg, Ref) else []
@@ -90,7 +90,7 @@ def mentions(args: Sequence[Arg]) -> list[str]:
 
 
 def last_mentions(by_step: Sequence[set[str]]) -> dict[int, list[str]]:
-    """Index of a step -> the names that no later one mentions, given what each mentions."""
+    """Return the index of a step -> the names that no later one mentions, given what each mentions."""
     last = {name: index for index, names in enumerate(by_step) for name in names}
     by_index: dict[int, list[str]] = {}
     for name, index in last.items():

@@ -49,7 +49,10 @@ def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
 
 
 def by_fours(tokens: Tensor) -> Tensor:
-    """[n, in] with rows added so that n is a multiple of 4: BLAS adds up one, two or three rows in other ways."""
+    """Return [n, in] with rows added so that n is a multiple of 4.
+
+    BLAS adds up one, two or three rows in other ways.
+    """
     missing = -len(tokens) % 4
     if len(tokens) == 1:
         return tokens.expand(4, -1)
@@ -87,7 +90,7 @@ def multiplies_in_fixed_point() -> bool:
 
 
 def to_digits(x: Tensor) -> Digits | None:
-    """Columns [in, n] in fixed point; None where there are none, or too many terms, or one is not finite."""
+    """Return columns [in, n] in fixed point; None where there are none, or too many terms, or one is not finite."""
     if not 0 < len(x) <= _MOST_INPUTS or not x.shape[1]:
         return None
     top = x.abs().amax(0)  # [n]
@@ -118,7 +121,10 @@ def _digit_sums(values: Tensor, integers: Tensor) -> Tensor:
 
 @cache
 def int8_products_are_fast() -> bool:
-    """Whether this processor has VNNI: without it torch (2.13) multiplies int8 in a loop, up to 160 times slower."""
+    """Return whether this processor has VNNI.
+
+    Without it torch (2.13) multiplies int8 in a loop, up to 160 times slower.
+    """
     return torch.cpu._is_vnni_supported()
 
 
@@ -185,7 +191,10 @@ def product_kernel(kind: str, stored: bool, steady: bool) -> Kernel:
 
 
 def by_columns(weight: Tensor) -> Tensor:
-    """[out, in, ...] held column by column: with it a product with four columns takes little longer than with one."""
+    """Return [out, in, ...] held column by column.
+
+    With it a product with four columns takes little longer than with one.
+    """
     return weight.flatten(1).t().contiguous().t().view(weight.shape)
 
 
@@ -203,7 +212,10 @@ def output_axis(kind: str, args: Mapping[str, Arg], sizes: Sequence[int | None])
 
 
 def _is_pointwise(plain: Mapping[str, Any]) -> bool:
-    """Whether plain arguments make a one-element convolution a plain product: no stride, no padding, no groups."""
+    """Return whether plain arguments make a one-element convolution a plain product.
+
+    No stride, no padding, no groups.
+    """
     strides, pad = plain["strides"], plain["pad"] if plain["pad_type"] == "custom" else None
     known = ... not in (strides, pad, plain["pad_type"], plain["groups"])
     return known and plain["groups"] == 1 and not any(s != 1 for s in strides or ()) and not any(pad or ())

@@ -76,7 +76,7 @@ def _caster(held: torch.dtype) -> Callable[[Tensor], Tensor]:
 
 
 def _view(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
-    """reshape, squeeze and expand_dims are one reshape to the shape they gave."""
+    """Return one reshape, to the shape of the result, in place of reshape, squeeze and expand_dims."""
     return torch.reshape, (args["x"], Const(tuple(results[0].shape)))
 
 
@@ -137,7 +137,7 @@ def _wide_matmul_nt(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _wide(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """torch.sum or torch.mean, in float64."""
+    """Return torch.sum or torch.mean, in float64."""
     return lambda x, axes, keep: function(x, axes, keep, dtype=torch.float64)
 
 
@@ -179,7 +179,7 @@ def _tokens_product(
 
 
 def _slice(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:
-    """Return a slice of one axis with step 1 is a narrow."""
+    """Return a narrow in place of a slice of one axis with step 1."""
     x, stride = values["x"], values["stride"]
     if (stride is not None and any(s != 1 for s in stride)) or (values["squeeze_mask"] and any(values["squeeze_mask"])):
         return None

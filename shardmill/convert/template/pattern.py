@@ -136,7 +136,7 @@ def fit_value(values: Sequence[Any], places: Sequence[Place]) -> Name | Extent |
 
 
 def fit_name(names: Sequence[str], places: Sequence[Place]) -> Name | None:
-    """Return the form of a name, None where it is the same everywhere and hold no layer's index."""
+    """Return the form of a name, None where it is the same everywhere and holds no layer's index."""
     split = [NUMBER.split(name) for name in names]
     if any(len(s) != len(split[0]) or s[::2] != split[0][::2] for s in split):
         raise StampError(f"{names[0]} and {names[-1]}: named differently in other layers; {REMEDY}")
@@ -164,10 +164,7 @@ def _fit_number(values: Sequence[int], places: Sequence[Place]) -> Number:
 
 
 def leaves(message: Any) -> Iterator[tuple[Path, Any]]:
-    """Yield every value of a message with its path, map entries in the order of their keys.
-
-    But not where a weight lies.
-    """
+    """Yield every value of a message with its path, except places of weights; map entries by their keys."""
     if message.DESCRIPTOR.name == "BlobFileValue":  # decided by who writes the weights
         return
     for field, value in message.ListFields():
@@ -297,7 +294,7 @@ def _fit_run(xs: list[Any], ys: list[Any], a: Sample, b: Sample) -> Run:
 
 
 def check_closed(spec: Any) -> None:
-    """Every name is defined once, before it is used. Raises StampError."""
+    """Check that every name is defined once, before it is used. Raises StampError."""
     defined = {value.name for value in main_function(spec).inputs}
     for operation in main_block(spec).operations:
         for argument in (a for key in sorted(operation.inputs) for a in operation.inputs[key].arguments):

@@ -62,7 +62,7 @@ def _write_sample(file: Path, specs: list[bytes]) -> None:
 
 
 def read_sample(file: Path) -> list[bytes] | None:
-    """Sample that were kept, None where there are none or they are damaged."""
+    """Return the samples that were kept; None if there are none, or if they are damaged."""
     try:
         content = load_json(file)
         specs = [b64decode(sample) for sample in content["samples"]]
@@ -72,7 +72,7 @@ def read_sample(file: Path) -> list[bytes] | None:
 
 
 def _checksum(specs: list[bytes]) -> str:
-    """sha256 of samples."""
+    """Return sha256 of samples."""
     return hashlib.sha256(b"".join(hashlib.sha256(spec).digest() for spec in specs)).hexdigest()
 
 
@@ -173,7 +173,10 @@ def _samples(bare: Part, counts: tuple[int, int], quantization: str, cache: Path
 
 
 def _beside(graph: Graph) -> tuple[int, ...]:
-    """How many channels may lie after the residual stream's: a router's state, the weights of experts, or both."""
+    """Return how many channels may lie after the residual stream's.
+
+    A router's state, the weights of experts, or both.
+    """
     routed = graph.experts.count if graph.experts and graph.experts.routed else 0
     return graph.carry, routed, graph.carry + routed
 

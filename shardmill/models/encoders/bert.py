@@ -91,6 +91,6 @@ def _around(prefix: str) -> dict[str, str]:
 
 
 def _ignored(prefix: str, pooled: bool) -> tuple[str, ...]:
-    """Buffers, and the pooler where nothing reads it."""
+    """Return buffers, and the pooler where nothing reads it."""
     unread = () if pooled else (f"{prefix}pooler.dense.weight", f"{prefix}pooler.dense.bias")
     return (f"{prefix}embeddings.position_ids", *unread)

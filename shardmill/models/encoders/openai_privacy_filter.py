@@ -80,7 +80,7 @@ def describe(config: Any, length: int) -> ModelDescription:
 
 
 def halved(tensor: str, heads: int, width: int) -> tuple[TensorSource, ...]:
-    """Each head's rows with the even ones first: the rotation then turns halves, where the model turns neighbours.
+    """Return each head's rows with the even rows first: the rotation turns halves, where the model turns neighbours.
 
     Scores are sums over a head's rows, so the order changes nothing else.
     """

@@ -58,7 +58,7 @@ def options(config: Any) -> dict[str, Any]:
 
 
 def gains() -> Mapping[str, TensorSource]:
-    """Norms whose gain is 1 + weight; those that write to the residual stream bring its scale."""
+    """Return norms whose gain is 1 + weight; those that write to the residual stream bring its scale."""
     found = {}
     for name, times in (
         ("input_layernorm", 1.0),

@@ -70,7 +70,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def layer_kinds(types: Sequence[str] | None, dense: int) -> tuple[LayerSpec, ...]:
-    """Convolutions and attention after the config's `layer_types`, of which the first `dense` have no experts.
+    """Return convolutions and attention after the config's `layer_types`, of which the first `dense` have no experts.
 
     Raises:
         CheckpointError: there are none. For the models with experts, transformers has no default of them.

@@ -50,7 +50,7 @@ def _replace(target: Path, source: Path) -> None:
 
 
 def unused(store: Path, going: Iterable[Path]) -> Iterator[Path]:
-    """Shared files that nobody links to any more, once the files in `going` are gone."""
+    """Yield shared files that nobody links to any more, once the files in `going` are gone."""
     links: dict[int, int] = {}
     for file in going:
         inode = file.lstat().st_ino
@@ -178,13 +178,13 @@ def hashes_of(path: Path, recorded: Mapping[str, Any]) -> list[tuple[Path, str]]
 
 
 def read_entry(entry: Path) -> dict[str, dict[str, Any]]:
-    """Output name -> what is recorded of it."""
+    """Return output name -> what is recorded of it."""
     content: dict[str, dict[str, Any]] = read_json(entry / ENTRY)
     return content
 
 
 def output_files(entry: Path) -> dict[str, str]:
-    """Path in the entry -> sha256, of every file of its outputs."""
+    """Return path in the entry -> sha256, of every file of its outputs."""
     recorded = read_entry(entry).values()
     hashes = [hashes_of(Path(one["file"]), one) for one in recorded]
     return {path.as_posix(): sha256 for pairs in hashes for path, sha256 in pairs}
@@ -196,7 +196,7 @@ def files_of(entry: Path) -> list[Path]:
 
 
 def stamps(entry: Path) -> dict[str, list[int]]:
-    """Size and modification time of every file of an entry, its record too. Hard links to it change neither."""
+    """Return size and modification time of every file of an entry, its record too. Hard links to it change neither."""
     found = {file.relative_to(entry).as_posix(): file.stat() for file in files_of(entry)}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
 

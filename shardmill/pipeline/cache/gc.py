@@ -90,7 +90,7 @@ def _is_entry(folder: Path) -> bool:
 
 
 def current_templates() -> set[str]:
-    """Name of the folders in which the present tools keep templates, one for each model family."""
+    """Return the folders in which the present tools keep templates, one for each model family."""
     families = {name for kind in FOLDERS for name in supported(kind)}
     return {digest(code_digest.tools(STEPS["convert"], family)) for family in families}
 

@@ -27,7 +27,7 @@ USERS = "users"
 
 
 def register(store: Path) -> None:
-    """Note that the builds beside `store`, which may be a link to the real one, use it.
+    """Record that the builds beside `store`, which may be a link to the real one, use it.
 
     Folders on two machines may have the same path, so they are told apart by their inodes. Raises OSError where the
     store may not be written to.

@@ -14,7 +14,7 @@ from shardmill.pipeline.task import Action, paths_from
 
 
 def key_differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted names of the leaves in which two actions differ."""
+    """Return dotted names of the leaves in which two actions differ."""
     found = []
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)

@@ -379,7 +379,7 @@ def _is_timeout(error: BaseException | None) -> bool:
 
 
 def _written(file: Path) -> float:
-    """When a file was written last; long ago if there is none."""
+    """Return when a file was written last; long ago if there is none."""
     try:
         return file.stat().st_mtime
     except OSError:

@@ -49,7 +49,7 @@ TEMPLATES = "templates"  # the folder in which stamped conversion keeps what all
 
 
 def _nothing() -> None:
-    """Nobody is told."""
+    """Tell nobody."""
 
 
 class Store:
@@ -117,7 +117,7 @@ class Store:
         return worked
 
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
-        """Works, and keeps the result as the entry."""
+        """Work, and keeps the result as the entry."""
 
         def checked(made: Mapping[str, Path]) -> None:
             work(made)
@@ -156,6 +156,6 @@ class Store:
         return key_differences(before, parse_json(dumps(asdict(action))))
 
     def reason(self, action: Action, receipt: Path) -> str:
-        """Why there is work: the ingredients of the key that differ from the last time."""
+        """Return why there is work: what differs in the key from the last time."""
         found = self.changes(action, receipt)
         return "not made before" if found is None else ", ".join(found) or "its entry is gone or damaged"

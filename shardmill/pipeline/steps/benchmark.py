@@ -26,7 +26,7 @@ def task(
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
-    """Return a speed depends on the programs, wherever their weights came from, on what is asked, and on the machine.
+    """Describe a speed, which depends on the programs, the requests and the machine, not on the weights' source.
 
     What was measured of these very programs on this machine stands: `shardmill bench` measures anew.
 

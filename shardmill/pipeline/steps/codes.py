@@ -14,7 +14,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
 def task(part: Path, summary: Path, record: Path, edges: Artifact, forms: Sequence[str], tools: Tools) -> Task:
-    """Return a file of codes in INT4 and other forms, see convert/codes.py.
+    """Describe a file of codes in INT4 and other forms, see convert/codes.py.
 
     Its metadata has each matrix' errors, by form.
 

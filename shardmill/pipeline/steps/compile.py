@@ -20,7 +20,7 @@ UNVERIFIED = (
 
 
 def task(package: Artifact, bundles: str, engine: Mapping[str, str], tools: Tools) -> Task:
-    """Return a bundle depends on its package's bytes and on whose compiler it is.
+    """Describe a bundle, which depends on its package's bytes and on whose compiler it is.
 
     Args:
         package: the .mlpackage.

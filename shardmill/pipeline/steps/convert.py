@@ -22,7 +22,7 @@ def task(
     templates: Path,
     threads: int = 1,
 ) -> Task:
-    """Return a package depends on its part's content, on the forms of its own matrices, and on how it is converted.
+    """Describe a package, which depends on its part, the forms of its matrices, and the way of conversion.
 
     Args:
         part: parts/P.json.

@@ -11,7 +11,7 @@ from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
 def task(part: Path, record: Path, form: str, tools: Tools, threads: int = 1) -> Task:
-    """Return the table depends on its tensor and its form alone.
+    """Describe the table, which depends on its tensor and its form alone.
 
     Args:
         part: parts/embedding.json.

@@ -27,7 +27,7 @@ def task(
     form: str = "fp16",
     reshape: str = INFREQUENT,
 ) -> Task:
-    """model.json. Its hashes are those that the receipts record, and every file is compared with them.
+    """Describe model.json. Its hashes are those that the receipts record, and every file is compared with them.
 
     Args:
         summary: plan.json.

@@ -21,7 +21,7 @@ def task(
     codes: list[Artifact],
     tools: Tools,
 ) -> Task:
-    """{"foreseen": {...}, "measured": {...}} of one of the search's points.
+    """Describe {"foreseen": {...}, "measured": {...}} of one of the search's points.
 
     A point is known by its forms: where another budget leaves them as they are, it is not measured again.
 

@@ -13,7 +13,7 @@ from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
 def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, Any] | None, tools: Tools) -> Task:
-    """Return a safetensors file of tokens [windows, n], and of the states after the last layer, last [windows, n, d].
+    """Describe a safetensors file of tokens [windows, n], and of the states after the last layer, last [windows, n, d].
 
     Args:
         summary: plan.json.

@@ -40,7 +40,7 @@ def task(
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
-    """Return a verdict depends on the part, its programs, what they are compared with, and the engine.
+    """Describe a verdict, which depends on the part, its programs, what they are compared with, and the engine.
 
     Args:
         summary: plan.json.

@@ -37,7 +37,7 @@ def task(
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
-    """Return a verdict depends on all programs, on what they are compared with, and the engine.
+    """Describe a verdict, which depends on all programs, on what they are compared with, and the engine.
 
     Args:
         summary: plan.json.
@@ -98,7 +98,7 @@ def _measured(
 
 
 def _judged(pieces: Iterable[plans.Part], followed: recipes.Recipe, search: Mapping[str, Any] | None) -> dict[str, Any]:
-    """By which limits: those of the forms of most weights, or where there was a search, what it foresaw."""
+    """Return the limits: those of the forms of most weights, or what the search estimated if there was one."""
     numbers = Counter[str]()
     for piece in pieces:
         numbers.update(followed.numbers(piece.named_shapes))

@@ -14,7 +14,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools
 
 
 def task(parts: list[Path], source: list[Path], chosen: list[Artifact], precision: str, tools: Tools) -> Task:
-    """Return a recipe depends on what the config asks for, and on which matrices there are.
+    """Describe a recipe, which depends on what the config asks for, and on which matrices there are.
 
     Args:
         parts: every parts/P.json but that of the embedding.

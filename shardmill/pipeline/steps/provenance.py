@@ -21,7 +21,7 @@ def task(
     recipe: list[Path],
     settings: Mapping[str, Any],
 ) -> Task:
-    """provenance.json and test-results.jsonl.
+    """Describe provenance.json and test-results.jsonl.
 
     Args:
         record: source.receipt.json.

@@ -22,7 +22,7 @@ BLOCK = 1 << 22  # bytes that are hashed at a time
 
 
 def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], tools: Tools) -> Task:
-    """Return a safetensors file of tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], and experts.
+    """Describe a safetensors file of tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], and experts.
 
     The last are there for a model that has them: indices of those that each token takes, [layers, positions, chosen].
 
@@ -74,7 +74,9 @@ def positions(parity: Mapping[str, Any], context: int) -> int:
 
 
 def seen(states: Path, part: Part) -> str:
-    """Content hash of what a part is compared with: the hidden states at its own edges; the last and logits for a head.
+    """Return content hash of what a part is compared with.
+
+    The hidden states at its own edges; the last and logits for a head.
 
     The edges of experts are those of their layer.
 
@@ -119,7 +121,7 @@ def _outputs(
 
 
 def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
-    """sha256 of what some ranges of bytes of a file hold, and of the shapes that they have."""
+    """Return sha256 of what some ranges of bytes of a file hold, and of the shapes that they have."""
     digest = hashlib.sha256(shapes.encode())
     with states.open("rb") as stream:
         for start, end in spans:

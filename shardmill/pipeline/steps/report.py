@@ -29,7 +29,7 @@ def task(
     settings: Mapping[str, Any],
     pipeline: Sequence[Mapping[str, Any]],
 ) -> Task:
-    """report.html, its figures as files, and a receipt that holds their hashes and that of the benchmark.
+    """Describe report.html, its figures as files, and a receipt that holds their hashes and that of the benchmark.
 
     Args:
         manifest: model.json.

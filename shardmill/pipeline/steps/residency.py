@@ -14,7 +14,7 @@ from shardmill.pipeline.verdict import write_verdict
 
 
 def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, str], tools: Tools) -> Task:
-    """Return a verdict depends on the bytes that were judged, the range of T, and who judged.
+    """Describe a verdict, which depends on the bytes that were judged, the range of T, and who judged.
 
     Args:
         part: parts/P.json.

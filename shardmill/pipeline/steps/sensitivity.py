@@ -14,7 +14,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 def task(
     part: Path, summary: Path, record: Path, edges: Artifact, codes: Artifact, tools: Tools, threads: int = 1
 ) -> Task:
-    """{"matrices": {path: {"kl": nats, "errors": {form: share}}}} of the matrices whose cost is known.
+    """Describe {"matrices": {path: {"kl": nats, "errors": {form: share}}}} of the matrices whose cost is known.
 
     Args:
         part: parts/P.json.

@@ -43,7 +43,7 @@ HEAD = "lm_head.weight"
 def task(
     record: Path, recipe: list[Path], settings: Mapping[str, Any], hashes: HashCache, tools: Tools, threads: int = 1
 ) -> Task:
-    """Return a plan depends on the checkpoint's files and on the config but for what is measured later.
+    """Describe a plan, which depends on the checkpoint's files and on the config but for what is measured later.
 
     Args:
         record: source.receipt.json, beside which the checkpoint lies.
@@ -122,7 +122,7 @@ def prefix_of(tensors: Iterable[str], usual: str) -> str:
 
 
 def ignored(model: ModelDescription, tensors: Iterable[str]) -> list[str]:
-    """Name of the tensors that no program needs: those that the model names, and those of other towers."""
+    """Return the names of tensors that no program needs: the model names them, or another tower has them."""
     inside = model.prefix != PREFIX
     return [name for name in tensors if name in model.ignored or (inside and not name.startswith(model.prefix))]
 
@@ -136,7 +136,7 @@ def _refuse_foreign(model: ModelDescription, tensors: Iterable[str]) -> None:
 
 
 def _model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
-    """One hash for what transformers would run: every tensor, the config and the tokenizer, wherever they come from."""
+    """Return one hash of what transformers would run: every tensor, the config and the tokenizer."""
     tensors = {tensor.label: tensor.sha256 for tensor in plan.every_tensor(parts)}
     read = {name: files[name]["sha256"] for name in ("config.json", "tokenizer.json") if name in files}
     return digest({"tensors": tensors, "files": read})

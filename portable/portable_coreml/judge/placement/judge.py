@@ -27,7 +27,7 @@ _Shapes = Mapping[str, tuple[int, ...]]
 
 
 def cost_shares(subject: Subject, shapes: _Shapes) -> dict[str, float]:
-    """Label of an operation -> its share; the shares of a function add up to 1.
+    """Return the label of an operation -> its share; the shares of a function add up to 1.
 
     Empty if they can't be told: with control flow, or if a shape depends on data. `shapes` come from judge/shapes.py.
     """
@@ -69,7 +69,10 @@ def _stored(value: Value) -> float:
 
 
 def operations(subject: Subject, op: Op, shapes: _Shapes) -> float:
-    """Arithmetic operations; a multiplication and its addition are two. Outside matrix products, one per element."""
+    """Return the number of arithmetic operations.
+
+    A multiplication and its addition are two. Outside matrix products, one per element.
+    """
     made = [float(math.prod(shapes[out.name])) for out in op.outputs if out.name in shapes]
     products = _products(subject, op, shapes)
     if products is not None:
@@ -170,12 +173,12 @@ class Verdicts:
 
 
 def judge_package(path: str | Path, target: Target | None = None) -> Verdicts:
-    """Verdicts on a package or compiled bundle. Raises ProgramError if it can't be read."""
+    """Return verdicts on a package or compiled bundle. Raises ProgramError if it can't be read."""
     return judge_model(load_model(Path(path)), target or Target())
 
 
 def judge_model(model: LoadedModel, target: Target) -> Verdicts:
-    """Verdicts on every function of a model."""
+    """Return verdicts on every function of a model."""
     rows: list[OpVerdict] = []
     findings: list[Finding] = []
     for subject in subjects(model, target):
@@ -198,7 +201,7 @@ def verdicts(subject: Subject, findings: list[Finding]) -> Iterator[OpVerdict]:
 
 
 def _of_operation(subject: Subject, op: Op, errors: dict[str, list[str]]) -> tuple[str, ...]:
-    """Ids of the errors on an operation, and on the compressed weights that it takes (W6 strikes the convolution)."""
+    """Return the ids of errors on an operation and on the compressed weights that it takes (W6: the convolution)."""
     found = list(errors.get(label(op), ()))
     for bindings in op.inputs.values():
         for binding in bindings:

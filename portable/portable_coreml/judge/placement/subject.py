@@ -52,7 +52,7 @@ class Subject:
 
     @cached_property
     def types(self) -> Mapping[str, TensorType]:
-        """Tensor type of every value by name, states included."""
+        """Return tensor type of every value by name, states included."""
         items = [*self.function.inputs, *(out for op in self.ops for out in op.outputs)]
         found = {item.name: item.type for item in items if isinstance(item.type, TensorType)}
         return found | dict(self.states)
@@ -113,7 +113,7 @@ def has_device(op: Op) -> bool:
 
 
 def input_names(op: Op) -> Iterator[str]:
-    """Name that an operation's arguments are bound to."""
+    """Return the names to which an operation's arguments are bound."""
     for bindings in op.inputs.values():
         for binding in bindings:
             if isinstance(binding, str):
@@ -144,6 +144,6 @@ def subjects(model: LoadedModel, target: Target) -> Iterator[Subject]:
 
 
 def weight_bytes(model: LoadedModel, function: Function) -> int:
-    """Total size of the weight files that a function refers to; files that are missing count nothing."""
+    """Return total size of the weight files that a function refers to; files that are missing count nothing."""
     paths = {resolve(blob.path, model.model_dir) for blob in blobs(function)}
     return sum(path.stat().st_size for path in paths if path.is_file())

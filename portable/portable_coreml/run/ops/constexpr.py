@@ -13,7 +13,7 @@ from portable_coreml.run.ops.registry import Ints, kernel
 
 
 def _spread(blocks: Tensor, shape: Ints) -> Tensor:
-    """Repeats each block's entry over the elements of its block, up to `shape`."""
+    """Repeat each block's entry over the elements of its block, up to `shape`."""
     for axis, size in enumerate(shape):
         if blocks.shape[axis] not in (1, size):
             blocks = blocks.repeat_interleave(size // blocks.shape[axis], axis)
@@ -58,7 +58,7 @@ def lut_to_dense(indices: Tensor, lut: Tensor, shape: Ints | None = None, vector
 
 
 def _unpacked_lut(packed: Tensor, lut: Tensor, shape: Ints) -> Tensor:
-    """iOS16: indices of log2(len(lut)) bits, packed least significant bit first."""
+    """Look up the indices of iOS16: of log2(len(lut)) bits each, packed least significant bit first."""
     bits = max(int(lut.numel()).bit_length() - 1, 1)
     count = 1
     for size in shape:

@@ -80,7 +80,10 @@ def non_maximum_suppression(
     score_threshold: float | None = None,
     per_class_suppression: bool = False,
 ) -> tuple[Tensor, ...]:
-    """iOS15: boxes [n, B, 4], a score threshold and a fourth result, the count; iOS17: boxes [n, 4, B], neither."""
+    """Suppress boxes that overlap a likelier one.
+
+    In iOS15: boxes [n, B, 4], a score threshold and a fourth result, the count. In iOS17: boxes [n, 4, B], neither.
+    """
     last = score_threshold is None
     if last:
         boxes, scores = boxes.transpose(1, 2), scores.transpose(1, 2)
@@ -114,7 +117,7 @@ def _select(boxes: Tensor, scores: Tensor, iou: float, floor: float | None, limi
 
 
 def _overlap(a: Tensor, b: Tensor) -> float:
-    """Intersection over union of two boxes (x, y, width, height), (x, y) the centre."""
+    """Return intersection over union of two boxes (x, y, width, height), (x, y) the centre."""
     low = torch.maximum(a[:2] - a[2:] / 2, b[:2] - b[2:] / 2)
     high = torch.minimum(a[:2] + a[2:] / 2, b[:2] + b[2:] / 2)
     shared = float((high - low).clamp(min=0).prod())
@@ -280,7 +283,10 @@ def crop_resize(
     sampling_mode: str = "DEFAULT",
     pad_value: float = 0.0,
 ) -> Tensor:
-    """iOS15 and 16 give `roi` [N, 1, 4 or 5, 1, 1] and get rank 5; iOS17 gives `boxes` [N, 4] and gets rank 4."""
+    """Crop boxes and resize them.
+
+    iOS15 and 16 give `roi` [N, 1, 4 or 5, 1, 1] and get rank 5; iOS17 gives `boxes` [N, 4] and gets rank 4.
+    """
     if roi is not None:
         flat = roi.reshape(roi.shape[0], -1)
         indexed = flat.shape[1] == 5
@@ -385,12 +391,12 @@ def resample(
 
 
 def _to_edges(grid: Tensor, height: int, width: int, corners: bool) -> Tensor:
-    """Coordinates of align_corners=True for use with align_corners=False."""
+    """Return coordinates of align_corners=True for use with align_corners=False."""
     sizes = torch.tensor([width, height], dtype=torch.float32)
     return grid * (sizes - 1) / sizes if corners else grid
 
 
 def _to_centers(grid: Tensor, height: int, width: int) -> Tensor:
-    """Coordinates of align_corners=False for use with align_corners=True."""
+    """Return coordinates of align_corners=False for use with align_corners=True."""
     sizes = torch.tensor([width, height], dtype=torch.float32)
     return grid * sizes / (sizes - 1).clamp(min=1)

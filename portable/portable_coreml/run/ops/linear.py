@@ -40,7 +40,7 @@ def einsum(values: Tensors, equation: str) -> Tensor:
 
 
 def _same_padding(sizes: Ints, kernel_size: Ints, strides: Ints, dilations: Ints, lower: bool) -> list[int]:
-    """[before, after] per spatial axis so that the output extent is ceil(size / stride).
+    """Return [before, after] per spatial axis so that the output extent is ceil(size / stride).
 
     The odd one goes after (or before).
     """
@@ -54,7 +54,7 @@ def _same_padding(sizes: Ints, kernel_size: Ints, strides: Ints, dilations: Ints
 
 
 def torch_pads(pads: Ints) -> list[int]:
-    """MIL's pads (first axis first) in the order of torch.nn.functional.pad (last axis first)."""
+    """Return MIL's pads (first axis first) in the order of torch.nn.functional.pad (last axis first)."""
     pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
     return [extent for pair in reversed(pairs) for extent in pair]
 
@@ -62,7 +62,10 @@ def torch_pads(pads: Ints) -> list[int]:
 def resolve_pads(
     x: Tensor, pad_type: str, pad: Ints | None, kernel_size: Ints, strides: Ints, dilations: Ints
 ) -> list[int]:
-    """[before, after] per spatial axis of a convolution or pool. `pad_type`: valid, same, same_lower or custom."""
+    """Return [before, after] per spatial axis of a convolution or pool.
+
+    `pad_type`: valid, same, same_lower or custom.
+    """
     if pad_type == "custom":
         return list(pad or [0] * (2 * len(kernel_size)))
     if pad_type in ("same", "same_lower"):

@@ -20,7 +20,7 @@ _MAX_LENGTH = 1 << 20
 def make_list(
     elem_shape: Ints = (), init_length: int = 1, dynamic_length: bool = True, dtype: str = "fp32"
 ) -> tuple[Elements]:
-    """`init_length` zeros. An extent of `elem_shape` that is a name is not known before the first write: 0."""
+    """Return `init_length` zeros. An extent of `elem_shape` that is a name is not known before the first write: 0."""
     extents = elem_shape if isinstance(elem_shape, (list, tuple)) else [elem_shape]  # one extent comes bare
     sizes = [n if isinstance(n, int) else 0 for n in extents]
     if not 0 <= init_length <= _MAX_LENGTH:
@@ -55,7 +55,7 @@ def list_scatter(ls: Elements, indices: Ints, value: Tensor) -> tuple[Elements]:
 
 
 def _written(ls: Elements, indices: Ints, values: Tensor) -> Elements:
-    """`ls` with values[i] at indices[i], longer where that is needed."""
+    """Return `ls` with values[i] at indices[i], longer where that is needed."""
     for index in indices:
         _check(index)
     zero = torch.zeros_like(values[0])

@@ -42,7 +42,7 @@ def _lstm_run(
     acts: tuple[_Activation, _Activation, _Activation],
     clip: float | None,
 ) -> tuple[list[Tensor], Tensor]:
-    """Hidden states of every step, and the last cell state."""
+    """Return hidden states of every step, and the last cell state."""
     weight_ih, weight_hh, bias, peephole = weights
     recurrent, cell, final = acts
     peeps = peephole.chunk(3) if peephole is not None else None

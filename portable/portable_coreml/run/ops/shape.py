@@ -19,7 +19,7 @@ def shape(x: Tensor) -> Tensor:
 
 @kernel("reshape", exact=True)
 def reshape(x: Tensor, shape: Ints) -> Tensor:
-    """Return a 0 keeps the extent at its place, counted from the last axis; before the first one it is 1 (iOS17)."""
+    """Reshape; a 0 keeps the extent at its place, counted from the last axis, or is 1 before the first (iOS17)."""
     kept = [1] * (len(shape) - x.dim()) + list(x.shape)[max(x.dim() - len(shape), 0) :]
     return x.reshape([k if s == 0 and x.numel() else int(s) for s, k in zip(shape, kept, strict=True)])
 
@@ -130,7 +130,7 @@ def slices(
 
 
 def _apply_slices(x: Tensor, index: list[slice | int]) -> Tensor:
-    """Return torch has no negative steps: such an axis is sliced forwards over the same elements and flipped."""
+    """Slice an axis of negative step forwards and flip it, since torch has no negative steps."""
     forward: list[slice | int] = []
     flipped: list[int] = []
     kept = 0
