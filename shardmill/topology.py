@@ -42,7 +42,7 @@ from shardmill.plan import Part, empty_parts
 if TYPE_CHECKING:
     from shardmill.config import Config
 
-__all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "settled", "share_layers"]
+__all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "resolved", "share_layers"]
 
 MOST_SLICES = 64  # more programs than these cost a pass more than extents over MAX_EXTENT might
 Range = tuple[int, int]
@@ -55,7 +55,7 @@ def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
     return replace(model, architecture=with_experts(model.architecture, routed=True))
 
 
-def settled(config: Config, a: Architecture) -> Config:
+def resolved(config: Config, a: Architecture) -> Config:
     """Return the config with its topology, groups of experts and head slices as numbers.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -249,22 +250,24 @@ def witness(
 def _verdict(
     build: Path, part: Part, plan: Mapping[str, Any], engine: Mapping[str, str], runtime: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a part's verdict, with the seconds and the memory that it took."""
+    """Return a part's verdict, with its seconds and the most memory that this process had until then."""
     from safetensors.torch import load_file
 
     from shardmill.errors import ShardmillError
     from shardmill.gates.weights import PackageWeights
+    from shardmill.pipeline.job import peak_mb
     from shardmill.pipeline.task import source_folder
-    from shardmill.witness.part import Stopwatch, witness_measurements, witness_verdict
+    from shardmill.witness.part import witness_measurements, witness_verdict
 
     package, bundle = build / f"packages/{part.name}.mlpackage", build / f"compiled/{part.name}.mlmodelc"
     source, states = source_folder(build / "source.receipt.json"), build / "reference.safetensors"
     if gone := [path for path in (package, bundle, states, source / "config.json") if not path.exists()]:
         raise ShardmillError(f"{gone[0]}: is not there; the witness needs a build folder as the pipeline made it")
-    watch = Stopwatch()
+    start = time.monotonic()
     stored = PackageWeights(package, part, plan["prefix"])
     found = witness_measurements(part, bundle, plan, load_file(states), source, stored)
-    return witness_verdict(part.name, engine, runtime, found) | {"cost": watch.cost()}
+    verdict = witness_verdict(part.name, engine, runtime, found)
+    return verdict | {"cost": {"seconds": round(time.monotonic() - start, 1), "peak_mb": round(peak_mb())}}
 
 
 def _line(one: Mapping[str, Any]) -> str:

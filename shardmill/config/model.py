@@ -229,7 +229,7 @@ def _measured(value: object) -> str:
     return NAMED if isinstance(value, bool) else GIVEN
 
 
-# One that is left open is settled by what the model's config.json says, see shardmill.pipeline.resolve.
+# One that is left open is resolved by what the model's config.json says, see shardmill.pipeline.resolve.
 Topology = Annotated[
     Annotated[tuple[Layers, ...], Field(min_length=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")],
     Discriminator(_alternative),
@@ -304,7 +304,7 @@ class Config:
         return self.context or max(self.sizes)
 
     @property
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Return whether neither topology, groups of experts nor head slices are left open.
 
         An encoder has none of them.
@@ -314,26 +314,26 @@ class Config:
 
     @property
     def groups(self) -> int:
-        """Return how many programs hold the experts of a layer, once that is settled.
+        """Return how many programs hold the experts of a layer, once that is resolved.
 
         0 where they run in the layer's own.
         """
         if self.experts == "routed":
-            raise ConfigError("experts: routed is not settled yet")
+            raise ConfigError("experts: routed is not resolved yet")
         return 0 if self.experts == "dense" else self.experts
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Return the topology, once it is settled."""
+        """Return the topology, once it is resolved."""
         if self.topology == "auto":
-            raise ConfigError("topology: auto is not settled yet")
+            raise ConfigError("topology: auto is not resolved yet")
         return self.topology
 
     @property
     def slices(self) -> int:
-        """Return the number of head slices, once it is settled."""
+        """Return the number of head slices, once it is resolved."""
         if self.head.slices == "auto":
-            raise ConfigError("head.slices: auto is not settled yet")
+            raise ConfigError("head.slices: auto is not resolved yet")
         return self.head.slices
 
     @property

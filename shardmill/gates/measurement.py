@@ -42,7 +42,7 @@ def compare(
 
     Args:
         measurements: the numbers.
-        thresholds: the thresholds to apply; by default the table, see gates/limits.py.
+        thresholds: the thresholds to apply; by default the table, see gates/thresholds.py.
     """
     rows = []
     for m in measurements:

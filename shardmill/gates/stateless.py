@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import gate_widths, relative_error, width_measure
-from shardmill.gates.passes import compared_widths, filled_up, in_passes
+from shardmill.gates.passes import Pass, compared_widths, filled_up, in_passes
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.weights import PackageWeights
@@ -25,36 +27,86 @@ from shardmill.plan import Part
 from shardmill.runtime.functions import of_blueprint
 from shardmill.runtime.program import Program, reused
 
-Inputs = Callable[[list[int]], Mapping[str, Floats]]  # the numbers of a pass's rows -> the program's inputs
+
+@dataclass(frozen=True)
+class StatelessCase:
+    """What a program without states is given, and transformers' result.
+
+    Attributes:
+        rows: the inputs by name, each [n, channels].
+        expected: returns transformers' result with the weights that the package contains, [n, channels].
+    """
+
+    rows: Mapping[str, Floats]
+    expected: Callable[[], Tensor]
+
+    def feed(self, program: Any, width: int, widths: Sequence[int] = ()) -> Floats:
+        """Feed all rows to a loaded program and return its outputs [n, channels].
+
+        Args:
+            program: is called as `runtime.program.Program` is.
+            width: tokens of a pass.
+            widths: the widths at which the program is run, to which passes are padded; empty if it runs at any.
+        """
+        count = len(next(iter(self.rows.values())))
+        passes = filled_up(in_passes(count, [width]), widths, slots=count + max(widths, default=0))
+        return np.concatenate([program(self._inputs(p))[0, :, :, 0].T[: p.kept] for p in passes])
+
+    def _inputs(self, p: Pass) -> dict[str, Floats]:
+        """Return the inputs of a pass, each [1, channels, T, 1]."""
+        return {name: rows[list(p.tokens)].T[None, :, :, None] for name, rows in self.rows.items()}
+
+
+def head_case(part: Part, reference: Reference, hidden: Tensor, stored: PackageWeights) -> StatelessCase:
+    """Return the case of a slice of the LM head, given the last layer's output [n, d]."""
+    rows = {"hidden": hidden.numpy() * np.float32(part.graph.stream_scale)}
+    return StatelessCase(rows, lambda: reference.logits(hidden, stored.rows("lm_head.weight"), stored))
+
+
+def experts_case(
+    part: Part, reference: Reference, x: Tensor, source: Path, stored: PackageWeights
+) -> tuple[StatelessCase, Tensor]:
+    """Return the case of a group of experts, and the group's contribution with the original weights [n, d].
+
+    Every token is routed to experts of the group in turn.
+
+    Args:
+        part: the group.
+        reference: transformers' model.
+        x: the layer's input with the original weights, [n, d].
+        source: the checkpoint's folder.
+        stored: the package's weights.
+    """
+    weights = checkpoint_weights(source, stored.prefix)
+    call, exact = _experts_contribution(reference, part, x, weights)
+    index, values = taken_in_turn(part.start, part.end)(call)
+    shares = Call(call.hidden, index, values).share(part.start, part.end)
+    rows = {"x": call.hidden.numpy(), "weights": shares.numpy()}
+    return StatelessCase(rows, lambda: _experts_contribution(reference, part, x, stored.over(weights))[1]), exact
+
+
+def load_stateless(program: Path, part: Part) -> Callable[[], Program]:
+    """Return a function that loads a part's program, once for each precision."""
+    return reused(lambda: Program(program, False, of_blueprint(part.blueprint, part.calls)))
 
 
 def _stateless_parity(
-    inputs: Inputs,
-    program: Path,
-    part: Part,
-    expected: Callable[[], Tensor],
-    original: Tensor,
-    verify: int,
-    model: nn.Module,
+    case: StatelessCase, program: Path, part: Part, original: Tensor, verify: int, model: nn.Module
 ) -> Iterator[Measurement | NotRun]:
     """Answer the three questions for a program, given transformers' results for the same rows.
 
     Args:
-        inputs: returns the program's inputs for some of the rows.
+        case: what the program is given, and transformers' result.
         program: the compiled bundle.
         part: the part that was converted to the program.
-        expected: returns transformers' result with the weights that the package contains, [n, channels].
         original: transformers' result with the checkpoint's weights, [n, channels].
         verify: the most tokens of a decode pass.
-        model: transformers' model, which `expected` calls.
+        model: transformers' model, which the case calls.
     """
-    load = reused(lambda: Program(program, False, of_blueprint(part.blueprint, part.calls)))
-    widths, count = gate_widths(part, verify), len(original)
+    load, widths, expected = load_stateless(program, part), gate_widths(part, verify), case.expected
 
     def run(width: int) -> Floats:
-        """Feed all rows in passes of a width and return the outputs [n, channels]."""
-        passes = filled_up(in_passes(count, [width]), widths, slots=count + max(widths, default=0))
-        return np.concatenate([load()(inputs(list(p.tokens)))[0, :, :, 0].T[: p.kept] for p in passes])
+        return case.feed(load(), width, widths)
 
     with load_programs_as("fp32"):
         plain = run(1)
@@ -93,19 +145,11 @@ def head_parity(
         verify: the most tokens of a decode pass.
     """
     hidden, logits = known
-    rows = hidden.numpy() * np.float32(part.graph.stream_scale)
-
-    def inputs(numbers: list[int]) -> dict[str, Floats]:
-        return {"hidden": rows[numbers].T[None, :, :, None]}
-
-    def expected() -> Tensor:
-        return reference.logits(hidden, stored.rows("lm_head.weight"), stored)
-
-    original = logits[:, part.start : part.end]
-    yield from _stateless_parity(inputs, program, part, expected, original, verify, reference.model)
+    case, original = head_case(part, reference, hidden, stored), logits[:, part.start : part.end]
+    yield from _stateless_parity(case, program, part, original, verify, reference.model)
 
 
-def experts_contribution(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
+def _experts_contribution(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
     """Return the call of the layer's experts, and the contribution of the group's experts to the layer's output [n, d].
 
     The contribution is a difference of two outputs, because only the layer knows its branch multiplier.
@@ -147,20 +191,5 @@ def group_parity(
         stored: the package's weights.
         verify: the most tokens of a decode pass.
     """
-    original = checkpoint_weights(source, stored.prefix)
-    call, exact = experts_contribution(reference, part, known["hidden"][part.layer], original)
-    index, values = taken_in_turn(part.start, part.end)(call)
-    z, shares = call.hidden.numpy(), Call(call.hidden, index, values).share(part.start, part.end).numpy()
-
-    def inputs(numbers: list[int]) -> dict[str, Floats]:
-        return {"x": _columns(z[numbers]), "weights": _columns(shares[numbers])}
-
-    def expected() -> Tensor:
-        return experts_contribution(reference, part, known["hidden"][part.layer], stored.over(original))[1]
-
-    yield from _stateless_parity(inputs, program, part, expected, exact, verify, reference.model)
-
-
-def _columns(rows: Floats) -> Floats:
-    """Return [T, channels] in the layout of a program's inputs: [1, channels, T, 1]."""
-    return rows.T[None, :, :, None]
+    case, exact = experts_case(part, reference, known["hidden"][part.layer], source, stored)
+    yield from _stateless_parity(case, program, part, exact, verify, reference.model)

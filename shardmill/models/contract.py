@@ -36,7 +36,7 @@ are hidden by their positions until they are written again.
 Where its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
 p mod W. Else W is S, its slots are those of the other layers, and there is no kv_write_mask_sliding.
 
-A program may also have no states (Blueprint.hosted). Then k_i, v_i and c_i are inputs, of the states' shapes. The
+A program may also have no states (GraphSpec.hosted). Then k_i, v_i and c_i are inputs, of the states' shapes. The
 program writes the new tokens into its copies by the same masks, sees them there, and gives what they add as further
 outputs, which the host writes into the caches that it keeps: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new
 [1, 1, ., T].

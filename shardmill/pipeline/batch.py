@@ -42,7 +42,7 @@ class Batch:
     """What a run builds.
 
     Attributes:
-        models: their configs, settled, by name.
+        models: their configs, resolved, by name.
         refused: by config file, what keeps it from being built, in one line.
         listed: whether the models come from a list.
         files: by model, the config file of the list.
@@ -107,7 +107,7 @@ def read_batch(
     Args:
         content: the batch config's.
         name: what errors begin with.
-        read: checks and settles the content of a config, given its file's name; may raise ConfigError.
+        read: checks and resolves the content of a config, given its file's name; may raise ConfigError.
         told: what the run of this job found out: what is refused is refused without another look.
         wanted: the only models that are read, if the run told which files they are in; None for all.
 

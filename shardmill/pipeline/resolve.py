@@ -136,7 +136,7 @@ def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
     Raises:
         ConfigError: in one line, if the model can't be had, or not be built so.
     """
-    if config.source.path is None and config.is_settled:
+    if config.source.path is None and config.is_resolved:
         return config
     kept = _kept(config, store, TOPOLOGIES)
     try:
@@ -146,14 +146,14 @@ def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
         head = replace(config.head, slices=found["slices"])
         return replace(config, topology=found["topology"], experts=found["experts"], head=head)
     except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
-        settled, architecture, model_type = _settled(config, name)
-    chosen: dict[str, Any] = {"buckets": settled.sizes}
+        resolved, architecture, model_type = _resolved(config, name)
+    chosen: dict[str, Any] = {"buckets": resolved.sizes}
     if config.kind != ENCODER:
-        chosen = {"topology": settled.ranges, "experts": settled.experts, "slices": settled.slices}
+        chosen = {"topology": resolved.ranges, "experts": resolved.experts, "slices": resolved.slices}
     with contextlib.suppress(OSError):  # a store that may only be read: worked out again the next time
         write_json(kept, chosen)
-        write_json(_kept(settled, store, SIZES), {"model_type": model_type} | _sizes(settled, architecture))
-    return settled
+        write_json(_kept(resolved, store, SIZES), {"model_type": model_type} | _sizes(resolved, architecture))
+    return resolved
 
 
 def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
@@ -166,17 +166,17 @@ def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
     return found
 
 
-def _sizes(settled: Config, a: Architecture) -> dict[str, Any]:
+def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
     from shardmill.models.contract import table_constants
     from shardmill.plan import empty_parts, part_sizes
 
-    *programs, table = empty_parts(settled, a)
+    *programs, table = empty_parts(resolved, a)
     sizes = {part.name: part_sizes(part, part.parameters) for part in programs}
     sizes[table.name] = part_sizes(table, list(map(prod, table_constants(a).values())))
     return {
         "architecture": {"layers": a.layers, "vocab": a.vocab, "graph": {"experts": a.graph.experts is not None}},
         "item_bytes": 2,
-        "buckets": settled.sizes,
+        "buckets": resolved.sizes,
         "parts": [{"name": part.name, "kind": part.kind, **sizes[part.name]} for part in (*programs, table)],
     }
 
@@ -212,14 +212,14 @@ def _config_folder(config: Config) -> Path:
     return download_config(config.source.repo, config.source.revision, HubAccess()).parent
 
 
-def _settled(config: Config, name: str) -> tuple[Config, Architecture, str]:
-    """Return the settled config, the model's architecture, and the model_type as config.json has it."""
-    from shardmill.topology import settled
+def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
+    """Return the resolved config, the model's architecture, and the model_type as config.json has it."""
+    from shardmill.topology import resolved
 
     try:
         folder = _config_folder(config)
         architecture = _described(config, folder).architecture
-        return settled(config, architecture), architecture, model_type_in(folder)
+        return resolved(config, architecture), architecture, model_type_in(folder)
     except ShardmillError as error:
         raise ConfigError(f"{name}: {error}") from error
 
@@ -229,7 +229,7 @@ def _kept(config: Config, store: Path, folder: str) -> Path:
 
 
 def _key(config: Config) -> str:
-    """Return all that decides what is settled."""
+    """Return all that decides what is resolved."""
     source: dict[str, Any] = asdict(config.source)
     if config.source.path is not None:
         source = {"sha256": hashlib.sha256((Path(config.source.path) / "config.json").read_bytes()).hexdigest()}
@@ -253,7 +253,7 @@ def _key(config: Config) -> str:
 
 @cache
 def _code() -> str:
-    """Return the digest of what settles a config, the same for every model of a batch."""
+    """Return the digest of what resolves a config, the same for every model of a batch."""
     return code_digest(CODE)
 
 

@@ -163,7 +163,7 @@ def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str,
     Args:
         build: the folder of a model's build.
         positions: of the parity text, for each of which there is a row of logits.
-        expected: reads what `sizes` needs of a plan, see `settle.expected`.
+        expected: reads what `sizes` needs of a plan, see `resolve.expected`.
     """
 
     def plan(file: str) -> Mapping[str, Any]:

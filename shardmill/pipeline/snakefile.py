@@ -133,7 +133,7 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
         if is_batch(config):
             collect_rarely()  # Snakemake makes many objects for each job of the plan
             return _read_batch(config, name, workflow)
-        found = _settled(config, name)
+        found = _resolved(config, name)
         return Batch({found.model: found})
     except ConfigError as error:
         sys.exit(f"shardmill: {one_line(error)}")
@@ -155,8 +155,8 @@ def _demand_one_model(contents: Mapping[str, Any]) -> None:
         raise ConfigError(f"{both} are configs of different models; list them in one under batch:, see docs/batch.md")
 
 
-def _settled(content: Any, name: str) -> Config:
-    """Return one model's config, checked and settled. Raises ConfigError."""
+def _resolved(content: Any, name: str) -> Config:
+    """Return one model's config, checked and resolved. Raises ConfigError."""
     try:
         found = parsed(content, name)
         for problem in file_problems(found):
@@ -168,7 +168,7 @@ def _settled(content: Any, name: str) -> Config:
 
 def _fitting(content: Any, name: str, workflow: Any) -> Config:
     """Return one config of a batch, resolved. Raises ConfigError, too, if a job needs more memory than there is."""
-    found = _settled(content, name)
+    found = _resolved(content, name)
     misfit = too_large(found, workflow) if workflow.is_main_process else None
     if misfit:
         raise ConfigError(f"{name}: {misfit}")
@@ -195,11 +195,11 @@ def file_problems(config: Config) -> list[str]:
 
 
 def tools(batch: Batch, workflow: Any) -> dict[str, Tools | Callable[[Any], Tools]]:
-    """Return what decides each step's result besides its inputs, see `fingerprint.tools`.
+    """Return what decides each step's result besides its inputs, see `code_digest.tools`.
 
     It is given to Snakemake as a parameter, so that a change of the library reruns the step, and by it to the job,
     so that what Snakemake recorded and what the store has are the same. Where the model's family counts, it is a
-    function. Only for a checkpoint on the hub whose config.json nothing was settled by is the family not known before
+    function. Only for a checkpoint on the hub whose config.json nothing was resolved by is the family not known before
     the checkpoint is there: the function then raises FileNotFoundError, which Snakemake records as <TBD>. Where files
     lie in a storage, this process never sees a checkpoint: jobs then add what their family decides.
     """
@@ -223,7 +223,7 @@ def _family(config: Config) -> str:
     """
     if config.source.path is not None:
         return model_type_in(Path(config.source.path))
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not settled by config.json, or damaged
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not resolved by config.json, or damaged
         return str(expected(config)["model_type"])
     return model_type(Path("build") / config.model / "source.receipt.json")
 

@@ -16,7 +16,7 @@ from shardmill.files import digest
 
 SOURCE = "source"  # the folder of a build in which the checkpoint's files lie
 RECEIPT = ".receipt.json"  # ends the name of a receipt
-Tools = Mapping[str, Any]  # "code" and "packages" of an action, see `fingerprint.tools`
+Tools = Mapping[str, Any]  # "code" and "packages" of an action, see `code_digest.tools`
 Work = Callable[[Mapping[str, Path]], None]
 
 

@@ -74,7 +74,7 @@ class Tape:
     """
 
     def __init__(self, blueprint: GraphSpec) -> None:
-        self.output, self.channels = output(blueprint), blueprint.rows or blueprint.graph.hidden
+        self.channels = blueprint.rows or blueprint.graph.hidden
         self.calls: list[dict[str, Floats] | None] = []
         self.states = {name: np.zeros(shape, np.float32) for name, shape in states(blueprint).items()}
         self.results: Iterator[Floats] | None = None

@@ -6,9 +6,6 @@ recorded. So a difference is a difference of graphs or of arithmetic, not of wei
 
 from __future__ import annotations
 
-import resource
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,26 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill.gates.encoder import EncoderRunner as EncoderRunner
-from shardmill.gates.encoder import Tables
+from shardmill.gates.encoder import EncoderRunner, Tables
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
 from shardmill.gates.parity import LayersRunner, at_end, relative_error
-from shardmill.gates.passes import compared_widths, filled_up, in_passes, schedules
+from shardmill.gates.passes import compared_widths, in_passes, schedules
 from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
-from shardmill.gates.routed import Call, taken_in_turn
-from shardmill.gates.stateless import experts_contribution
+from shardmill.gates.stateless import StatelessCase, experts_case, head_case, load_stateless
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models import ENCODER
 from shardmill.models.host import Floats
 from shardmill.plan import Part
-from shardmill.runtime.functions import of_blueprint
-from shardmill.runtime.program import Program, reused
+from shardmill.runtime.program import Program
 from shardmill.witness.coreai import CoreAIProgram
 
 TOKENS = 16  # of the parity text: Apple's interpreter takes seconds for a pass of a large part
-SLOTS = 64  # of the witness's KV caches: they only need to hold the text, and empty slots cost time
 PLAIN = "T=1"
 
 Run = Callable[..., Floats]  # a loaded program, and `name` of a schedule -> outputs [n, channels]
@@ -119,69 +112,52 @@ def _layers(
     x = known["hidden"][part.start][:TOKENS]
     held = stored.over(checkpoint_weights(source, stored.prefix)) if part.blueprint.ends_in_experts else stored
     expected = at_end(Reference(source, plan["context"], carried_channels(plan)), part, x, held)
-    short = replace(part, slots=min(part.slots, SLOTS))
+    # The caches only need to hold the text and the padding of its last pass, and empty slots cost time.
+    short = replace(part, slots=TOKENS + part.tokens)
     ways = {PLAIN: list(in_passes(len(x), [1]))} | schedules(len(x), plan["verify"], part.tokens)
     widths = (1, *compared_widths(plan["verify"], part.tokens))
 
     def run(program: Any, name: str) -> Floats:
-        apple = not isinstance(program, Program)
-        runner = (
-            LayersRunner(bundle, short, {**plan, "context": short.slots}) if apple else LayersRunner(bundle, part, plan)
-        )
-        runner.loaded, runner.widths = (lambda: program), widths if apple else runner.widths
+        here = part if isinstance(program, Program) else short
+        runner = LayersRunner(bundle, here, {**plan, "context": here.slots})
+        runner.loaded, runner.widths = (lambda: program), widths
         return runner.run(x.numpy(), ways[name])[0]
 
     return WitnessCase(expected, tuple(ways), run, LayersRunner(bundle, part, plan).loaded, short, widths)
-
-
-def _stateless(
-    part: Part, bundle: Path, plan: Mapping[str, Any], given: Mapping[str, Floats], expected: Tensor
-) -> WitnessCase:
-    """Return the case of a part without states, whose inputs [n, channels] are given by name."""
-    widths = {f"T={t}": t for t in (1, *compared_widths(plan["verify"], part.tokens))}
-
-    def run(program: Any, name: str) -> Floats:
-        passes = filled_up(in_passes(len(expected), [widths[name]]), list(widths.values()), 2 * len(expected))
-        return np.concatenate(
-            [
-                program({key: rows[list(p.tokens)].T[None, :, :, None] for key, rows in given.items()})[0, :, :, 0].T[
-                    : p.kept
-                ]
-                for p in passes
-            ]
-        )
-
-    load = reused(lambda: Program(bundle, False, of_blueprint(part.blueprint, part.calls)))
-    return WitnessCase([expected], tuple(widths), run, load, part, tuple(widths.values()))
 
 
 def _head(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> WitnessCase:
     """Return the case of a slice of the LM head."""
-    hidden = known["hidden"][-1][:TOKENS]
     reference = Reference(source, plan["context"], carried_channels(plan))
-    expected = reference.logits(hidden, stored.rows("lm_head.weight"), stored)
-    return _stateless(part, bundle, plan, {"hidden": hidden.numpy() * np.float32(part.graph.stream_scale)}, expected)
+    return _stateless(part, bundle, plan, head_case(part, reference, known["hidden"][-1][:TOKENS], stored))
 
 
 def _experts(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> WitnessCase:
-    """Return the case of a group of experts, each token routed to experts of the group in turn."""
+    """Return the case of a group of experts."""
     reference = Reference(source, plan["context"], carried_channels(plan))
-    held = stored.over(checkpoint_weights(source, stored.prefix))
-    call, expected = experts_contribution(reference, part, known["hidden"][part.layer][:TOKENS], held)
-    index, values = taken_in_turn(part.start, part.end)(call)
-    shares = Call(call.hidden, index, values).share(part.start, part.end)
-    given = {"x": call.hidden.numpy(), "weights": shares.numpy()}
-    return _stateless(part, bundle, plan, given, expected)
+    case, _ = experts_case(part, reference, known["hidden"][part.layer][:TOKENS], source, stored)
+    return _stateless(part, bundle, plan, case)
+
+
+def _stateless(part: Part, bundle: Path, plan: Mapping[str, Any], case: StatelessCase) -> WitnessCase:
+    """Return the case of a part without states."""
+    widths = {f"T={t}": t for t in (1, *compared_widths(plan["verify"], part.tokens))}
+
+    def run(program: Any, name: str) -> Floats:
+        return case.feed(program, widths[name], list(widths.values()))
+
+    load = load_stateless(bundle, part)
+    return WitnessCase([case.expected()], tuple(widths), run, load, part, tuple(widths.values()))
 
 
 def _encoder(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> WitnessCase:
-    """Return the case of an encoder of one width: a text that fills it, and one that does not."""
+    """Return the case of an encoder of one width: the first passage of the text that fits it."""
     reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
     texts = passages(known["tokens"].tolist(), part.tokens, plan["task"])[:1]
     tables = Tables(plan, weights)
@@ -203,16 +179,3 @@ CASES: Mapping[str, Callable[..., WitnessCase]] = {
     "head": _head,
     ENCODER: _encoder,
 }
-
-
-class Stopwatch:
-    """Measures time from its creation on."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-
-    def cost(self) -> dict[str, float]:
-        """Return the seconds that have passed, and the most memory in MB that the process has had so far."""
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        unit = 10**6 if sys.platform == "darwin" else 1000
-        return {"seconds": round(time.monotonic() - self.began, 1), "peak_mb": most // unit}

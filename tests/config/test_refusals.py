@@ -167,10 +167,10 @@ def test_what_is_left_open_has_no_parts_yet() -> None:
     """Left out or `auto`; either of the two is enough to know no names of parts."""
     for changes in ({"topology": "auto"}, {"head": {"slices": "auto"}}):
         c = config.parse(settings(head={"slices": 2}) | changes)
-        assert not c.is_settled
-        with pytest.raises(ConfigError, match="auto is not settled yet"):
+        assert not c.is_resolved
+        with pytest.raises(ConfigError, match="auto is not resolved yet"):
             len(c.parts)
     content = settings()
     del content["topology"]
     assert (config.parse(content).topology, config.parse(content).head.slices) == ("auto", "auto")
-    assert config.parse(settings(head={"slices": 2})).is_settled
+    assert config.parse(settings(head={"slices": 2})).is_resolved

@@ -51,7 +51,7 @@ def one_thread() -> Iterator[None]:
 
 def _worked(root: Path, content: dict[str, Any], leave_out: Collection[str], shared: Remote | None) -> Iterator[str]:
     found, kept = config.parse(content), root / "build/.store"
-    settings = found if found.is_settled else resolve_config(found, "config", kept)
+    settings = found if found.is_resolved else resolve_config(found, "config", kept)
     build, store = root / "build" / settings.model, Store(kept, shared=shared)
     steps = dag.wanted(STEPS, settings)
     for job in dag.jobs(steps, settings):

@@ -84,7 +84,7 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
 
 
 def test_jobs_do_not_look_again_at_what_their_run_refuses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What settles a config imports transformers, and asks a hub: a job of Slurm has no memory and no time for that."""
+    """Resolving a config imports transformers and asks a hub: a job of Slurm has no memory and no time for either."""
     write("good.yaml", model="good")
     write("bad.yaml", model="bad", topology=[[0, 9]])
     monkeypatch.setattr(snakefile, "file_problems", lambda _: [])
@@ -100,14 +100,14 @@ def test_jobs_do_not_look_again_at_what_their_run_refuses(folder: Path, monkeypa
     begun = read(main=True)
     assert not Path("build/.batch.json").exists()  # a dry run tells the jobs of another run nothing
     snakefile.tell_jobs(begun)
-    settled: list[str] = []
-    settle = snakefile._settled
-    monkeypatch.setattr(snakefile, "_settled", lambda given, name: settled.append(name) or settle(given, name))
+    names: list[str] = []
+    resolve = snakefile._resolved
+    monkeypatch.setattr(snakefile, "_resolved", lambda given, name: names.append(name) or resolve(given, name))
     known = read(main=False)
     assert (known.models, known.refused) == (begun.models, begun.refused) and begun.refused.keys() == {"bad.yaml"}
-    assert settled == ["good.yaml"]
+    assert names == ["good.yaml"]
     Path("build/.batch.json").write_text("[")
-    assert read(main=False) == begun and settled == ["good.yaml", "bad.yaml", "good.yaml"]
+    assert read(main=False) == begun and names == ["good.yaml", "bad.yaml", "good.yaml"]
 
 
 def test_a_job_reads_the_config_of_its_own_model_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,27 +121,27 @@ def test_a_job_reads_the_config_of_its_own_model_alone(folder: Path, monkeypatch
     content = {"batch": ["*.yaml"]}
     begun = snakefile.checked(content, began)
     snakefile.tell_jobs(begun)
-    settled: list[str] = []
-    settle = snakefile._settled
-    monkeypatch.setattr(snakefile, "_settled", lambda given, name: settled.append(name) or settle(given, name))
+    names: list[str] = []
+    resolve = snakefile._resolved
+    monkeypatch.setattr(snakefile, "_resolved", lambda given, name: names.append(name) or resolve(given, name))
 
     def read(*jobs: str) -> Batch:
-        settled.clear()
+        names.clear()
         monkeypatch.setattr("sys.argv", ["snakemake", "--target-jobs", *jobs, "--allowed-rules", "split"])
         return snakefile.checked(content, a_job)
 
     own = read("split_1:model=b")
-    assert (settled, own.models) == (["b.yaml"], {"b": begun.models["b"]})
+    assert (names, own.models) == (["b.yaml"], {"b": begun.models["b"]})
     assert [(one.rule, one.models) for one in batch.alike(own, "split")] == [("split_1", ("b",))]
     assert [one.rule for one in batch.alike(begun, "split")] == ["split", "split_1"]
     assert read("convert:part=head_0,model=a").models.keys() == {"a"}
     assert read("residency:model=a,part=head_0", "parity:model=b,part=head_0").models.keys() == {"a", "b"}
-    assert read("refused:config=c.yaml").refusals.keys() == {"c.yaml"} and settled == []
+    assert read("refused:config=c.yaml").refusals.keys() == {"c.yaml"} and names == []
     write("b.yaml", model="b", contxt=1)
     with pytest.raises(SystemExit, match=r"b\.yaml: contxt: unknown key"):
         read("split_1:model=b")
     Path("build/.batch.json").unlink()
-    assert read("convert:part=head_0,model=a").models.keys() == {"a"} and len(settled) == 3
+    assert read("convert:part=head_0,model=a").models.keys() == {"a"} and len(names) == 3
 
 
 def test_a_refused_config_may_have_a_path_longer_than_a_name(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_what_nobody_foresaw_stops_no_other_model(folder: Path) -> None:
 
 def test_a_file_with_a_name_that_none_can_have_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"a\.yaml: .*x+: File name too long"):
-        snakefile._settled(tiny.settings("checkpoint") | {"parity": {"text": "x" * 300}}, "a.yaml")
+        snakefile._resolved(tiny.settings("checkpoint") | {"parity": {"text": "x" * 300}}, "a.yaml")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Pat
 
 
 def test_what_was_made_before_is_restored_from_the_store(finished: Project, tmp_path: Path) -> None:
-    """A build folder thrown away costs no work, and is then as settled as the first one was."""
+    """A build folder thrown away costs no work, and is then as resolved as the first one was."""
     again = copied(finished, tmp_path / "again")
     again.hash_seed = 5
     output = again.finish()

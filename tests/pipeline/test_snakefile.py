@@ -124,8 +124,8 @@ def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> 
     Path("checkpoint/tokenizer.model").rename("checkpoint/tokenizer.json")
     assert list(snakefile.checked(settings, files).models) == ["tiny"]
     assert refusal(settings | {"topology": [[0, 3]]}) == "topology: ends at layer 3, the model has 4"
-    settled = snakefile.checked(settings | {"topology": "auto"}, files).models["tiny"]
-    assert settled.parts == ("layers_00_04", "head_0", "head_1")
+    resolved = snakefile.checked(settings | {"topology": "auto"}, files).models["tiny"]
+    assert resolved.parts == ("layers_00_04", "head_0", "head_1")
 
 
 def test_a_key_given_twice_ends_the_run(settings: dict[str, Any]) -> None:

@@ -158,7 +158,7 @@ def parity_verdict(
         name: of the part.
         engine: what ran it.
         found: what was measured.
-        judged: says by which limits, see gates/limits.py; nothing by those of INT8.
+        judged: says by which limits, see gates/thresholds.py; nothing by those of INT8.
         worst: names the matrix to look at where precision missed one.
     """
     from shardmill.gates import measurement, parity, rounding

@@ -86,7 +86,7 @@ def split(
     )
     architecture = model.architecture
     try:
-        settings = topology.settled(settings, architecture)
+        settings = topology.resolved(settings, architecture)
     except ConfigError as error:
         raise ConfigError(f"{settings.model}: {error}") from error
     if any(rope.factors == "long" for rope in architecture.ropes.values()):

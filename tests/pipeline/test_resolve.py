@@ -1,4 +1,4 @@
-"""What a config leaves open is settled by the model's config.json, once, and what can't be built is refused there."""
+"""What a config leaves open is resolved by the model's config.json, once, and what can't be built is refused there."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "checkpoint"
 
 
-def settled(**changes: Any) -> config.Config:
+def resolved(**changes: Any) -> config.Config:
     return resolve.resolve_config(config.parse(tiny.settings("checkpoint", **changes)), "a.yaml")
 
 
 def refusal(**changes: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        settled(**changes)
+        resolved(**changes)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -56,11 +56,11 @@ def change(checkpoint: Path, **numbers: Any) -> None:
 
 @pytest.mark.usefixtures("checkpoint")
 def test_what_is_left_open_becomes_numbers() -> None:
-    chosen = settled(**OPEN)
+    chosen = resolved(**OPEN)
     assert (chosen.ranges, chosen.slices) == (((0, 4),), 1)
     assert chosen.parts == ("layers_00_04", "head_0")
-    assert settled(topology="auto").slices == 2
-    assert settled(head={}).ranges == ((0, 2), (2, 3), (3, 4))
+    assert resolved(topology="auto").slices == 2
+    assert resolved(head={}).ranges == ((0, 2), (2, 3), (3, 4))
 
 
 def test_numbers_are_held_against_the_model(checkpoint: Path) -> None:
@@ -73,7 +73,7 @@ def test_numbers_are_held_against_the_model(checkpoint: Path) -> None:
 
 def test_a_second_look_imports_nothing_heavy(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Snakefile is parsed by every job of a build."""
-    chosen = settled(**OPEN)
+    chosen = resolved(**OPEN)
     code = f"""
 import sys
 from pathlib import Path
@@ -89,16 +89,16 @@ print([name for name in ("torch", "transformers", "coremltools", "huggingface_hu
 
 def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """config.json, the config's own numbers, and the code that chooses."""
-    settled(**OPEN)
-    settled(**OPEN, parity={"positions": 8})
+    resolved(**OPEN)
+    resolved(**OPEN, parity={"positions": 8})
     assert len(kept()) == 1
     for more, changes in enumerate(({"context": 65}, {"convert": {"weights": "fp16"}}, {"topology": [[0, 4]]}), 2):
-        settled(**OPEN | changes)
+        resolved(**OPEN | changes)
         assert len(kept()) == more
     change(checkpoint, num_hidden_layers=3)
-    assert settled(**OPEN).ranges == ((0, 3),)
+    assert resolved(**OPEN).ranges == ((0, 3),)
     monkeypatch.setattr(resolve, "_code", lambda: "other code")
-    settled(**OPEN)
+    resolved(**OPEN)
     assert len(kept()) == 6
 
 
@@ -106,23 +106,23 @@ def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pyte
 def test_a_budget_out_of_reach_is_refused_though_another_was_settled() -> None:
     """Before any work, as where nothing is kept yet."""
     search = {"precision": "search", "calibration": {"text": "text.txt"}}
-    settled(**OPEN | {"convert": search | {"budget": {"bytes_per_token": 10**9}}})
+    resolved(**OPEN | {"convert": search | {"budget": {"bytes_per_token": 10**9}}})
     for changes in (
         {"budget": {"bytes_per_token": 1}},
         {"budget": {"perplexity": 2.0}, "search": {"forms": ["palette4/7"]}},
     ):
         with pytest.raises(ConfigError, match="convert"):
-            settled(**OPEN | {"convert": search | changes})
+            resolved(**OPEN | {"convert": search | changes})
 
 
 @pytest.mark.parametrize("damage", ["", "[]", "{}", '{"topology": 5, "slices": 1}'])
 @pytest.mark.usefixtures("checkpoint")
 def test_what_is_damaged_is_settled_again(damage: str) -> None:
-    chosen = settled(**OPEN)
+    chosen = resolved(**OPEN)
     (file,) = kept()
     sound = file.read_text()
     file.write_text(damage)
-    assert settled(**OPEN) == chosen
+    assert resolved(**OPEN) == chosen
     assert file.read_text() == sound
 
 
@@ -137,7 +137,7 @@ def test_of_a_repository_only_config_json_is_fetched_and_only_once(
 
     monkeypatch.setattr(hub, "download_config", download)
     for _ in range(2):
-        assert settled(source=HUB, **OPEN).ranges == ((0, 4),)
+        assert resolved(source=HUB, **OPEN).ranges == ((0, 4),)
     assert asked == [("a/b", "0" * 40)]
     given = config.parse(tiny.settings("", source=HUB))
     assert resolve.resolve_config(given, "a.yaml") == given
@@ -160,7 +160,7 @@ def test_memory_is_expected_as_the_plan_says_it(
     """Of every part, and of the whole model, before there is a plan."""
     monkeypatch.chdir(tmp_path)
     source = tiny.fetched(write_tiny(model_type, tmp_path / "checkpoint"), tmp_path / "source")
-    chosen = settled(**OPEN, **changes)
+    chosen = resolved(**OPEN, **changes)
     parts, plan = split(source, chosen, HashCache(tmp_path / "hashes"), read_json(source / "source.json")["files"])
     expected = resolve.expected(chosen)
     for name in (*(part.name for part in parts), None):
@@ -169,10 +169,10 @@ def test_memory_is_expected_as_the_plan_says_it(
 
 @pytest.mark.usefixtures("checkpoint")
 def test_memory_is_not_expected_as_of_a_program_of_another_form() -> None:
-    """A program of several functions holds small constants once for each, whichever form was settled first."""
+    """A program of several functions holds small constants once for each, whichever form was resolved first."""
 
     def expanded(shapes: str) -> int:
-        found: int = resolve.expected(settled(program={"shapes": shapes}, tokens={"max": 4}))["parts"][0]["expanded"]
+        found: int = resolve.expected(resolved(program={"shapes": shapes}, tokens={"max": 4}))["parts"][0]["expanded"]
         return found
 
     first = expanded("range")
@@ -205,5 +205,5 @@ def test_tokens_that_a_ring_does_not_hold_are_refused_though_fewer_were_settled(
     monkeypatch.chdir(tmp_path)
     tiny_config("lfm2").save_pretrained(tmp_path / "checkpoint")
     open_ones = {"topology": "auto", "head": {"slices": 1}}
-    assert settled(**open_ones, tokens={"max": 30}).is_settled
+    assert resolved(**open_ones, tokens={"max": 30}).is_resolved
     assert "tokens.max: 31 is too many" in refusal(**open_ones, tokens={"max": 31})
