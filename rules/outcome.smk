@@ -135,7 +135,7 @@ rule report:
         store=STORE,
         step="report",
         settings=OF(sm.settings),
-        pipeline=OF(sm.drawn),
+        pipeline=OF(sm.listed_steps),
         tools=TOOLS["report"],
     script:
         "../scripts/step.py"

@@ -55,12 +55,14 @@ def quiet_process() -> Iterator[None]:
     kept = [(stream, os.dup(stream)) for stream in (1, 2)]
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
-        sys.stdout.flush(), sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         for stream, _ in kept:
             os.dup2(sink, stream)
         yield
     finally:
-        sys.stdout.flush(), sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         for stream, copy in kept:
             os.dup2(copy, stream)
             os.close(copy)

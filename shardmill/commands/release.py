@@ -27,7 +27,7 @@ def sign(
 
     Works without a network. Verify with `shardmill verify BUILD --key PUBLIC`, or with other tools: docs/signing.md.
     """
-    from shardmill.release.sign import sign_build as sign_build
+    from shardmill.release.sign import sign_build
 
     for name in sign_build(build, key):
         typer.echo(build / name)
@@ -215,7 +215,7 @@ def diff(
         typer.echo(json.dumps(content))
         return
     for kind, words in WORDS.items():
-        _tell_of_diff(words, [each for each in found if each.kind == kind], everything)
+        _print_differences(words, [each for each in found if each.kind == kind], everything)
     if why:
         typer.echo("why:")
     for line in why if everything else why[:DIFFERENCES]:
@@ -223,7 +223,7 @@ def diff(
     typer.echo(f"{len(found)} differences" if found else "no difference")
 
 
-def _tell_of_diff(words: str, found: list[Difference], everything: bool) -> None:
+def _print_differences(words: str, found: list[Difference], everything: bool) -> None:
     """Print one kind of difference, in a few lines."""
     if found:
         typer.echo(f"{words}:")

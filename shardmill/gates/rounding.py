@@ -201,7 +201,7 @@ def _distances(original: Constant, source: Path, table: Path) -> Iterator[tuple[
         raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
     first, vectors = 0, beside(original, source)
     scale = _scale(held.get(f"{original.path}.scale"), table.parent)
-    pairs = zip(_blocks_of_table(stored, table.parent), _blocks_of_table(original.info, source), strict=True)
+    pairs = zip(_decoded_blocks(stored, table.parent), _decoded_blocks(original.info, source), strict=True)
     for rows, plain in pairs:
         kept = Stored(rows, None if scale is None else scale[first : first + len(rows)])
         expected = turned(plain, original.source, vectors)
@@ -220,7 +220,7 @@ def _scale(info: TensorInfo | None, folder: Path) -> torch.Tensor | None:
     return torch.from_numpy(held.astype(np.float32))[:, None]
 
 
-def _blocks_of_table(tensor: TensorInfo, folder: Path) -> Iterator[torch.Tensor]:
+def _decoded_blocks(tensor: TensorInfo, folder: Path) -> Iterator[torch.Tensor]:
     """Yield a matrix in fp32, a block of rows at a time."""
     rows, columns = tensor.shape
     dtype = torch.int8 if tensor.dtype == "I8" else DTYPES[tensor.dtype]

@@ -84,7 +84,7 @@ __all__ = [
     "coded_forms",
     "default_config",
     "demand_room",
-    "drawn",
+    "listed_steps",
     "engine",
     "every_core",
     "evidence",
@@ -270,8 +270,8 @@ def artifacts(batch: Batch, workflow: Any) -> list[str]:
     return built + [f"build/refused/{name}" for name in batch.refusals]
 
 
-def drawn(config: Config) -> list[dict[str, Any]]:
-    """Return the pipeline as the report draws it."""
+def listed_steps(config: Config) -> list[dict[str, Any]]:
+    """Return the pipeline's steps for the report's table."""
     return dag.listed_steps(STEPS, config)
 
 

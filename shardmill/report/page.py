@@ -13,8 +13,7 @@ from shardmill.forms.recipe import called, costliest
 from shardmill.report import wording
 from shardmill.report.devices import device_sections
 from shardmill.report.gates import gate_questions
-from shardmill.report.points import front_plot, judged, measured_points
-from shardmill.report.points import front_steps as front_steps
+from shardmill.report.points import front_plot, front_steps, judged, measured_points
 from shardmill.report.provenance import origin
 from shardmill.report.read import Build, Json, PartRow
 from shardmill.report.residency import STATUS, placement
@@ -58,7 +57,7 @@ def render(build: Build) -> str:
 def filled(shown: dict[str, Any]) -> str:
     """Return the page, given what `context` has found.
 
-    So a drawing on it can be kept elsewhere too without a second one.
+    Separate from `render`, so that a figure can be taken from the same context.
     """
     return environment().get_template("page.html").render(shown)
 

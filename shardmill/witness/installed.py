@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -30,3 +31,10 @@ def runtime() -> dict[str, str]:
         raise ShardmillError(MISSING)
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES.values())
     return {"name": "coreai", "version": versions, "machine": platform.machine()}
+
+
+def check_runtime(expected: Mapping[str, str]) -> None:
+    """Raise ShardmillError if this job has no Core AI runtime, or another one than the run that started the job."""
+    if (here := runtime()) != dict(expected):
+        told = "; ".join(" on ".join((each["version"], each["machine"])) for each in (expected, here))
+        raise ShardmillError(f"the jobs of one build need one Core AI runtime, but the run and this job have {told}")

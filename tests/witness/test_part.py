@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import templates
 import tiny
 import torch
 from gates.judged import known
 from torch import Tensor
 
+from shardmill.convert.stamped import convert_stamped
+from shardmill.errors import ShardmillError
 from shardmill.gates.measurement import Measurement, compare
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
@@ -43,6 +47,19 @@ def test_a_part_is_the_same_on_three_engines(built: tiny.Build, kind: str) -> No
     ways = {row["detail"] for row in rows if row["name"] == "witness_width_error"}
     assert ways >= {"T=2", "T=3", "T=4"} and (kind == "head" or ways >= {"mixed", "rejected drafts"})
     assert 0 < max(row["value"] for row in rows) < 1e-5
+
+
+def test_wide_passes_fit_the_short_cache(built: tiny.Build, tmp_path: Path) -> None:
+    """The witness shortens the cache to its text; a prefill pass of 24 tokens pads the text past its end."""
+    parts, plan = tiny.split(built.source, tokens={"max": 24, "verify": 2})
+    name = next(name for name, piece in parts.items() if piece.kind == "layers")
+    package = tmp_path / f"{name}.mlpackage"
+    convert_stamped(parts[name], built.source, "int8", package, templates.FOLDER)
+    stored = PackageWeights(package, parts[name])
+    found = part.witness_measurements(parts[name], package, plan, known(built.source), built.source, stored)
+    rows = compare(one for one in found if isinstance(one, Measurement))
+    assert all(row["passed"] for row in rows), rows
+    assert "T=24" in {row["detail"] for row in rows}
 
 
 def test_states_are_those_of_the_engine_that_ships(built: tiny.Build, fp32: None) -> None:
@@ -145,3 +162,10 @@ def test_a_fault_in_the_graph_is_seen(built: tiny.Build, fault: str, monkeypatch
     monkeypatch.setattr(module, attribute, wrong)
     missed = {row["name"] for row in measured(built, built.layers()[0].name, widest=1) if not row["passed"]}
     assert missed == {"witness_error", "witness_agreement"}
+
+
+def test_a_job_refuses_a_runtime_that_its_run_has_not() -> None:
+    """Its verdict would be filed under numbers of another runtime."""
+    installed.check_runtime(installed.runtime())
+    with pytest.raises(ShardmillError, match=r"need one Core AI runtime, .*coreai-core 0\.1 on x86_64; coreai-core"):
+        installed.check_runtime({"name": "coreai", "version": "coreai-core 0.1", "machine": "x86_64"})

@@ -11,6 +11,7 @@ from shardmill.pipeline.steps.parity import host_side
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
+from shardmill.witness import installed
 
 
 def task(
@@ -45,6 +46,7 @@ def task(
         from shardmill.gates.weights import PackageWeights
         from shardmill.witness.part import witness_measurements, witness_verdict
 
+        installed.check_runtime(runtime)
         stored = PackageWeights(package.path, piece, plan["prefix"])
         found = witness_measurements(piece, bundle.path, plan, load_file(states.path), source_folder(record), stored)
         content = witness_verdict(piece.name, engine, runtime, found)
