@@ -22,10 +22,6 @@ GROUND = {
     "interrupt",
     "machine",
     "printable",
-    "pydantic_errors",
-    "quiet",
-    "regular",
-    "yamlfile",
 }
 # What of the ground stands on something; the lane itself uses nothing, and says errors of Core ML in the same words.
 BELOW = {"machine": {"portable"}, "printable": {"lane"}}
