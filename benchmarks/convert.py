@@ -40,7 +40,7 @@ from shardmill.models import family
 from shardmill.models.hf_config import load_hf_config
 from shardmill.pipeline.steps.split import prefix_of
 from shardmill.plan import Part
-from shardmill.topology import resolved
+from shardmill.topology import resolve_topology
 
 SLOTS = 2048
 METHODS = ("plain", "stamped")
@@ -90,7 +90,7 @@ class Bench:
         self.tensors = read_tensors(source)
         self.model = model.under(prefix_of(self.tensors, model.prefix))
         settings = {"model": "benchmark", "source": {"path": str(source)}, "context": SLOTS, "topology": "auto"}
-        self.settings = resolved(parse(settings | {"head": {"slices": "auto"}}), self.model.architecture)
+        self.settings = resolve_topology(parse(settings | {"head": {"slices": "auto"}}), self.model.architecture)
 
     def layers(self, start: int, end: int) -> Part:
         """Return layers [start, end); layers past the checkpoint's last repeat the weights of its first layers."""

@@ -91,7 +91,7 @@ def built(folder: Path, experts: str | int, threads: int) -> Form:
     )
     hf = load_hf_config(source)
     model = topology.as_configured(asked, family(hf.model_type).describe(hf, CONTEXT))
-    settings = topology.resolved(asked, model.architecture)
+    settings = topology.resolve_topology(asked, model.architecture)
     parts = plan.draft_parts(settings, model, read_tensors(source))
     paths = {part.name: made / f"{part.name}.mlpackage" for part in parts if part.kind != "embedding"}
     for part in parts[:-1]:

@@ -42,7 +42,7 @@ from shardmill.plan import Part, empty_parts
 if TYPE_CHECKING:
     from shardmill.config import Config
 
-__all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "resolved", "share_layers"]
+__all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "resolve_topology", "share_layers"]
 
 MOST_SLICES = 64  # more programs than these cost a pass more than extents over MAX_EXTENT might
 Range = tuple[int, int]
@@ -55,7 +55,7 @@ def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
     return replace(model, architecture=with_experts(model.architecture, routed=True))
 
 
-def resolved(config: Config, a: Architecture) -> Config:
+def resolve_topology(config: Config, a: Architecture) -> Config:
     """Return the config with its topology, groups of experts and head slices as numbers.
 
     Raises:
@@ -308,7 +308,7 @@ class PassTraffic:
 
 
 @dataclass(frozen=True)
-class StoredWeights:
+class WeightSizes:
     """What weights take as they are planned to be stored.
 
     Attributes:
@@ -337,7 +337,7 @@ class TrafficLength:
     operations: int
 
 
-def stored_weights(parts: Sequence[Part], chosen: Recipe) -> StoredWeights:
+def stored_weights(parts: Sequence[Part], chosen: Recipe) -> WeightSizes:
     """Return the weights that a pass reads where it takes every program, as it does unless experts are routed.
 
     Args:
@@ -350,7 +350,7 @@ def stored_weights(parts: Sequence[Part], chosen: Recipe) -> StoredWeights:
     for part in read:
         sizes.update(chosen.bytes_by_form(part.named_shapes))
     files, numbers = sum(file_bytes(part.named_shapes, chosen) for part in read), sum(sum(p.parameters) for p in read)
-    return StoredWeights(round(8 * files / numbers, 3), dict(sorted(sizes.items())))
+    return WeightSizes(round(8 * files / numbers, 3), dict(sorted(sizes.items())))
 
 
 def pass_traffic(config: Config, a: Architecture) -> tuple[PassTraffic, ...]:

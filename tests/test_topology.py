@@ -35,17 +35,22 @@ def settings(**changes: Any) -> config.Config:
 def refusal(a: Architecture, **changes: Any) -> str:
     """The line that refuses to build a model so."""
     with pytest.raises(ConfigError) as caught:
-        topology.resolved(settings(**changes), a)
+        topology.resolve_topology(settings(**changes), a)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_phi_4_mini_is_two_parts_and_the_four_slices_that_are_known_to_run() -> None:
-    chosen = topology.resolved(settings(), PHI)
+    chosen = topology.resolve_topology(settings(), PHI)
     assert chosen.ranges == ((0, 16), (16, 32))
     assert chosen.slices == 4
-    assert topology.resolved(chosen, PHI) == chosen
-    assert topology.resolved(settings(convert={"weights": "fp16"}), PHI).ranges == ((0, 8), (8, 16), (16, 24), (24, 32))
+    assert topology.resolve_topology(chosen, PHI) == chosen
+    assert topology.resolve_topology(settings(convert={"weights": "fp16"}), PHI).ranges == (
+        (0, 8),
+        (8, 16),
+        (16, 24),
+        (24, 32),
+    )
 
 
 def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> None:
@@ -56,20 +61,20 @@ def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> No
         "[[0, 16], [16, 32]] fits"
     )
     assert refusal(PHI, topology=[[0, 8], [8, 32]]).startswith("topology: layers_08_32 holds")
-    topology.resolved(settings(topology=[[0, 20], [20, 24], [24, 30], [30, 32]]), PHI)
-    topology.resolved(settings(topology=[[0, 21], [21, 32]]), PHI)
+    topology.resolve_topology(settings(topology=[[0, 20], [20, 24], [24, 30], [30, 32]]), PHI)
+    topology.resolve_topology(settings(topology=[[0, 21], [21, 32]]), PHI)
     assert refusal(PHI, topology=[[0, 22], [22, 32]]).startswith("topology: layers_00_22 holds")
 
 
 def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is on files over it: one byte less room and the same parts are refused, and others proposed."""
-    half = topology.resolved(settings(), PHI)
+    half = topology.resolve_topology(settings(), PHI)
     size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].blueprint), recipe("int8"))
     monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size)
-    assert topology.resolved(settings(), PHI) == topology.resolved(half, PHI) == half
+    assert topology.resolve_topology(settings(), PHI) == topology.resolve_topology(half, PHI) == half
     monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size - 1)
     assert refusal(PHI, topology=half.ranges).endswith("[[0, 11], [11, 22], [22, 32]] fits")
-    assert topology.resolved(settings(), PHI).ranges == ((0, 11), (11, 22), (22, 32))
+    assert topology.resolve_topology(settings(), PHI).ranges == ((0, 11), (11, 22), (22, 32))
 
 
 def test_constants_that_the_program_itself_holds_take_no_room_in_the_weight_file() -> None:
@@ -84,7 +89,7 @@ def test_a_head_that_is_too_large_is_refused_with_a_number_that_fits() -> None:
     assert line == (
         "head.slices: head_0 holds 2458811392 bytes of weights, the limit is 2147483648 (rule W1); 4 slices fit"
     )
-    topology.resolved(settings(head={"slices": 2}, topology=[[i, i + 1] for i in range(32)]), large)
+    topology.resolve_topology(settings(head={"slices": 2}, topology=[[i, i + 1] for i in range(32)]), large)
 
 
 def test_a_layer_that_is_too_large_alone_is_refused() -> None:
@@ -118,7 +123,7 @@ def test_a_state_that_the_neural_engine_does_not_take_is_refused() -> None:
     for kinds in (narrow.kinds, (LayerSpec(mixer="cca"),) * 4):
         line = refusal(replace(narrow, kinds=kinds))
         assert line.startswith("head_dim 48: a key/value state whose width is no multiple of 32")
-    topology.resolved(settings(), replace(narrow, kinds=(LayerSpec(mixer="conv"),) * 4))
+    topology.resolve_topology(settings(), replace(narrow, kinds=(LayerSpec(mixer="conv"),) * 4))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +139,7 @@ def test_a_state_that_the_neural_engine_does_not_take_is_refused() -> None:
     ],
 )
 def test_slices_are_as_few_as_an_extent_allows(vocab: int, expected: int) -> None:
-    chosen = topology.resolved(settings(), replace(PHI, vocab=vocab))
+    chosen = topology.resolve_topology(settings(), replace(PHI, vocab=vocab))
     assert chosen.slices == expected
     assert vocab % chosen.slices == 0
 
@@ -176,7 +181,7 @@ def test_the_size_of_a_program_is_that_of_its_weight_file(tmp_path: Path, quanti
 
 
 def test_parts_of_a_plan_are_those_of_the_topology() -> None:
-    chosen = topology.resolved(settings(), PHI)
+    chosen = topology.resolve_topology(settings(), PHI)
     parts = plan.empty_parts(chosen, PHI)
     assert [(p.name, p.start, p.end) for p in parts][:3] == [
         ("layers_00_16", 0, 16),
@@ -194,13 +199,13 @@ def expert_model(**experts: Any) -> Architecture:
 
 def test_routed_experts_cut_the_layers_and_are_grouped_by_the_least_that_earns_a_dispatch() -> None:
     """One expert has 12.6 MB, and two have more than rule W5 asks for."""
-    chosen = topology.resolved(settings(experts="routed"), expert_model())
+    chosen = topology.resolve_topology(settings(experts="routed"), expert_model())
     assert chosen.ranges == ((0, 3), *((i, i + 1) for i in range(3, 10)))
     assert chosen.groups == 8
     assert chosen.parts[:10] == ("layers_00_03", *(f"experts_02_{j}" for j in range(8)), "layers_03_04")
-    assert topology.resolved(settings(experts="routed"), expert_model(ffn=2560)).groups == 16
-    assert topology.resolved(settings(experts="routed"), expert_model(ffn=16)).groups == 1
-    assert topology.resolved(settings(experts="routed"), expert_model(count=128, group=16)).groups == 8
+    assert topology.resolve_topology(settings(experts="routed"), expert_model(ffn=2560)).groups == 16
+    assert topology.resolve_topology(settings(experts="routed"), expert_model(ffn=16)).groups == 1
+    assert topology.resolve_topology(settings(experts="routed"), expert_model(count=128, group=16)).groups == 8
 
 
 @pytest.mark.parametrize(
@@ -230,8 +235,8 @@ def test_a_search_is_planned_by_the_largest_form_that_it_may_take() -> None:
     """What it chooses is known only later; whatever that is, it fits the parts."""
     int8, fp16 = (settings(convert={"precision": name}) for name in ("int8", "fp16"))
     few, all_forms = (settings(convert=SEARCH | {"search": {"forms": f}}) for f in (["palette6"], ["int4", "fp16"]))
-    assert topology.resolved(few, PHI).ranges == topology.resolved(int8, PHI).ranges
-    assert topology.resolved(all_forms, PHI).ranges == topology.resolved(fp16, PHI).ranges
+    assert topology.resolve_topology(few, PHI).ranges == topology.resolve_topology(int8, PHI).ranges
+    assert topology.resolve_topology(all_forms, PHI).ranges == topology.resolve_topology(fp16, PHI).ranges
 
 
 def test_forms_of_which_none_fits_a_matrix_are_refused() -> None:

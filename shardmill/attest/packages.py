@@ -25,7 +25,7 @@ def interpreter() -> dict[str, Any]:
     return {"name": name, "uri": str(PackageURL("generic", None, name, platform.python_version()))}
 
 
-def packages(deciding: Iterable[str]) -> list[dict[str, Any]]:
+def package_descriptors(deciding: Iterable[str]) -> list[dict[str, Any]]:
     """Return a resource descriptor of each package that is installed here and needed, by name.
 
     Args:

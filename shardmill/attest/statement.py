@@ -118,11 +118,11 @@ def statement(kind: str, subjects: Iterable[tuple[str, str]], predicate: Mapping
         subjects: (path, sha256) of what it speaks of.
         predicate: what it says.
     """
-    rows = [described(name, sha) for name, sha in subjects]
+    rows = [resource_descriptor(name, sha) for name, sha in subjects]
     return {"_type": STATEMENT, "predicateType": kind, "subject": rows, "predicate": dict(predicate)}
 
 
-def described(name: str, sha256: str) -> dict[str, Any]:
+def resource_descriptor(name: str, sha256: str) -> dict[str, Any]:
     """Return a resource descriptor of a file."""
     return {"name": name, "digest": {"sha256": sha256}}
 

@@ -23,9 +23,9 @@ from shardmill.commands.generate import (
     Lossy,
     Precision,
     TemplateFile,
-    check_context,
     check_draft_build,
     check_drafter,
+    check_sliding,
     checked_text,
     closing_line,
     make_drafter,
@@ -67,7 +67,7 @@ def chat(
     manifest = read_manifest(build)
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
-    check_context(context_policy, manifest)
+    check_sliding(context_policy, manifest)
     if system is not None:
         _check_system(system, build, manifest, chat_template)
     model = loading.load_model(build, None, precision, chat_template=chat_template)

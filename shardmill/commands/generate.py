@@ -36,10 +36,10 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         raise typer.BadParameter("give the text to continue with either --prompt or --prompt-file")
     if prompt is not None:
         return checked_text(prompt, "the prompt")
-    return _read_stdin() if prompt_file == "-" else read_text(Path(str(prompt_file)))
+    return _read_stdin() if prompt_file == "-" else read_prompt_file(Path(str(prompt_file)))
 
 
-def read_text(file: Path) -> str:
+def read_prompt_file(file: Path) -> str:
     """Read a file's text.
 
     Raises:
@@ -98,7 +98,7 @@ def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out:
     raise AssertionError("the decoding loop ended without a result")
 
 
-def summary(result: GenerationResult) -> dict[str, Any]:
+def result_json(result: GenerationResult) -> dict[str, Any]:
     """Return the result as --json prints it; speeds are null where nothing was measured."""
     return {
         "tokens": list(result.tokens),
@@ -121,7 +121,7 @@ def closing_line(result: GenerationResult, engine: str, accept_top_p: float | No
         engine: what ran the programs.
         accept_top_p: the share of lossy acceptance, if it was asked for.
     """
-    figures = summary(result)
+    figures = result_json(result)
     speeds = ", ".join(
         f"{name} {figures[key]:.1f} tok/s"
         for name, key in (("prefill", "prefill_tok_s"), ("decode", "decode_tok_s"))
@@ -219,7 +219,7 @@ def check_policy(name: str) -> None:
         raise ShardmillError(f"no draft policy is called {name!r}: use one of {', '.join(KNOWN)}")
 
 
-def check_context(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
+def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
     """Refuse to slide where the context is too small for it.
 
     Raises:
@@ -279,7 +279,7 @@ def generate(
     manifest = read_manifest(build)
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
-    check_context(context_policy, manifest)
+    check_sliding(context_policy, manifest)
     tokenizer = load.load_tokenizer(build, manifest)
     tokens: list[int] = tokenizer.encode(text).ids
     check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
@@ -298,7 +298,7 @@ def generate(
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
         more = {"drafter": drafter, "engine": load.engine_name(), "lossy": accept_top_p is not None}
-        typer.echo(json.dumps({**summary(result), **more}))
+        typer.echo(json.dumps({**result_json(result), **more}))
     else:
         typer.echo()
         typer.echo(closing_line(result, load.engine_name(), accept_top_p), err=True)
@@ -324,7 +324,7 @@ def label(
     if file is None:
         content = checked_text(str(text), "the text")
     else:
-        content = _read_stdin() if file == "-" else read_text(Path(file))
+        content = _read_stdin() if file == "-" else read_prompt_file(Path(file))
     with quiet_coremltools():
         reader = reading.load_reader(build, precision)
     if redact and reader.classifies:

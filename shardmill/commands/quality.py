@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.arguments import Build, size
-from shardmill.commands.generate import read_text
+from shardmill.commands.generate import read_prompt_file
 from shardmill.forms.recipe import WORST, costliest
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest
@@ -161,7 +161,7 @@ def audit_range(
 
     if not machine.is_portable():
         raise ShardmillError("audit-range looks inside the portable engine, which does not run on a Mac; use Linux")
-    text = read_text(prompts)
+    text = read_prompt_file(prompts)
     ids = load_tokenizer(build, read_manifest(build)).encode(text).ids
     if not ids:
         raise ShardmillError(f"{prompts} holds no text to run")
@@ -174,14 +174,14 @@ def audit_range(
         typer.echo(json.dumps(nonfinite.as_json(rows)))
     else:
         console = Console(markup=False, highlight=False)
-        show(console, "Each layer's largest value", nonfinite.ranges_by_layer(rows))
-        show(console, "The operations nearest to the end of fp16", nonfinite.worst(rows)[:operations])
-        console.print(summary(rows, len(tokens), nonfinite.first_to_leave(rows)))
+        print_operations(console, "Each layer's largest value", nonfinite.ranges_by_layer(rows))
+        print_operations(console, "The operations nearest to the end of fp16", nonfinite.worst(rows)[:operations])
+        console.print(range_summary(rows, len(tokens), nonfinite.first_to_leave(rows)))
     if any(row.leaves for row in rows):
         raise typer.Exit(1)
 
 
-def show(console: Console, title: str, rows: Sequence[LayerRangeRow]) -> None:
+def print_operations(console: Console, title: str, rows: Sequence[LayerRangeRow]) -> None:
     """Print one table of operations."""
     from rich.table import Table
 
@@ -194,7 +194,7 @@ def show(console: Console, title: str, rows: Sequence[LayerRangeRow]) -> None:
     console.print(table)
 
 
-def summary(rows: Sequence[LayerRangeRow], tokens: int, first: LayerRangeRow | None) -> str:
+def range_summary(rows: Sequence[LayerRangeRow], tokens: int, first: LayerRangeRow | None) -> str:
     """Return one line for the end: how much was run, and what left fp16 first."""
     text = f"{len(rows)} operations, {tokens} tokens: "
     if first is None:

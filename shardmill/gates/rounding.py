@@ -232,7 +232,7 @@ def _decoded_blocks(tensor: TensorInfo, folder: Path) -> Iterator[torch.Tensor]:
         yield torch.from_numpy(raw).view(dtype).view(count, columns).float()
 
 
-def named(rows: Iterable[Mapping[str, Any]], worst: Callable[[], str]) -> list[dict[str, Any]]:
+def name_worst_matrix(rows: Iterable[Mapping[str, Any]], worst: Callable[[], str]) -> list[dict[str, Any]]:
     """Return a verdict's rows; the first row that missed a limit of question 3 also names the worst matrix.
 
     Args:

@@ -48,7 +48,7 @@ def _module_name(file: Path) -> tuple[str, ...]:
     return file.relative_to(root).with_suffix("").parts
 
 
-def parsed(file: Path, source: bytes, data: bytes) -> Module:
+def parse_module(file: Path, source: bytes, data: bytes) -> Module:
     """Parse a source file.
 
     Args:
@@ -167,7 +167,7 @@ def read_module(file: Path) -> Module:
             return Module(entry["code"], tuple(entry["imported"]))
     except (KeyError, TypeError):  # not kept, or damaged
         pass
-    module = parsed(file, source, data)
+    module = parse_module(file, source, data)
     _new[name] = {"sha256": sha256, **asdict(module)}
     return module
 
@@ -221,10 +221,10 @@ def family_of(step: Step, record: Path) -> str:
         step: the step.
         record: source.receipt.json.
     """
-    return model_type(record) if needs_family(modules(step)) else ""
+    return fetched_model_type(record) if needs_family(modules(step)) else ""
 
 
-def model_type(record: Path) -> str:
+def fetched_model_type(record: Path) -> str:
     """Return the model_type of a checkpoint that was fetched; empty where it says none, which the split step refuses.
 
     Args:

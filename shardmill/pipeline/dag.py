@@ -130,7 +130,7 @@ def receipts(steps: Steps) -> tuple[str, ...]:
     return tuple(step.receipt for name, step in steps.items() if step.receipt and name in spoken_for)
 
 
-def page_receipts(steps: Steps) -> tuple[str, ...]:
+def report_receipts(steps: Steps) -> tuple[str, ...]:
     """Return the same, and those of what only the report shows."""
     return tuple(step.receipt for name, step in steps.items() if step.receipt and not after_the_gates(steps, name))
 
@@ -163,7 +163,7 @@ def step_inputs(steps: Steps, name: str) -> dict[str, Files]:
     return _found(steps, {**steps[name].reads, **steps[name].takes})
 
 
-def made_by(name: str) -> Found:
+def outputs_of_step(name: str) -> Found:
     """Return what a step makes, where there is that step: for steps that have a use for it."""
     return lambda steps: _listed(*steps[name].makes.values()) if name in steps else ()
 
@@ -233,7 +233,7 @@ def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
     return found
 
 
-def listed_steps(steps: Steps, config: Config) -> list[dict[str, Any]]:
+def step_rows(steps: Steps, config: Config) -> list[dict[str, Any]]:
     """Return what the report's list of steps is made from, as plain data, in the table's order."""
     rows: dict[str, dict[str, Any]] = {}
     for name, step in wanted(steps, config).items():

@@ -13,14 +13,14 @@ from typing import Any
 from packageurl import PackageURL
 
 from shardmill import __version__
-from shardmill.attest.packages import interpreter, packages
+from shardmill.attest.packages import interpreter, package_descriptors
 from shardmill.attest.statement import (
     BUILD_TYPE,
     BUILDER,
     PROVENANCE,
-    described,
     gate_statement,
     parameters,
+    resource_descriptor,
     statement,
     with_seal,
     workflow,
@@ -28,7 +28,7 @@ from shardmill.attest.statement import (
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.paths import RECORD_FILE
 from shardmill.files import read_json, read_sealed
-from shardmill.pipeline.subjects import named, subjects
+from shardmill.pipeline.subjects import named_files, subjects
 from shardmill.pipeline.task import RECEIPT, SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
@@ -76,7 +76,10 @@ def gate_statements(build: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
     """Return (path, sha256) of every file of each part's package and bundle."""
-    return {part["name"]: [*named(model["packages"][part["name"]]), *named(part["program"])] for part in model["parts"]}
+    return {
+        part["name"]: [*named_files(model["packages"][part["name"]]), *named_files(part["program"])]
+        for part in model["parts"]
+    }
 
 
 def provenance(records: Records, results: Path) -> dict[str, Any]:
@@ -107,14 +110,14 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
             "resolvedDependencies": [
                 workflow(),
                 *_checkpoint(read_json(records.record)),
-                *(described(key, hash_file(file)) for key, file in records.named.items()),
+                *(resource_descriptor(key, hash_file(file)) for key, file in records.named.items()),
                 interpreter(),
-                *packages({name for receipt in steps.values() for name in receipt.get("packages", {})}),
+                *package_descriptors({name for receipt in steps.values() for name in receipt.get("packages", {})}),
             ],
         },
         "runDetails": {
             "builder": {"id": BUILDER, "version": {"shardmill": __version__}},
-            "byproducts": [described(name, sha) for name, sha in byproducts],
+            "byproducts": [resource_descriptor(name, sha) for name, sha in byproducts],
         },
     }
     return with_seal(statement(PROVENANCE, (*subjects(model, records.manifest), *verdict_hashes(steps)), predicate))
@@ -127,7 +130,7 @@ def _checkpoint(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         url = _huggingface(source["repo"], source["commit"])
         yield {"name": SOURCE, "uri": url, "digest": {"gitCommit": source["commit"]}}
     for name, file in source["files"].items():
-        yield described(f"{SOURCE}/{name}", file["sha256"]) | ({"uri": f"{url}#{name}"} if url else {})
+        yield resource_descriptor(f"{SOURCE}/{name}", file["sha256"]) | ({"uri": f"{url}#{name}"} if url else {})
 
 
 def _huggingface(repo: str, commit: str) -> str:

@@ -214,12 +214,12 @@ def _config_folder(config: Config) -> Path:
 
 def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
     """Return the resolved config, the model's architecture, and the model_type as config.json has it."""
-    from shardmill.topology import resolved
+    from shardmill.topology import resolve_topology
 
     try:
         folder = _config_folder(config)
         architecture = _described(config, folder).architecture
-        return resolved(config, architecture), architecture, model_type_in(folder)
+        return resolve_topology(config, architecture), architecture, model_type_in(folder)
     except ShardmillError as error:
         raise ConfigError(f"{name}: {error}") from error
 

@@ -173,7 +173,7 @@ def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str,
     def known(file: str, part: str | None) -> Sizes:
         for read in (partial(plan, file), expected):
             with suppress(OSError, ValueError, LookupError, TypeError):  # none yet, damaged, or an older version's
-                return part_sizes(read(), positions, part)
+                return job_sizes(read(), positions, part)
         raise FileNotFoundError(errno.ENOENT, "no plan yet", file)
 
     return known
@@ -199,7 +199,7 @@ def _check_memory(job: str, mb: int, limit: int | None) -> None:
         raise TooLarge(job, mb, limit)
 
 
-def part_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:
+def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:
     """Return the sizes of a job of one part, or of the whole model, by plan.json and the positions fed."""
     rows = {row["name"]: row for row in plan["parts"]}
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")

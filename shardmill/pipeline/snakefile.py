@@ -32,7 +32,7 @@ from shardmill.pipeline.batch import (
 )
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.lock import hold_lock, join_build, register
-from shardmill.pipeline.code_digest import model_type, model_type_in, needs_family
+from shardmill.pipeline.code_digest import fetched_model_type, model_type_in, needs_family
 from shardmill.pipeline.dag import receipt_of
 from shardmill.pipeline.resolve import default_config, expected, overlaps, parsed, read_corpus, resolve_config
 from shardmill.pipeline.resources import every_core, matrices_at_once
@@ -225,7 +225,7 @@ def _family(config: Config) -> str:
         return model_type_in(Path(config.source.path))
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not resolved by config.json, or damaged
         return str(expected(config)["model_type"])
-    return model_type(Path("build") / config.model / "source.receipt.json")
+    return fetched_model_type(Path("build") / config.model / "source.receipt.json")
 
 
 def gate_receipts(config: Config) -> list[str]:
@@ -245,17 +245,17 @@ def all_receipts(config: Config) -> list[str]:
 
 def page_receipts(config: Config) -> list[str]:
     """Return the same, and those of steps that only the report has a use for."""
-    return _paths(dag.page_receipts(dag.wanted(STEPS, config)), config)
+    return _paths(dag.report_receipts(dag.wanted(STEPS, config)), config)
 
 
 def points(config: Config) -> list[str]:
     """Return what was measured of points of the front."""
-    return _paths(dag.made_by("measured")(dag.wanted(STEPS, config)), config)
+    return _paths(dag.outputs_of_step("measured")(dag.wanted(STEPS, config)), config)
 
 
 def made_by(name: str, config: Config) -> list[str]:
     """Return what a step makes, for rules that have a use for it; nothing where the build does not have that step."""
-    return [f"build/{{model}}/{path}" for path in dag.made_by(name)(dag.wanted(STEPS, config))]
+    return [f"build/{{model}}/{path}" for path in dag.outputs_of_step(name)(dag.wanted(STEPS, config))]
 
 
 def receipts_of(name: str, config: Config) -> list[str]:
@@ -272,7 +272,7 @@ def artifacts(batch: Batch, workflow: Any) -> list[str]:
 
 def listed_steps(config: Config) -> list[dict[str, Any]]:
     """Return the pipeline's steps for the report's table."""
-    return dag.listed_steps(STEPS, config)
+    return dag.step_rows(STEPS, config)
 
 
 def _paths(templates: Iterable[str], config: Config) -> list[str]:

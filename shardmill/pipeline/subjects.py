@@ -18,10 +18,10 @@ def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, st
     for entry in entries(model):
         if "sha256" not in entry and "files" not in entry:
             raise ShardmillError(f"{manifest}: no sha256 of {entry['path']}; delete it and build again")
-        yield from named(entry)
+        yield from named_files(entry)
 
 
-def named(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def named_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (path, sha256) of every file that an entry of model.json names."""
     if "sha256" in entry:
         yield entry["path"], entry["sha256"]
@@ -32,7 +32,7 @@ def named(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def check_files(model: Mapping[str, Any], build: Path) -> None:
     """Raise ShardmillError where a file is not the one that a manifest's content names."""
     for entry in entries(model):
-        for name, sha in named(entry):
+        for name, sha in named_files(entry):
             if not (build / name).is_file() or hash_file(build / name) != sha:
                 made = f"{SOURCE}.receipt.json" if name.startswith(f"{SOURCE}/") else entry["path"]
                 what = "not the file that was made and judged"

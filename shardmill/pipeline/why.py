@@ -154,7 +154,7 @@ class _Walk:
             return StepOutlook(label, "depends", missing) if label else None
         if not label and not step.on_the_side:
             return None
-        tools = code_digest.tools(step, code_digest.model_type(self.known / RECORD))
+        tools = code_digest.tools(step, code_digest.fetched_model_type(self.known / RECORD))
         task = describe(step.task, arguments(self.steps, job, self.config, self.known), self.store, tools)
         outputs = dag.job_outputs(self.steps, job, self.config, self.known)
         if task.action is None:

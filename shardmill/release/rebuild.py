@@ -29,7 +29,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, replacing
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache import remote
-from shardmill.pipeline.code_digest import model_type, needs_family, tools
+from shardmill.pipeline.code_digest import fetched_model_type, needs_family, tools
 from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.resolve import lay_out, workflow_root
 from shardmill.pipeline.table import RECORD, STEPS
@@ -175,7 +175,7 @@ def check_tools(original: RebuildTarget) -> None:
         remedy = f"pip install {pins}" if pins else "look at its provenance.json"
         raise ShardmillError(f"built with other packages; here: {here}; {remedy}")
     receipts = steps_of(original.statement).values()
-    family = model_type(original.folder / RECORD) if original.folder else ""
+    family = fetched_model_type(original.folder / RECORD) if original.folder else ""
     changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt, family)})
     if changed:
         commit = _commit(original)

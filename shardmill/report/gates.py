@@ -11,7 +11,7 @@ from shardmill.report.read import Build, Json
 
 
 @dataclass(frozen=True)
-class Number:
+class GateNumber:
     """One number of a gate file."""
 
     part: str
@@ -35,7 +35,7 @@ class Number:
 class Cell:
     """A part's worst value of a measure; without one, why there is none."""
 
-    worst: Number | None
+    worst: GateNumber | None
     count: int = 0
     state: str = "run"  # "n/a" or "not_run" where there is no number
     reason: str = ""
@@ -49,7 +49,7 @@ class Measure:
     meaning: str
     why: str
     threshold: str
-    worst: Number | None
+    worst: GateNumber | None
     count: int
     alike: bool  # the same value wherever it was measured
     refused: bool  # a gate says why it could not make it
@@ -66,7 +66,7 @@ class Question:
     measures: tuple[Measure, ...]
     columns: tuple[Measure, ...]  # those that several parts have a number or a refusal for
     parts: tuple[tuple[str, tuple[Cell, ...]], ...]  # a cell per column; parts without any are left out
-    numbers: tuple[Number, ...]
+    numbers: tuple[GateNumber, ...]
 
     @property
     def ragged(self) -> bool:
@@ -132,17 +132,17 @@ ON_CORE_ML = {
 }
 
 
-def numbers(build: Build) -> tuple[Number, ...]:
+def numbers(build: Build) -> tuple[GateNumber, ...]:
     """Return all numbers of all gate files."""
     return tuple(n for file in (*build.parity, *build.witness, *build.residency) for n in _numbers_of(file))
 
 
-def _numbers_of(file: Json) -> Iterator[Number]:
+def _numbers_of(file: Json) -> Iterator[GateNumber]:
     """Yield the numbers of one gate file; parity has no evidence field, since it is always measured."""
     for row in file["gate"]:
         fields = {key: row[key] for key in ("name", "value", "threshold", "passed", "detail", "question", "meaning")}
         evidence, why = file.get("evidence", "measured"), row.get("limit_why", "")
-        yield Number(part=file["part"], evidence=evidence, why=why, **fields)
+        yield GateNumber(part=file["part"], evidence=evidence, why=why, **fields)
 
 
 def gate_questions(build: Build) -> tuple[Question, ...]:
@@ -161,7 +161,7 @@ def _asked(key: str, build: Build) -> list[str]:
     return [name for name, known in THRESHOLDS.items() if known.question == key and known.of in kinds]
 
 
-def question(key: str, found: Sequence[Number], build: Build) -> Question:
+def question(key: str, found: Sequence[GateNumber], build: Build) -> Question:
     """Return one question; a measure of the table of thresholds that nothing reports is listed as not run."""
     files = {PLACEMENT: build.residency, WITNESS: build.witness}.get(key, build.parity)
     names = _asked(key, build)
@@ -184,7 +184,7 @@ def question(key: str, found: Sequence[Number], build: Build) -> Question:
     )
 
 
-def _gate_measure(name: str, found: Iterable[Number], files: Sequence[Json]) -> Measure:
+def _gate_measure(name: str, found: Iterable[GateNumber], files: Sequence[Json]) -> Measure:
     """Return one measure's worst number, or the reason why there is none."""
     same = [n for n in found if n.name == name]
     worst = max(same, key=lambda n: n.badness, default=None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardmill.gates.thresholds import PLACEMENT
-from shardmill.report.gates import Number, Question
+from shardmill.report.gates import GateNumber, Question
 from shardmill.report.read import Build, Json
 from shardmill.report.speed import close_calls, described, measured_speed
 from shardmill.report.wording import number, plural
@@ -35,7 +35,7 @@ class Verdict:
     passed: bool
     line: str
     remedies: tuple[tuple[str, str, str], ...]  # command, where, what it measures
-    missed: tuple[Number, ...]
+    missed: tuple[GateNumber, ...]
     caveats: tuple[Caveat, ...]
 
 
@@ -52,7 +52,7 @@ def verdict(build: Build, questions: Sequence[Question]) -> Verdict:
     return Verdict(passed, " ".join(lines), remedies(found), missed, found)
 
 
-def outcome(numbers: Sequence[Number], missed: Sequence[Number]) -> str:
+def outcome(numbers: Sequence[GateNumber], missed: Sequence[GateNumber]) -> str:
     """Return what became of the gates."""
     if missed:
         return f"{number(len(missed))} of {plural(len(numbers), 'gate number')} missed the threshold."

@@ -80,7 +80,7 @@ def test_so_is_what_jobs_read(tmp_path: Path) -> None:
     from shardmill.errors import ConfigError, UnreadableError
     from shardmill.files import load_json
     from shardmill.forms.recipe import recipe
-    from shardmill.pipeline.code_digest import model_type
+    from shardmill.pipeline.code_digest import fetched_model_type
     from shardmill.pipeline.resources import Need, declared, known_sizes
     from shardmill.plan import load_part
 
@@ -99,4 +99,4 @@ def test_so_is_what_jobs_read(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     (source / "config.json").write_text(DEEP)
-    assert model_type(tmp_path / "source.receipt.json") == ""
+    assert fetched_model_type(tmp_path / "source.receipt.json") == ""

@@ -56,7 +56,7 @@ def test_a_build_may_leave_out_its_benchmark() -> None:
     found = config.parse(settings(benchmark=False, head={"slices": 1}))
     assert found.benchmark is False and config.checked(table.settings(found)) == found
     steps = dag.wanted(STEPS, found)
-    assert "benchmark" not in steps and dag.made_by("benchmark")(steps) == ()
+    assert "benchmark" not in steps and dag.outputs_of_step("benchmark")(steps) == ()
     assert "report.html" in dag.delivered(STEPS, found)
     with pytest.raises(ConfigError, match="m: its config has `benchmark: false`; remove that to measure its speed"):
         table.task_files(found)

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 from shardmill import machine
-from shardmill.commands.quality import summary
+from shardmill.commands.quality import range_summary
 from shardmill.gates.nonfinite import LayerRangeRow, audit_values, first_to_leave, ranges_by_layer, worst
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
@@ -45,7 +45,7 @@ def test_a_sound_model_stays_in_fp16(engine: Engine, built: tiny.Build) -> None:
     scores = [row for row in rows if row.kind == "add" and "scores" in row.output]
     assert len(scores) == tiny.LAYERS
     assert all(row.largest > 0.5 for row in scores)
-    assert "all stay in fp16" in summary(rows, 10, first_to_leave(rows))
+    assert "all stay in fp16" in range_summary(rows, 10, first_to_leave(rows))
 
 
 def test_the_first_overflow_is_told(engine: Engine, built: tiny.Build) -> None:
@@ -58,8 +58,8 @@ def test_the_first_overflow_is_told(engine: Engine, built: tiny.Build) -> None:
     assert first is not None
     assert (first.layer, first.first) == (0, 4)  # passes of four tokens: the second one starts at token 4
     assert worst(rows)[0].nans
-    assert "leave fp16, first" in summary(rows, 8, first)
-    assert "layer 0" in summary(rows, 8, first)
+    assert "leave fp16, first" in range_summary(rows, 8, first)
+    assert "layer 0" in range_summary(rows, 8, first)
 
 
 def test_the_earliest_pass_decides_then_the_order_of_operations() -> None:

@@ -59,7 +59,7 @@ def _worked(root: Path, content: dict[str, Any], leave_out: Collection[str], sha
         if name in leave_out:
             continue
         step = steps[name]
-        tools = code_digest.tools(step, "" if name == "fetch" else code_digest.model_type(build / RECORD))
+        tools = code_digest.tools(step, "" if name == "fetch" else code_digest.fetched_model_type(build / RECORD))
         given = arguments(steps, job, settings, build)
         task = describe(step.task, given, store, tools)
         mine = dag.own(steps, job)

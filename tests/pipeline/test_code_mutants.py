@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.pipeline import code_digest
-from shardmill.pipeline.code_digest import Module, data_of, parsed, read_module
+from shardmill.pipeline.code_digest import Module, data_of, parse_module, read_module
 from shardmill.pipeline.table import STEPS
 
 from .undisturbed import imported, undisturbed
@@ -115,7 +115,7 @@ class Sampled:
         return ast.unparse(tree)
 
     def module(self, text: str) -> Module:
-        return parsed(self.file, text.encode(), self.data)
+        return parse_module(self.file, text.encode(), self.data)
 
 
 def modules_of(step: str, family: str) -> dict[str, Path]:

@@ -13,7 +13,7 @@ import pytest
 from shardmill.pipeline import code_digest
 from shardmill.pipeline.code_digest import read_module, save_modules
 
-PARSED = code_digest.parsed
+PARSED = code_digest.parse_module
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def again(file: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[code_digest.Modu
         read.append(file)
         return PARSED(file, *given)
 
-    monkeypatch.setattr(code_digest, "parsed", counted)
+    monkeypatch.setattr(code_digest, "parse_module", counted)
     found = read_module(file)
     save_modules()
     return found, read

@@ -99,7 +99,7 @@ def need(step: str, method: str = "stamped") -> Need:
 @pytest.mark.parametrize(("model", "step", "part"), MEASURED)
 def test_needs_cover_what_was_measured(model: str, step: str, part: str | None) -> None:
     """And not much more, or jobs would wait for memory that nobody uses."""
-    measured, mb = MEASURED[model, step, part], need(*step.split()).mb(resources.part_sizes(PLANS[model], 256, part))
+    measured, mb = MEASURED[model, step, part], need(*step.split()).mb(resources.job_sizes(PLANS[model], 256, part))
     assert measured <= mb < 1.6 * measured + 300
 
 
@@ -108,10 +108,10 @@ def test_what_is_expanded_is_what_the_engine_expands() -> None:
 
 
 def test_sizes_are_those_of_the_part_and_of_the_model() -> None:
-    part = resources.part_sizes(phi_4_mini(), 100, "layers_30_32")
+    part = resources.job_sizes(phi_4_mini(), 100, "layers_30_32")
     assert (part.part, part.largest, part.layer) == (2 * LAYER / 1e6, GATE_UP / 1e6, LAYER / 1e6)
     assert (part.expanded, part.logits) == (4 * NORM / 1e6, 20.0064)
-    whole = resources.part_sizes(phi_4_mini(), 100)
+    whole = resources.job_sizes(phi_4_mini(), 100)
     assert whole.expanded == pytest.approx((64 + 4) * NORM / 1e6)
     assert (whole.part, whole.largest, whole.table) == (0, SLICE / 1e6, TABLE / 1e6)
     assert whole.model == pytest.approx((32 * LAYER + 4 * (SLICE + NORM)) / 1e6)
@@ -119,17 +119,17 @@ def test_sizes_are_those_of_the_part_and_of_the_model() -> None:
 
 def test_only_what_transformers_is_given_whole_counts_as_a_whole_layer() -> None:
     """Linear layers come by rows; stacks of experts, and the layers of an encoder, do not."""
-    dense = resources.part_sizes(phi_4_mini(), 100)
+    dense = resources.job_sizes(phi_4_mini(), 100)
     mixed = phi_4_mini()
     mixed["architecture"] |= {"graph": {"experts": {"count": 8}}}
     encoder = phi_4_mini() | {"buckets": [64]}
     encoder["parts"] = [row("encoder_64", "encoder", 32 * LAYER, GATE_UP, NORM), encoder["parts"][-1]]
-    assert (dense.whole, resources.part_sizes(mixed, 100).whole, resources.part_sizes(encoder, 100).whole) == (
+    assert (dense.whole, resources.job_sizes(mixed, 100).whole, resources.job_sizes(encoder, 100).whole) == (
         0,
         LAYER / 1e6,
         LAYER / 1e6,
     )
-    assert need("parity").mb(resources.part_sizes(mixed, 100)) - need("parity").mb(dense) >= 3.5 * LAYER / 1e6 - 1
+    assert need("parity").mb(resources.job_sizes(mixed, 100)) - need("parity").mb(dense) >= 3.5 * LAYER / 1e6 - 1
     assert Need(1, whole=1).mb(Sizes(wide=7)) == 8
 
 
@@ -192,13 +192,13 @@ def test_a_job_that_does_not_fit_is_refused_with_the_remedy(build: Path) -> None
 
 def test_what_a_second_thread_took_is_declared() -> None:
     """Costs of rotated Qwen's first layer: 2,800 MB with two threads, and the layers after it took no more."""
-    found, each = resources.part_sizes(PLANS["rotated qwen"], 256, "layers_00_24"), STEPS["sensitivity"].each_thread
+    found, each = resources.job_sizes(PLANS["rotated qwen"], 256, "layers_00_24"), STEPS["sensitivity"].each_thread
     assert 2800 <= need("sensitivity").mb(found) + each.mb(found) < 1.1 * 2800
 
 
 def test_threads_are_declared_and_a_job_that_gets_less_starts_fewer(build: Path) -> None:
     first, each, part = need("sensitivity"), STEPS["sensitivity"].each_thread, "layers_20_24"
-    found = resources.part_sizes(phi_4_mini(), 256, part)
+    found = resources.job_sizes(phi_4_mini(), 256, part)
     asked = {
         limit: resources.declared(known(build), "sensitivity", first, limit, each=each)(  # type: ignore[operator]
             SimpleNamespace(get={"part": part}.get), ["build/m/plan.json"], 4

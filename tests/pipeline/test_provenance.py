@@ -16,7 +16,7 @@ from manifests import manifest
 from packageurl import PackageURL
 
 from shardmill.attest import statement as workflow_module
-from shardmill.attest.packages import packages, versions
+from shardmill.attest.packages import package_descriptors, versions
 from shardmill.attest.statement import parameters, read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import UnreadableError
@@ -163,11 +163,11 @@ def test_the_hash_of_a_wheel_is_told_where_the_installer_wrote_it(tmp_path: Path
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 1.0+cpu\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert by_name(packages(["thing"]))["thing"] == {
+    assert by_name(package_descriptors(["thing"]))["thing"] == {
         "name": "thing", "uri": "pkg:pypi/thing@1.0%2Bcpu", "annotations": {"decides": "bytes"},
     }  # fmt: skip
     (info / "direct_url.json").write_text(json.dumps({"url": "u", "archive_info": {"hashes": {"sha256": "7" * 64}}}))
-    assert by_name(packages(["thing"]))["thing"]["digest"] == {"sha256": "7" * 64}
+    assert by_name(package_descriptors(["thing"]))["thing"]["digest"] == {"sha256": "7" * 64}
 
 
 def test_the_whole_config_is_a_parameter_and_nothing_of_the_machine() -> None:

@@ -164,7 +164,7 @@ def test_memory_is_expected_as_the_plan_says_it(
     parts, plan = split(source, chosen, HashCache(tmp_path / "hashes"), read_json(source / "source.json")["files"])
     expected = resolve.expected(chosen)
     for name in (*(part.name for part in parts), None):
-        assert resources.part_sizes(expected, 16, name) == resources.part_sizes(plan, 16, name)
+        assert resources.job_sizes(expected, 16, name) == resources.job_sizes(plan, 16, name)
 
 
 @pytest.mark.usefixtures("checkpoint")
@@ -184,7 +184,7 @@ def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, mo
     source, parts, plan = encoders.parts_of(tiny_encoders.write_tiny("bert", tmp_path / "checkpoint"), tmp_path)
     chosen = resolve.resolve_config(config.parse(tiny_encoders.settings(source)), "a.yaml")
     for name in (*parts, None):
-        assert resources.part_sizes(resolve.expected(chosen), 16, name) == resources.part_sizes(plan, 16, name)
+        assert resources.job_sizes(resolve.expected(chosen), 16, name) == resources.job_sizes(plan, 16, name)
 
 
 @pytest.mark.usefixtures("checkpoint")

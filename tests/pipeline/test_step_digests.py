@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.pipeline import code_digest
-from shardmill.pipeline.code_digest import Module, data_of, parsed
+from shardmill.pipeline.code_digest import Module, data_of, parse_module
 from shardmill.pipeline.table import STEPS
 
 REACHED = {
@@ -143,7 +143,7 @@ class Copy:
         given = (file.read_bytes(), data_of(file))
         state = (str(file), *given)
         if state not in self.known:
-            self.known[state] = parsed(file, *given)
+            self.known[state] = parse_module(file, *given)
         return self.known[state]
 
     def digests(self, family: str) -> dict[str, str]:

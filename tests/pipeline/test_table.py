@@ -317,7 +317,7 @@ def test_a_new_row_is_waited_for_listed_and_given_memory(
     assert "build/{model}/listen/head_0.receipt.json" in snakefile.all_receipts(settings)
     assert "listen/{part}.receipt.json" in dag.waits(STEPS, "manifest")
     assert set(snakefile.tools(Batch({}), IN_BUILD)) == set(STEPS)
-    assert {"listen"} <= {row["name"] for row in dag.listed_steps(STEPS, settings)}
+    assert {"listen"} <= {row["name"] for row in dag.step_rows(STEPS, settings)}
     unlimited = {"mem_mb": SimpleNamespace(value=None)}
     limit = SimpleNamespace(global_resources=unlimited, is_main_process=False)
     write_json(Path("build/tiny/plan.json"), PLAN)

@@ -239,7 +239,7 @@ SEARCH = Convert(precision="search", calibration=Calibration("text.txt"), budget
 
 def pipeline(convert: Convert = SEARCH) -> list[dict[str, Any]]:
     """The steps of a model of these parts; every one that there is unless a config is given that lacks some."""
-    return dag.listed_steps(
+    return dag.step_rows(
         STEPS,
         cast(
             Config,

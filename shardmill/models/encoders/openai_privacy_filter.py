@@ -22,7 +22,7 @@ from shardmill.models.architecture import (
 )
 from shardmill.models.encoder import Names, encoder, task_of
 from shardmill.models.experts import transposed
-from shardmill.models.families.gpt_oss import experts_of
+from shardmill.models.families.gpt_oss import gpt_oss_experts
 from shardmill.models.rope import rope
 
 HONOURED = (
@@ -43,7 +43,7 @@ def describe(config: Any, length: int) -> ModelDescription:
     """Return the description of a transformers OpenAIPrivacyFilterConfig for passes of at most `length` tokens."""
     if task_of(config) != LABEL:
         raise CheckpointError(f"architectures: {config.architectures[0]!r}: this family only labels tokens")
-    experts = experts_of(config)
+    experts = gpt_oss_experts(config)
     bias = bool(config.attention_bias)
     graph = Graph(
         hidden=config.hidden_size,

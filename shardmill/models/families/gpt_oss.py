@@ -27,7 +27,7 @@ HONOURED = (
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers GptOssConfig for programs of `context` slots."""
     window, bias = config.sliding_window, bool(config.attention_bias)
-    experts = experts_of(config)
+    experts = gpt_oss_experts(config)
     tensors: dict[str, Sources] = {
         "mlp.router.weight": TensorSource("mlp.router.weight", shape=(experts.count, config.hidden_size)),
         **transposed(experts, config.hidden_size, "mlp.experts.", interleaved=True),
@@ -46,7 +46,7 @@ def describe(config: Any, context: int) -> ModelDescription:
     )
 
 
-def experts_of(config: Any) -> Experts:
+def gpt_oss_experts(config: Any) -> Experts:
     """Return the experts of a config that names them as gpt_oss does."""
     return checked_experts(
         Experts(

@@ -30,12 +30,12 @@ def describe(config: Any, context: int) -> ModelDescription:
         honours=(*HONOURED, *UNREAD, "sliding_window"),
         kinds=(kind,) * config.num_hidden_layers,
         window=config.sliding_window,
-        tensors=expert_tensors(experts, config.hidden_size),
+        tensors=mixtral_expert_tensors(experts, config.hidden_size),
         experts=experts,
     )
 
 
-def expert_tensors(experts: Experts, hidden: int) -> dict[str, Any]:
+def mixtral_expert_tensors(experts: Experts, hidden: int) -> dict[str, Any]:
     """Return where the router and the experts lie."""
     router = TensorSource("block_sparse_moe.gate.weight", shape=(experts.count, hidden))
     return {"mlp.router.weight": router} | separate(experts, hidden, NAMES)

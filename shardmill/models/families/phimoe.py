@@ -12,7 +12,7 @@ from shardmill.errors import CheckpointError
 from shardmill.models.architecture import ROPE, Experts, ModelDescription, Rope
 from shardmill.models.decoder import decoder, sliding_kind
 from shardmill.models.experts import checked_experts
-from shardmill.models.families.mixtral import expert_tensors
+from shardmill.models.families.mixtral import mixtral_expert_tensors
 from shardmill.models.rope import rope
 
 HONOURED = (
@@ -57,7 +57,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         kinds=(kind,) * config.num_hidden_layers,
         ropes={ROPE: _scaled(config, table)},
         window=config.sliding_window,
-        tensors=expert_tensors(experts, config.hidden_size),
+        tensors=mixtral_expert_tensors(experts, config.hidden_size),
         norm="layer",
         qkv_bias=bias,
         o_bias=bias,

@@ -165,7 +165,7 @@ def parity_verdict(
 
     answers = list(found)
     numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
-    gate = rounding.named(measurement.compare(numbers, thresholds.thresholds_of(judged)), worst)
+    gate = rounding.name_worst_matrix(measurement.compare(numbers, thresholds.thresholds_of(judged)), worst)
     margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]
     skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}
     about = {"part": name, "engine": engine, **judged, **dict(margin)}

@@ -86,7 +86,7 @@ def split(
     )
     architecture = model.architecture
     try:
-        settings = topology.resolved(settings, architecture)
+        settings = topology.resolve_topology(settings, architecture)
     except ConfigError as error:
         raise ConfigError(f"{settings.model}: {error}") from error
     if any(rope.factors == "long" for rope in architecture.ropes.values()):
