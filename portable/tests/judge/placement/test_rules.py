@@ -195,6 +195,11 @@ CASES: dict[str, tuple[Subject, Subject]] = {
         subject("tensor<fp16, [1, 64, 1, 32]> y = add(x = x, y = fp16(-inf));"),
         subject("tensor<fp16, [1, 64, 1, 32]> y = add(x = x, y = fp16(-0x1.388p+13));"),
     ),
+    "N5": (subject(f"{ROW} = silu(x = x);"), subject(f"{ROW} = tanh(x = x);")),
+    "N6": (
+        subject(f"{ROW.replace('y', 'p')} = softmax(x = x); {ROW} = matmul(x = p, y = x);"),
+        subject(f"{ROW.replace('y', 'p')} = softmax(x = x); {ROW} = mul(x = p, y = fp16(0x1p+6));"),
+    ),
 }
 
 
@@ -217,6 +222,16 @@ def test_wide_pointwise_heads_are_only_warned_of() -> None:
     line = weighted("conv(weight = w, x = x)", "[65537, 64, 1, 1]", "tensor<fp16, [1, 65537, 1, 32]> y")
     assert [f.severity for f in BY_ID["S3"].findings(subject(line))] == ["warn"]
     assert [f.severity for f in BY_ID["S3"].findings(CASES["S3"][0])] == ["error"]
+
+
+def test_a_sigmoid_times_its_argument_is_a_silu() -> None:
+    """The compiler fuses the two, in either order; a gate by the sigmoid of another value stays."""
+    gate = f"{ROW.replace('y', 's')} = sigmoid(x = x); {ROW.replace('y', 'r')} = relu(x = x); "
+    for product in ("mul(x = s, y = x)", "mul(x = x, y = s)"):
+        (found,) = BY_ID["N5"].findings(subject(f"{gate}{ROW} = {product};"))
+        assert (found.output, found.severity, found.why) == ("y", "info", "1 SiLU, the first of them here")
+    assert not list(BY_ID["N5"].findings(subject(f"{gate}{ROW} = mul(x = s, y = r);")))
+    assert not list(BY_ID["N5"].findings(subject(f"{gate}{ROW} = mul(x = s, y = fp16(0x1p+0));")))
 
 
 def test_eligible_ineligible_unknown_and_no_device_are_apart() -> None:

@@ -1,4 +1,4 @@
-"""Rules on fp16 arithmetic that look like placement problems when they strike."""
+"""Rules on arithmetic of the Neural Engine that is less exact than fp16, whatever the placement."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import numpy as np
 
 from portable_coreml.judge.placement.rule import Breach, Citation, Rule
 from portable_coreml.judge.placement.rules.shapes import APPLE_RULES
-from portable_coreml.judge.placement.subject import Subject, label
+from portable_coreml.judge.placement.subject import Subject, input_names, label
+from portable_coreml.program import Binding, Op
 
 
 def _infinite_mask(subject: Subject) -> Iterator[Breach]:
@@ -20,7 +21,60 @@ def _infinite_mask(subject: Subject) -> Iterator[Breach]:
                 break
 
 
+def _table_of_silu(subject: Subject) -> Iterator[Breach]:
+    """Yield one breach for all of a function's SiLUs: a model has one in every layer."""
+    found = [op for op in subject.runtime_ops if op.kind == "silu" or _is_silu(subject, op)]
+    if found:
+        yield Breach(label(found[0]), f"{len(found)} SiLU, the first of them here")
+
+
+def _is_silu(subject: Subject, op: Op) -> bool:
+    """Return whether an operation multiplies a value by its sigmoid, which the compiler turns into `silu`."""
+    if op.kind != "mul":
+        return False
+    x, y = (next(iter(op.inputs.get(argument, ())), None) for argument in ("x", "y"))
+    return any(_sigmoid_of(subject, one) == other is not None for one, other in ((x, y), (y, x)))
+
+
+def _sigmoid_of(subject: Subject, name: Binding | None) -> Binding | None:
+    """Return the value that a sigmoid was taken from to make `name`; None for any other value."""
+    producer = subject.producers.get(name) if isinstance(name, str) else None
+    return producer.inputs["x"][0] if producer is not None and producer.kind == "sigmoid" else None
+
+
+def _small_probabilities(subject: Subject) -> Iterator[Breach]:
+    """Yield one breach for all products of a softmax and a matrix in a function."""
+    softmax = {out.name for op in subject.runtime_ops if op.kind == "softmax" for out in op.outputs}
+    found = [op for op in subject.runtime_ops if op.kind == "matmul" and softmax & set(input_names(op))]
+    if found:
+        yield Breach(label(found[0]), f"{len(found)} products of probabilities and values, the first of them here")
+
+
 RULES = (
+    Rule(
+        "N5",
+        "info",
+        "SiLU is read from a table",
+        "0.5 * x * (1 + tanh(x / 2)) has the same values and is reported to be exact; measure both on the device",
+        _table_of_silu,
+        "C",
+        (
+            Citation("Anemll/anemll-forge", "ANE_DELTANET_NUMERICS.md at 117ded6, FEEDBACK and TECHNIQUES.md"),
+            Citation("751K", "M6 report at 0dccf2e, C6 and chapter 8"),
+        ),
+    ),
+    Rule(
+        "N6",
+        "info",
+        "small probabilities are multiplied as fp16 subnormals",
+        "multiply the probabilities by 64 before the product and divide the product by 64",
+        _small_probabilities,
+        "C",
+        (
+            Citation("cadamcat/llms-on-apple-neural-engine", "attention-product-precision"),
+            Citation("Anemll/anemll-forge"),
+        ),
+    ),
     Rule(
         "N4",
         "warn",
