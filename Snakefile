@@ -18,7 +18,7 @@ if not workflow.configfiles:
 
 
 MODELS = sm.checked(config, workflow)
-OF = sm.of(MODELS)  # what holds of the model of a job
+OF = sm.of(MODELS)  # applies a function to the config of a job's model
 PARTS = sm.parts_of(MODELS)
 TOOLS = sm.tools(MODELS, workflow)
 MB = sm.mem_mb(MODELS, workflow)
@@ -68,7 +68,7 @@ rule all:
         sm.artifacts(MODELS, workflow),
 
 
-# A config of a batch that can't be built from. Nothing is made, so that every run says so and fails.
+# A config of a batch that can't be built. No file is made, so every run reports the config and fails.
 rule refused:
     output:
         "build/refused/{config}",

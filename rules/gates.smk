@@ -36,7 +36,7 @@ rule residency:
         "../scripts/step.py"
 
 
-# A part against transformers: is it the graph, is every T the same, what did INT8 and fp16 cost.
+# Compare a part with transformers: is it the intended graph, do all T agree, and what do INT8 and fp16 cost?
 rule parity:
     input:
         summary="build/{model}/plan.json",

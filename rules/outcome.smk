@@ -1,7 +1,7 @@
-# What a built and gated model is: measured, described, attested, shown.
+# Measure, describe, attest and show a model that has passed its gates.
 
 
-# Speed on this machine, of what has passed its gates: there is no model.json before.
+# Speed on this machine. It needs model.json, which exists only after all gates have passed.
 rule benchmark:
     input:
         manifest="build/{model}/model.json",
@@ -63,7 +63,7 @@ rule manifest:
         "../scripts/step.py"
 
 
-# Who was built from what, with which tools.
+# Provenance: the inputs, outputs and tools of each step.
 rule provenance:
     input:
         record="build/{model}/source.receipt.json",

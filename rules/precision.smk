@@ -1,7 +1,7 @@
-# From what a text shows of a model to the form of each matrix. Only the last is made where nothing is calibrated.
+# From a calibration text to the form of each matrix. Without calibration, only the rule `precision` runs.
 
 
-# What transformers makes of the calibration text, at the edges of parts.
+# Transformers' hidden states for the calibration text, at the edges of parts.
 rule calibration:
     input:
         summary="build/{model}/plan.json",
@@ -135,7 +135,7 @@ rule precision:
         "../scripts/step.py"
 
 
-# What transformers makes of text that nothing is chosen by.
+# Transformers' results for a text that neither quantisers nor the search have seen.
 rule original:
     input:
         summary="build/{model}/plan.json",
@@ -147,7 +147,7 @@ rule original:
         receipt="build/{model}/measured/original.receipt.json",
     log:
         "build/{model}/logs/original.log",
-    priority: 3  # tells of a text that is too short before hours of other work
+    priority: 3  # reports a text that is too short before hours of other work
     conda:
         "../envs/shardmill.yaml"
     resources:
@@ -161,7 +161,7 @@ rule original:
         "../scripts/step.py"
 
 
-# What a set of forms costs there; only the report waits for it.
+# What a set of forms costs on that text; only the report waits for this rule.
 rule measured:
     input:
         summary="build/{model}/plan.json",

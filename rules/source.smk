@@ -1,4 +1,4 @@
-# From a checkpoint to parts: what the programs are made of.
+# From a checkpoint to the parts that become programs.
 
 
 # The checkpoint's files, linked into the build, each with its sha256.
@@ -24,7 +24,7 @@ rule fetch:
         "../scripts/step.py"
 
 
-# Which tensors each part is made of, read from headers; no weight is copied. Models of other parts have a rule each.
+# The tensors of each part, read from headers; no weight is copied. Models with the same parts share a rule.
 for same in sm.alike(MODELS, "split"):
 
     rule:
@@ -56,7 +56,7 @@ for same in sm.alike(MODELS, "split"):
             "../scripts/step.py"
 
 
-# What transformers makes of the parity text with the original weights.
+# Transformers' hidden states for the parity text, with the original weights.
 rule reference:
     input:
         summary="build/{model}/plan.json",

@@ -6,20 +6,20 @@ class ShardmillError(Exception):
 
 
 class ConfigError(ShardmillError):
-    """A config file that can't be built from."""
+    """A config file that no build can use."""
 
 
 class CheckpointError(ShardmillError):
-    """A checkpoint that is incomplete, damaged or not what the config says."""
+    """A checkpoint that is incomplete, damaged or does not match the config."""
 
 
 class GateError(ShardmillError):
-    """A measured number missed its threshold."""
+    """A measured number that missed its threshold."""
 
 
 class EngineGoneError(ShardmillError):
-    """The process that runs a model's programs has ended."""
+    """The end of the process that runs a model's programs."""
 
 
 class UnreadableError(ShardmillError):
-    """A record of our own that is missing, damaged or no JSON."""
+    """A record written by shardmill that is missing, damaged or not JSON."""

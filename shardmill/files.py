@@ -20,8 +20,8 @@ from shardmill.errors import UnreadableError
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a regular file. Raises OSError, which names it, where it is none or can't be read."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # or opening a pipe would wait for its writer
+    """Return the bytes of a regular file. Raises OSError with its path if it is not regular or can't be read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # otherwise opening a pipe would wait for its writer
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
@@ -35,7 +35,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check(path: Path) -> None:
-    """Raise OSError, which names it, where a path that a library is to open is no regular file."""
+    """Raise OSError, which names the path, if a path that a library will open is no regular file."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode):
         number, why = (errno.EISDIR, "Is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "not a regular file")
@@ -52,8 +52,8 @@ def read_text(path: Path) -> str:
     return io.IncrementalNewlineDecoder(None, translate=True).decode(read_bytes(path).decode("utf-8"), final=True)
 
 
-SEAL = "shardmill_seal"  # the key under which a record holds the digest of all else in it
-SCRATCH = ".making-"  # begins the name of a folder that something is being made in; a killed process leaves it behind
+SEAL = "shardmill_seal"  # the key under which a record holds the digest of its other content
+SCRATCH = ".making-"  # prefix of folders with unfinished output; a killed process leaves them behind
 
 
 def is_left_by_macos(path: str | PurePath) -> bool:
@@ -63,12 +63,12 @@ def is_left_by_macos(path: str | PurePath) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return the folder of this user in which files lie that can be made again."""
+    """Return this user's folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill"
 
 
 def dumps(content: Any) -> str:
-    """Return sorted keys, one space, a final newline; NaN is refused, since JSON has none."""
+    """Return JSON with sorted keys, an indent of one space and a final newline; refuse NaN, since JSON has no NaN."""
     return json.dumps(content, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
 
 
@@ -78,11 +78,11 @@ def digest(content: Any) -> str:
 
 
 def parse_json(text: str | bytes, unique: bool = False) -> Any:
-    """Return the value that JSON stands for.
+    """Return the value of a JSON text.
 
     Args:
         text: the JSON.
-        unique: whether a key that is given twice is an error; if not, the last one counts.
+        unique: whether a repeated key is an error; if not, its last value counts.
 
     Raises:
         ValueError: it is no JSON, is nested too deeply, or repeats a key though keys must be unique.
@@ -116,7 +116,7 @@ def load_json(path: Path, unique: bool = False) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of a JSON file of our own. Raises UnreadableError for whatever keeps it from being read."""
+    """Return the content of a JSON file of our own. Raises UnreadableError if it can't be read."""
     try:
         return load_json(path)
     except (OSError, ValueError) as error:
@@ -125,13 +125,13 @@ def read_json(path: Path) -> Any:
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with a digest of its own content, by which damage shows."""
+    """Return a record with a digest of its content, which reveals damage."""
     body = {key: value for key, value in content.items() if key != SEAL}
     return body | {SEAL: digest(body)}
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Return a record that was written sealed. Raises UnreadableError if a single bit of it has changed."""
+    """Return a record that was written sealed. Raises UnreadableError if a single bit has changed."""
     content = read_json(path)
     try:
         whole = sealed(content) == content and dumps(content).encode() == read_bytes(path)
@@ -155,9 +155,9 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` to write a file or a folder to.
+    """Yield a path beside `path` for a new file or folder.
 
-    It takes `path`'s place on success, else it is gone.
+    On success, the new file or folder replaces `path`; otherwise it is removed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{path.name}.", dir=path.parent))
@@ -168,7 +168,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def give_back(path: Path) -> None:
-    """Make a file that root wrote, or a folder with all that is in it, theirs who called sudo."""
+    """Give a file that root wrote, or a folder with all its content, to the user who called sudo."""
     user, group = os.environ.get("SUDO_UID"), os.environ.get("SUDO_GID")
     if os.geteuid() == 0 and user and group and path.exists():
         for each in (path, *path.rglob("*")):
@@ -176,11 +176,11 @@ def give_back(path: Path) -> None:
 
 
 def replace(new: Path, target: Path, aside: Path) -> None:
-    """Rename `new` to `target`; a folder there, over which nothing can be renamed, waits aside meanwhile.
+    """Rename `new` to `target`; an existing folder, which a rename can't replace, is moved to `aside` first.
 
-    Raises OSError where a file would take the place of a folder with all that is in it, or of a device or a pipe.
+    Raises OSError if a file would replace a folder, or if `target` is a device or a pipe.
     """
-    new.lstat()  # nothing made: what is there stays
+    new.lstat()  # raises if `new` was not made, so that `target` stays
     if target.exists() and not target.is_symlink() and not target.is_file() and not (target.is_dir() and new.is_dir()):
         raise OSError(errno.EEXIST, "is there, and is no file that another could take the place of", str(target))
     if not target.is_dir() or target.is_symlink():

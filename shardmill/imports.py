@@ -1,8 +1,9 @@
-"""What libraries import and print for their own sake: a process is spared both.
+"""Keeps libraries from importing and printing what shardmill does not need.
 
 coremltools imports its trainers of PyTorch models, and with them PyTorch's distributed package, though no conversion
-needs them. It also imports transformers to learn whether it is installed. Both are a third of the seconds that a
-process takes to start. Its warnings are about what a machine without Core ML lacks, as `shardmill doctor` explains.
+needs them. It also imports transformers to learn whether it is installed. Both imports take a third of the
+start time of a process. The warnings of coremltools name features that a machine without Core ML lacks, as `shardmill
+doctor` explains.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from types import ModuleType
 
 @contextmanager
 def quiet_coremltools() -> Iterator[None]:
-    """Inside, coremltools logs errors only."""
+    """Let coremltools log errors only, inside the `with` block."""
     with quiet("coremltools"):
         yield
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Inside, transformers logs errors only. It sets its level when it is imported: only it can change that."""
+    """Let transformers log errors only, inside the `with` block; only its own function changes its log level."""
     from transformers.utils import logging as its_logging
 
     level = its_logging.get_verbosity()
@@ -39,7 +40,7 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def quiet(name: str) -> Iterator[None]:
-    """Inside, the logger `name` logs errors only."""
+    """Let the logger `name` log errors only, inside the `with` block."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -69,16 +70,16 @@ def quiet_process() -> Iterator[None]:
         os.close(sink)
 
 
-ASKING = "coremltools._deps"  # looks for the libraries that coremltools may use, and notes which there are
+ASKING = "coremltools._deps"  # looks for the libraries that coremltools may use, and notes which are installed
 LOOKED_FOR = "transformers"
-TRAINERS_TOO = "_IMPORT_CT_OPTIMIZE_TORCH"  # what ASKING notes of them: import them with all else
+TRAINERS_TOO = "_IMPORT_CT_OPTIMIZE_TORCH"  # the flag in ASKING that makes coremltools import its trainers, too
 
 
 class _WithoutTrainers(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         hides = LOOKED_FOR not in sys.modules
         if hides:
-            sys.modules[LOOKED_FOR] = None  # type: ignore[assignment]  # which fails an import
+            sys.modules[LOOKED_FOR] = None  # type: ignore[assignment]  # makes an import fail
         try:
             super().exec_module(module)
         finally:
@@ -96,6 +97,6 @@ class _Finder(MetaPathFinder):
 
 
 def spare_coremltools() -> None:
-    """Let this process import only what it needs of coremltools, unless coremltools is imported already."""
+    """Let this process import only the needed parts of coremltools, unless coremltools is imported already."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

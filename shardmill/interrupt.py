@@ -1,10 +1,10 @@
 """Ctrl-C and SIGTERM end the process with one line and the signal's exit code, even if a library catches them.
 
-Ctrl-C is a person's wish; SIGTERM that of a scheduler, which takes a job's node away. Both are a KeyboardInterrupt,
-which Python raises wherever the program is. A bare `except` in a library's import may swallow it, and what was half
-imported fails later with an error that nobody asked for. So the interrupt is remembered (`happened`), and a process
-that is still there GRACE seconds later is ended, in the middle of a long computation for instance. Either way its
-scratch folders (`scratch`) and children (`ends_with_this_process`) go with it.
+A person sends Ctrl-C; a scheduler sends SIGTERM when it takes a job's node away. Both raise KeyboardInterrupt wherever
+the program is. A bare `except` in a library's import may swallow the interrupt, and the half-imported module fails
+later with an unrelated error. So the interrupt is remembered (`happened`). A process that still runs GRACE seconds
+later is ended by force, for instance in the middle of a long computation. Either way, its scratch folders (`scratch`)
+and children (`ends_with_this_process`) end with the process.
 
 None of this works while a library holds the interpreter's lock, as coremltools does while Core ML loads a program.
 During such a call the system itself ends the process (`at_once`).
@@ -61,12 +61,12 @@ def ends_this_process(line: str, terminal: int = 2) -> None:
 
 
 def happened() -> bool:
-    """Return whether a signal came: an error that comes after it is of its making."""
+    """Return whether a signal came: any later error is then a consequence."""
     return bool(_caught)
 
 
 def exit_code() -> int:
-    """Return what shells expect of a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    """Return the exit code that shells expect after the signal: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + (_caught[0] if _caught else signal.SIGINT)
 
 
@@ -79,7 +79,7 @@ def ends_with_this_process(child: subprocess.Popen[bytes]) -> None:
 def at_once() -> Iterator[None]:
     """Let either signal end the process in the middle of a call that holds the interpreter's lock.
 
-    Python's handlers wait for the lock. Only the main thread of a process may set what a signal does; in other threads
+    Python's handlers wait for the lock. Only the main thread of a process may set signal handlers; in other threads
     nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -130,7 +130,7 @@ def scratch(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def caught() -> Iterator[None]:
-    """Inside, Ctrl-C is a KeyboardInterrupt that the program may catch and go on."""
+    """Raise KeyboardInterrupt on Ctrl-C inside the `with` block, so that the program may catch it and go on."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What this machine runs Core ML programs with: Apple's Core ML, or the portable engine."""
+"""The engine that runs Core ML programs on this machine: Apple's Core ML, or the portable engine."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from shardmill.errors import ShardmillError
 
 NATIVE_MISSING = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# How many threads libraries start with: OpenMP, MKL, and Accelerate, which numpy and torch use on a Mac.
+# These set the number of threads of libraries: OpenMP, MKL, and Accelerate, which numpy and torch use on a Mac.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-SYSTEM_PROGRAMS = "/usr/bin:/usr/sbin"  # where macOS keeps its own, whether PATH names the folders or not
+SYSTEM_PROGRAMS = "/usr/bin:/usr/sbin"  # where macOS keeps its programs, even if PATH lacks these folders
 
 
 def engine() -> dict[str, str]:
@@ -42,8 +42,8 @@ def engine() -> dict[str, str]:
 def macos() -> str:
     """Return the version of macOS, for example "26.1"; "" on another system.
 
-    The system's own command tells it. `platform.mac_ver` would say 16.0 of macOS 26 in a Python that was built with an
-    older SDK (python/cpython#135675), so two Pythons on one Mac would be two engines.
+    The version comes from a command of macOS. In a Python that was built with an older SDK, `platform.mac_ver` returns
+    16.0 for macOS 26 (python/cpython#135675), so two Pythons on one Mac would be two engines.
     """
     return ask("sw_vers", "-productVersion") if platform.system() == "Darwin" else ""
 
@@ -63,21 +63,21 @@ def is_portable() -> bool:
 
 
 def native_present() -> bool:
-    """Return whether coremltools carries its native module, by its file: importing coremltools takes seconds."""
+    """Return whether coremltools has its native module; look for its file only, since importing takes seconds."""
     found = find_spec("coremltools")
     folders = found.submodule_search_locations if found else None
     return any(any(Path(folder).glob("libcoremlpython.*")) for folder in folders or ())
 
 
 def native_call() -> AbstractContextManager[None]:
-    """Let Ctrl-C and SIGTERM end the process during a call into Core ML, for which coremltools holds the lock."""
+    """Let Ctrl-C and SIGTERM end the process in a call into Core ML, while coremltools holds the interpreter lock."""
     return nullcontext() if is_portable() else interrupt.at_once()
 
 
 def load_programs_as(precision: str) -> AbstractContextManager[None]:
     """Compute in "fp32" or "fp16" with programs that this thread loads inside the `with` block.
 
-    Core ML has no such choice: on a Mac, programs compute in fp16.
+    Core ML does not offer this choice: on a Mac, programs compute in fp16.
     """
     import portable_coreml
 
@@ -93,9 +93,9 @@ def precision() -> str:
 
 @cache
 def ask(*command: str) -> str:
-    """Return what a program of macOS says. Raises OSError where there is none, CalledProcessError where it fails."""
+    """Return the output of a macOS program. Raises OSError if it is missing, CalledProcessError if it fails."""
     path = f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PROGRAMS}"
-    own = {"PATH": path, "SYSTEM_VERSION_COMPAT": "0"}  # no older name of the system, whatever a shell asks for
+    own = {"PATH": path, "SYSTEM_VERSION_COMPAT": "0"}  # no older version of macOS, even if a shell asks for it
     return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
 
 
@@ -110,13 +110,13 @@ def collect_rarely() -> None:
     """Let Python look for cycles of dead objects less often.
 
     Importing PyTorch and coremltools, composing a program and planning many models make millions of objects that
-    stay: to look through them every 700 takes a tenth of the time.
+    stay. Searching them after every 700 new objects takes a tenth of the time.
     """
     gc.set_threshold(10_000)
 
 
 def threads() -> int | None:
-    """Return how many the portable engine computes with; None where Core ML decides."""
+    """Return the number of threads of the portable engine; None if Core ML decides."""
     import torch
 
     return torch.get_num_threads() if is_portable() else None
@@ -125,8 +125,8 @@ def threads() -> int | None:
 def cores() -> int:
     """Return how many cores this process may use: a scheduler or a container may give it fewer than the machine has.
 
-    Slurm need not bind a job to its CPUs; then only an environment variable has their number. The quota of a container
-    limits CPU time, and leaves all cores visible.
+    Slurm may not bind a job to its CPUs; then only an environment variable holds the number of CPUs. The quota of a
+    container limits CPU time, and leaves all cores visible.
     """
     given = os.environ.get("SLURM_CPUS_PER_TASK", "")
     asked = [int(given)] if given.isdecimal() and int(given) else []
@@ -144,7 +144,7 @@ def _reachable_cores() -> int:
 def _cpu_quotas() -> Iterator[int]:
     """Yield the CPU quotas of this process' control groups, in whole cores, rounded up."""
     for file in _group_files("cpu", "cpu.max", "cpu.cfs_quota_us"):
-        with suppress(OSError, ValueError):  # there is no such file, or it contains "max"
+        with suppress(OSError, ValueError):  # the file is missing, or contains "max"
             numbers = file.read_text().split()
             if file.name == "cpu.cfs_quota_us":
                 numbers += file.with_name("cpu.cfs_period_us").read_text().split()
@@ -154,19 +154,19 @@ def _cpu_quotas() -> Iterator[int]:
 
 
 def memory_bytes() -> int:
-    """Return the bytes that processes may take here: the machine's, or fewer if their container or slice has less."""
+    """Return the bytes that processes may take here: the machine's memory, or the limit of a container or slice."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in _group_files("memory", "memory.max", "memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # there is none, or it says "max"
+        with suppress(OSError, ValueError):  # the file is missing, or contains "max"
             found.append(int(file.read_text()))
     return min(found)
 
 
 def _group_files(controller: str, unified: str, legacy: str) -> Iterator[Path]:
-    """Yield where Linux keeps a limit of this process' control group and of the groups around it.
+    """Yield the files with a limit of this process's control group and of its parent groups.
 
     Args:
-        controller: its name in version 1, and the name of its folder.
+        controller: the controller's name in version 1, which is also the name of its folder.
         unified: the file's name in version 2.
         legacy: the file's name in version 1.
     """
@@ -187,7 +187,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def machine() -> dict[str, str | int]:
-    """Return what a measured speed depends on; goes beside benchmark figures only."""
+    """Return the properties of this machine that speeds depend on, for use beside benchmark figures only."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),

@@ -1,8 +1,8 @@
-"""The plan: which tensors and which numbers each part of a model is made from. No weight is copied.
+"""The plan: the tensors and numbers behind each part of a model. No weight is copied.
 
-A part's content (`Part.content`) is all that decides its package, and nothing else: neither where the bytes lie nor
-what the other parts are, so a part survives a new commit that keeps its weights, and a new topology that keeps its
-layers.
+A part's content (`Part.content`) is everything that decides its package, and nothing else. It depends neither on where
+the bytes lie nor on the other parts. So a part survives a new commit that keeps its weights, and a new topology that
+keeps its layers.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
     from shardmill.forms.recipe import Recipe
 
-SLICED = ("lm_head.", "down_bias")  # constants of which a part has the rows that it stands for
+SLICED = ("lm_head.", "down_bias")  # a part has only its own rows of these constants
 LARGE = 1 << 22  # elements; the portable engine expands smaller constants to fp32 (portable_coreml/run/stored.py)
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant of a program, or a block of one, and the bytes [start, end) of a file that it is made from."""
+    """A constant of a program, or a block of a constant, and the bytes [start, end) of the file that holds it."""
 
     path: str  # of the constant, after models/contract.py
     source: TensorSource
@@ -50,7 +50,7 @@ class Constant:
     start: int
     end: int
     dtype: str
-    stored: tuple[int, ...]  # shape of those bytes
+    stored: tuple[int, ...]  # shape of the stored tensor or rows
     sha256: str = ""
     at: tuple[int, int] = (0, 0)  # row and column of the constant where the block begins
     beside: tuple[Constant, ...] = ()  # the source's vectors
@@ -62,14 +62,14 @@ class Constant:
 
     @property
     def label(self) -> str:
-        """Return what a person calls the bytes."""
+        """Return a readable name of the bytes."""
         index = "" if self.source.index is None else f"[{self.source.index}]"
         rows = "" if self.rows is None else f"[{self.rows[0]}:{self.rows[1]}]"
         return f"{self.source.tensor}{index}{rows}"
 
     @property
     def info(self) -> TensorInfo:
-        """Return the place alone."""
+        """Return only the place in the checkpoint."""
         return TensorInfo(self.label, self.file, self.start, self.end, self.dtype, self.stored)
 
     @property
@@ -85,7 +85,7 @@ class Part:
 
     A program has layers [start, end), experts [start, end) of a layer, or rows [start, end) of the LM head.
 
-    An encoder's programs hold all layers each.
+    Each program of an encoder holds all layers.
     """
 
     name: str
@@ -99,12 +99,12 @@ class Part:
     kinds: tuple[LayerSpec, ...]  # of its layers
     tensors: tuple[Constant, ...]
     ends: EncoderIO | None = None  # of an encoder
-    layer: int = 0  # that experts belong to
+    layer: int = 0  # the layer of a part of kind "experts"
     calls: EntryPoints = EntryPoints()
 
     @property
     def blueprint(self) -> GraphSpec:
-        """Return what the graph contract says of it."""
+        """Return the part's spec in the graph contract."""
         if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
             hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
@@ -113,7 +113,7 @@ class Part:
 
     @property
     def depends_on_slots(self) -> bool:
-        """Return whether any layer keeps S slots; not where all of them keep rings."""
+        """Return whether any layer keeps S slots; False if all layers keep rings."""
         return self.kind == "layers" and any(self.blueprint.kept(mask) == self.slots for mask in self.blueprint.masks)
 
     @property
@@ -124,24 +124,24 @@ class Part:
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
-        """Return the shapes of its constants by their paths; of the embedding, those of the host's tables."""
+        """Return the shapes of its constants by path; for the embedding, the shapes of the host's tables."""
         if self.kind == "embedding":
             return {tensor.path: tensor.shape for tensor in self.tensors}
         return constants(self.blueprint)
 
     def in_model(self, path: str) -> str:
-        """Return what the model calls a constant, as recipes do: a group of experts counts its own from 0."""
+        """Return the constant's path in the model, as recipes use it: a group of experts counts its experts from 0."""
         if self.kind != "experts" or self.graph.experts is None:
             return path
         return f"layers.{self.layer}.{role_in_layer(path, self.start // self.graph.experts.group)}"
 
     @property
     def named_shapes(self) -> dict[str, Shape]:
-        """Return the shapes by what the model calls the constants."""
+        """Return the shapes by the constants' paths in the model."""
         return {self.in_model(path): shape for path, shape in self.shapes.items()}
 
     def forms(self, recipe: Recipe) -> dict[str, str]:
-        """Return the form of each of its matrices, by its path in the program."""
+        """Return the form of each matrix of the part, by the matrix' path in the program."""
         chosen = recipe.forms(self.named_shapes)
         return {path: chosen[name] for path in self.shapes if (name := self.in_model(path)) in chosen}
 
@@ -239,7 +239,7 @@ def _drafted(
 
 
 def _placed(path: str, source: TensorSource, info: TensorInfo, rows: tuple[int, int] | None) -> Constant:
-    """Return a block whose bytes are some rows of a tensor, or one matrix of a stack, or all of it."""
+    """Return a block whose bytes are some rows of a tensor, one matrix of a stack, or the whole tensor."""
     if rows is None and source.index is None:
         return Constant(path, source, None, info.file, info.start, info.end, info.dtype, info.shape)
     first, last = rows or (source.index or 0, (source.index or 0) + 1)
@@ -269,22 +269,22 @@ def _hashed(tensors: Sequence[Constant], hashes: Mapping[str, str]) -> tuple[Con
 
 
 def every_tensor(parts: Iterable[Part]) -> Iterator[Constant]:
-    """Yield all that the parts read of the checkpoint."""
+    """Yield every tensor that the parts read from the checkpoint."""
     for tensor in (tensor for part in parts for tensor in part.tensors):
         yield from (tensor, *tensor.beside)
 
 
 def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
-    """Return how large a part is whose constants hold so many numbers each.
+    """Return the size of a part whose constants hold these numbers of elements.
 
-    All, the largest, and what the engine expands.
+    The elements of all constants, of the largest constant, and of the constants that the engine expands.
     """
     expanded = sum(n for n in numbers if n < LARGE) * max(1, len(part.calls.by_name))  # once for each function
     return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded}
 
 
 def plan_json(config: Config, model: ModelDescription, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return plan.json: the chosen topology with its byte budget, and what the host needs to know of the model."""
+    """Return plan.json: the chosen topology with its byte budget, and the model's settings that the host needs."""
     rows = [
         {
             "name": p.name,

@@ -1,6 +1,6 @@
 """The portable engine under the name that shardmill's users know: `shardmill.portable.install(precision=...)`.
 
-It is a distribution of its own, portable-coreml, which depends on nothing here.
+The engine is a separate distribution, portable-coreml, which does not depend on shardmill.
 """
 
 from portable_coreml import (

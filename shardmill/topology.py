@@ -1,7 +1,8 @@
 """Topology: which layers, and which rows of the LM head, make up each program, within what one program may hold.
 
-Sizes are those of the weight file that conversion writes, to the byte: it is the file that the Neural Engine refuses.
-The limits are the placement rules' own, for the residency gate judges by them once the programs are made.
+Sizes are sizes of the weight file that conversion writes, to the byte: the Neural Engine refuses this file if it is too
+large. The limits are the limits of the placement rules, because the residency gate judges the finished programs by
+these rules.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "resolve_topology", "share_layers"]
 
-MOST_SLICES = 64  # more programs than these cost a pass more than extents over MAX_EXTENT might
+MOST_SLICES = 64  # more slices would cost a pass more than extents over MAX_EXTENT might
 Range = tuple[int, int]
 
 
 def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
-    """Return the model with its experts where the config wants them. Raises CheckpointError for a model without any."""
+    """Return the model with its experts where the config wants them. Raises CheckpointError if it has no experts."""
     if config.experts == "dense":
         return model
     return replace(model, architecture=with_experts(model.architecture, routed=True))
@@ -70,7 +71,7 @@ def resolve_topology(config: Config, a: Architecture) -> Config:
 
 
 def proposed(config: Config, a: Architecture) -> Config:
-    """Return the config with a proposal in place of what it leaves open; whether that can be built is not asked."""
+    """Return the config with proposals for the settings that it leaves open, without a check that they can be built."""
     if a.ends is not None:
         return replace(config, buckets=config.sizes)
     ranges = config.topology
@@ -84,17 +85,17 @@ def proposed(config: Config, a: Architecture) -> Config:
 
 
 def _between_experts(a: Architecture) -> tuple[Range, ...]:
-    """Return ranges of layers that end with those that have experts: there the host adds what the experts make."""
+    """Return ranges of layers that each end with a layer with experts: there the host adds the experts' output."""
     ends = [i for i, kind in enumerate(a.kinds, start=1) if kind.ffn == "experts"]
     return tuple(pairwise([0, *ends]))
 
 
 def _expert_groups(config: Config, a: Architecture) -> int:
-    """Return the most groups of which each still has the weights that earn a program its dispatch (rule W5).
+    """Return the most groups that each still have enough weights to be worth a dispatch (rule W5).
 
-    One if none has.
+    The result is 1 if no number of groups satisfies the rule.
 
-    The fewer experts a group has, the more groups does a token leave out.
+    The fewer experts a group has, the more groups a token leaves out.
     """
     experts = a.graph.experts
     assert experts is not None
@@ -103,7 +104,7 @@ def _expert_groups(config: Config, a: Architecture) -> int:
 
 
 def _units(experts: Experts) -> int:
-    """Return how many a layer's experts are, those that share their projections counted as one."""
+    """Return the number of a layer's experts, where experts that share projections count as one."""
     return experts.count // experts.group
 
 
@@ -115,11 +116,11 @@ def _group_bytes(config: Config, a: Architecture, count: int) -> list[int]:
 
 
 def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
-    """Return consecutive ranges of layers: as few as the limit allows, and as even as that many can be.
+    """Return consecutive ranges of layers: as few as the limit allows, and as even as possible.
 
     Args:
         sizes: bytes of each layer.
-        limit: bytes that one range may have; a layer that is over it makes a range of its own.
+        limit: bytes that one range may have; a layer over the limit makes a separate range.
 
     Returns:
         Half-open ranges, in order.
@@ -178,9 +179,9 @@ def misfits(config: Config, a: Architecture) -> list[str]:
 
 
 def _ring_of(config: Config, a: Architecture, slots: int) -> int:
-    """Return slots of the sliding layers' rings in a context of so many.
+    """Return slots of the sliding layers' rings in a context of `slots` slots.
 
-    0 where they keep as much as the other layers.
+    0 if they keep as many slots as the other layers.
     """
     return window_slots(a.window, config.tokens.max, slots)
 
@@ -229,7 +230,7 @@ def overweight(config: Config, a: Architecture) -> list[str]:
 
 
 def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
-    """Say that an encoder, which is a single program, holds more than that may."""
+    """Return a problem if an encoder, which is a single program, holds more bytes than a program may."""
     size = file_bytes(constants(whole_blueprint(a)), config.convert.recipe)
     return [_refusal("buckets", "an encoder", size, _fewer_bytes(config))] if size > MAX_WEIGHT_BYTES else []
 
@@ -244,16 +245,16 @@ def file_bytes(shapes: Mapping[str, Shape], chosen: Recipe) -> int:
     """Return bytes of the weight file of a program.
 
     Args:
-        shapes: of its constants, by their paths.
-        chosen: the form of each of its matrices.
+        shapes: the shapes of the program's constants, by path.
+        chosen: the form of each matrix of the program.
     """
     return ALIGNMENT + sum(_constant_bytes(path, shape, chosen) for path, shape in shapes.items())
 
 
 def _constant_bytes(path: str, shape: Shape, chosen: Recipe) -> int:
-    """Return a constant in the weight file.
+    """Return the bytes of a constant in the weight file.
 
-    Integers have scales beside them, palettes tables; a short one is elsewhere.
+    Integers have scales beside them, and palettes have tables. A short constant lies outside the weight file.
     """
     if prod(shape) < SMALLEST:
         return 0
@@ -261,7 +262,7 @@ def _constant_bytes(path: str, shape: Shape, chosen: Recipe) -> int:
 
 
 def _blob_bytes(size: int) -> int:
-    """Return a blob with its record, padded to where the next one begins."""
+    """Return the bytes of a blob with its record, padded to the start of the next blob."""
     return ALIGNMENT + -(-size // ALIGNMENT) * ALIGNMENT
 
 
@@ -279,8 +280,8 @@ def _slice_bytes(config: Config, a: Architecture, count: int) -> int:
 def _head_slices(config: Config, a: Architecture) -> int:
     """Return the fewest equal slices that a program may hold and whose rows are no more than an extent's limit.
 
-    That second limit is given up where the vocabulary has no divisor that suits: output channels of a convolution over
-    it are reported to run (rule S3). The first never is, for one row fits any program.
+    The extent's limit is given up if the vocabulary has no divisor that suits: convolutions with more output channels
+    are reported to run (rule S3). The program's limit always holds, because one row fits any program.
     """
     fitting = [n for n in _divisors(a.vocab) if _slice_bytes(config, a, n) <= MAX_WEIGHT_BYTES]
     return next((n for n in fitting if n <= MOST_SLICES and a.vocab // n <= MAX_EXTENT), fitting[0])
@@ -298,7 +299,7 @@ def _divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True)
 class PassTraffic:
-    """A pass of so many tokens, as is to be expected of one."""
+    """The expected traffic of a pass of `tokens` tokens."""
 
     experts: str  # "dense" or "routed"
     groups: int  # of a layer's experts, each a program; 0 where they are dense
@@ -309,11 +310,11 @@ class PassTraffic:
 
 @dataclass(frozen=True)
 class WeightSizes:
-    """What weights take as they are planned to be stored.
+    """The size of the weights in the planned forms.
 
     Attributes:
-        bits_per_weight: what a number of the weight files takes on average, with scales, tables and padding.
-        bytes_by_form: of the numbers in each form with their scales or tables; padding left out.
+        bits_per_weight: the average bits of a number in the weight files, with scales, tables and padding.
+        bytes_by_form: bytes of the numbers in each form with their scales or tables, without padding.
     """
 
     bits_per_weight: float
@@ -322,13 +323,13 @@ class WeightSizes:
 
 @dataclass(frozen=True)
 class TrafficLength:
-    """A pass of one token in a context of so many slots, whichever of them are filled.
+    """The traffic of a pass of one token in a context of `slots` slots, however many slots are filled.
 
     Attributes:
-        slots: of keys and values.
-        kept: bytes of all that is kept from pass to pass.
-        bytes: of that and of the weights, which a pass reads; of experts as many as are to be expected.
-        operations: multiplications and additions with matrices, and of attention with keys and values.
+        slots: the number of slots of keys and values.
+        kept: bytes of the caches that are kept from pass to pass.
+        bytes: bytes of caches and weights that a pass reads; experts count by the probability that they are called.
+        operations: multiplications and additions with matrices, and in attention with keys and values.
     """
 
     slots: int
@@ -338,10 +339,10 @@ class TrafficLength:
 
 
 def stored_weights(parts: Sequence[Part], chosen: Recipe) -> WeightSizes:
-    """Return the weights that a pass reads where it takes every program, as it does unless experts are routed.
+    """Return the weights that a pass reads if it calls every program, as it does unless experts are routed.
 
     Args:
-        parts: all of a plan; of an encoder, a pass takes one program, and all of them hold the same.
+        parts: all parts of a plan. A pass of an encoder calls one program, and all its programs hold the same weights.
         chosen: the form of each matrix.
     """
     programs = [part for part in parts if part.kind != "embedding"]
@@ -354,9 +355,9 @@ def stored_weights(parts: Sequence[Part], chosen: Recipe) -> WeightSizes:
 
 
 def pass_traffic(config: Config, a: Architecture) -> tuple[PassTraffic, ...]:
-    """Return a pass of every width in both forms, that of the config and the other as the plan would choose it.
+    """Return a pass of every width with dense and with routed experts; the form not in the config has topology `auto`.
 
-    Nothing for a model without experts, for an encoder, and in a form that the model can't have.
+    Empty for a model without experts and for an encoder. A form that the model can't have is left out.
     """
     return tuple(_passes(config, a)) if a.graph.experts is not None and a.ends is None else ()
 
@@ -377,7 +378,7 @@ def _passes(config: Config, a: Architecture) -> Iterator[PassTraffic]:
 
 
 def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...]:
-    """Return the whole context after all shorter ones; nothing for a model without shorter ones."""
+    """Return the traffic of each shorter context, then of the whole context; empty without shorter contexts."""
     if not config.program.contexts:
         return ()
     parts = [part for part in empty_parts(proposed(config, a), a) if part.kind != "embedding"]
@@ -394,7 +395,7 @@ def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
 
 
 def _operations(part: Part) -> int:
-    """Return two for each number of a matrix, and for each of a key and of a value in every slot and head."""
+    """Return two operations for each element of a matrix, and of a key and a value in every slot and head."""
     program, numbers = part.blueprint, sum(map(prod, matrices(part.shapes).values()))
     seen = sum(program.kept(kind.mask) for _, kind in program.layers if kind.mixer != "conv")
     return 2 * (numbers + 2 * seen * part.graph.heads * part.graph.head_dim)

@@ -3,12 +3,12 @@
 `install()` makes coremltools' own Python API work there: MLModel.predict, make_state, CompiledMLModel,
 compile_model, MLComputePlan. On a Mac it does so within `emulated()` only. Values are computed on the CPU with torch,
 in one of two precisions:
-- fp32: everything in float32; fp16 tensors and states of the program are held in float32, constants exactly as
-  stored;
-- fp16: the result of every operation declared fp16 is rounded to fp16 (computed in float32 or wider, rounded once),
-  and a token's results do not depend on how many tokens are fed with it.
+- fp32: everything is computed in float32. fp16 tensors and states of the program are held in float32, constants
+  exactly as stored.
+- fp16: the result of every operation declared fp16 is computed in float32 or wider and rounded once to fp16.
+  A token's results do not depend on how many tokens are fed in the same pass.
 
-It depends on nothing of shardmill, the project it was written for.
+The package does not depend on shardmill, the project for which it was written.
 """
 
 from __future__ import annotations

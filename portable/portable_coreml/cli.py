@@ -125,7 +125,7 @@ def _line(said: object) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text with names of a model's author in it, without what a terminal would obey."""
+    """Return text from a model's author with every unprintable character replaced, so that no terminal obeys it."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 

@@ -1,9 +1,9 @@
 """MLComputePlan and MLModelStructure on the portable engine.
 
-Where Core ML answers from its compiler, this answers from the rule book (placement/): every device and cost named
-here is predicted, which `ComputePlanProxy.evidence` says. An operation that no rule knows has no device usage, as
-where Core ML can't tell. Eligible is not chosen: an eligible operation supports the Neural Engine; it prefers it
-unless a rule says that the dispatcher leaves the whole function on the CPU.
+Core ML answers from its compiler; this module answers from the rule book (placement/). Every device and cost is
+predicted, as `ComputePlanProxy.evidence` states. An operation that no rule knows has no device usage, as in Core ML
+if the device is unknown. Eligible is not chosen: an eligible operation supports the Neural Engine. It prefers the
+Neural Engine unless a rule says that the dispatcher leaves the whole function on the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from portable_coreml.judge.placement.subject import Target, label, subjects
 from portable_coreml.judge.shapes import infer_shapes
 from portable_coreml.program import Block, Named, Op, Program
 
-_NOT_CHOSEN = ("W5",)  # rules by which the dispatcher leaves eligible operations on the CPU
+_NOT_CHOSEN = ("W5",)  # rules for eligible operations that the dispatcher leaves on the CPU
 
 
 class DeviceProxy:
@@ -55,7 +55,7 @@ class ComputePlanProxy:
         self._costs: dict[tuple[str, str], float] | None = None
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Return predicted devices of an operation of `model_structure`; None if it has none or none is known."""
+        """Return predicted devices of an operation of `model_structure`; None if it has no device or an unknown one."""
         from coremltools.models.compute_plan import MLComputePlanDeviceUsage
 
         status = self._status.get(operation.__proxy__, "unknown")

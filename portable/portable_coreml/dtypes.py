@@ -1,7 +1,7 @@
 """The scalar types of MIL: their names, their protobuf numbers, and how numpy and torch hold them.
 
-A float type of the program is held in float32 (fp16 mode rounds results, see execute.py); sub-byte integers are held
-unpacked, one per byte; unsigned types that torch can't compute with are held in the next wider signed type.
+A float type of the program is held in float32 (fp16 mode rounds results, see execute.py). Sub-byte integers are held
+unpacked, one per byte. Unsigned types that torch can't compute with are held in the next wider signed type.
 """
 
 from __future__ import annotations

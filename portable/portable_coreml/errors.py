@@ -1,7 +1,7 @@
 """Errors of the portable engine: each is one line that names the operation, value, input or file it is about.
 
-They derive from RuntimeError or ValueError because coremltools turns a RuntimeError of its native module into the
-warning "you will not be able to run predict()" and hands it to the caller at the first prediction.
+They derive from RuntimeError or ValueError. coremltools turns a RuntimeError of its native module into the warning
+"you will not be able to run predict()", and hands the error to the caller at the first prediction.
 """
 
 
@@ -14,7 +14,7 @@ class ProgramError(PortableError):
 
 
 class UnsupportedOp(PortableError):
-    """An operation that the portable engine has no kernel for."""
+    """An operation for which the portable engine has no kernel."""
 
 
 class ExecutionError(PortableError):
@@ -26,5 +26,5 @@ class InputError(PortableError, ValueError):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says; its kind where it says nothing."""
+    """Return the first line of an error's message; the error's type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

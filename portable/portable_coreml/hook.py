@@ -1,11 +1,11 @@
 """Puts the portable engine where coremltools looks for Core ML. Only this module changes anything outside the package.
 
-coremltools reaches Core ML through one native module and asks the platform in three ways; on a machine without Core
-ML
-- `coremltools.libcoremlpython` becomes our module, also in modules that tried to import it before and kept None;
-- `_macos_version()` answers `MACOS_VERSION`, the newest that coremltools 9.0 knows, so that nothing is refused for
-  age;
-- `_is_macos()` is true where make_state() asks; `_IS_MACOS`, which tells tests and remote-device code, stays false.
+coremltools reaches Core ML through one native module and checks the platform in three ways. On a machine without Core
+ML:
+- `coremltools.libcoremlpython` becomes our module, also in modules that tried to import it before and kept None.
+- `_macos_version()` returns `MACOS_VERSION`, the newest version that coremltools 9.0 knows, so that nothing is
+  refused for age.
+- `_is_macos()` is true where make_state() calls it. `_IS_MACOS`, which tests and remote-device code read, stays false.
 """
 
 from __future__ import annotations

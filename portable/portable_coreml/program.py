@@ -3,7 +3,7 @@
 An ML Program as immutable data, the same whether it was read from a package's protobuf or from a compiled bundle's
 text.
 
-Nothing is interpreted here. Weights stay in their file (`Blob`) until someone asks for them.
+Nothing is interpreted here. Weights stay in their file (`Blob`) until they are read.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Pairs:
     items: tuple[tuple[Value, Value], ...]
 
 
-Binding = str | Value  # what an argument is bound to: the name of an earlier value, or a literal
+Binding = str | Value  # the binding of an argument: the name of an earlier value, or a literal
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Operations in order, and the names of what they give."""
+    """Operations in order, and the names of the block's outputs."""
 
     ops: tuple[Op, ...]
     outputs: tuple[str, ...]

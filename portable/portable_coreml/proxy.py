@@ -1,7 +1,7 @@
 """The classes of coremltools' native module, on the portable engine.
 
-Names and signatures are those that coremltools 9.0's Python code calls (models/model.py, _compiled_model.py,
-utils.py); `module()` builds the module object that install() puts in place of `coremltools.libcoremlpython`.
+Names and signatures match the calls in coremltools 9.0's Python code (models/model.py, _compiled_model.py,
+utils.py). `module()` builds the module object that install() puts in place of `coremltools.libcoremlpython`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _inside: ContextVar[str] = ContextVar("precision", default="")
 
 
 def set_precision(precision: str) -> None:
-    """Set the precision of models that are loaded from now on, in every thread. Raises ValueError if there is none."""
+    """Set the precision of models that are loaded from now on, in every thread. Raises ValueError if it is unknown."""
     _settings["precision"] = _checked(precision)
 
 
@@ -52,7 +52,7 @@ def precision() -> str:
 
 @contextmanager
 def loading_as(precision: str) -> Iterator[None]:
-    """Load models in `precision` inside the `with` block, in this thread alone. Raises ValueError if there is none."""
+    """Load models in `precision` inside the `with` block, in this thread alone. Raises ValueError if it is unknown."""
     before = _inside.get()
     _inside.set(_checked(precision))
     try:
@@ -68,11 +68,11 @@ def _checked(precision: str) -> str:
 
 
 class MLStateProxy:
-    """The states of one conversation with a loaded model; no other one takes them.
+    """The states of one conversation with a loaded model; no other model takes them.
 
     Attributes:
-        owner: the loaded function that made them.
-        path: where its model was loaded from.
+        owner: the loaded function that made the states.
+        path: the path of the loaded model.
         values: each state's tensor by name.
     """
 
@@ -229,9 +229,9 @@ class MLModelProxy:
 
 
 def _check_hints(hints: Mapping[str, str]) -> None:
-    """Take the hints that Core ML takes, none of which changes what this engine computes.
+    """Accept the hints that Core ML accepts; hints do not change this engine's results.
 
-    Raises InputError for others, at which the native module aborts (setOptimizationHints, CoreMLPython.mm).
+    Raises InputError for any other hint; the native module would abort (setOptimizationHints, CoreMLPython.mm).
     """
     for name, value in hints.items():
         if value not in HINTS.get(name, ()):

@@ -51,7 +51,7 @@ def versions(dependencies: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def installed(name: str) -> str:
-    """Return the version of a package that is installed here; empty for none."""
+    """Return a package's installed version; empty if the package is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -59,7 +59,7 @@ def installed(name: str) -> str:
 
 
 def _needed(roots: Iterable[str]) -> set[str]:
-    """Return what is installed of these packages and of all that they need here."""
+    """Return the installed packages among these packages and all their requirements."""
     found: set[str] = set()
     waiting = list(roots)
     while waiting:
@@ -77,7 +77,7 @@ def _requirements(name: str) -> Iterator[str]:
 
 
 def _wheel_hash(name: str) -> str:
-    """Return sha256 of the archive that a package was installed from, where the installer wrote it down (PEP 610)."""
+    """Return sha256 of the archive that a package was installed from, if the installer recorded it (PEP 610)."""
     text = metadata.distribution(name).read_text("direct_url.json")
     try:
         found = str(parse_json(text or "{}")["archive_info"]["hashes"]["sha256"])

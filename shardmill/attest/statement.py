@@ -1,7 +1,7 @@
-"""in-toto statements (https://in-toto.io/Statement/v1): their frame, and how damage to one shows.
+"""in-toto statements (https://in-toto.io/Statement/v1): their frame, and the digest that shows damage.
 
-Strict parsers refuse fields that they do not know, so the digest by which damage shows stands where SLSA leaves room
-for a builder's own parameters.
+Strict parsers refuse unknown fields. So the digest is stored among the builder's internal parameters, where SLSA allows
+any field.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMIT_FILE = "workflow/commit.txt"  # the build of a wheel writes it; see hatch
 
 
 def workflow() -> dict[str, Any]:
-    """Return a resource descriptor of the code that runs; without a commit where none is known."""
+    """Return a resource descriptor of the running code, without a commit if the commit is not known."""
     row: dict[str, Any] = {"name": "workflow", "uri": package_url("shardmill", shardmill.__version__)}
     package = Path(shardmill.__file__).parent
     commit, modified = _of_clone(package.parent) or (_of_wheel(package), False)
@@ -48,7 +48,7 @@ def workflow() -> dict[str, Any]:
 
 
 def _of_clone(folder: Path) -> tuple[str, bool] | None:
-    """Return the commit of a clone and whether its files are other than the commit's; None where there is no clone."""
+    """Return a clone's commit and whether its files differ from the commit; None if the folder is not a clone."""
     if not (folder / ".git").exists():
         return None
     try:
@@ -78,9 +78,9 @@ PATHS: tuple[tuple[str, ...], ...] = (  # keys of a config that name a file or a
 
 
 def parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole config without what is not set.
+    """Return the whole config without unset values.
 
-    Paths that lead out of the project are cut to their last name.
+    Paths that lead out of the project are cut to their last component.
     """
     chosen = _without_unset(settings)
     for *sections, key in PATHS:
@@ -115,8 +115,8 @@ def statement(kind: str, subjects: Iterable[tuple[str, str]], predicate: Mapping
 
     Args:
         kind: the predicate's type.
-        subjects: (path, sha256) of what it speaks of.
-        predicate: what it says.
+        subjects: (path, sha256) of each file that the statement describes.
+        predicate: the predicate's content.
     """
     rows = [resource_descriptor(name, sha) for name, sha in subjects]
     return {"_type": STATEMENT, "predicateType": kind, "subject": rows, "predicate": dict(predicate)}
@@ -128,7 +128,7 @@ def resource_descriptor(name: str, sha256: str) -> dict[str, Any]:
 
 
 def with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SLSA provenance with the digest of all else in it among its internal parameters."""
+    """Return SLSA provenance with the digest of its other content among its internal parameters."""
     predicate = content["predicate"]
     definition = predicate["buildDefinition"]
     internal = {key: value for key, value in definition["internalParameters"].items() if key != SEAL}
@@ -143,10 +143,10 @@ def with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
-    """Return SLSA provenance that was written with its seal.
+    """Return SLSA provenance after a check of its seal.
 
     Raises:
-        UnreadableError: a single bit of it is another, or it is something else.
+        UnreadableError: a bit of the file has changed, or the file is not provenance.
     """
     content = read_json(path)
     try:
@@ -161,12 +161,12 @@ def read_provenance(path: Path) -> dict[str, Any]:
 def gate_statement(
     name: str, sha256: str, verdict: Mapping[str, Any], subjects: Sequence[tuple[str, str]]
 ) -> dict[str, Any]:
-    """Return what one gate said.
+    """Return a statement about one gate's verdict.
 
     Args:
         name: the verdict's path in the build, without its ending: "parity/head_0".
         sha256: of the verdict's file.
-        verdict: its content.
+        verdict: the verdict's content.
         subjects: (path, sha256) of the files that the gate judged.
     """
     rows = verdict["gate"]

@@ -1,10 +1,10 @@
 """Remembers the sha256 of byte ranges, so that gigabytes that did not change are not read again.
 
-An entry counts only while the file is the very one that was hashed: same file system, inode, size, mtime and
-ctime (ctime moves even where a writer puts mtime back). A file touched less than RACY_NS before it was hashed
-is not remembered at all: a second write could hide within one tick of the file system's clock, as git
-describes for its index (https://git-scm.com/docs/racy-git). What is known of a file's ranges is known of every file
-with the same sha256. Losing the cache costs time, never truth.
+An entry counts only while the file is unchanged: same file system, inode, size, mtime and ctime (ctime changes
+even if a writer restores mtime). A file written less than RACY_NS before it was hashed is not remembered. A second
+write could hide within one tick of the file system's clock, as git describes for its index
+(https://git-scm.com/docs/racy-git). The hashes of a file's ranges count for every file with the same sha256.
+Losing the cache costs time, never correctness.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def volume(device: int, path: Path) -> str:
     """Name a file system.
 
     Args:
-        device: its number here.
-        path: a file in it.
+        device: the file system's device number on this machine.
+        path: a file in the file system.
 
     Returns:
-        Where a network's comes from; on a Mac its topmost folder and the time when it was made; otherwise the number.
+        On a Mac, the volume's topmost folder and creation time; otherwise the source of a network, or the number.
     """
     return _of_a_mac(device, path.resolve()) if sys.platform == "darwin" else _mounted(device)
 
@@ -66,12 +66,12 @@ def _mounted(device: int) -> str:
 
 
 def _unescaped(text: str) -> str:
-    """Return a path of the mount table with its octal escapes, by which the kernel writes spaces, decoded."""
+    """Return a path of the mount table without its octal escapes; the kernel writes spaces as octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 RACY_NS = 2_000_000_000
-CONTENT = "content"  # stands for any file; its state is the sha256 of the whole
+CONTENT = "content"  # stands for any file; its state is the sha256 of the whole file
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
     file TEXT, state TEXT, first INTEGER, last INTEGER, dtype TEXT, sha256 TEXT,
@@ -80,9 +80,9 @@ _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
 
 @dataclass(frozen=True)
 class FileState:
-    """What a file system says of a file without reading it; times in ns since 1970."""
+    """The metadata of a file, known without reading the file; times in ns since 1970."""
 
-    volume: str  # which file system, by a name that machines which share it agree on
+    volume: str  # the file system's name, the same on all machines that share it
     inode: int
     size: int
     mtime: int
@@ -90,18 +90,18 @@ class FileState:
 
     @property
     def file(self) -> str:
-        """Return what stays the file's while it is written to or renamed."""
+        """Return the file's identity, which stays when the file is written or renamed."""
         return f"{self.volume}:{self.inode}"
 
     @property
     def state(self) -> str:
-        """Return what is another once it was written to."""
+        """Return the file's version, which changes when the file is written."""
         return f"{self.size}:{self.mtime}:{self.ctime}"
 
     def same_content(self, other: FileState) -> bool:
-        """Return whether nothing was written between two looks.
+        """Return whether nothing was written between two states.
 
-        A new hard link or other permissions move ctime only.
+        A new hard link or other permissions change ctime only.
         """
         return (self.file, self.size, self.mtime) == (other.file, other.size, other.mtime)
 
@@ -120,7 +120,7 @@ class ByteSpan:
 
 
 def file_state(path: Path) -> FileState:
-    """Raise CheckpointError where there is no regular file, which could be read to its end."""
+    """Return the state of a file. Raises CheckpointError if it is no regular file, or can't be accessed."""
     try:
         files.check(path)
         stat = os.stat(path)
@@ -139,14 +139,14 @@ class HashCache:
     def lookup(self, state: FileState) -> dict[ByteSpan, str]:
         """Return every remembered span of the file in exactly this state -> its sha256.
 
-        A file whose own sha256 is remembered has the spans of any other file of the same bytes, too.
+        If the sha256 of the whole file is remembered, spans of other files with the same bytes count, too.
         """
         spans = self._spans(state.file, state.state)
         whole = spans.get(ByteSpan(0, state.size))
         return (self._spans(CONTENT, whole) if whole else {}) | spans
 
     def record(self, state: FileState, hashes: Mapping[ByteSpan, str], began: int) -> None:
-        """Remember `hashes` if the file had settled when hashing `began` (ns); forgets its older states."""
+        """Remember `hashes` if the file had settled when hashing `began` (ns); forget the file's older states."""
         if not hashes or not state.is_settled(began):
             return
         forget = ("DELETE FROM hashes WHERE file = ? AND state <> ?", (state.file, state.state))
@@ -171,7 +171,7 @@ class HashCache:
         return {ByteSpan(a, b, dtype): sha for a, b, dtype, sha in rows if _SHA256.fullmatch(str(sha))}
 
     def _run(self, statements: Sequence[tuple[str, tuple[Any, ...]]]) -> list[Any]:
-        """Run the statements in one transaction; the rows of the last, or none where the cache can't be used."""
+        """Run statements in one transaction; return the last one's rows, or an empty list if the cache fails."""
         rows: list[Any] = []
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """Brings a checkpoint into a build folder and records what it is: `source.json`.
 
-Weights are linked, never copied: by hard link where the file system allows, so that a checkpoint replaced or
-deleted later leaves the build what its record says; else by symbolic link. Small files are copied, as they are
-what people edit in place. `source.json` holds nothing that varies with machine, path or time:
+Weights are linked, never copied. Hard links are used if the file system allows, so that the build keeps the recorded
+weights even if the checkpoint is replaced or deleted later. Otherwise symbolic links are used. Small files are copied,
+because people edit them in place. `source.json` holds nothing that varies with machine, path or time:
 
     {"commit": "<40 hex>" | "local", "files": {name: {"sha256": ..., "size": bytes}}, "repo": "owner/name" | null}
 """
@@ -34,9 +34,9 @@ def fetch(
 ) -> dict[str, Any]:
     """Fill `dest` from a local folder (`path`) or from a commit of a hub repository, and return source.json.
 
-    `dest` appears at once or not at all, and is left alone if it holds the same files already; before other files take
-    their place, `before_change` is called.
-    Raises CheckpointError if not exactly one source is given, or where the source is not a sound checkpoint.
+    `dest` appears whole or not at all, and is left alone if it already holds the same files. `before_change` is called
+    before the files of `dest` are replaced.
+    Raises CheckpointError if not exactly one source is given, or if the source is not a sound checkpoint.
     """
     if (path is None) == (repo is None):
         raise CheckpointError("source: give either a path or a repo, one of them")
@@ -58,7 +58,7 @@ def fetch(
 
 
 def source_description(folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
-    """Return source.json's `files`, of names in `folder` with their sha256."""
+    """Return source.json's `files`: the sha256 and size of each named file in `folder`."""
     return {name: {"sha256": sha, "size": file_state(folder / name).size} for name, sha in sorted(hashes.items())}
 
 
@@ -96,7 +96,7 @@ def _land(folder: Path, dest: Path, record: dict[str, Any], cache: HashCache | N
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             _place((folder / name).resolve(), fresh / name)
         write_json(fresh / RECORD_FILE, record)
-    for name, state in before.items():  # after the last look: that a link came and an older one went moved ctime
+    for name, state in before.items():  # after the last link is made: a new or removed hard link changes ctime
         if cache:
             cache.carry(state, file_state(dest / name))
 

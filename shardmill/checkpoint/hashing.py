@@ -1,7 +1,7 @@
 """sha256 of files, tensors and trees, and the check that weights are finite, on several cores.
 
 Bytes are read in chunks of CHUNK_BYTES, so memory stays at a few MB whatever the size. hashlib and numpy work
-outside the interpreter lock: threads add up.
+outside the interpreter lock, so threads run in parallel.
 """
 
 import hashlib
@@ -89,15 +89,15 @@ def hash_file(path: Path, cache: HashCache | None = None) -> str:
 def tree_hash(path: Path, cache: HashCache | None = None, threads: int = THREADS) -> str:
     """Return sha256 of a file's bytes; of a directory, the sha256 over its sorted relative paths and their sha256.
 
-    Names, contents and empty directories count; modes, times, the directory's own place and what macOS leaves in
-    folders do not. A link to a file counts as that file. Raises CheckpointError for a link to a directory, which may
-    never end.
+    Names, contents and empty directories count; modes, times, the directory's own place and files that macOS
+    adds do not. A link to a file counts as that file. Raises CheckpointError for a link to a directory, because
+    following it may never end.
     """
     return tree_hashes(path, cache, threads)[0]
 
 
 def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREADS) -> tuple[str, dict[str, str]]:
-    """Return `tree_hash`, and the sha256 of each file in a directory by its relative path; none for a file."""
+    """Return `tree_hash`, and the sha256 of each file in a directory by its relative path; empty for a file."""
     if not path.is_dir():
         return hash_file(path, cache), {}
     files: list[Path] = []
@@ -145,7 +145,7 @@ def _digest_spans(
         for path in wanted:
             digests.update({(path, s): _Digest(sha) for s, sha in cache.lookup(states[path]).items()})
     jobs = [(path, span) for path, spans in wanted.items() for span in spans if (path, span) not in digests]
-    # Whole files first, being the longest; the rest in file order, so that they find their bytes in memory.
+    # Whole files first, because they take longest; then tensors in file order, while their bytes are still in memory.
     jobs.sort(key=lambda job: (job[1].start > 0, str(job[0]), job[1].start))
     with ThreadPoolExecutor(threads) as pool:
         fresh = dict(zip(jobs, pool.map(lambda job: _digest_span(*job), jobs), strict=True))
@@ -177,7 +177,7 @@ def _digest_span(path: Path, span: ByteSpan) -> _Digest:
 
 
 def _find_fault(chunk: memoryview, dtype: str, offset: int) -> str:
-    """Name the first NaN or Inf in the chunk, which lies `offset` bytes into its tensor; else empty."""
+    """Name the first NaN or Inf in the chunk, which lies `offset` bytes into its tensor; empty if all are finite."""
     import numpy as np  # slow to import, and most jobs find their work done
 
     signed, unsigned, infinity = _FLOATS[dtype]

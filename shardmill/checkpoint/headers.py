@@ -1,7 +1,7 @@
-"""Reads safetensors headers and indices: which tensor lies in which bytes of which file, no weight loaded.
+"""Reads safetensors headers and indices: the file and the bytes of each tensor, without loading any weight.
 
-What is read is checked before it is believed: lengths against the file, ranges against each other and against
-dtype x shape, names against the index, paths against the folder. What does not hold is a CheckpointError that
+All data is checked before use: lengths against the file, ranges against each other and against
+dtype x shape, names against the index, paths against the folder. A failed check raises a CheckpointError that
 names the file or tensor.
 Format: https://github.com/huggingface/safetensors#format (8-byte little-endian header length, JSON, data).
 """
@@ -31,7 +31,7 @@ from shardmill.printable import printable
 # and real indices under 10 MB; parsing takes some ten times the text in memory.
 MAX_HEADER_BYTES = 25_000_000
 MAX_RANK = 8
-ALIGNMENT = 8  # of the tensors' bytes in what we write
+ALIGNMENT = 8  # of the tensors' bytes in files that we write
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
@@ -54,9 +54,9 @@ class TensorInfo:
 
 
 def header_bytes(entries: Mapping[str, Any]) -> bytes:
-    """Return what a file of these entries begins with.
+    """Return the beginning of a safetensors file with these entries; the tensors' bytes follow it.
 
-    The tensors' bytes follow. `entries` as the format's JSON has them.
+    `entries` is the content of the format's JSON header.
     """
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
@@ -66,8 +66,8 @@ def header_bytes(entries: Mapping[str, Any]) -> bytes:
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     """Return every tensor of a checkpoint folder, sorted by name, from `model.safetensors` or from the index.
 
-    Looks for the two names in the order in which transformers does.
-    Raises CheckpointError where files, headers and index are not in order.
+    Looks for the two names in the same order as transformers.
+    Raises CheckpointError if files, headers or index are damaged.
     """
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; check the checkpoint's path")
@@ -171,7 +171,7 @@ def _tensor_info(name: str, entry: Any, file: str, data_start: int, path: Path) 
 
 
 def _are_sizes(values: Any) -> bool:
-    # bool is an int to Python; a size past 2**63 is no file's and would only make the products large.
+    # bool is an int to Python. No file has a size past 2**63, and such sizes would only make the products large.
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 
@@ -206,8 +206,8 @@ def check_tensors(
 ) -> None:
     """Raise one CheckpointError that names the first tensors missing, extra, misshapen or of a wrong dtype.
 
-    `optional` names may be there or not (buffers, an untied copy of a tied head); where they are expected
-    as well, their shape must still be right. Weights must be BF16, F16 or F32.
+    `optional` tensors may be missing (buffers, an untied copy of a tied head). If they are present and also expected,
+    their shape must be right. Weights must be BF16, F16 or F32.
     """
     present = {name: info for name, info in found.items() if name in expected}
     shapes = [
@@ -229,12 +229,12 @@ def check_tensors(
 
 
 def check_tied(hashes: Mapping[str, str], head: str, table: str) -> None:
-    """Raise CheckpointError where the LM head is not the embedding table, though config.json ties them.
+    """Raise CheckpointError if the LM head is not the embedding table, though config.json ties them.
 
     Args:
-        hashes: the sha256 of tensors.
-        head: the name of the one.
-        table: the name of the other.
+        hashes: the sha256 of each tensor, by name.
+        head: the name of the LM head.
+        table: the name of the embedding table.
     """
     if hashes[head] != hashes[table]:
         raise CheckpointError(

@@ -1,9 +1,9 @@
-"""Downloads one pinned commit of a hub repository into the hub's cache and checks every byte of it.
+"""Downloads one pinned commit of a hub repository into the hub's cache and checks every byte.
 
-Every file is streamed here, through the client's own `http_get`, to the name that its checked id gives it, and enters
-the cache only once its bytes are found to be those of that id. huggingface_hub's own download is not used, for two
-reasons: it takes the ETag of an answer for a file name as it stands (docs/upstream.md), and it gives every download a
-new temporary name and deletes it on failure, so that a killed process would begin its gigabytes anew.
+Every file is streamed here, through the client's own `http_get`, to a name made from its checked id. A file enters the
+cache only after its bytes match this id. huggingface_hub's own download is not used, for two reasons. It uses the ETag
+of an answer as a file name without a check (docs/upstream.md). It also gives every download a new temporary name and
+deletes the file on failure, so that a killed process would begin its gigabytes anew.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def reporting(name: str, path: Path, size: int, seconds: float = 10.0) -> Iterator[None]:
-    """Inside, logs every `seconds` how many of `size` bytes the file at `path` holds."""
+    """Log every `seconds`, inside the `with` block, how many of `size` bytes the file at `path` holds."""
     done = threading.Event()
 
     def report() -> None:
@@ -75,7 +75,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class HubAccess:
-    """Where the hub is and who asks; the defaults are the hub client's own environment variables."""
+    """The hub's endpoint, cache folder and token; the defaults are the hub client's own environment variables."""
 
     endpoint: str = constants.ENDPOINT
     cache_dir: Path = Path(constants.HF_HUB_CACHE)
@@ -83,14 +83,14 @@ class HubAccess:
 
     @property
     def api(self) -> HfApi:
-        """Return the hub client for this endpoint, which waits for nobody's hour."""
+        """Return the hub client for this endpoint, which refuses long waits."""
         use_client()
         return HfApi(endpoint=self.endpoint, token=self.token)
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """What the hub says of a file: `sha256` if it lies in large-file storage (LFS), else only its git blob id."""
+    """A file in the hub's listing: `sha256` if it lies in large-file storage (LFS), otherwise only a git blob id."""
 
     name: str
     size: int
@@ -99,12 +99,12 @@ class RemoteFile:
 
     @property
     def blob(self) -> str:
-        """Return the name of its bytes in the hub cache."""
+        """Return the name of the file's blob in the hub cache."""
         return self.sha256 or self.blob_id
 
 
 def pinned(repo: str, revision: str | None, access: HubAccess) -> str:
-    """Return the commit that `revision` is. Raises CheckpointError, naming the commit to pin, if it is a name."""
+    """Return `revision` if it is a commit. Otherwise raise a CheckpointError that names the commit to pin."""
     if revision and _GIT_ID.fullmatch(revision):
         return revision
     commit = resolve_revision(repo, revision, access)
@@ -112,7 +112,7 @@ def pinned(repo: str, revision: str | None, access: HubAccess) -> str:
 
 
 def resolve_revision(repo: str, revision: str | None, access: HubAccess) -> str:
-    """Return the commit that `revision` is now."""
+    """Return the current commit of `revision`."""
     if revision and _GIT_ID.fullmatch(revision):
         return revision
     with understood(access.endpoint):
@@ -123,7 +123,7 @@ def resolve_revision(repo: str, revision: str | None, access: HubAccess) -> str:
 
 
 def _list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[str, RemoteFile]:
-    """Return the repository's files at a commit by name; from the cache where it has them, as a commit never changes.
+    """Return the repository's files at a commit by name, from the cache if possible: a commit never changes.
 
     Args:
         repo: owner/name.
@@ -233,7 +233,7 @@ def download_all(
 ) -> tuple[str, Path, list[str]]:
     """Fetch a commit; return the commit, its folder in the hub's cache and the names of its files.
 
-    A name that can move (a branch, or none for `main`) is taken as it stands now. Every byte is checked against the
+    A name that can move (a branch, or None for `main`) is taken as it stands now. Every byte is checked against the
     hub's listing. Raises CheckpointError.
     """
     use_client()
@@ -281,13 +281,13 @@ def _partial(blob: Path) -> Path:
 def _bring_all(
     files: Iterable[RemoteFile], bring: Callable[[RemoteFile, Event], FileState | None]
 ) -> dict[str, FileState | None]:
-    """Bring files, several at a time, for a hub may send each at a fraction of what the network carries.
+    """Download files, several at a time, because a hub may send each file more slowly than the network allows.
 
-    Raise the first error, or Ctrl-C, at once. The other streams then end at their next bytes and keep what they have.
+    Raise the first error, or Ctrl-C, at once. The other streams then end at their next bytes and keep their bytes.
 
     Args:
-        files: to be brought.
-        bring: brings one, until an event is set.
+        files: the files to download.
+        bring: downloads one file, until an event is set.
     """
     stop, pool = Event(), ThreadPoolExecutor(STREAMS)
     try:
@@ -301,14 +301,14 @@ def _bring_all(
 
 
 def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess, stop: Event = NEVER) -> FileState | None:
-    """Bring a file into the cache's blobs, resuming what an earlier run left, and links it into the snapshot.
+    """Download a file into the cache's blobs, resuming an earlier run's download, and link it into the snapshot.
 
-    Returns the state of a file that was written here, and was hashed meanwhile to be the hub's; None for any other.
+    Returns the file's state if this call wrote the file and its sha256 was checked meanwhile; otherwise None.
     """
     folder, pointer = snapshot.parents[1], snapshot / file.name
     blob = _blob(folder, file)
     if pointer.is_symlink() and not (pointer.exists() and blob.exists() and pointer.samefile(blob)):
-        pointer.unlink()  # it leads anywhere
+        pointer.unlink()  # the link leads elsewhere
     if pointer.exists():
         return None
     known = False
@@ -320,14 +320,14 @@ def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess, stop:
             url = hf_hub_url(repo, file.name, revision=snapshot.name, endpoint=access.endpoint)
             known = _stream(url, blob, file, access, stop)
         if not pointer.exists():
-            _create_symlink(str(blob), str(pointer))  # a copy where there are no links
+            _create_symlink(str(blob), str(pointer))  # a copy if the file system has no links
         return file_state(pointer) if known else None
 
 
 def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Event) -> bool:
-    """Download `url` to `blob`, which appears only if its bytes are those of the file's id.
+    """Download `url` to `blob`, which appears only if its bytes match the file's id.
 
-    Returns whether its sha256 was found to be the hub's while it was written.
+    Returns whether the sha256 was checked against the hub's while the file was written.
     """
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
         raise CheckpointError(f"{file.name} has {file.size / 1e9:.0f} GB, more than a hub sends in one piece")
@@ -358,7 +358,7 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Eve
 
 @contextmanager
 def _without_pages(file: RemoteFile, stream: BoundedFile) -> Iterator[None]:
-    """Take a page that was sent in place of a file out of `stream` again, or the next run would resume from it."""
+    """Remove a web page that came instead of a file from `stream`; otherwise the next run would resume from it."""
     before = stream.tell()
     try:
         yield
@@ -387,9 +387,9 @@ def _verified(
 
     Args:
         snapshot: the folder of the commit.
-        files: to be verified.
-        cache: of hashes.
-        brought: by name, the state of a file that was found to be the hub's while it was written.
+        files: the files to verify.
+        cache: the cache of hashes, or None.
+        brought: by name, the state of each file whose sha256 was checked while the file was written.
     """
     fresh = {file: state for file in files if (state := brought.get(file.name)) == file_state(snapshot / file.name)}
     hashes = hash_files([snapshot / file.name for file in files if file not in fresh], cache)
@@ -406,9 +406,9 @@ def _verified(
 
 
 def _remember(fresh: Mapping[RemoteFile, FileState | None], cache: HashCache) -> None:
-    """Keep the sha256 of files that were hashed while they were written, of those that have settled since.
+    """Record the sha256 of files that were hashed while they were written and have settled since.
 
-    Where hashing them again would take longer than that, they are waited for.
+    If hashing the files again would take longer than settling, wait until they settle.
     """
     states = {file: state for file, state in fresh.items() if state}
     last = max((max(state.mtime, state.ctime) for state in states.values()), default=0)
@@ -419,7 +419,7 @@ def _remember(fresh: Mapping[RemoteFile, FileState | None], cache: HashCache) ->
 
 
 def _is(file: RemoteFile, path: Path) -> bool:
-    """Return whether the bytes at `path` are those of the file's id."""
+    """Return whether the bytes at `path` match the file's id."""
     if file.sha256:
         return hash_file(path) == file.sha256
     header = b"blob %d\0" % path.stat().st_size

@@ -46,11 +46,11 @@ def explain_http(repo: str, revision: str | None, endpoint: str) -> Iterator[Non
 
 @contextlib.contextmanager
 def understood(endpoint: str) -> Iterator[None]:
-    """Raise CheckpointError where an answer can't be made sense of, such as a sign-in page of the network."""
+    """Raise CheckpointError if an answer is not a hub's, such as a sign-in page of the network."""
     try:
         yield
     except HFValidationError:
-        raise  # of what we asked for
+        raise  # the request was invalid, not the answer
     except _NONSENSE as error:
         raise CheckpointError(
             f"{endpoint} did not answer as a hub does ({type(error).__name__}); "
@@ -110,15 +110,15 @@ def client() -> httpx2.Client:
 
 
 def use_client() -> None:
-    """Let the hub client use it from now on. Its connections stay, as another thread may be at work with them."""
+    """Make the hub client use `client` from now on. Old connections stay, because another thread may use them."""
     if _http._GLOBAL_CLIENT_FACTORY is not client:
         set_client_factory(client)
 
 
 def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
-    """Return what `work` returns; raises CheckpointError, beginning with `what`, where it takes longer than `seconds`.
+    """Return what `work` returns; raises CheckpointError, beginning with `what`, if it takes longer than `seconds`.
 
-    No timeout of a socket does this: each byte of a slow answer starts them anew. Late work is left behind in a daemon
+    No socket timeout does this: each byte of a slow answer restarts the timeout. Late work is left behind in a daemon
     thread, which ends with the process.
     """
     outcome: Future[_Result] = Future()
@@ -139,17 +139,17 @@ def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
 
 
 class BoundedFile(io.BufferedWriter):
-    """A file opened for appending that refuses to grow past `limit` bytes, and hashes what it is given."""
+    """A file opened for appending that refuses to grow past `limit` bytes, and hashes the bytes that are written."""
 
     def __init__(self, path: Path, limit: int, stop: threading.Event) -> None:
         super().__init__(io.FileIO(path, "ab"))
         self.path, self.limit, self.stop = path, limit, stop
-        with path.open("rb") as held:  # what an earlier run left
+        with path.open("rb") as held:  # the bytes that an earlier run left
             self._sha256 = hashlib.file_digest(held, "sha256")
         self._hashed = self.tell()
 
     def write(self, content: bytes) -> int:  # type: ignore[override]
-        """Raise CheckpointError before a byte too many is written, InterruptedError once it is to stop."""
+        """Raise CheckpointError before a byte too many is written, InterruptedError once `stop` is set."""
         if self.stop.is_set():
             raise InterruptedError(f"{self.path.name}: stopped, as another file of the checkpoint can't be had")
         at = self.tell()
@@ -163,7 +163,7 @@ class BoundedFile(io.BufferedWriter):
         return super().write(content)
 
     def sha256(self) -> str | None:
-        """Return the sha256 of all bytes; None where they must be read to be known, as some were taken out again."""
+        """Return the sha256 of all bytes; None if bytes were removed again, so that the file must be read anew."""
         return self._sha256.hexdigest() if self._hashed == self.tell() else None
 
 
@@ -185,7 +185,7 @@ def _wait_asked(response: httpx2.Response) -> int:
 
 
 class _Limited(httpx2.SyncByteStream):
-    """A response's bytes, no more than SMALL_BYTES of them."""
+    """A response's bytes, limited to SMALL_BYTES."""
 
     def __init__(self, stream: httpx2.SyncByteStream, host: str) -> None:
         self.stream, self.host = stream, host

@@ -31,7 +31,7 @@ def text_files(names: Collection[str]) -> list[str]:
 def weight_files(folder: Path, names: Collection[str], where: str) -> list[str]:
     """Return the safetensors files among `names` that transformers would load; the index is read from `folder`.
 
-    Raises CheckpointError (beginning with `where`) if there are none, or if the index lists one that is missing.
+    Raises CheckpointError (beginning with `where`) if config.json or a safetensors file is missing.
     """
     if "config.json" not in names:
         raise CheckpointError(f"{where}: no config.json; is it a checkpoint in Hugging Face layout?")

@@ -1,6 +1,6 @@
 """File names that come from a checkpoint (an index, a repository's listing) are checked here before use.
 
-A name may only lead to a file inside the checkpoint folder. Raises CheckpointError for every other.
+A name may only lead to a file inside the checkpoint folder. Raises CheckpointError for every other name.
 """
 
 import os
@@ -18,7 +18,7 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 
 
 def check_name(name: str, where: str) -> None:
-    """Refuse a file name that is absolute, climbs with `..`, or means something else elsewhere."""
+    """Refuse a file name that is absolute, climbs with `..`, or has another meaning on other systems."""
     posix = PurePosixPath(name)
     plain = name == str(posix) and not posix.is_absolute() and ".." not in posix.parts and name != "."
     if not plain or "\\" in name or not name.isprintable():
@@ -28,9 +28,9 @@ def check_name(name: str, where: str) -> None:
 def checked_file(folder: Path, name: str, *, ours: bool = True) -> Path:
     """Return `folder/name`, an existing file that really lies in the folder.
 
-    Two kinds of links may point outside: the hub cache's own (snapshots/<commit>/x -> blobs/<etag>), and
-    those that `fetch` made and recorded in source.json, if the folder is `ours`: a stranger's may hold a forged
-    record. Raises CheckpointError for any other link, and where the file is missing.
+    Two kinds of links may point outside the folder. The first kind is the hub cache's links (snapshots/<commit>/x ->
+    blobs/<etag>). The second kind is links that `fetch` made and recorded in source.json, if the folder is `ours`: a
+    stranger's folder may hold a forged record. Raises CheckpointError for any other link, and if the file is missing.
     """
     check_name(name, str(folder))
     path = folder / name
@@ -45,7 +45,7 @@ def checked_file(folder: Path, name: str, *, ours: bool = True) -> Path:
 def opened(path: Path) -> BufferedReader:
     """Return a checkpoint's file, open for reading.
 
-    Raises CheckpointError where that is not allowed or not possible.
+    Raises CheckpointError if the file can't be opened.
     """
     try:
         return path.open("rb")

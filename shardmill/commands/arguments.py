@@ -1,4 +1,4 @@
-"""What commands share: how they take a build, and how they print a size."""
+"""Functions that the commands share: to accept a build as an argument, and to print a size."""
 
 from __future__ import annotations
 

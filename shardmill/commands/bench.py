@@ -1,4 +1,4 @@
-"""`shardmill bench`: how fast a built model is on this machine, and what drafting gains."""
+"""`shardmill bench`: the speed of a built model on this machine, with and without drafting."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def bench(
     file = output or build / "benchmark/speed.json"
     write_json(file, measured)
     give_back(file)
-    if sys.platform == "darwin":  # where sudo leaves HOME as it was
+    if sys.platform == "darwin":  # on a Mac, sudo does not change HOME
         give_back(cache_folder())
     if as_json:
         typer.echo(json.dumps(measured))

@@ -14,7 +14,7 @@ from shardmill.models import DECODER, FOLDERS, family, supported
 
 @dataclass(frozen=True)
 class Family:
-    """A model_type, what it builds as, the checkpoints of it that fit, and the configs that are for such a one."""
+    """A model_type with its kind of build, the checkpoints that it covers, and the configs for these checkpoints."""
 
     model_type: str
     kind: str  # "decoder" or "encoder"
@@ -23,7 +23,7 @@ class Family:
 
 
 def list_families(folder: Path = Path("configs")) -> tuple[Family, ...]:
-    """Return every family that builds, by name, with the configs in a folder."""
+    """Return every supported family by name, with the configs in a folder."""
     types = {str(file): model_type(file) for file in sorted(folder.glob("*.yaml"))}
     return tuple(
         Family(name, kind, covers(name, kind), tuple(file for file, found in types.items() if found == name))
@@ -33,22 +33,22 @@ def list_families(folder: Path = Path("configs")) -> tuple[Family, ...]:
 
 
 def unknown(folder: Path = Path("configs")) -> tuple[str, ...]:
-    """Return the configs in a folder of which it is not known what model they are for: its config.json is not here."""
+    """Return the configs in a folder whose model_type is unknown, because the model's config.json is not here."""
     return tuple(str(file) for file in sorted(folder.glob("*.yaml")) if not model_type(file))
 
 
 def covers(name: str, kind: str = DECODER) -> str:
-    """Return what checkpoints a family covers, in the words of its module."""
+    """Return the checkpoints that a family covers, in the words of its module."""
     text = family(name, kind).__doc__ or ""
     return text.partition("\n")[0].removeprefix(f"model_type {name}: ")
 
 
 def model_type(file: Path) -> str:
-    """Return the model_type of a config's model, from whichever config.json of it is here; "" if none is."""
+    """Return the model_type of a config's model from the first config.json on this machine; "" if it is missing."""
     try:
         content = read_yaml(file)
         folders = _folders(content)
-    except (ConfigError, LookupError, TypeError, AttributeError):  # no config of a model
+    except (ConfigError, LookupError, TypeError, AttributeError):  # not a config of a model
         return ""
     for folder in folders:
         try:
@@ -59,6 +59,6 @@ def model_type(file: Path) -> str:
 
 
 def _folders(content: Any) -> list[Path]:
-    """Return where the config.json of a config's model may lie."""
+    """Return the folders that may contain the config.json of a config's model."""
     name, path = content["model"], content["source"].get("path")
     return [*([Path(path)] if path else []), Path("build") / name / "source", Path("resources") / name]

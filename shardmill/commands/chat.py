@@ -1,7 +1,7 @@
 """`shardmill chat`: talk to a built model in a terminal.
 
-Ctrl-C stops an answer, Ctrl-D or /exit leaves, /new starts over. A checkpoint with a chat template answers; one without
-continues the text, and the greeting says so.
+Ctrl-C stops an answer, Ctrl-D or /exit leaves, /new starts over. A checkpoint with a chat template answers. A
+checkpoint without one continues the text, and the greeting says so.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Pa
     """Refuse a system prompt that the model can't be given.
 
     Raises:
-        ShardmillError: it is not UTF-8 text.
+        ShardmillError: the system prompt is not UTF-8 text.
         typer.BadParameter: the checkpoint has no chat template.
     """
     from shardmill.serve.chat import has_template
@@ -121,7 +121,7 @@ def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, e
 
 
 def _say(console: Console, talk: Talk, conversation: Conversation, line: str, engine: str) -> None:
-    """Answer one turn as tokens come, then print what it took; an error ends the turn, not the conversation."""
+    """Stream the answer of one turn, then print its cost; an error ends the turn, not the conversation."""
     from shardmill.decode import DecodeError
 
     try:
@@ -142,7 +142,7 @@ def _say(console: Console, talk: Talk, conversation: Conversation, line: str, en
 
 @contextmanager
 def interruptible() -> Iterator[list[int]]:
-    """Inside, the first Ctrl-C only fills the list, so that no pass is cut in half; a second one interrupts."""
+    """In this context, the first Ctrl-C only fills the list, so that the pass can finish; the second interrupts."""
     stopped: list[int] = []
 
     def note(number: int, frame: object) -> None:

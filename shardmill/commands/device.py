@@ -1,4 +1,4 @@
-"""`shardmill device ...`: sends builds to a Mac, and takes in what was measured there."""
+"""`shardmill device ...`: packs builds for a Mac, and imports the measurements from the Mac."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def rank(
 
 
 def _builds() -> list[Path]:
-    """Return finished builds of this folder; a damaged one is left out, and a line says so."""
+    """Return the finished builds in this folder; a damaged build is left out, and a line reports it."""
     from shardmill.errors import ShardmillError
     from shardmill.runtime.manifest import COMPLETE, read_manifest
 
@@ -98,7 +98,7 @@ def _builds() -> list[Path]:
 
 
 def _called(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Return what to call each row's build: its folder's name, or the whole path where two have one name."""
+    """Return a name for each row's build: its folder's name, or the whole path if two folders share a name."""
     paths = {row["build"] for row in rows}
     names = Counter(Path(path).name for path in paths)
     return {path: one_line(path if names[Path(path).name] > 1 else Path(path).name) for path in paths}
@@ -126,13 +126,13 @@ def _table(rows: Iterable[dict[str, Any]], called: Mapping[str, str]) -> Table:
 
 
 def _cell(text: str) -> str:
-    """Return a text from a file in a table: no escapes for the terminal, and no markup."""
+    """Return a text from a file for a table, without terminal escapes and markup."""
     from rich.markup import escape
 
     return escape(one_line(text))
 
 
 def _apart(form: dict[str, Any]) -> list[str]:
-    """Return what else tells a form from others, in words; older kits don't say."""
+    """Return the other properties of a form in words; older kits do not name them."""
     frequent = ["frequent reshapes"] if form.get("reshape_frequency") == "frequent" else []
     return [*frequent, *(["a bundle for each"] if form.get("bundles") == "each" else [])]

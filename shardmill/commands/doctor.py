@@ -1,6 +1,6 @@
-"""What this machine can and cannot do: one finding per question, each with what follows from it.
+"""What this machine can and cannot do: one finding per question, each with its consequence.
 
-`examine` asks the machine; the functions below it decide, from plain values, so that every machine can be tested here.
+`examine` queries the machine. The functions below it judge plain values, so tests can simulate every machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shardmill.machine import NATIVE_MISSING, ask, macos, memory_bytes, native_p
 
 Verdict = Literal["ok", "limited", "missing"]
 PACKAGE = "shardmill"
-PYTHONS = ((3, 11), (3, 13))  # oldest and newest that the pins have wheels for
-STATES_NEED = 15  # macOS 15 is the first whose Core ML has states
-MEMORY = 8 << 30  # bytes; below it the several jobs of a build at once may not fit
-DISK = 2 << 30  # bytes; ample for the demo's artifacts, little for those of a larger model
+PYTHONS = ((3, 11), (3, 13))  # the oldest and newest Python with wheels for the pinned versions
+STATES_NEED = 15  # macOS 15 is the first version whose Core ML has states
+MEMORY = 8 << 30  # bytes; with less, the parallel jobs of a build may not fit
+DISK = 2 << 30  # bytes; ample for the demo's artifacts, too few for a larger model's artifacts
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ def python(version: tuple[int, ...]) -> DoctorFinding:
 
 
 def system(name: str, macos: str, machine: str, translated: bool = False) -> DoctorFinding:
-    """Judge system and kind of processor: coremltools and torch have packages for two combinations only.
+    """Judge system and processor: coremltools and torch have packages for two combinations only.
 
     Args:
-        name: the system's.
-        macos: its version on a Mac.
-        machine: the processor that Python was built for.
-        translated: whether Rosetta runs this Python, so that the processor is another one.
+        name: the system's name.
+        macos: the version of macOS, if this is a Mac.
+        machine: the processor of this Python build.
+        translated: whether Rosetta runs this Python on another processor.
     """
     found = f"macOS {macos} {machine}" if name == "Darwin" else f"{name} {machine}"
     if translated:
@@ -86,12 +86,12 @@ def system(name: str, macos: str, machine: str, translated: bool = False) -> Doc
 
 
 def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding]:
-    """Return what runs programs, and what follows for residency, latency and energy.
+    """Return the engine that runs programs, and the consequences for residency, latency and energy.
 
     Args:
         darwin: whether this is a Mac.
         native: whether coremltools' native module can be imported.
-        macos: the system's version there.
+        macos: the version of macOS, if this is a Mac.
     """
     if not darwin:
         return [
@@ -113,7 +113,7 @@ def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding
 
 
 def compiler(darwin: bool, path: str | None) -> DoctorFinding:
-    """Look for Apple's command line compiler, which is convenient; coremltools does not need it."""
+    """Look for Apple's command line compiler, which is convenient, but which coremltools does not need."""
     if path:
         return DoctorFinding("coremlcompiler", path, "ok", "compiles from the command line")
     if darwin:
@@ -122,12 +122,12 @@ def compiler(darwin: bool, path: str | None) -> DoctorFinding:
 
 
 def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> DoctorFinding:
-    """Say which scheduler Snakemake uses: the solver of the usual one, ilp, comes for Intel's processors only.
+    """Report Snakemake's scheduler: the solver of the default scheduler, ilp, exists for Intel's processors only.
 
     Args:
         darwin: whether this is a Mac.
-        solver: whether PATH has another one.
-        asked: the scheduler that each profile asks for, "" for none, by the profile's file.
+        solver: whether PATH contains another solver.
+        asked: the scheduler in each profile, by the profile's file; "" if the profile names no scheduler.
     """
     others = [f"{file} asks for {name or 'none'}" for file, name in asked.items() if name != GREEDY]
     if not darwin or solver:
@@ -145,12 +145,12 @@ def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> DoctorFin
 
 
 def mac(rosetta: bool, power: str, source: str) -> list[DoctorFinding]:
-    """Say what a person with a Mac may ask besides, or should know before speed is measured.
+    """Report whether Rosetta is installed, and whether the power supply or Low Power Mode reduces speed.
 
     Args:
         rosetta: whether programs for Intel's processors can be started.
-        power: what `pmset -g` says; "" where it says nothing.
-        source: what `pmset -g batt` says.
+        power: the output of `pmset -g`; "" if there is no output.
+        source: the output of `pmset -g batt`.
     """
     found = [DoctorFinding("Rosetta", "installed" if rosetta else "not installed", "ok", "not needed")]
     slow = ["Low Power Mode"] if re.search(r"^\s*(lowpowermode|powermode)\s+1\b", power, re.MULTILINE) else []
@@ -163,9 +163,9 @@ def mac(rosetta: bool, power: str, source: str) -> list[DoctorFinding]:
 
 
 def packages(requirements: list[str]) -> list[DoctorFinding]:
-    """Return the installed versions beside the pinned ones.
+    """Return the installed versions beside the pinned versions.
 
-    Artifacts are the same bytes only with the same packages.
+    Artifacts have the same bytes only if the packages have the same versions.
     """
     from packaging.requirements import Requirement
 
@@ -188,12 +188,12 @@ def packages(requirements: list[str]) -> list[DoctorFinding]:
 
 GREEDY = "greedy"
 TRANSLATED = ("sysctl", "-n", "sysctl.proc_translated")  # 1 in a process that Rosetta runs
-SHOWN = ("coremltools", "torch", "transformers", "snakemake")  # the others only where something is wrong with them
+SHOWN = ("coremltools", "torch", "transformers", "snakemake")  # others are shown only if they have a problem
 REINSTALL = "pip install -c constraints.txt -e ."
 
 
 def memory(size: int) -> DoctorFinding:
-    """Return the finding about the memory that processes may take here."""
+    """Return the finding about the memory that processes may use on this machine."""
     value = f"{size / (1 << 30):.1f} GiB"
     if size >= MEMORY:
         return DoctorFinding("memory", value, "ok", "enough for the demo")
@@ -224,7 +224,7 @@ def hub() -> list[DoctorFinding]:
 
 
 def _said(*command: str) -> str:
-    """Return what a program of macOS says, "" where there is none or it fails."""
+    """Return the output of a macOS program; "" if the program is missing or fails."""
     try:
         return ask(*command)
     except (OSError, subprocess.SubprocessError):
@@ -232,7 +232,7 @@ def _said(*command: str) -> str:
 
 
 def _reaches_core_ml() -> bool:
-    """Tell whether coremltools' native module can be imported. One for another processor may end a process."""
+    """Tell whether coremltools' native module can be imported. A module for another processor may end a process."""
     command = [sys.executable, "-c", "import coremltools.libcoremlpython"]
     return native_present() and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
@@ -242,21 +242,21 @@ def _has_rosetta() -> bool:
 
 
 def _schedulers() -> dict[str, str]:
-    """Return the scheduler that each profile asks for, of those here and of $SNAKEMAKE_PROFILE, by its file."""
+    """Return the scheduler in each profile, by its file: the profiles here and in $SNAKEMAKE_PROFILE."""
     named = os.environ.get("SNAKEMAKE_PROFILE", "").strip()
     files = [*sorted(Path("profiles").glob("[!.]*/config.yaml")), *([Path(named, "config.yaml")] if named else [])]
     found = {}
     for file in (file for file in files if file.is_file()):
         try:
             content = read_yaml(file)
-        except ConfigError:  # Snakemake says so
+        except ConfigError:  # Snakemake reports this error itself
             continue
         found[str(file)] = str(content.get("scheduler", "")) if isinstance(content, dict) else ""
     return found
 
 
 def _compiler_path() -> str | None:
-    """Return where xcrun finds coremlcompiler. Without developer tools xcrun would open a dialog to install them."""
+    """Return the path of coremlcompiler from xcrun. Without developer tools xcrun would open a dialog."""
     if not _said("xcode-select", "-p"):
         return None
     return _said("xcrun", "--find", "coremlcompiler") or None

@@ -1,4 +1,4 @@
-"""`shardmill generate`: text from a built model, streamed as it comes, or one JSON object."""
+"""`shardmill generate`: text from a built model, streamed token by token, or one JSON object."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
         prompt_file: a file's name; "-" is standard input.
 
     Raises:
-        typer.BadParameter: both or neither are given.
+        typer.BadParameter: both arguments are given, or neither is.
         ShardmillError: the text cannot be read or is not UTF-8.
     """
     if (prompt is None) == (prompt_file is None):
@@ -43,7 +43,7 @@ def read_prompt_file(file: Path) -> str:
     """Read a file's text.
 
     Raises:
-        ShardmillError: it cannot be read or is not UTF-8.
+        ShardmillError: the file cannot be read or is not UTF-8.
     """
     try:
         return files.read_text(file)
@@ -57,7 +57,7 @@ def checked_text(text: str, what: str) -> str:
     """Return `text` from the command line if its bytes were UTF-8.
 
     Raises:
-        ShardmillError: they were not; Python then hides them as halves of surrogate pairs.
+        ShardmillError: the bytes were not UTF-8; Python then stores them as halves of surrogate pairs.
     """
     try:
         text.encode()
@@ -67,7 +67,7 @@ def checked_text(text: str, what: str) -> str:
 
 
 def _read_stdin() -> str:
-    """Read standard input. Raises ShardmillError where it is not UTF-8."""
+    """Read standard input. Raises ShardmillError if it is not UTF-8."""
     try:
         return checked_text(sys.stdin.read(), "standard input")
     except UnicodeDecodeError as error:
@@ -83,7 +83,7 @@ _ENDINGS = {
 
 
 def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out: TextIO | None) -> GenerationResult:
-    """Write text to `out`, if there is one, as soon as it is final; returns the result."""
+    """Write text to `out`, if given, as soon as the text is final; return the result."""
     from shardmill.decode import GenerationResult, PrefillEvent
 
     for event in events:
@@ -99,7 +99,7 @@ def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out:
 
 
 def result_json(result: GenerationResult) -> dict[str, Any]:
-    """Return the result as --json prints it; speeds are null where nothing was measured."""
+    """Return the result as --json prints it; a speed is null if nothing was measured."""
     return {
         "tokens": list(result.tokens),
         "text": result.text,
@@ -114,12 +114,12 @@ def result_json(result: GenerationResult) -> dict[str, Any]:
 
 
 def closing_line(result: GenerationResult, engine: str, accept_top_p: float | None = None) -> str:
-    """Return what it took, in one line; says first if the text is not exact.
+    """Return the cost of a generation in one line, which begins with a warning if the text is not exact.
 
     Args:
-        result: of the generation.
-        engine: what ran the programs.
-        accept_top_p: the share of lossy acceptance, if it was asked for.
+        result: the result of the generation.
+        engine: the engine that ran the programs.
+        accept_top_p: the share of lossy acceptance, if the user asked for it.
     """
     figures = result_json(result)
     speeds = ", ".join(
@@ -136,11 +136,11 @@ def closing_line(result: GenerationResult, engine: str, accept_top_p: float | No
 
 
 def _rate(tokens: int, seconds: float) -> float | None:
-    """Return tokens per second; None where there is nothing to divide."""
+    """Return tokens per second; None if tokens or seconds are 0."""
     return round(tokens / seconds, 2) if tokens > 0 and seconds > 0 else None
 
 
-# Written out, as --help must not wait for the imports of decode; a test compares them with the names there.
+# Written out, because --help must not wait for the imports of decode; a test compares them with decode's names.
 DRAFTERS = "none, ngram, suffix, learned or draft_model"
 POLICIES = "cost_model or always"
 EFFECT = "Affects the speed only, except that draft_model at a temperature also changes what a seed gives."
@@ -175,13 +175,13 @@ def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = Fal
     """Refuse a drafter that does not exist, and a second build that is missing or would not be used.
 
     Args:
-        name: as --drafter gives it.
-        draft_build: as --draft-build gives it.
+        name: the value of --drafter.
+        draft_build: the value of --draft-build.
         may_change: requests may name another drafter, so a second build is never useless.
 
     Raises:
-        ShardmillError: no drafter has that name, or it needs a second build.
-        typer.BadParameter: a second build is named that the drafter does not need.
+        ShardmillError: no drafter has that name, or the drafter needs a second build.
+        typer.BadParameter: a second build is given, but the drafter does not need it.
     """
     from shardmill.decode.drafters import DRAFT_MODEL
     from shardmill.decode.drafters import DRAFTERS as KNOWN
@@ -198,7 +198,7 @@ def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
     """Refuse a draft model that is not built, or that has another vocabulary than the model of `manifest`.
 
     Raises:
-        ShardmillError: it cannot draft for this model.
+        ShardmillError: the draft model cannot draft for this model.
     """
     ours, theirs = manifest["vocab"], read_manifest(draft_build)["vocab"]
     if ours != theirs:
@@ -220,10 +220,10 @@ def check_policy(name: str) -> None:
 
 
 def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
-    """Refuse to slide where the context is too small for it.
+    """Refuse a sliding context that is too small.
 
     Raises:
-        DecodeError: it is.
+        DecodeError: the context is too small to slide.
     """
     from shardmill.decode import choose_layout
     from shardmill.runtime.manifest import verify_width
@@ -234,14 +234,14 @@ def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
 def make_drafter(
     name: str, draft_build: Path | None, vocab: int, precision: str, context_policy: ContextPolicy
 ) -> Drafter:
-    """Make the drafter of that name; a draft model is loaded as the target is.
+    """Make the drafter with a name; a draft model is loaded like the target model.
 
     Args:
-        name: a drafter that `check_drafter` let through.
-        draft_build: the draft model's build folder, if it has one.
+        name: a drafter that `check_drafter` has accepted.
+        draft_build: the draft model's build folder, if the drafter is a draft model.
         vocab: the target's vocabulary size.
         precision: see `load_engine`.
-        context_policy: what the draft model does once its context is full.
+        context_policy: the behaviour of the draft model when its context is full.
     """
     from shardmill.decode import Session, create_drafter
 
@@ -293,7 +293,7 @@ def generate(
         eos=manifest["eos_token_ids"],
         options=Options(sampling=sampling, detokenize=tokenizer.decode),
     )
-    if sys.stdout.isatty() and not as_json:  # a person reads on from the prompt; a pipe gets the new text only
+    if sys.stdout.isatty() and not as_json:  # a person reads the prompt first; a pipe gets only the new text
         typer.secho(text, dim=True, nl=False)
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
@@ -351,7 +351,7 @@ def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
 
 
 def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: bool, as_json: bool) -> None:
-    """Print spans, each after `line`; or the text without them."""
+    """Print spans, each after `line`, or the text without the spans."""
     from shardmill.runtime.label import as_object, redacted
     from shardmill.runtime.load import engine_name
 

@@ -50,7 +50,7 @@ def plan(
 
 
 def _render_plan(found: Preview) -> Iterator[str | Table]:
-    """Yield what a person reads, in order."""
+    """Yield the lines of the output, in order."""
     yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
     if found.buckets:
         yield f"task: {found.task}"
@@ -61,7 +61,7 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
             yield f"experts: {found.expert_groups or 'dense'}"
         yield f"head.slices: {found.head_slices}"
     yield _programs(found)
-    most = "at most " if found.weights == SEARCH else ""  # it takes what the search leaves of it
+    most = "at most " if found.weights == SEARCH else ""  # the search may choose forms with fewer bits
     yield f"weights: {most}{found.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(found)}"
     yield f"host: embedding table of {size(found.table_bytes)}"
     if found.buckets:
@@ -80,7 +80,7 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
 
 
 def _by_bytes(found: Preview) -> str:
-    """Return what a pass reads of each form, the most first."""
+    """Return the bytes that a pass reads in each form, the largest first."""
     ordered = sorted(found.bytes_by_form.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{size(count)} in {name}" for name, count in ordered)
 
@@ -89,7 +89,7 @@ UNIFORM = "where experts are routed, that is expected of tokens that take any se
 
 
 def _by_form(found: Preview) -> Table:
-    """Print what passes take with all experts in the layers' programs, and with groups of experts."""
+    """Print the costs of passes with all experts in the layers' programs, and with groups of experts."""
     from rich import box
     from rich.table import Table
 
@@ -103,7 +103,7 @@ def _by_form(found: Preview) -> Table:
 
 
 def _by_length(found: Preview) -> Table:
-    """Return what a token takes in each context."""
+    """Return the costs of a token in each context."""
     from rich import box
     from rich.table import Table
 
@@ -116,7 +116,7 @@ def _by_length(found: Preview) -> Table:
 
 
 def _pass(found: Preview) -> str:
-    """Return what a decoder's pass takes."""
+    """Return the costs of a decoder's pass."""
     most = "at most " if found.expert_groups else ""
     decoding = f" (decoding: to {found.verify})" if found.verify < found.tokens_max else ""
     counts = f"1 to {found.tokens_max}"
@@ -174,7 +174,7 @@ def why(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also list what is unchanged.")] = False,
 ) -> None:
-    """Say what the next `snakemake all` would work on and why, without doing any of it."""
+    """Show which jobs the next `snakemake all` would run and why, without running them."""
     from rich.console import Console
     from rich.table import Table
 

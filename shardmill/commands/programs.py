@@ -44,7 +44,7 @@ def inspect(
 
 
 def _render_inspection(contents: Contents) -> Iterable[str | Table]:
-    """Yield what a person reads, in order."""
+    """Yield the parts of the output, in order."""
     yield f"{contents.path}: ML Program, specification {contents.specification}, {size(contents.bytes)}"
     for function in contents.functions:
         yield ""
@@ -181,10 +181,10 @@ def diff_residency(
 
 
 def _of_a_device(predicted: Path, result: Path) -> list[dict[str, Any]]:
-    """Return the measured rows of the part that a prediction is of.
+    """Return the measured rows of the part that a prediction describes.
 
     Raises:
-        ShardmillError: the result is not of the build beside whose model.json the prediction lies, or has no such rows.
+        ShardmillError: the result contains no measured rows for this part of the prediction's build.
     """
     from shardmill.evidence.build import read_evidence
     from shardmill.runtime.manifest import COMPLETE, read_manifest

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardmill.gates.nonfinite import LayerRangeRow
     from shardmill.plan import Part
 
-WIDE = 200  # columns where nobody looks at a terminal, so that no name is broken
+WIDE = 200  # columns if the output is no terminal, so that no name is broken
 RIGHT = {"nat", "of all", "saves", "for", "dB"}
 
 
@@ -58,7 +58,7 @@ def why_quality(
 
 
 def _measured(build: Path) -> Iterator[str]:
-    """Yield what the gate of the whole stack measured, passed or not."""
+    """Yield the measurements of the gate of the whole stack, passed or not."""
     from shardmill.files import read_json
     from shardmill.gates.thresholds import COST
     from shardmill.pipeline.verdict import failed
@@ -74,7 +74,7 @@ def _measured(build: Path) -> Iterator[str]:
 
 
 def _is_past(search: Mapping[str, Any], build: Path) -> bool:
-    """Return whether a search chose other forms than the build has by now: the config names a recipe since."""
+    """Return whether the build no longer has the forms that a search chose, because the config names a recipe now."""
     from shardmill.files import read_json
     from shardmill.forms import recipe
 
@@ -86,7 +86,7 @@ def _is_past(search: Mapping[str, Any], build: Path) -> bool:
 
 
 def _searched(search: Mapping[str, Any]) -> Table:
-    """Return what each matrix was foreseen to cost in the form that was chosen, and in the next with more bits."""
+    """Return each matrix's predicted cost in the chosen form, and the saving of a form with more bits."""
     table = _table("matrix", "form", "nat", "of all", "saves", "for")
     for one in costliest(search):
         more = (f"{one.saves:.2g}", size(one.takes)) if one.takes else ("", "")
@@ -97,7 +97,7 @@ def _searched(search: Mapping[str, Any]) -> Table:
 def _rounded(build: Path) -> Table:
     """Return the matrices that are stored furthest from the checkpoint's.
 
-    Raises ShardmillError for what is not built yet.
+    Raises ShardmillError if a file that this function needs is not built yet.
     """
     from shardmill.errors import ShardmillError
     from shardmill.files import read_json
@@ -113,7 +113,7 @@ def _rounded(build: Path) -> Table:
     if gone := [path for path in (source / "config.json", *needed) if not path.exists()]:
         raise ShardmillError(f"{gone[0]}: is not there (yet); build it first, whether its gate passes or not")
     chosen = recipe.read_recipe(read_json(build / "precision.json"), "precision.json")
-    kept: dict[str, tuple[float, str]] = {}  # of a matrix in several programs, the one that lost most
+    kept: dict[str, tuple[float, str]] = {}  # for a matrix in several programs, the program that lost most
     for row in content["parts"]:
         part = load_part(build / f"parts/{row['name']}.json")
         if part.kind != "embedding":
@@ -195,7 +195,7 @@ def print_operations(console: Console, title: str, rows: Sequence[LayerRangeRow]
 
 
 def range_summary(rows: Sequence[LayerRangeRow], tokens: int, first: LayerRangeRow | None) -> str:
-    """Return one line for the end: how much was run, and what left fp16 first."""
+    """Return the closing line: the number of operations that were run, and the first that left fp16."""
     text = f"{len(rows)} operations, {tokens} tokens: "
     if first is None:
         return text + "all stay in fp16"
@@ -250,7 +250,7 @@ def witness(
 def _verdict(
     build: Path, part: Part, plan: Mapping[str, Any], engine: Mapping[str, str], runtime: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return a part's verdict, with its seconds and the most memory that this process had until then."""
+    """Return a part's verdict, with its seconds and this process's peak memory so far."""
     from safetensors.torch import load_file
 
     from shardmill.errors import ShardmillError
@@ -271,7 +271,7 @@ def _verdict(
 
 
 def _line(one: Mapping[str, Any]) -> str:
-    """Return a part's numbers in one line: the worst of each measurement, seconds and memory."""
+    """Return one line about a part: the worst number of each measurement, the seconds and the memory."""
     worst: dict[str, float] = {}
     for row in one["gate"]:
         worst[row["name"]] = max(worst.get(row["name"], 0.0), row["value"])

@@ -23,7 +23,7 @@ def sign(
     build: Build,
     key: Annotated[Path, typer.Option(help="Your private key: PEM, curve P-256, P-384 or P-521, no password.")],
 ) -> None:
-    """Sign a build: its attestations in DSSE envelopes, and all that leaves the machine by an OpenSSF model signature.
+    """Sign a build: its attestations as DSSE envelopes, and all files that leave the machine with an OpenSSF signature.
 
     Works without a network. Verify with `shardmill verify BUILD --key PUBLIC`, or with other tools: docs/signing.md.
     """
@@ -72,7 +72,7 @@ def verify(
 
 
 def _tell(proof: VerificationReport) -> None:
-    """Print the table of what is proved, and by whom."""
+    """Print a table of all statements, each with its proof and its result."""
     lines = [("what", "proved by", "result"), *((row.what, row.by, row.result) for row in proof.rows)]
     widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
     for what, by, result in lines:
@@ -80,7 +80,7 @@ def _tell(proof: VerificationReport) -> None:
 
 
 class Programs(StrEnum):
-    """Which programs a repository holds."""
+    """The kinds of programs in a repository."""
 
     packages = "packages"
     compiled = "compiled"
@@ -234,7 +234,7 @@ def _print_differences(words: str, found: list[Difference], everything: bool) ->
 
 
 def _shown(value: Any) -> str:
-    """Return a value as a person reads it; hashes are cut."""
+    """Return a readable value; hashes are shortened."""
     if value is None:
         return "none"
     if isinstance(value, float):

@@ -141,7 +141,7 @@ def _run(
     template: Path | None,
     warming: int | None,
 ) -> None:
-    """Serve until it is told to end."""
+    """Serve until the process is told to end."""
     from shardmill.runtime import label
     from shardmill.serve import loading
     from shardmill.serve.server import serve, serve_encoder
@@ -154,14 +154,14 @@ def _run(
 
 
 def _programs(build: Path, draft_build: Path | None) -> int:
-    """Return how many programs a server loads. Raises ShardmillError where a folder holds no finished build."""
+    """Return how many programs a server loads. Raises ShardmillError if a folder holds no finished build."""
     manifests = [read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)]
     manifests += [read_manifest(draft_build)] if draft_build else []
     return sum(len(manifest["parts"]) for manifest in manifests)
 
 
 def _check_allowed(names: Sequence[str], host: str, private: bool) -> None:
-    """Raise ShardmillError if `--allowed-host` names something that no `Host` could be, or is of no use."""
+    """Raise ShardmillError if `--allowed-host` has no effect, or has a value that no `Host` header can have."""
     if names and not private:
         raise ShardmillError(f"--allowed-host: a server at {host} answers to every name; leave it out, or --host")
     for name in names:
@@ -170,19 +170,19 @@ def _check_allowed(names: Sequence[str], host: str, private: bool) -> None:
 
 
 def _check_table(file: Path) -> None:
-    """Raise ShardmillError where what was learned could not be written at the end, however long that is from now."""
+    """Raise ShardmillError now if the draft table could not be written when the server ends."""
     if not os.access(file.parent, os.W_OK | os.X_OK):
         why = "may not be written to" if file.parent.is_dir() else "is no folder"
         raise ShardmillError(f"--draft-table {file}: {file.parent} {why}; name a file in another")
 
 
 def _checked_key(key: str | None) -> str | None:
-    """Return the API key without the white space around it, such as the line break of a file.
+    """Return the API key without the white space around it, such as the line break at the end of a file.
 
-    None: no key is asked for.
+    None: clients need no key.
 
     Raises:
-        ShardmillError: no client could send it.
+        ShardmillError: the key is empty or has characters that no client could send.
     """
     if key is None:
         return None

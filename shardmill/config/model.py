@@ -16,7 +16,7 @@ from shardmill.models.interface import EntryPoints, calls
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
-Drafter = Literal["none", "ngram", "suffix", "learned"]  # those of shardmill.decode that need no second build
+Drafter = Literal["none", "ngram", "suffix", "learned"]  # drafters of shardmill.decode that need no second build
 DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Positive = Annotated[StrictInt, Field(ge=1)]
@@ -24,7 +24,7 @@ Auto = Literal["auto"]
 
 
 def _alternative(value: object) -> str:
-    """Return which form a setting has that can be left to shardmill."""
+    """Return the tag of a setting that can be left to shardmill: "auto" or given."""
     return "auto" if value == "auto" else GIVEN
 
 
@@ -35,7 +35,7 @@ Slices = Annotated[
 
 @dataclass(frozen=True, config=STRICT)
 class Source:
-    """Where the checkpoint comes from: a folder, or a Hugging Face repository at a pinned commit."""
+    """The source of the checkpoint: a folder, or a Hugging Face repository at a pinned commit."""
 
     path: Annotated[str | None, Field(description="Folder in Hugging Face layout, relative to the project.")] = None
     repo: Annotated[str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub.")] = None
@@ -137,7 +137,7 @@ class Benchmark:
 
 @dataclass(frozen=True, config=STRICT)
 class Calibration:
-    """The text by which codes and forms are chosen."""
+    """The text that is used to choose codes and forms."""
 
     text: Annotated[str, Field(description="UTF-8 text: quantisers see its first half, the search its second.")]
     seen: Annotated[Positive, Field(description="Windows of the first half that quantisers see.")] = 16
@@ -209,7 +209,7 @@ class Convert:
 
     @property
     def recipe(self) -> Recipe:
-        """Return the forms by which a build is planned: until a search has chosen, the largest that it may take."""
+        """Return the forms used to plan a build; for a search, the largest form that the search may choose."""
         if self.precision == SEARCH:
             return Recipe(FP16 if FP16 in self.search.forms else INT8)
         return recipe(self.precision)
@@ -229,7 +229,7 @@ def _measured(value: object) -> str:
     return NAMED if isinstance(value, bool) else GIVEN
 
 
-# One that is left open is resolved by what the model's config.json says, see shardmill.pipeline.resolve.
+# A topology that is left open is resolved from the model's config.json, see shardmill.pipeline.resolve.
 Topology = Annotated[
     Annotated[tuple[Layers, ...], Field(min_length=1), Tag(GIVEN)] | Annotated[Auto, Tag("auto")],
     Discriminator(_alternative),
@@ -292,22 +292,22 @@ class Config:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Return tokens of each of an encoder's programs, ascending; none for a decoder."""
+        """Return the tokens of each program of an encoder, ascending; empty for a decoder."""
         return BUCKETS if self.buckets == "auto" else tuple(sorted(self.buckets or ()))
 
     @property
     def length(self) -> int:
-        """Return how many positions of the model programs deal with.
+        """Return how many positions the model's programs handle.
 
-        A decoder's slots, or an encoder's longest text.
+        For a decoder this is the number of slots, for an encoder the length of the longest text.
         """
         return self.context or max(self.sizes)
 
     @property
     def is_resolved(self) -> bool:
-        """Return whether neither topology, groups of experts nor head slices are left open.
+        """Return whether topology, groups of experts and head slices are all resolved.
 
-        An encoder has none of them.
+        An encoder does not have these settings.
         """
         open_ones = "auto" in (self.topology, self.head.slices) or self.experts == "routed"
         return self.kind == ENCODER or not open_ones
@@ -316,7 +316,7 @@ class Config:
     def groups(self) -> int:
         """Return how many programs hold the experts of a layer, once that is resolved.
 
-        0 where they run in the layer's own.
+        0 if the experts run in the layer's program.
         """
         if self.experts == "routed":
             raise ConfigError("experts: routed is not resolved yet")
@@ -338,7 +338,7 @@ class Config:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of all parts, in the order in which a pass runs them; an encoder's pass runs one of them."""
+        """Return the names of all parts, in the order in which a pass runs them; an encoder's pass runs one part."""
         if self.kind == ENCODER:
             return tuple(f"encoder_{size}" for size in self.sizes)
         found: list[str] = []

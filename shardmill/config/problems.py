@@ -1,4 +1,4 @@
-"""What is wrong with a config though each of its settings is one that there is: the key, and the remedy, in a line."""
+"""Problems of a config whose settings are valid one by one: each is a line with the key and the remedy."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
 
 def problems(config: Config, root: Path) -> Iterator[str]:
-    """Yield each of them.
+    """Yield each problem of a config.
 
     Args:
-        config: what is looked at.
+        config: the config to check.
         root: where relative paths start.
     """
     yield from _name_problems(config.model)
@@ -45,7 +45,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
 
 
 def _name_problems(name: str) -> list[str]:
-    """Return what keeps a folder under build/ from having a model's name."""
+    """Return the reason why a folder under build/ can't have a model's name."""
     if name in TAKEN:
         return [f"model: build/{name} is the workflow's own; choose another name"]
     if len(name) > LONGEST:
@@ -54,7 +54,7 @@ def _name_problems(name: str) -> list[str]:
 
 
 def _source_problems(source: Source) -> list[str]:
-    """Return what is wrong with where the checkpoint comes from."""
+    """Return the problems of the checkpoint's source."""
     if (source.path is None) == (source.repo is None):
         return ["source: give either path (a folder) or repo and revision (the hub)"]
     if source.repo and not COMMIT.fullmatch(source.revision or ""):
@@ -98,7 +98,7 @@ def _topology_problems(config: Config) -> list[str]:
 
 
 def _recipe_problems(config: Config, root: Path) -> list[str]:
-    """Return a recipe that there is none of, or that does not read as one."""
+    """Return the problem of a recipe that does not exist, is not valid, or does not fit the config."""
     precision, own = config.convert.precision, (root / "build" / config.model).resolve()
     if precision not in RULES and (root / precision).resolve().is_relative_to(own):
         return [f"convert.precision: {precision} is what this build makes; copy it to a place of its own"]
@@ -112,7 +112,7 @@ def _recipe_problems(config: Config, root: Path) -> list[str]:
 
 
 def _search_problems(config: Config) -> list[str]:
-    """Return a search without what it needs, or what it needs without a search."""
+    """Return the settings that a search lacks, or settings of a search that are given without a search."""
     convert = config.convert
     budget = convert.budget or Budget()
     given = [x for x in (budget.perplexity, budget.bytes_per_token, budget.bits_per_weight) if x is not None]
@@ -199,7 +199,7 @@ def load(path: Path, root: Path = Path(".")) -> Config:
 
 
 def find_config(model: str, folder: Path = Path("configs")) -> Path:
-    """Return the config in `folder` that names a model; raises ConfigError where none or more than one does."""
+    """Return the config in `folder` that names a model; raises ConfigError unless exactly one config does."""
     named = [file for file in sorted(folder.glob("*.yaml")) if _model_of(file) == model]
     if len(named) != 1:
         found = ", ".join(map(str, named)) or "none"
@@ -208,7 +208,7 @@ def find_config(model: str, folder: Path = Path("configs")) -> Path:
 
 
 def _model_of(path: Path) -> Any:
-    """Return the model that a config names; None for a file that is no config, which is not the one to look for."""
+    """Return the model that a config names; None if the file is not a config."""
     try:
         content = read_yaml(path)
     except ConfigError:
@@ -257,7 +257,7 @@ def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def checked(settings: Mapping[str, Any]) -> Config:
-    """Return the config of settings that were looked at before the work began, or of a part of them."""
+    """Return the config of settings that were checked before the work began, or of a part of these settings."""
     return TypeAdapter(Config).validate_python(dict(settings))
 
 

@@ -37,7 +37,7 @@ def _repeated_key(root: yaml.Node | None) -> str:
     while waiting:
         node = waiting.pop()
         if id(node) in seen:
-            continue  # an alias may lead back to where it stands
+            continue  # an alias may point back to a node that contains it
         seen.add(id(node))
         if isinstance(node, yaml.SequenceNode):
             waiting += node.value
@@ -50,7 +50,7 @@ def _repeated_key(root: yaml.Node | None) -> str:
     return ""
 
 
-# What pydantic calls the alternatives of a key that takes a value or a word, in the place of an error.
+# Pydantic's names, in an error's location, for the alternatives of a key that takes a value or a word.
 GIVEN, NAMED = "(given)", "(named)"
 
 

@@ -1,10 +1,11 @@
 """Weight files (weight.bin) whose layout is known before their contents, so that blobs can be written in any order.
 
-Layout, all little-endian, as coremltools writes it (mlmodel/src/MILBlob/Blob/StorageFormat.hpp, StorageWriter.cpp): a
-header of 64 bytes (count u32, version u32 = 2); then for each blob, at the next multiple of 64, a record of 64 bytes
-(sentinel u32, type u32, size in bytes u64, offset of the data u64, bits that fill up its last byte u64) and the data.
-Numbers of four or six bits are packed, the lowest bits of a byte first (SubByteDataTypes.hpp). coremltools' own writer
-holds the interpreter lock and takes one whole blob after the other, which would leave all cores but one idle.
+The layout is coremltools' (mlmodel/src/MILBlob/Blob/StorageFormat.hpp, StorageWriter.cpp), all little-endian. The file
+begins with a header of 64 bytes (count u32, version u32 = 2). Each blob follows at the next multiple of 64: a record of
+64 bytes, then the data. A record holds five fields: sentinel u32, type u32, size in bytes u64, offset of the data u64,
+bits that fill up the last byte u64. Numbers of four or six bits are packed, the lowest bits of a byte first
+(SubByteDataTypes.hpp). coremltools' own writer holds the interpreter lock and writes one whole blob after the other,
+which would leave all cores but one idle.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 ALIGNMENT = 64
 VERSION = 2
-SMALLEST = 10  # numbers; a shorter constant coremltools writes into the program, not into the weight file
+SMALLEST = 10  # numbers; coremltools writes a shorter constant into the program, not into the weight file
 SENTINEL = 0xDEADBEEF
 FP16, UINT8, INT8, INT4, UINT4, UINT6 = 1, 3, 4, 8, 11, 13  # BlobDataType
 BITS = {FP16: 16, UINT8: 8, INT8: 8, INT4: 4, UINT4: 4, UINT6: 6}
@@ -28,7 +29,7 @@ BITS = {FP16: 16, UINT8: 8, INT8: 8, INT4: 4, UINT4: 4, UINT6: 6}
 
 @dataclass(frozen=True)
 class WeightBlob:
-    """One blob: `offset` is that of its record, which a program names, `data` that of its first byte."""
+    """One blob: its record, which a program refers to, begins at `offset`, and its numbers begin at `data`."""
 
     kind: int  # a key of BITS
     count: int  # numbers
@@ -36,22 +37,22 @@ class WeightBlob:
 
     @property
     def size(self) -> int:
-        """Return bytes of the data."""
+        """Return the size of the data in bytes."""
         return -(-self.count * BITS[self.kind] // 8)
 
     @property
     def padding(self) -> int:
-        """Return bits of the last byte that hold no number."""
+        """Return how many bits of the last byte hold no number."""
         return 8 * self.size - self.count * BITS[self.kind]
 
     @property
     def data(self) -> int:
-        """Return offset of the first byte of the data."""
+        """Return the offset of the first byte of the data."""
         return self.offset + ALIGNMENT
 
     @property
     def end(self) -> int:
-        """Return offset of the byte after the data."""
+        """Return the offset of the byte after the data."""
         return self.data + self.size
 
 
@@ -65,7 +66,7 @@ def place_blobs(contents: Iterable[tuple[int, int]]) -> list[WeightBlob]:
 
 
 def write_records(file: int, blobs: list[WeightBlob]) -> None:
-    """Write the header and every record to an empty file, given as a descriptor; what lies between stays zero."""
+    """Write the header and every record to an empty file, given as a descriptor; the bytes between stay zero."""
     os.ftruncate(file, blobs[-1].end if blobs else ALIGNMENT)
     write_at(file, struct.pack("<II", len(blobs), VERSION), 0)
     for blob in blobs:
@@ -73,7 +74,7 @@ def write_records(file: int, blobs: list[WeightBlob]) -> None:
 
 
 def packed(codes: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """Return numbers of so many bits, the lowest bits of a byte first; zeros fill up the last byte."""
+    """Return numbers packed into `bits` bits each, the lowest bits of a byte first; zeros fill up the last byte."""
     flat = codes.view(np.uint8).ravel()
     if bits == 8:
         return flat

@@ -1,15 +1,15 @@
-"""What a quantiser decided on a part's matrices, as a file: conversion takes it in place of rounding to nearest.
+"""A quantiser's results for a part's matrices, as a file: conversion uses them instead of rounding to nearest.
 
-A safetensors file, in which a matrix PATH of the part has, for one FORM of it or several,
+The file is a safetensors file. It may hold several forms of a matrix. For each matrix PATH and each FORM it has:
 
-    PATH.FORM.codes   I8 [rows, columns]         an integer for each number: -128 to 127 of int8, -8 to 7 of int4
-    PATH.FORM.scale   F16 [rows]                 what to multiply them by
-    PATH.FORM.codes   U8 [rows, columns]         or, of a palette, indices
-    PATH.FORM.lut     F16 [tables, entries]      into its tables
+    PATH.FORM.codes   I8 [rows, columns]         an integer for each number: -128 to 127 for int8, -8 to 7 for int4.
+    PATH.FORM.scale   F16 [rows]                 the factor for the integers of each row.
+    PATH.FORM.codes   U8 [rows, columns]         for a palette instead: an index for each number.
+    PATH.FORM.lut     F16 [tables, entries]      for a palette instead: its tables.
 
-of which conversion takes those of the form that a recipe gives to the matrix. Any constant PATH of the part, of any
-shape, can have fp16 values of its own in place of the checkpoint's: what a quantiser folded into it. What the file does
-not name is made from the checkpoint.
+Conversion uses the form that a recipe gives to the matrix. The file may also hold fp16 values for any constant PATH of
+the part, of any shape. They replace the checkpoint's values, for example if a quantiser folded a factor into the
+constant. Constants that the file does not name are made from the checkpoint.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Codes:
 
         Args:
             file: the file.
-            part: the part that it is for.
-            forms: of the part's matrices.
+            part: the part whose matrices the codes belong to.
+            forms: the forms of the part's matrices, by path.
 
         Raises:
-            ShardmillError: the file holds what does not fit the part or the forms.
+            ShardmillError: if the file does not fit the part or the forms.
         """
         self.folder, self.name = file.parent, file.name
         self.tensors = {info.name: info for info in read_header(file.parent, file.name)}
@@ -63,11 +63,11 @@ class Codes:
             raise ShardmillError(f"{self.name}: {strange[0]} belongs to nothing of {part.name}; make codes again")
 
     def names(self, path: str) -> bool:
-        """Return whether a constant has values or codes of its own here."""
+        """Return whether the file has values or codes for a constant."""
         return path in self.tensors or f"{self._stem(path)}.{CODES}" in self.tensors
 
     def _stem(self, path: str) -> str:
-        """Return how the names of a matrix' codes begin."""
+        """Return the beginning of the names of a matrix's codes."""
         return f"{path}.{self.forms.get(path, FP16)}"
 
     def _is_of_another_form(self, name: str) -> bool:
@@ -77,13 +77,13 @@ class Codes:
         return what in (CODES, SCALE, LUT) and path in self.forms and is_form(other) and other != self.forms[path]
 
     def contents(self, path: str, name: str, shape: Shape, places: list[int]) -> list[PrequantizedWeight]:
-        """Return what goes into a constant's places; nothing if the file does not name it.
+        """Return the contents of a constant's places; an empty list if the file does not name the constant.
 
         Args:
-            path: the constant's.
-            name: its form's.
-            shape: the constant's.
-            places: where its numbers begin in the weight file, then its scales or tables.
+            path: the constant's path.
+            name: the name of its form.
+            shape: the constant's shape.
+            places: where its numbers begin in the weight file, then where its scales or tables begin.
         """
         wanted = form(name if len(shape) == MATRIX else FP16)
         if path in self.tensors:
@@ -102,7 +102,7 @@ class Codes:
         ]
 
     def values(self, path: str) -> NDArray[np.float16] | NDArray[np.int8] | NDArray[np.uint8] | None:
-        """Return a tensor of the file, mapped; None if there is none of that name."""
+        """Return a tensor of the file, memory-mapped; None if the file has no tensor of that name."""
         info = self.tensors.get(path)
         return None if info is None else mapped(info, self.folder)
 

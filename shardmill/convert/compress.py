@@ -1,4 +1,4 @@
-"""Compression of a model's matrices by coremltools, each in a form of its own."""
+"""Compression of a model's matrices by coremltools, with a separate form for each matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardmill.models.contract import stem
 
 
 def compressed(model: Any, forms: Mapping[str, str]) -> Any:
-    """Return an MLModel of fp16 weights with its matrices in other forms; `forms` by their paths."""
+    """Return an MLModel of fp16 weights with its matrices in other forms; `forms` maps a matrix's path to its form."""
     by_name = {f"{stem(path)}_to_fp16": form(name) for path, name in forms.items()}
     kinds = {found.kind for found in by_name.values()}
     if "int" in kinds:
@@ -30,19 +30,19 @@ def compressed(model: Any, forms: Mapping[str, str]) -> Any:
 
 
 def every_projection(name: str) -> Any:
-    """Return what coremltools is told to make the matrix of every projection INT8 or INT4."""
+    """Return the coremltools configuration that makes the matrix of every projection INT8 or INT4."""
     return cto.OptimizationConfig(op_type_configs={"conv": _linear(form(name))})
 
 
 def _linear(wanted: Form) -> Any:
-    """Return symmetric integers, one scale per output channel (rules W6 and W7)."""
+    """Return the configuration for symmetric integers with one scale per output channel (rules W6 and W7)."""
     return cto.OpLinearQuantizerConfig(
         mode="linear_symmetric", dtype=f"int{wanted.bits}", granularity="per_channel", weight_threshold=0
     )
 
 
 def _palettizer(wanted: Form) -> Any:
-    """Return palettes with our tables, which coremltools stores."""
+    """Return the configuration for palettes with our tables, which coremltools stores."""
 
     def look_up(values: NDArray[np.float16]) -> tuple[NDArray[np.float16], NDArray[np.uint8]]:
         entries = palette_table(histogram(values), 2**wanted.bits)

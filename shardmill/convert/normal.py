@@ -1,10 +1,11 @@
-"""The normal form of a program: what an operation is called and where it stands follows from the kind of its layer.
+"""The normal form of a program: the names and places of a layer's operations follow from the layer's kind.
 
-coremltools numbers the values of a whole program, lets layers share constants, and puts what depends on the inputs
-alone where it is first used, so a layer's text depends on all layers before it. In normal form what depends on the
-inputs alone comes first, in an order of its own; every other operation belongs to one layer, which keeps its order;
-each operation has constants of its own; and names are made of the layer's index, the operation's number in the layer,
-and its type. Weights, inputs, states and the output keep their names. Values and arithmetic stay what they were.
+coremltools numbers the values of a whole program and lets layers share constants. It puts operations that depend only
+on the inputs where their results are first used. So a layer's text depends on all layers before it. In normal form,
+operations that depend only on the inputs come first, sorted by depth and name. Every other operation belongs to one
+layer, and a layer's operations keep their order. Each operation has separate constants. A name consists of the layer's
+index, the operation's number in the layer, and the operation's type. Weights, inputs, states and the output keep their
+names. Values and arithmetic do not change.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ def reads(operation: Any) -> list[str]:
 def constants_by_layer(
     steps: Sequence[Any], weights: Collection[str], states: Collection[str]
 ) -> dict[int, Sequence[Any]]:
-    """Return the operations of each layer by its index in the model.
+    """Return the operations of each layer, by the layer's index in the model.
 
     Args:
-        steps: operations in order, without constants and without those that depend on neither stream, state nor weight.
+        steps: operations in order, without constants and without steps that depend on neither stream, state nor weight.
         weights: names of the program's weights.
-        states: names of its states.
+        states: names of the program's states.
 
     Raises:
-        StampError: where more than one value leads from a layer to the next.
+        StampError: if more than one value leads from a layer to the next.
     """
-    first: dict[int, int] = {}  # place of the first step that reads what belongs to a layer
+    first: dict[int, int] = {}  # place of the first step that reads a layer's weight or state
     for place, step in enumerate(steps):
         for name in reads(step):
             found = WEIGHT.match(name) if name in weights else STATE.fullmatch(name) if name in states else None
@@ -61,7 +62,7 @@ def constants_by_layer(
 
 
 def _joints(steps: Sequence[Any]) -> list[int]:
-    """Return the places of operations with one result that outlives all before it."""
+    """Return the places of one-result operations after which neither the stream nor an earlier result is read."""
     last = {name: place for place, step in enumerate(steps) for name in reads(step)}
     return list(_places(steps, last))
 
@@ -81,7 +82,7 @@ Named = Mapping[str, Any]  # operations by the name of their first result
 
 @dataclass(frozen=True)
 class SharedConstants:
-    """An operation that depends on the program's inputs only, after its constants."""
+    """An operation that depends on the program's inputs only, preceded by its constants."""
 
     depth: int  # operations on the longest way from an input
     operations: tuple[Any, ...]
@@ -91,12 +92,12 @@ class SharedConstants:
 class Normal:
     """A program's operations. Layer I reads the stream as layer_I_in and leaves it as layer_I_out."""
 
-    shared: Mapping[str, SharedConstants]  # by name, which follows from what is computed
-    weights: Named  # those of no layer
+    shared: Mapping[str, SharedConstants]  # by name; equal computations have equal names
+    weights: Named  # weights that belong to no layer
     layers: Mapping[int, tuple[Any, ...]]
 
     def operations(self, output: str) -> Iterator[Any]:
-        """Yield all of them in order, where `output` is the name of the program's result."""
+        """Yield all operations in order; `output` is the name of the program's result."""
         for name in sorted(self.shared, key=lambda name: (self.shared[name].depth, name)):
             yield from self.shared[name].operations
         left, stream, last = dict(self.weights), STREAM, max(self.layers)
@@ -110,27 +111,27 @@ class Normal:
 
 
 def layer_in(index: int) -> str:
-    """Return what a layer calls the residual stream that it reads."""
+    """Return the name of the residual stream that a layer reads."""
     return f"layer_{index}_in"
 
 
 def layer_out(index: int) -> str:
-    """Return what a layer calls the residual stream that it leaves."""
+    """Return the name of the residual stream that a layer returns."""
     return f"layer_{index}_out"
 
 
 def has_normal_form(part: Part) -> bool:
     """Return whether the part's program is in normal form.
 
-    Not where it is a head, an encoder, or made of plain layers only.
+    Only parts of layers have a normal form. If all layers of a part are plain, the host must also keep its caches.
 
-    Those, unless the host keeps their caches, keep coremltools' names, by which their packages were published.
+    All other parts of plain layers keep coremltools' names, under which their packages were published.
     """
     return part.kind == "layers" and (set(part.kinds) != {LayerSpec()} or part.blueprint.hosted)
 
 
 def normalise(spec: Any, inline: Collection[str] = ()) -> None:
-    """Bring the program of a part of layers into normal form, in place; arguments and errors are `normal_form`'s."""
+    """Bring the program of a part of layers into normal form, in place; arguments and errors as for `normal_form`."""
     block = main_block(spec)
     operations = list(normal_form(spec, inline).operations(block.outputs[0]))
     del block.operations[:]
@@ -145,7 +146,7 @@ def normal_form(spec: Any, inline: Collection[str] = ()) -> Normal:
         inline: names of the weights that the program itself holds; all others lie in the weight file.
 
     Raises:
-        StampError: where more than one value leads from a layer to the next.
+        StampError: if more than one value leads from a layer to the next.
     """
     operations = list(main_block(spec).operations)
     states = {state.name for state in spec.description.state} | held(spec)
@@ -170,9 +171,9 @@ def held(spec: Any) -> set[str]:
 
 
 def _with_rows_early(steps: Sequence[Any], rows: Collection[str]) -> list[Any]:
-    """Return the steps in order, but one that only makes what the host is to keep follows at once what it is made of.
+    """Return the steps in order, but move each step that only makes rows for the host right after its last operand.
 
-    coremltools leaves such a step for the end, whatever layer it belongs to.
+    coremltools puts such steps of all layers at the end.
     """
     used = {name for step in steps for name in reads(step)}
     late = [step for step in steps if step.outputs and {out.name for out in step.outputs} <= set(rows) - used]
@@ -213,7 +214,7 @@ def _shared(
 
 
 def _digest(step: Any, constants: Named, names: Mapping[str, str]) -> str:
-    """Return what is computed, whatever it is called in this program."""
+    """Return a digest of an operation's computation, independent of the names in this program."""
     copy = _copied(step)
     del copy.attributes["name"]
     for output in copy.outputs:
@@ -236,19 +237,20 @@ def _layer(
 ) -> Iterator[Any]:
     """Yield the operations of a layer.
 
-    Its weights are taken from `left`, and `names` learns its results but for `kept`.
+    The layer's weights are taken out of `left`. The new names of its results, except for results in `kept`, are added
+    to `names`.
     """
     for number, step in enumerate(steps):
         name = layer_out(index) if step is steps[-1] else f"layer_{index}_{number}_{step.type}"
         read = set(reads(step))
-        # In their order in the program, by which they lie in the weight file.
+        # Weights keep their order in the program, which is also their order in the weight file.
         yield from (_copied(left.pop(weight)) for weight in [each for each in left if each in read])
         names |= {old: new for old, new in _results(step, name).items() if old not in kept}
         yield from _written(step, name, constants, names)
 
 
 def _results(step: Any, name: str) -> dict[str, str]:
-    """Return new names of an operation's results, by the old ones."""
+    """Return new names of an operation's results, by the old names."""
     if len(step.outputs) == 1:
         return {step.outputs[0].name: name}
     return {output.name: f"{name}_{i}" for i, output in enumerate(step.outputs)}
@@ -284,7 +286,7 @@ def _arguments(operation: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _rename(operation: Any, names: Mapping[str, str]) -> None:
-    """Give what an operation reads and results in other names."""
+    """Rename the values that an operation reads and returns."""
     for _, argument in _arguments(operation):
         argument.name = names.get(argument.name, argument.name)
     for output in operation.outputs:

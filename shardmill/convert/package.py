@@ -1,7 +1,7 @@
 """Canonical packages: the same program gives the same bytes in every process, on every machine.
 
 coremltools writes a conversion date, random identifiers into the manifest, and protobuf maps in the order of a hash
-seed. Here the date goes, the identifiers are derived from the files' paths in the package, and maps are sorted.
+seed. Here the date is removed, the identifiers are derived from the files' paths in the package, and maps are sorted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def load_spec(path: Path) -> Any:
 def by_function(part: Part) -> Iterator[tuple[str, Part]]:
     """Yield a part of fixed shapes for each of its functions, by the function's name.
 
-    It is the whole part but for its width, and for its slots in a shorter context.
+    Each yielded part equals the whole part, except for its width and, in a shorter context, its slots.
     """
     if part.calls.shapes != FIXED:
         return
@@ -67,10 +67,10 @@ def by_function(part: Part) -> Iterator[tuple[str, Part]]:
 
 
 def share_places(placed: Any, others: Iterable[Any]) -> None:
-    """Give the weights of programs the places in the weight file that those of another program have.
+    """Give the weights of programs the same places in the weight file as the weights of another program.
 
     Raises:
-        StampError: where the programs do not have the same weights.
+        StampError: if the programs do not have the same weights.
     """
     known = {name: [value.blobFileValue.offset for value in values] for name, values in weight_sites(placed)}
     for spec in others:
@@ -84,10 +84,10 @@ def share_places(placed: Any, others: Iterable[Any]) -> None:
 
 
 def combined(specs: Mapping[str, Any]) -> Any:
-    """Return one Model_pb2.Model of several with one function each, as coremltools' save_multifunction makes it.
+    """Combine models of one function each into one Model_pb2.Model, as coremltools' save_multifunction does.
 
     Args:
-        specs: by the name that the function shall have; the first is the default.
+        specs: the models, by the name of their function in the result; the first is the default.
     """
     first = next(iter(specs.values()))
     made = type(first)(specificationVersion=first.specificationVersion)
@@ -103,14 +103,14 @@ def combined(specs: Mapping[str, Any]) -> Any:
 
 
 def save_combined(packages: Mapping[str, Path], path: Path) -> None:
-    """Write a canonical .mlpackage of several, by coremltools.
+    """Combine packages of one function each into a canonical .mlpackage, by coremltools.
 
-    coremltools numbers the updates of states anew when it reads a program; here they keep the names that they have in
+    coremltools numbers the updates of states anew when it reads a program; here all operations keep their names from
     the packages.
 
     Args:
-        packages: each with one function, by the name that the function shall have; the first is the default.
-        path: where it goes.
+        packages: the packages, by the name of their function in the result; the first is the default.
+        path: where the combined package goes.
     """
     import coremltools as ct
 

@@ -1,9 +1,9 @@
 """Tables for palettes: k-means of fp16 numbers, to the bit the same on every machine.
 
-Lloyd's algorithm on the histogram of a matrix. An fp16 number is a whole multiple of 2^-24, so the sums that a mean is
-made of are sums of integers: exact, in whatever order. What is left is one division for each entry, which IEEE 754
-rounds alike everywhere. coremltools' own k-means is exact in its result, not in its sums: these are floating-point, in
-an order and with fused operations that a compiler chooses; for fewer than 10,000 numbers it needs scikit-learn.
+Lloyd's algorithm runs on the histogram of a matrix. An fp16 number is a whole multiple of 2^-24, so the sums in a mean
+are sums of integers, which are exact in any order. The only rounding is one division for each entry, which IEEE 754
+rounds alike everywhere. coremltools' own k-means is exact in its result, but its sums are floating-point: a compiler
+chooses their order and fused operations. For fewer than 10,000 numbers, it needs scikit-learn.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def to_integers(rows: Tensor, levels: int = INT8_LEVELS) -> tuple[Tensor, Tensor
     wide = rows.float()
     largest = torch.maximum(
         wide.amax(dim=1).abs(), wide.amin(dim=1).abs()
-    )  # [n]; rounds to the largest of the rounded ones
+    )  # [n]; in fp16, also the largest rounded magnitude
     limit = largest.half()
     scale = (limit + limit) / (2 * levels)
     codes = wide.half().div_(scale[:, None]).round_().clamp_(-levels, levels)
-    if not scale.all():  # 0 / 0, in a row of zeros or of numbers too small for a scale; NaN has no integer of its own
+    if not scale.all():  # 0 / 0, in a row of zeros or of numbers too small for a scale; NaN has no integer
         codes.nan_to_num_(nan=0.0)
     return codes.float().to(torch.int8), scale, float(largest.max())
 
 
 def fits_fp16(magnitude: float) -> bool:
-    """Return whether fp16 holds it; false for NaN."""
+    """Return whether fp16 holds a magnitude; false for NaN."""
     return magnitude <= FP16_MAX
 
 
@@ -68,7 +68,7 @@ def histogram(values: NDArray[np.float16]) -> Histogram:
 def palette_table(counts: Histogram, entries: int) -> NDArray[np.float16]:
     """Return the entries [entries] of a palette, ascending, for the finite numbers that a histogram counts.
 
-    A number of entries of at least as many different numbers holds these, and the last of them once more.
+    If the numbers have at most `entries` different values, the palette holds all values and repeats the largest one.
     """
     units, weights = _sorted(counts)
     if len(units) <= entries:
@@ -79,7 +79,7 @@ def palette_table(counts: Histogram, entries: int) -> NDArray[np.float16]:
 
 
 def indices(entries: NDArray[np.float16], values: NDArray[np.float16]) -> NDArray[np.uint8]:
-    """Return which entry is nearest to each of some finite numbers; of two, the smaller one."""
+    """Return the index of the entry nearest to each finite number; of two equally near entries, the smaller one."""
     if values.size < PATTERNS:
         return _nearest(entries, values)
     return _nearest(entries, np.where(_FINITE, _EVERY, np.float16(0)))[values.view(np.uint16)]
@@ -91,7 +91,7 @@ def _nearest(entries: NDArray[np.float16], values: NDArray[np.float16]) -> NDArr
 
 
 def _sorted(counts: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the numbers that occur, in units and ascending, and how often each does."""
+    """Return the numbers that occur, in units and ascending, and how often each number occurs."""
     present = np.flatnonzero(counts)
     units, places = np.unique(_UNITS[present], return_inverse=True)  # 0 and -0 are one
     weights = np.zeros(len(units), np.int64)
@@ -100,7 +100,7 @@ def _sorted(counts: Histogram) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _means(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -> NDArray[np.float64]:
-    """Return centres of k-means for numbers, ascending, of which there are more than entries."""
+    """Return the centres of k-means for ascending numbers; there are more numbers than entries."""
     before = np.concatenate(([0], np.cumsum(weights)))
     sums = np.concatenate(([0], np.cumsum(units * weights)))
     bounds = _start(units, weights, entries)
@@ -118,22 +118,22 @@ def _means(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -
 
 
 def _start(units: NDArray[np.int64], weights: NDArray[np.int64], entries: int) -> NDArray[np.int64]:
-    """Return the first bounds [entries + 1] of the clusters: repeatedly, the one with the largest error is split.
+    """Return the first cluster bounds [entries + 1]: repeatedly split the cluster whose split lowers the error most.
 
-    These sums are floating-point, but one after the other and without fused operations: alike on every machine, too.
+    The sums here are floating-point, but in a fixed order and without fused operations: alike on every machine, too.
     """
     x, w = units / UNIT, weights.astype(np.float64)
     sums = [np.concatenate(([0.0], np.cumsum(part))) for part in (w, w * x, w * x * x)]
 
     def error(first: Any, last: Any) -> Any:
-        """Return squared distances of the numbers [first, last) from their mean, added up."""
+        """Return the sum of the squared distances of the numbers [first, last) from their mean."""
         n, linear, square = (s[last] - s[first] for s in sums)
         return square - linear * linear / n
 
     def split(first: int, last: int) -> tuple[float, int, int, int]:
-        """Return the change of the error if a cluster is split, inf if it can't be.
+        """Return the change of the error if a cluster is split, inf if it can't be split.
 
-        Its bounds, and where to split it.
+        Also return the bounds of the cluster, and where to split it.
         """
         if last - first == 1:
             return math.inf, first, last, last

@@ -1,4 +1,4 @@
-"""Where each of a program's weights lies in the weight file, and what goes there; the shortest lie in the program."""
+"""The place and content of each of a program's weights in the weight file; the shortest weights lie in the program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardmill.forms.form import FP16, form
 from shardmill.models.contract import computed, stem
 from shardmill.plan import Part
 
-# Types of numbers: what MIL calls them, and the blob that holds them.
+# Types of numbers: the name in MIL, and the name of the blob type.
 KINDS = {
     "FLOAT16": "FP16",
     "INT8": "INT8",
@@ -40,7 +40,7 @@ def inline_constants(part: Part) -> dict[str, str]:
 def clear_inline(spec: Any, part: Part) -> None:
     """Replace the numbers of short weights in a program by references to the weight file.
 
-    Two samples then have equal operations there, and code that finds weights by such references finds these too.
+    Two samples then have equal operations there, and code that finds weights by such references finds all weights.
     """
     names = inline_constants(part)
     for operation in main_block(spec).operations:
@@ -53,7 +53,7 @@ def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None)
 
     Args:
         spec: the program.
-        part: the part that the program was converted from.
+        part: the part whose program it is.
         source: the checkpoint's folder.
         codes: a file with values to use instead of the checkpoint's.
 
@@ -76,17 +76,17 @@ def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None)
 def place(
     spec: Any, part: Part, forms: Mapping[str, str], codes: Codes | None = None
 ) -> tuple[list[blob.WeightBlob], list[Content]]:
-    """Give every weight of the program its place in the weight file, in the order of use, and say what goes there.
+    """Place every weight of a program in the weight file, in the order of use; return the blobs and their contents.
 
     Args:
         spec: the program.
-        part: what it is made from.
-        forms: of the part's matrices, as the program has them.
-        codes: what takes the place of rounding to nearest, if anything does.
+        part: the part whose program it is.
+        forms: the forms of the part's matrices in the program, by path.
+        codes: codes to use instead of rounding to nearest, or None.
 
     Raises:
-        StampError: where the program's weights are not the part's tensors.
-        ShardmillError: where the codes do not fit them.
+        StampError: if the program's weights are not the part's tensors.
+        ShardmillError: if the codes do not fit the weights.
     """
     sites = list(weight_sites(spec))
     blobs = blob.place_blobs([_kind_and_count(value) for _, values in sites for value in values])
@@ -112,9 +112,9 @@ def place(
 
 
 def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> list[Content]:
-    """Return what goes into a constant's places, block by block of those that lie under each other.
+    """Return the contents of a constant's places: one palette, or one weight for each band of rows.
 
-    Raises StampError where the blocks do not fill it, or begin within a byte.
+    Raises StampError if the blocks do not fill the constant, or if a band begins within a byte.
     """
     found, wanted = bands([tensor for tensor in part.tensors if tensor.path == path]), form(name)
     held = sum(math.prod(tensor.shape) for band in found for tensor in band.tensors)
@@ -154,7 +154,7 @@ def extents(value: Any) -> list[int]:
 
 
 def _kind_and_count(value: Any) -> tuple[int, int]:
-    """Return type of the blob for a protobuf value, and how many numbers it holds."""
+    """Return the blob type for a protobuf value, and how many numbers the value holds."""
     from coremltools.proto import MIL_pb2
 
     kinds = {getattr(MIL_pb2, name): getattr(blob, KINDS[name]) for name in KINDS}

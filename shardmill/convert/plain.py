@@ -20,7 +20,7 @@ from shardmill.models.contract import stem
 from shardmill.models.interface import FIXED
 from shardmill.plan import Part
 
-RECORD = 64  # bytes of a blob's record, after which its data begins
+RECORD = 64  # bytes of a blob's record; the blob's data follows
 
 
 def convert_plain(
@@ -28,7 +28,7 @@ def convert_plain(
 ) -> None:
     """Write the canonical .mlpackage of a part at `path`, which must not exist; see `stamped.convert_stamped`.
 
-    Raises ShardmillError too where coremltools leaves out a constant: one of two that are equal, or a gain of ones.
+    Also raises ShardmillError if coremltools leaves out a constant: one of two equal constants, or a gain of ones.
     """
     chosen = spread(forms, part.shapes)
     known = Codes(codes, part, chosen) if codes else None
@@ -42,7 +42,7 @@ def convert_plain(
 
 
 def _convert_functions(part: Part, source: Path, forms: Mapping[str, str], path: Path) -> None:
-    """Write the package of a part of fixed shapes, of one for each width."""
+    """Write the package of a part of fixed shapes, with all its functions."""
     with tempfile.TemporaryDirectory() as folder:
         packages = {name: Path(folder) / f"{name}.mlpackage" for name, _ in by_function(part)}
         for name, one in by_function(part):
@@ -53,9 +53,9 @@ def _convert_functions(part: Part, source: Path, forms: Mapping[str, str], path:
 def _places(path: Path, part: Part) -> dict[str, list[int]]:
     """Return where the data of each of a part's constants begins.
 
-    Raises ShardmillError for one that a package does not have.
+    Raises ShardmillError for a constant that the package lacks.
 
-    Nothing could tell later whether it is the checkpoint's.
+    No later check could tell whether such a constant is the checkpoint's.
     """
     places = {
         name: [value.blobFileValue.offset + RECORD for value in values]
@@ -71,7 +71,7 @@ def _places(path: Path, part: Part) -> dict[str, list[int]]:
 
 
 def _impose(path: Path, part: Part, forms: Mapping[str, str], codes: Codes, places: Mapping[str, list[int]]) -> None:
-    """Write codes over what a package has in their places."""
+    """Overwrite the numbers of a package with codes."""
     contents: list[PrequantizedWeight] = []
     for constant, shape in part.shapes.items():
         contents += codes.contents(constant, forms.get(constant, FP16), shape, places.get(stem(constant), []))

@@ -1,9 +1,10 @@
 """Stamped conversion: coremltools converts a few small layers once, and every part is composed from the result.
 
-Layers of one kind share one graph and only the weights differ, so the program of a part is stamped from the templates
-of its layers' kinds, and its weights are streamed from the checkpoint into the weight file. The package is that of the
-plain conversion, byte for byte, except where plain coremltools would drop or merge an operation because of a weight's
-values (a norm weight of nothing but ones; two layers with the same norm weight): here programs never depend on weights.
+Layers of one kind share one graph, and only their weights differ. So a part's program is stamped from the templates of
+its layers' kinds, and its weights are streamed from the checkpoint into the weight file. Plain conversion gives the
+same package, byte for byte, with one exception. Plain coremltools drops or merges some operations because of a weight's
+values: a norm weight of nothing but ones, or two layers with the same norm weight. Here programs never depend on
+weights.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ HALF, QUANTIZED, PALETTIZED = "_to_fp16", "_to_fp16_quantized", "_to_fp16_palett
 
 
 def _reform(spec: Any, forms: Mapping[str, str]) -> None:
-    """Change a program in place.
+    """Change the forms of a program's matrices, in place.
 
     Args:
         spec: a program whose matrices are all INT8.
-        forms: of its matrices, by their paths.
+        forms: the new forms of its matrices, by path.
     """
     wanted = {f"{stem(path)}{QUANTIZED}": form(name) for path, name in forms.items() if name != INT8}
     renamed: dict[str, str] = {}
@@ -50,7 +51,7 @@ def _reform(spec: Any, forms: Mapping[str, str]) -> None:
 
 
 def _reform_operation(operation: Any, wanted: Form, name: str) -> None:
-    """Change the operation that expands a matrix of INT8."""
+    """Change the form of a matrix in the operation that expands it from INT8."""
     if wanted.kind == "int":
         _retyped(operation.inputs["data"].arguments[0].value, "INT4")
         return
@@ -114,15 +115,15 @@ def convert_stamped(
     Args:
         part: the part.
         source: the checkpoint's folder.
-        forms: of the part's matrices by their paths, or one for all, as in `trace.convert`.
+        forms: the forms of the part's matrices by path, or one form for all, as in `trace.convert`.
         path: where the package goes.
         cache: a folder in which templates are kept between processes.
-        threads: how many encode weights.
-        codes: a file of codes (convert/codes.py) in place of rounding to nearest.
+        threads: how many threads encode weights.
+        codes: a file of codes (convert/codes.py) to use instead of rounding to nearest.
 
     Raises:
         CheckpointError: for a weight that fp16 can't hold.
-        StampError: for a graph that can't be stamped. What was written until then stays for the caller to remove.
+        StampError: for a graph that can't be stamped. The caller must remove the files written until then.
         ShardmillError: for codes that do not fit the part.
     """
     import coremltools as ct

@@ -1,8 +1,8 @@
 """Streams a part's weights from the checkpoint's byte ranges into the weight file, a block of rows at a time.
 
-Where each weight will lie is known before the first is read, so blocks are independent: a few threads read, encode and
-write them in any order, and no more than one block per thread is in memory. A palette depends on all rows of its
-matrix, which therefore is one thread's work: it is read twice, and no more than a block of it is in memory either.
+The place of each weight is known before the first weight is read, so blocks are independent. A few threads read, encode
+and write blocks in any order, and each thread holds at most one block in memory. A palette may depend on all rows of
+its matrix, so one thread encodes the whole matrix. This thread reads the matrix up to twice, also block by block.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shardmill.forms.form import Form, form
 from shardmill.models.sources import turned
 from shardmill.plan import Constant
 
-EIGHT = 8  # rows that end on a whole byte, whatever their numbers' bits and however many columns there are
+EIGHT = 8  # this many rows end on a whole byte, for any bits per number and any number of columns
 
 
 @dataclass(frozen=True)
 class RowRange:
-    """Blocks of a constant that lie side by side: all of its rows from `row` on, up to the next band."""
+    """Blocks of a constant that lie side by side: all rows of the constant from `row` up to the next band."""
 
     tensors: tuple[Constant, ...]
     row: int = 0
@@ -53,11 +53,11 @@ class RowRange:
 
     @property
     def label(self) -> str:
-        """Return what a person calls it."""
+        """Return the name of the band for error messages."""
         return self.tensors[0].label
 
     def step(self, size: int) -> int:
-        """Return how many rows are read at a time, of about `size` numbers."""
+        """Return how many rows are read at a time: about `size` numbers."""
         rows, columns = self.shape
         return rows if self.whole else max(1, size // columns // EIGHT) * EIGHT
 
@@ -69,7 +69,7 @@ class RowRange:
         """Return the rows [n, columns] of the block that starts at `row`, in the checkpoint's dtype or fp32.
 
         Raises:
-            CheckpointError: the file ends within them.
+            CheckpointError: if the file ends within the rows.
         """
         count, columns = min(self.step(size), self.shape[0] - row), self.shape[1]
         found = [_rows_of(tensor, row, count, source) for tensor in self.tensors]
@@ -87,12 +87,12 @@ def bands(tensors: Sequence[Constant]) -> list[RowRange]:
 def _in_groups(
     found: Sequence[RowRange], unit: int, size: int, source: Path
 ) -> Iterator[tuple[RowRange, torch.Tensor]]:
-    """Yield all rows of a constant in order, in fp32, each time with the band that the last of them is from.
+    """Yield all rows of a constant in order, in fp32, in groups, each with the band of the group's last row.
 
     Args:
-        found: its bands.
-        unit: how many rows at a time, or a multiple of it; what is left comes last.
-        size: how many numbers are read at a time, about.
+        found: the bands of the constant.
+        unit: each group has a multiple of this number of rows; the remaining rows come last.
+        size: about how many numbers are read at a time.
         source: the checkpoint's folder.
     """
     kept = torch.empty(0, found[0].shape[1])
@@ -108,7 +108,7 @@ def _in_groups(
 
 
 def _rows_of(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
-    """Return rows [row, row + count) of a block; all of them where they do not lie one after the other."""
+    """Return rows [row, row + count) of a block, or all rows if they do not lie one after the other."""
     if len(tensor.shape) == 1 or _is_scattered(tensor):
         return turned(_read(tensor, 0, tensor.stored[0], source), tensor.source, beside(tensor, source))
     first = tensor.source.rows[0] if tensor.source.rows else 0
@@ -117,7 +117,7 @@ def _rows_of(tensor: Constant, row: int, count: int, source: Path) -> torch.Tens
 
 
 def _is_scattered(tensor: Constant) -> bool:
-    """Return whether a block's rows do not lie one after the other, or depend on all of them."""
+    """Return whether a block's rows do not lie one after the other, or whether each row depends on all rows."""
     source = tensor.source
     strided = source.rows is not None and source.rows[2] != 1
     return source.transposed or strided or source.repeat > 1 or bool(source.magnitude)
@@ -143,7 +143,7 @@ NUMPY = {"I8": np.int8, "U8": np.uint8, "F16": np.float16}
 
 @dataclass(frozen=True)
 class Weight:
-    """Rows of a constant and the offsets at which they go into a file, the second for one fp16 scale per row."""
+    """A band of a constant, and its offsets in a file: `data` for the rows, `scale` for one fp16 scale per row."""
 
     band: RowRange
     data: int
@@ -153,7 +153,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Palette:
-    """A matrix of palettes, and the offsets at which its indices and tables go into a file."""
+    """A matrix stored as palettes, and the offsets at which its indices and tables go into a file."""
 
     bands: tuple[RowRange, ...]
     data: int
@@ -163,7 +163,7 @@ class Palette:
 
 @dataclass(frozen=True)
 class LiteralWeight:
-    """A constant that no checkpoint decides, in fp16."""
+    """A constant whose values do not come from the checkpoint, in fp16."""
 
     values: tuple[float, ...]
     data: int
@@ -171,12 +171,12 @@ class LiteralWeight:
 
 @dataclass(frozen=True)
 class PrequantizedWeight:
-    """Numbers that a file holds as they are to be stored, but for their packing into so many bits.
+    """Numbers that a file holds as they will be stored, except for packing into `bits` bits.
 
     Attributes:
-        info: where they lie in `folder`.
-        least: the smallest of them that may be.
-        most: the largest.
+        info: where the numbers lie in `folder`.
+        least: the smallest number allowed.
+        most: the largest number allowed.
     """
 
     info: TensorInfo
@@ -211,7 +211,7 @@ def created(file: Path) -> Iterator[int]:
 
 
 def stream(descriptor: int, contents: Sequence[Content], source: Path, threads: int) -> None:
-    """Write weights to their places in a file; raises as `write` does."""
+    """Write weights to their places in a file; raises as `write_weights` does."""
     jobs = [job for content in contents for job in _jobs(descriptor, content, source)]
     with single_threaded_torch(threads) as pool:
         for _ in pool.map(lambda job: job(), jobs):
@@ -219,7 +219,7 @@ def stream(descriptor: int, contents: Sequence[Content], source: Path, threads: 
 
 
 def _jobs(descriptor: int, content: Content, source: Path) -> Iterator[Job]:
-    """Yield what there is to do for a content, in pieces that do not depend on each other."""
+    """Yield the jobs that write a content; no job depends on another."""
     match content:
         case Weight():
             for row in content.band.starts(BLOCK):
@@ -246,7 +246,7 @@ def single_threaded_torch(threads: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _write_block(descriptor: int, weight: Weight, row: int, source: Path) -> None:
-    """Read, encodes and writes the rows of a block that starts at `row`."""
+    """Read, encode and write the rows of the block that starts at `row`."""
     rows = weight.band.read(row, BLOCK, source)
     if weight.scale is None:
         data, magnitude = palette.to_fp16(rows)
@@ -270,7 +270,7 @@ def _demand_fp16(magnitude: float, band: RowRange) -> None:
 
 
 def _write_palette(descriptor: int, matrix: Palette, source: Path) -> None:
-    """Find the tables of a matrix, and write them and the indices into them."""
+    """Compute the tables of a matrix, and write the tables and the indices into the tables."""
     bits, group = matrix.form.bits, matrix.form.group
     shared = None if group else palette.palette_table(_histogram(matrix, source), 2**bits)
     data, tables = matrix.data, matrix.tables
@@ -301,7 +301,7 @@ def _halves(matrix: Palette, source: Path) -> Iterator[NDArray[np.float16]]:
 
 
 def _write_made(descriptor: int, made: PrequantizedWeight, start: int) -> None:
-    """Check, packs and writes the bytes of a block that starts at `start`. Raises ShardmillError."""
+    """Check, pack and write the bytes of the block that starts at `start`. Raises ShardmillError."""
     info = made.info
     with (made.folder / info.file).open("rb", buffering=0) as file:
         file.seek(start)

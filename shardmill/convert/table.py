@@ -1,4 +1,4 @@
-"""The host's embedding table in fp16 or in int8, streamed from the checkpoint as the weights of a program are."""
+"""The host's embedding table in fp16 or in int8, streamed from the checkpoint like the weights of a program."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def write_table(part: Part, source: Path, file: Path, threads: int, name: str = 
     Args:
         part: the part.
         source: the checkpoint's folder.
-        file: where they go.
-        threads: how many round.
+        file: where the tables go.
+        threads: how many threads round.
         name: the form of the table of tokens, fp16 or int8; int8 has a scale for each row, under PATH.scale.
 
     Raises:

@@ -33,7 +33,7 @@ WHOLE_STATE_UPDATE = "shardmill::whole_state_update"
 
 @register_pass(namespace="shardmill")
 class whole_state_update(AbstractGraphPass):  # type: ignore[misc]
-    """Assigning a whole buffer needs no slice_update, which the Neural Engine takes in few patterns only (ST3, ST4).
+    """The removal of slice_update on a whole buffer: the Neural Engine takes it in few patterns only (ST3, ST4).
 
     Given:
         %a = slice_update(x=%cache, update=%new, begin=0.., end=shape)
@@ -80,8 +80,8 @@ def enumerate_shapes(spec: Any, widths: Sequence[int]) -> None:
             array.enumeratedShapes.shapes.add(shape=shape)
 
 
-TARGET = ct.target.iOS18  # the first with states
-# These fold constants of the graph into weights, which would then no longer be the checkpoint's rows.
+TARGET = ct.target.iOS18  # the first target with states
+# These passes fold constants of the graph into weights, which would then no longer be the checkpoint's rows.
 FOLDING = {
     "common::fuse_conv_scale",
     "common::fuse_conv_bias",
@@ -96,9 +96,9 @@ def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str,
     """Return the ct.models.MLModel of a part.
 
     Args:
-        part: the part; of fixed shapes it has one width.
-        weights: in fp32, by the contract's paths.
-        forms: of the matrices by their paths, or one for all.
+        part: the part; if its shapes are fixed, it has one width.
+        weights: the weights in fp32, by the contract's paths.
+        forms: the forms of the matrices by path, or one form for all.
     """
     chosen = spread(forms, part.shapes)
     model = _converted(part, weights, _pipeline())
@@ -115,11 +115,12 @@ def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str,
 
 
 def convert_quickly(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
-    """Return the Model_pb2.Model of the same program before normal form, in a third of the time; all INT8, or all fp16.
+    """Return the Model_pb2.Model of `convert` before normal form, in a third of the time; all INT8, or all fp16.
 
-    Passes are hurried, and a last pass quantises the weights, where coremltools' own step runs all passes once more.
-    In an encoder those number the transposes anew, so there it is that step. The quantised program loses the build's
-    tools, which coremltools forgets when it reads a program again.
+    Passes are `hurried`, and a last pass quantises the weights. coremltools' own quantisation step would run all passes
+    once more. In an encoder, this second run numbers the transposes anew, so an encoder is quantised by coremltools'
+    own step. A program that the last pass quantised loses the record of the build's tools: coremltools' own step drops
+    this record when it reads a program again.
     """
     pipeline, by_pass = _pipeline(), quantization == INT8 and part.kind != "encoder"
     if by_pass:
@@ -137,11 +138,11 @@ def convert_quickly(part: Part, weights: Mapping[str, Tensor], quantization: str
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Inside, coremltools leaves out what no program depends on, in two thirds of the time. It has no switch for it.
+    """Skip coremltools' work that changes no program, inside the `with` block: conversion takes two thirds of the time.
 
-    It does not check a program after each of its ninety passes, nor write it out for a log of which nobody sees that
-    level. Only a program that has compressed constants, which it gets at the end, is searched for what depends on them,
-    whenever something is put into it.
+    coremltools has no option for this. It then does not check a program after each of its ninety passes, nor print the
+    program for a log level that nobody sees. On each insertion, it searches for operations that depend on compressed
+    constants only if the program has compressed constants. A program gets compressed constants at the end.
     """
     spread = Block._propagate_nonreplaceable_vars
 
@@ -159,7 +160,7 @@ def unchecked() -> Iterator[None]:
 
 @contextmanager
 def hurried() -> Iterator[None]:
-    """Inside, coremltools is `unchecked`, and sympy is not asked for the b of n a = n b, which every reshape asks."""
+    """Run coremltools `unchecked` inside the `with` block, and solve the n a = n b of every reshape without sympy."""
     solve = tensor_transformation.sm.solve
 
     def solve_at_sight(equations: Sequence[Any], unknowns: Sequence[Any], **options: Any) -> Any:
@@ -175,7 +176,7 @@ def hurried() -> Iterator[None]:
 
 @contextmanager
 def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
-    """Inside, attributes are others, each named by its owner and its name."""
+    """Replace attributes inside the `with` block; each is given as its owner, its name and its new value."""
     with ExitStack() as stack:
         for owner, name, other in attributes:
             stack.callback(setattr, owner, name, getattr(owner, name))
@@ -184,7 +185,7 @@ def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def _all_operations(block: Block) -> Iterator[Any]:
-    """Yield those of a block and of the blocks in it."""
+    """Yield the operations of a block and of its inner blocks."""
     for op in block.operations:
         yield op
         for inner in op.blocks:
@@ -192,7 +193,7 @@ def _all_operations(block: Block) -> Iterator[Any]:
 
 
 def _pipeline() -> Any:
-    """Return coremltools' passes, but for those that fold, and our own."""
+    """Return coremltools' passes without the folding passes, and with `whole_state_update`."""
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.insert_pass(0, WHOLE_STATE_UPDATE)
     pipeline.remove_passes(FOLDING)
@@ -206,7 +207,7 @@ def _converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     example = [torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()]
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
-    # Reading a program leaves counters behind that would number this one's operations otherwise than a fresh process.
+    # Reading a program leaves counters that would number this program's operations differently than a fresh process.
     mb.name_count.clear()
     return ct.convert(
         traced,
@@ -226,12 +227,12 @@ def sized(shape: Shape, tokens: int) -> Shape:
 
 
 def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int, fixed: bool) -> list[Any]:
-    """Return inputs that share one symbol for T: a stateful program must not mix fixed and flexible ones (rule D3).
+    """Return inputs that share one symbol for T: a stateful program must not mix fixed and flexible T (rule D3).
 
     Args:
-        shapes: of the inputs.
-        upper: bound of T.
-        fixed: whether T is always that.
+        shapes: the shapes of the inputs, by name.
+        upper: upper bound of T.
+        fixed: whether T is always `upper`.
     """
     symbol = upper if fixed or upper == 1 else ct.RangeDim(lower_bound=1, upper_bound=upper, default=1)
     return [
@@ -241,5 +242,5 @@ def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int, fixed: bool) -> lis
 
 
 def _core_ml_states(shapes: Mapping[str, Shape]) -> list[Any]:
-    """Return states of fp16, by name."""
+    """Return the states in fp16."""
     return [ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name) for name, shape in shapes.items()]

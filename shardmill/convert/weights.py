@@ -21,13 +21,13 @@ FP16_MAX = float(torch.finfo(torch.float16).max)
 def read_tensor(tensor: Constant, source: Path) -> Tensor:
     """Return the bytes of a constant as they lie in the checkpoint, in their own dtype and shape.
 
-    They are mapped, so nothing is copied until it is used.
+    The bytes are memory-mapped, so nothing is copied until it is used.
     """
     return read_info(tensor.info, source)
 
 
 def read_info(info: TensorInfo, source: Path) -> Tensor:
-    """Return the same for any tensor of a checkpoint."""
+    """Return the bytes of any tensor of a checkpoint, as `read_tensor` does for a constant."""
     raw = np.memmap(source / info.file, dtype=np.uint8, mode="c", offset=info.start, shape=(info.end - info.start,))
     return torch.from_numpy(raw).view(DTYPES[info.dtype]).reshape(info.shape)
 
@@ -45,7 +45,7 @@ def beside(tensor: Constant, source: Path) -> list[Tensor]:
 class PartWeights(Mapping[str, Tensor]):
     """A part's constants in fp32 by their paths.
 
-    Each is read when it is asked for and not kept, so a part of any size takes the memory of one constant.
+    Each constant is read on access and not kept, so a part of any size takes the memory of one constant.
     """
 
     def __init__(self, part: Part, source: Path) -> None:
@@ -58,7 +58,7 @@ class PartWeights(Mapping[str, Tensor]):
         """Return a constant. Raises CheckpointError for a weight that fp16, the dtype of every program, can't hold."""
         blocks = [block(tensor, self.source).float() for tensor in self.tensors[path]]
         for tensor, values in zip(self.tensors[path], blocks, strict=True):
-            if not float(values.abs().max()) <= FP16_MAX:  # nor is NaN
+            if not float(values.abs().max()) <= FP16_MAX:  # NaN fails this test, too
                 raise CheckpointError(f"{tensor.label}: holds values over {FP16_MAX:.0f}, which fp16 programs can't")
         return assembled(blocks, self.shapes[path])
 

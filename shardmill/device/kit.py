@@ -90,7 +90,7 @@ def _parameters(package: Path) -> int:
     from portable_coreml.program import TensorType
 
     found: dict[str, int] = {}
-    stored: set[str] = set()  # names from which a matrix is expanded
+    stored: set[str] = set()  # names of constants that an operation expands to a matrix
     for function in load_model(package).program.functions.values():
         for op in function.block.walk():
             if op.kind.split(".")[-1].startswith("const"):

@@ -1,5 +1,5 @@
-"""What devices said of a build: files in its folder `evidence`, read and never written to.
+"""Measurements of a build on devices: files in its folder `evidence`, which are read and never changed.
 
-A file is a result of the lane (`shardmill/lane`) as it came, sealed by its own digest. It speaks for a build if the
-packages that it names are the build's, byte for byte.
+A file is an unchanged result of the lane (`shardmill/lane`), sealed by its own digest. It counts for a build if the
+packages that it names equal the build's packages, byte for byte.
 """

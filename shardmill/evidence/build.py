@@ -1,4 +1,4 @@
-"""The evidence beside a build: what of it is the build's, and what is left of older programs."""
+"""The evidence beside a build: the files about the build, and the files that are left from older programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Contradiction:
-    """An operation that a rule or the lack of one placed elsewhere than the device's plan did."""
+    """An operation that the placement rules and the device's plan place differently."""
 
     part: str
     output: str
@@ -25,10 +25,10 @@ class Contradiction:
 
 
 def read_evidence(files: Iterable[Path], manifest: Json) -> tuple[list[Evidence], list[str]]:
-    """Return what files say of a build, and the names of those that are of other programs than it has now.
+    """Return the evidence of files for a build, and the names of files about other programs.
 
     Raises:
-        ShardmillError: a file is no result of the lane, or was changed.
+        ShardmillError: a file is not a result of the lane, or was changed.
     """
     found, stale = [], []
     for path in files:
@@ -41,11 +41,11 @@ def read_evidence(files: Iterable[Path], manifest: Json) -> tuple[list[Evidence]
 
 
 def contradictions(evidence: Evidence, verdicts: Sequence[Json]) -> list[Contradiction]:
-    """Return operations that a device's plan and the placement rules disagree about.
+    """Return operations that a device's plan and the placement rules place differently.
 
     Args:
-        evidence: of a device.
-        verdicts: the build's residency/PART.json; only those that predict have rules to contradict.
+        evidence: a device's evidence.
+        verdicts: the build's residency/PART.json; only predictions have rules to contradict.
     """
     return [found for verdict in verdicts for found in _of_part(evidence, verdict)] if evidence.is_measured else []
 
@@ -67,12 +67,12 @@ def _of_part(evidence: Evidence, verdict: Json) -> Iterator[Contradiction]:
 
 
 def measured_verdicts(verdicts: Sequence[Json], devices: Sequence[Evidence]) -> tuple[Json, ...]:
-    """Return residency part by part: what a device measured takes the place of what rules predicted."""
+    """Return residency part by part: a device's measurement replaces the prediction by rules."""
     return tuple(_better(verdict, devices) for verdict in verdicts)
 
 
 def _better(verdict: Json, devices: Sequence[Evidence]) -> Json:
-    """Return a part's verdict, or where that is a prediction, the first device's rows."""
+    """Return a part's verdict; if it is a prediction, with the first device's rows in their place."""
     if verdict["evidence"] == "measured":
         return verdict
     for device in devices:

@@ -1,4 +1,4 @@
-"""One file of evidence: is it whole, which build is it of, and what does it say."""
+"""One file of evidence: the check that it is whole, the build that it describes, and its measurements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Figure = Annotated[float, Field(strict=True, ge=0, le=1e18, allow_inf_nan=False)
 
 @checked_dataclass(frozen=True)
 class Machine:
-    """Where it was measured."""
+    """The machine that measured."""
 
     chip: str
     os: str
@@ -40,7 +40,7 @@ class Machine:
 
 @checked_dataclass(frozen=True)
 class Described:
-    """A build's form, as far as anything is computed with it."""
+    """A build's form: only the fields that are used."""
 
     kind: Literal["decoder", "encoder"]
     widths: Annotated[list[Count], Field(min_length=1)]
@@ -64,7 +64,7 @@ class EvidenceRow:
 
 @checked_dataclass(frozen=True)
 class EvidenceValue:
-    """What a measurement found, as far as it is read."""
+    """The value of a measurement: only the fields that are read."""
 
     evidence: Literal["measured", "predicted"] | None = None
     counts: dict[str, Size] | None = None
@@ -97,7 +97,7 @@ class Variant:
 
 @checked_dataclass(frozen=True)
 class DeviceEngine:
-    """What ran the programs."""
+    """The engine that ran the programs."""
 
     name: str
 
@@ -115,7 +115,7 @@ class Result:
 
 
 def _evidence_faults(content: Any) -> Iterator[str]:
-    """Yield what keeps JSON from being a result, the first of it."""
+    """Yield the first fault that keeps JSON from being a result."""
     try:
         found = TypeAdapter(Result).validate_python(content)
     except ValidationError as error:
@@ -135,21 +135,21 @@ def _evidence_faults(content: Any) -> Iterator[str]:
 
 Json = Mapping[str, Any]
 COREML = "coreml"
-INFREQUENT = "infrequent"  # what Core ML is told of changing shapes where model.json does not say
-APART = "each"  # what a kit says of bundles where each function has one of its own
-LONGEST = 100  # characters of a file's name; what else there is to tell systems apart is hashed
+INFREQUENT = "infrequent"  # Core ML's hint for changing shapes if model.json does not set it
+APART = "each"  # a kit's value of `bundles` if each function has a separate bundle
+LONGEST = 100  # characters of a file's name; a longer name is cut and ends with a hash
 TROUBLE = ("wrong", "refused", "crashed", "timeout")
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one run of the lane says of one build.
+    """The results of one run of the lane for one build.
 
     Attributes:
         path: the file.
-        content: of the whole file.
-        variant: the part of it that is about the build.
-        shorter: the same of each shorter context that the build's programs have functions for, the longest first.
+        content: the content of the whole file.
+        variant: the part of the content that is about the build.
+        shorter: the results for each shorter context in the build's programs, the longest context first.
     """
 
     path: Path
@@ -159,33 +159,33 @@ class Evidence:
 
     @property
     def is_measured(self) -> bool:
-        """Return whether Apple's Core ML ran; of another engine's figures none counts for a device."""
+        """Return whether Apple's Core ML ran; figures of another engine do not count for a device."""
         return bool(self.content["engine"]["name"] == COREML)
 
     @property
     def system(self) -> str:
-        """Return chip, system, and the engine where it is another than Core ML, for a person."""
+        """Return chip, system, and the engine if it is not Core ML, for a person."""
         return _system_of(self.content)
 
     @property
     def lines(self) -> Json:
-        """Return the measurements by key: UNIT/NAME of a program, NAME of all together."""
+        """Return the measurements by key: UNIT/NAME for a program, NAME for all programs together."""
         found: Json = self.variant["measurements"]
         return found
 
     @property
     def context(self) -> int:
-        """Return slots of the context that was measured; 0 for an encoder."""
+        """Return the slots of the measured context; 0 for an encoder."""
         return _context(self.variant)
 
     @property
     def widths(self) -> list[int]:
-        """Return those that were to be measured."""
+        """Return the widths that were to be measured."""
         return sorted(self.variant["described"]["widths"])
 
     @cached_property
     def troubles(self) -> list[tuple[str, str, str]]:
-        """Return key, status and detail of each measurement that went wrong; which operation it was goes with it."""
+        """Return key, status and detail of each measurement that went wrong, and of each bisection."""
         found = [(key, line["status"], line["detail"]) for key, line in self.lines.items() if _is_trouble(key, line)]
         blamed = [(key, "bisected", line["detail"]) for key, line in self.lines.items() if key.endswith("/bisect")]
         further = [
@@ -201,14 +201,14 @@ class Evidence:
         return float(value) if isinstance(value, int | float) else None
 
     def total(self, ending: str, name: str) -> float | None:
-        """Return the sum of a figure over all programs; None where one lacks it."""
+        """Return the sum of a figure over all programs; None if a program lacks the figure."""
         keys = [key for key in self.lines if key.endswith(f"/{ending}")]
         found = [self.timing(key, name) for key in keys]
         known = [value for value in found if value is not None]
         return sum(known) if known and len(known) == len(found) else None
 
     def residency(self, part: str) -> list[dict[str, Any]]:
-        """Return the rows of a part's compute plans as residency/PART.json has them."""
+        """Return the rows of a part's compute plans in the form of residency/PART.json."""
         found = []
         for key, line in sorted(self.lines.items()):
             unit, _, name = key.rpartition("/")
@@ -219,7 +219,7 @@ class Evidence:
 
 
 def is_result(path: Path) -> bool:
-    """Return whether a file calls itself a result of the lane; of one that can't be read, whoever reads it says why."""
+    """Return whether a file calls itself a result of the lane; False if it can't be read."""
     try:
         content = load_json(path)
     except (OSError, ValueError):
@@ -228,7 +228,7 @@ def is_result(path: Path) -> bool:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return a result of the lane, checked. Raises ShardmillError where it is none, or not as it was written."""
+    """Return a result of the lane, checked. Raises ShardmillError if it is not a result, or has changed."""
     try:
         content = read_sealed(path)
     except UnreadableError as error:
@@ -242,22 +242,22 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def of_build(path: Path, content: Json, manifest: Json) -> Evidence | None:
-    """Return what a result says of a build.
+    """Return a result's evidence for a build.
 
-    None where none of its variants has the build's packages, compiled as they are.
+    Return None if no variant was measured with the build's packages, byte for byte.
 
     Builds may share their packages and differ in the bundles that they load, or in the widths of their passes.
     """
     packages = {part: entry["files"] for part, entry in manifest["packages"].items()}
     apart = any("bundles" in part["program"] for part in manifest["parts"])
-    told = manifest.get("reshape_frequency", INFREQUENT)  # older kits say nothing of it, nor do those of fixed shapes
+    told = manifest.get("reshape_frequency", INFREQUENT)  # older kits do not record it, nor do kits of fixed shapes
     variants = [
         variant
         for variant in content["variants"].values()
         if variant["artifacts"] == packages and (variant["described"].get("bundles") == APART) == apart
     ]
     variants = [one for one in variants if one["described"].get("reshape_frequency") in (None, told)]
-    variants.sort(key=lambda variant: variant["described"]["widths"] != manifest.get("widths"))  # its own passes first
+    variants.sort(key=lambda variant: variant["described"]["widths"] != manifest.get("widths"))  # its own widths first
     by_context = {_context(variant): variant for variant in reversed(variants)}
     found = [Evidence(path, content, by_context[slots]) for slots in sorted(by_context, reverse=True)]
     return replace(found[0], shorter=tuple(found[1:])) if found else None
@@ -268,14 +268,14 @@ def _context(variant: Json) -> int:
 
 
 def _system_of(content: Json) -> str:
-    """Return where a result was measured, for a person."""
+    """Return the machine and the engine of a result, for a person."""
     machine, engine = content["machine"], content["engine"]["name"]
     by = "" if engine == COREML else f", {engine}"
     return f"{machine['chip']}, {machine['os']} {machine['system']} ({machine['build']}){by}"
 
 
 def file_name(content: Json) -> str:
-    """Return the name of a result among a build's evidence: by chip and system."""
+    """Return the file name of a result among a build's evidence, which shows chip and system."""
     system = _system_of(content)
     plain = re.sub(r"[^a-z0-9.]+", "-", system.lower()).strip("-")
     if system.isascii() and len(plain) <= LONGEST:
@@ -284,8 +284,8 @@ def file_name(content: Json) -> str:
 
 
 def _is_trouble(key: str, line: Json) -> bool:
-    """Return whether a line tells of something that went wrong with the build as it is used.
+    """Return whether a line reports a failure of the build in normal use.
 
-    The probes of a bisection are to fail, and how else a program may be loaded says nothing of the build.
+    The probes of a bisection may fail, and other ways to load a program do not count for the build.
     """
     return line["status"] in TROUBLE and "/bisect" not in key and not is_beside(key)

@@ -1,4 +1,4 @@
-"""Where the evidence of a build lies. Every job of a build asks, so this imports none of what reads it."""
+"""The folder of a build's evidence. Every job of a build uses it, so no module that reads evidence is imported."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""In which form each matrix of a model is stored: what forms there are, and recipes that choose among them."""
+"""The stored form of each matrix of a model: the available forms, and recipes that choose among the forms."""

@@ -1,9 +1,9 @@
-"""The forms in which a matrix can be stored, by the names that a recipe calls them.
+"""The forms in which a matrix can be stored, by their names in a recipe.
 
-fp16         as it is, rounded to fp16
-int8, int4   symmetric integers, one fp16 scale for each output channel
-paletteN     N bits (4, 6 or 8) that choose from a table of 2^N fp16 numbers, one table for the matrix
-paletteN/G   the same with one table for each G output channels
+fp16         the numbers, rounded to fp16.
+int8, int4   symmetric integers, one fp16 scale for each output channel.
+paletteN     N bits (4, 6 or 8) that choose from a table of 2^N fp16 numbers, one table for the matrix.
+paletteN/G   as paletteN, with one table for each G output channels.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _HALF = 2  # bytes of an fp16 number
 
 @dataclass(frozen=True)
 class Form:
-    """What a form's name says.
+    """The parts of a form's name.
 
     Attributes:
         kind: "fp16", "int" or "palette".
-        bits: of each number.
-        group: output channels that share a table; 0 where all do, or there is none.
+        bits: bits of each number.
+        group: output channels that share a table; 0 if all channels share it, or the form has no table.
     """
 
     kind: str
@@ -44,11 +44,11 @@ class Form:
         return (1 << self.bits - 1) - 1
 
     def tables(self, rows: int) -> int:
-        """Return how many tables a palette of so many output channels has."""
+        """Return how many tables a palette of `rows` output channels has."""
         return rows // self.group if self.group else 1
 
     def blobs(self, shape: Shape) -> list[int]:
-        """Return bytes of what is stored of a matrix: its numbers, then its scales or tables."""
+        """Return the stored bytes of a matrix: for its numbers, then for its scales or tables."""
         data = -(-prod(shape) * self.bits // 8)
         if self.kind == "fp16":
             return [data]
@@ -58,7 +58,7 @@ class Form:
 
 @lru_cache(maxsize=64)
 def form(name: str) -> Form:
-    """Return the form of a name. Raises ConfigError for one that there is not."""
+    """Return the form of a name. Raises ConfigError if the name is unknown."""
     found = _NAME.fullmatch(name)
     if found is None:
         raise ConfigError(f"{name}: no form of a matrix; there are {NAMES}")
@@ -86,7 +86,7 @@ def stored_bytes(name: str, shape: Shape) -> int:
 
 
 def matrices(constants: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return those of a program's constants that have a form."""
+    """Return the constants of a program that have a form."""
     return {path: shape for path, shape in constants.items() if len(shape) == MATRIX}
 
 

@@ -27,7 +27,7 @@ def amount(budget: str, value: float) -> str:
 
 
 def at_least(budget: str, value: float) -> str:
-    """Return the same of the least that can be kept to: rounded up, so that a budget of it is no less."""
+    """Return a budget's least possible value as a person writes it, rounded up so that the budget can be kept."""
     if budget == "bytes_per_token":
         return f"{ceil(value)}"
     text = amount(budget, value)
@@ -35,12 +35,12 @@ def at_least(budget: str, value: float) -> str:
 
 
 def unreachable(budget: Mapping[str, float | None], forms: Sequence[str], constants: Mapping[str, Shape]) -> list[str]:
-    """Return how a budget of bits or bytes is less than a search could reach with the smallest form of each matrix.
+    """Return a problem for each budget of bits or bytes that the smallest form of each matrix still exceeds.
 
     Args:
-        budget: the config's, by name.
-        forms: that the search may take.
-        constants: of all programs, of the LM head those of the whole.
+        budget: the config's budgets, by name.
+        forms: the forms that the search may choose.
+        constants: the constants of all programs; for the LM head, the constants of the whole head.
     """
     least = {
         path: min((stored_bytes(name, shape) for name in forms if not misfit(name, shape)), default=0)
@@ -67,8 +67,8 @@ class Costly:
     path: str
     form: str
     nats: float
-    share: float  # of what all matrices cost
-    saves: float  # nats, in that form; 0 where there is none
+    share: float  # of the cost of all matrices
+    saves: float  # nats, in the next form; 0 without a next form
     takes: int  # bytes more
 
 
@@ -87,7 +87,7 @@ def costliest(search: Mapping[str, Any]) -> list[Costly]:
 
 SCHEMA = 1
 KEYS = {"schema", "default", "matrices"}
-# What stands after a model's layers: what is lost there reaches the output as it is.
+# Matrices after a model's layers: an error in these matrices reaches the output unchanged.
 LAST = ("lm_head.weight", "classifier.weight", "dense.weight")
 
 
@@ -138,7 +138,7 @@ class Recipe:
 
 
 SEARCH = "search"
-# What the search does not choose the form of, the experts, is in INT8.
+# The search does not choose the form of the experts: they are in INT8.
 # int4 leaves the last matrices in INT8: the logits hang on them directly, and they are a small share of a large model.
 RULES = {
     FP16: Recipe(FP16),
@@ -182,16 +182,16 @@ def read_recipe(content: Any, name: str) -> Recipe:
 
 
 def called(convert: Mapping[str, Any]) -> str:
-    """Return what people call the weights of a build with that `convert` in its config.
+    """Return the usual name for the weights of a build with this `convert` in its config.
 
-    Older builds have `weights` there.
+    Older builds have the key `weights` in place of `precision`.
     """
     precision = str(convert.get("precision") or convert["weights"])
     return precision.upper() if precision in RULES else "mixed"
 
 
 def unfit(forms: Sequence[str], constants: Mapping[str, Shape]) -> Iterator[str]:
-    """Yield matrices of which a search could choose no form."""
+    """Yield a problem for each matrix that fits no form of a search."""
     for path, shape in matrices(constants).items():
         if all(misfit(name, shape) for name in forms):
             yield f"convert.search.forms: {', '.join(forms)}: none of them fits {path}, {list(shape)}; add int8"

@@ -46,7 +46,7 @@ class StatelessCase:
         Args:
             program: is called as `runtime.program.Program` is.
             width: tokens of a pass.
-            widths: the widths at which the program is run, to which passes are padded; empty if it runs at any.
+            widths: the widths at which the program runs; passes are padded to them. Empty if it runs at any width.
         """
         count = len(next(iter(self.rows.values())))
         passes = filled_up(in_passes(count, [width]), widths, slots=count + max(widths, default=0))

@@ -1,7 +1,7 @@
-"""What models compute: one file a family, found by its name, which is the config's `model_type`.
+"""The models' arithmetic: one file for each family, named after the config's `model_type`.
 
-Decoders lie in `families/`, encoders in `encoders/`. A model_type may be in both: whether a checkpoint is built as the
-one or the other, the config says.
+Decoders lie in `families/`, encoders in `encoders/`. A model_type may be in both: the config decides whether a
+checkpoint is built as a decoder or as an encoder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardmill.errors import ConfigError
 
 DECODER, ENCODER = "decoder", "encoder"
 FOLDERS = {DECODER: "families", ENCODER: "encoders"}
-REMEDIES = {  # for who takes the one for the other
+REMEDIES = {  # for a config that takes one kind for the other
     DECODER: "a decoder: give `context`, its key/value slots, in place of `buckets`",
     ENCODER: "an encoder: give `buckets` (auto: 128 and 512 tokens) in place of `context`",
 }
@@ -35,7 +35,7 @@ def family_modules(model_type: str) -> tuple[str, ...]:
 
 
 def type_fault(model_type: object, kind: str | None = None) -> str:
-    """Return why a model_type can't be built, as a kind of model or as any, or return ''."""
+    """Return why a model_type can't be built, as this kind of model or as any kind, or return ''."""
     kinds = (kind,) if kind else tuple(FOLDERS)
     every = sorted({name for each in kinds for name in supported(each)})
     if model_type in every:
@@ -47,7 +47,7 @@ def type_fault(model_type: object, kind: str | None = None) -> str:
 
 
 def family(model_type: str, kind: str = DECODER) -> ModuleType:
-    """Return the module that describes models of `model_type`: its `describe(config, length)` returns a Model.
+    """Return the module that describes models of `model_type`: its `describe(config, length)` returns its description.
 
     Raises:
         ConfigError: for a model_type that is not supported.

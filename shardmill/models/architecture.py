@@ -1,9 +1,9 @@
-"""What a model is, as data: its numbers, what its layers are, and where the constants of its programs come from.
+"""A model as data: its numbers, the kinds of its layers, and the checkpoint tensors behind its programs' constants.
 
 A family (families/*.py for decoders, encoders/*.py) writes such a description from a Hugging Face config; everything
 else reads it and knows no family. `Graph`, `LayerSpec` and `EncoderIO` decide a program's graph, so together with the
-weights they decide its bytes. Decoders and encoders have their layers in common: an encoder's layers see the tokens of
-a pass where a decoder's see a cache, and it has `EncoderIO` where a decoder has an LM head.
+weights they decide its bytes. Decoders and encoders share the same layers. An encoder's layers see the tokens of a
+pass, while a decoder's layers see a cache. An encoder has `EncoderIO` in place of an LM head.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Experts:
     count: int
     chosen: int  # for each token
     ffn: int  # width of one expert
-    scores: str = "softmax"  # what makes weights of the router's logits: or "sigmoid", or "sparsemixer"
+    scores: str = "softmax"  # how the router's logits become weights: or "sigmoid", or "sparsemixer"
     normalised: bool = True  # the weights of the chosen ones add up to 1
     normal_eps: float = 0.0  # added to that sum, where the scores are sigmoids
     choice_bias: bool = False  # numbers of the checkpoint are added to the scores for the choice, not for the weights
@@ -56,7 +56,7 @@ class Experts:
     swiglu_alpha: float = 0.0  # gate * sigmoid(alpha * gate) * (up + 1), both within swiglu_limit; 0 for a plain one
     swiglu_limit: float = 0.0
     group: int = 1  # experts whose projections are one matrix
-    routed: bool = False  # they are programs of their own, which the host calls for the tokens that take them
+    routed: bool = False  # the experts are separate programs, which the host calls for the tokens that take them
 
     @property
     def classes(self) -> int:
@@ -66,14 +66,14 @@ class Experts:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What tells one layer's graph from another's in the same model; a layer's index does not."""
+    """The options that tell the graphs of a model's layers apart; a layer's index does not change its graph."""
 
     mixer: str = "attention"  # or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention
-    rope: str | None = ROPE  # the table that its heads turn by; None for a layer without rotary embedding
+    rope: str | None = ROPE  # the rotary table that turns its heads; None for a layer without rotary embedding
     mask: str = MASK  # which positions its tokens see
     normed: bool = True  # whether its mixer has the norm that the graph puts before it
     ffn: str = "mlp"  # or "experts"
-    carries: bool = False  # its router adds the state that the layer before left to its own
+    carries: bool = False  # its router adds the router state of the layer before
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,11 @@ class Graph:
 
 @dataclass(frozen=True)
 class EncoderIO:
-    """What an encoder's program has before its layers and after them, in the order of a pass."""
+    """The options of an encoder's program before and after its layers, in the order of a pass."""
 
     embed_norm: bool = False  # on the host's rows
     final_norm: bool = False
-    dense: str = ""  # the activation after a square projection; "" for no such projection
+    dense: str = ""  # the activation after a square projection; "" if the program lacks this projection
     dense_bias: bool = False
     dense_norm: bool = False
     labels: int = 0  # rows of the classifier; 0 where hidden states come out
@@ -157,7 +157,7 @@ class Architecture:
     band: int | None = None  # positions that a token of an encoder's sliding layer sees on either side
     labels: tuple[str, ...] = ()  # the names of an encoder's labels, by row
     positions: int = 0  # rows of an encoder's table of positions, which the host adds
-    types: int = 0  # rows of its table of segments, of which the host adds the first
+    types: int = 0  # rows of the encoder's table of segments; the host adds the first row
 
     @property
     def layers(self) -> int:
@@ -166,33 +166,33 @@ class Architecture:
 
     @property
     def reach(self) -> int | None:
-        """Return how many tokens to either side an encoder's output may depend on; None for all there are."""
+        """Return how many tokens to either side an encoder's output may depend on; None for all tokens."""
         banded = self.band is not None and not self.positions and all(kind.mask == SLIDING_MASK for kind in self.kinds)
         return self.layers * self.band if banded and self.band is not None else None
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Where a constant, or a block of its rows or columns, comes from: (value + add) * times of a tensor's rows.
+    """The origin of a constant, or of a block of its rows or columns: (value + add) * times of a tensor's rows.
 
-    First a matrix is taken out of the tensor, then rows of it; see models/sources.py.
+    First a matrix is taken out of the tensor, then rows of the matrix; see models/sources.py.
     """
 
     tensor: str
     add: float = 0.0
     times: float = 1.0
-    index: int | None = None  # only this one of a stack of matrices [n, rows, columns]
-    column: int | None = None  # only this one along the last axis
+    index: int | None = None  # only this matrix of a stack of matrices [n, rows, columns]
+    column: int | None = None  # only this column along the last axis
     transposed: bool = False  # the checkpoint has the matrix as [columns, rows]
-    rows: tuple[int, int, int] | None = None  # only these: first, stop, step
-    repeat: int = 1  # every row so many times
-    magnitude: str = ""  # "divide": by the matrix' magnitude, a power of two; "only": that number is the one row
-    plus: str = ""  # a tensor of a number for each column, added first
-    by: str = ""  # and one that every row is multiplied with
-    shape: tuple[int, ...] | None = None  # the tensor's, where it is not the constant's
+    rows: tuple[int, int, int] | None = None  # only these rows: first, stop, step
+    repeat: int = 1  # how many times every row is repeated
+    magnitude: str = ""  # "divide": by the matrix' magnitude, a power of two; "only": the magnitude is the one row
+    plus: str = ""  # a tensor with a number for each column, which is added first
+    by: str = ""  # a tensor with a number for each column, the factor of this column in every row
+    shape: tuple[int, ...] | None = None  # the tensor's shape, if it is not the constant's
 
     def read_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of what is read of a tensor of a shape: one matrix of a stack, or all of it."""
+        """Return the shape that is read from a tensor of this shape: one matrix of a stack, or the whole tensor."""
         return shape if self.index is None else shape[1:]
 
     def block_shape(self, read: tuple[int, ...]) -> tuple[int, ...]:
@@ -213,9 +213,9 @@ Sources = (
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """A model and its checkpoint: `sources` says for the path of every constant where it comes from.
+    """A model and its checkpoint: `sources` maps the path of every constant to its tensors in the checkpoint.
 
-    Paths are "layers.I.ROLE" and what models/contract.py names besides.
+    Paths are "layers.I.ROLE" and the other paths that models/contract.py defines.
     """
 
     architecture: Architecture
@@ -238,15 +238,15 @@ class ModelDescription:
 
 
 def blocks(sources: Sources) -> tuple[TensorSource, ...]:
-    """Return the blocks of a constant, of which most have one."""
+    """Return the blocks of a constant; most constants have one block."""
     return (sources,) if isinstance(sources, TensorSource) else sources
 
 
 def with_experts(a: Architecture, *, routed: bool) -> Architecture:
-    """Return the same model with its experts in programs of their own, or in the layers'.
+    """Return the same model with its experts in separate programs, or in the layers' programs.
 
     Raises:
-        CheckpointError: for a model without any.
+        CheckpointError: for a model without experts.
     """
     if a.graph.experts is None:
         raise CheckpointError(f"experts: {a.model_type} has none; leave `experts` out of the config")

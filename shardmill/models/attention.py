@@ -1,4 +1,4 @@
-"""Attention over the cache, or over the tokens of the pass: what layers share of the inputs, and the block."""
+"""Attention over the cache, or over the tokens of the pass: the inputs that layers share, and the block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Weights = Mapping[str, Tensor]
 
 
 class Shared:
-    """What the layers of a part need of its inputs, computed once per part."""
+    """The inputs of a part as its layers need them, computed once per part."""
 
     def __init__(self, blueprint: GraphSpec, given: Mapping[str, Tensor], order: Tensor | None = None) -> None:
         self.order = order  # of the experts, [1, classes, 1, 1]
@@ -29,8 +29,8 @@ class Shared:
         for name in blueprint.masks:
             mask = torch.cat([given[name]] * group, dim=2)  # [1, 1, group * T, S]
             if len(blueprint.masks) > 1:
-                # torch.jit names a value where it is used first: here, or else the kind of the first layer would
-                # decide which of the masks is called what. Nothing uses the sum, so no program has it.
+                # torch.jit names a value where it is used first. Without this use, the kind of the first layer would
+                # decide which mask gets which name. Nothing uses the sum, so no program has it.
                 _ = mask + 0
             self.masks[name] = mask
         # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
@@ -70,7 +70,7 @@ class Attention(nn.Module):
         return out
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
-        """Return what the heads see of the cache, [1, heads * head_dim, T, 1], once the new tokens are in it."""
+        """Return the heads' output over the cache, [1, heads * head_dim, T, 1], after the new tokens are written."""
         g = self.g
         if cache and shared.rows is not None:
             shared.rows += [k, v]
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         return y.reshape(1, g.heads * g.head_dim, -1, 1)
 
     def fused(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value of one projection; the heads of query and key are rotated together."""
+        """Return query, key and value from one projection; the heads of query and key are rotated together."""
         g = self.g
         turning = g.heads + g.kv_heads  # heads that rotate
         qk, v = torch.split(self.qkv_proj(x), [turning * g.head_dim, g.kv_heads * g.head_dim], dim=1)
@@ -101,7 +101,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def separate(self, x: Tensor, shared: Shared) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value of a projection each, with the norms that the family has."""
+        """Return query, key and value from separate projections, with the family's norms."""
         g = self.g
         q, k = self.q_proj(x), self.k_proj(x)  # [1, heads * head_dim, T, 1]
         if g.qk_norm == "wide":

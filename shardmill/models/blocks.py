@@ -32,7 +32,7 @@ Weights = Mapping[str, Tensor]
 
 
 class ShortConv(nn.Module):
-    """A gated causal convolution of a few taps over a ring of its own inputs (transformers, models/lfm2)."""
+    """A gated causal convolution of a few taps over a ring of its inputs (transformers, models/lfm2)."""
 
     def __init__(self, g: Graph, weights: Weights, path: str) -> None:
         super().__init__()

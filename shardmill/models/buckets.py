@@ -1,7 +1,7 @@
 """The host's side of an encoder: which texts share a pass, which program takes them, and the arrays of the pass.
 
-A program is built for a bucket, T tokens of which texts fill the first, one after the other. No token sees one of
-another text, or of the rest, so neither the bucket nor what else is in it changes what comes out for a text.
+A program is built for a bucket of T tokens; texts fill the first tokens, one after the other. No token sees a token of
+another text, or of the rest. So neither the bucket nor its other texts change the output for a text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOBODY = -1  # the text of a column that no text fills
 
 
 def bucket_for(buckets: Sequence[int], count: int) -> int:
-    """Return the smallest bucket that takes so many tokens. Raises ValueError for more than the largest takes."""
+    """Return the smallest bucket that takes `count` tokens. Raises ValueError if the largest takes fewer."""
     fitting = [bucket for bucket in buckets if bucket >= count]
     if not fitting:
         raise ValueError(f"{count} tokens: the largest program takes {max(buckets)}")
@@ -31,9 +31,9 @@ def bucket_for(buckets: Sequence[int], count: int) -> int:
 def packed_texts(counts: Sequence[int], longest: int) -> list[list[int]]:
     """Return which texts share a pass, by their indices.
 
-    Each goes into the first pass that has room, the longest first.
+    Each text goes into the first pass that has room, the longest text first.
 
-    Every pass reads all weights, so few passes count for more than full ones.
+    Every pass reads all weights, so few passes count for more than full passes.
 
     Args:
         counts: tokens of each text.
@@ -55,7 +55,7 @@ def arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int]) -> di
     """Return the arrays of a pass by the names of inputs, all but x.
 
     Args:
-        runtime: what model.json says of the model: rope, band.
+        runtime: settings of the model from model.json: rope, band.
         bucket: T.
         counts: the tokens of each text, one text after the other.
     """
@@ -73,7 +73,7 @@ def arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int]) -> di
 
 
 def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None) -> Floats:
-    """Return [1, 1, T, T]: 0 where row and column are of one text, and at most `band` apart, else -1e4."""
+    """Return [1, 1, T, T]: 0 where row and column are of one text and at most `band` apart, otherwise -1e4."""
     texts = owners(bucket, counts)
     visible = texts[None, :] == texts[:, None]
     if band is not None:
@@ -83,7 +83,7 @@ def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None) ->
 
 
 def owners(bucket: int, counts: Sequence[int]) -> NDArray[np.int64]:
-    """Return the text that each column of a pass is of, [T]."""
+    """Return the index of the text in each column of a pass, [T]."""
     found = np.full(bucket, NOBODY)
     found[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
     return found
@@ -98,5 +98,5 @@ def columns(texts: Sequence[Floats], bucket: int) -> Floats:
 
 
 def apart(rows: Floats, counts: Sequence[int]) -> list[Floats]:
-    """Return the rows of each text, given those of a pass [T, n]."""
+    """Return the rows of each text, given the rows of a pass [T, n]."""
     return np.split(rows[: sum(counts)], np.cumsum(counts)[:-1])

@@ -1,8 +1,8 @@
 """ZAYA's compressed convolutional attention (arXiv 2510.04476; transformers, models/zaya/modeling_zaya.py).
 
-Query and key are mixed over a few tokens by two short convolutions, keep a residual of what they were projected to, and
-are normed to the length of sqrt(head_dim). Half of the value is that of the token before. What the convolutions and the
-delayed half read of earlier tokens lies in a ring of slots by position, as a short convolution's input does.
+Two short convolutions mix query and key over a few tokens. A residual of the projections is added, and the sum is
+normed to the length of sqrt(head_dim). Half of the value comes from the token before. The values of earlier tokens
+that the convolutions and the delayed half read lie in a ring of slots by position, like a short convolution's input.
 """
 
 from __future__ import annotations

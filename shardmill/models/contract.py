@@ -14,36 +14,36 @@ A model is a chain of parts, and a part has a kind:
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
             attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
 
-Which of the inputs a part has follows from the kinds of its layers. d is the hidden width, S the key/value slots, W
-those of a sliding layer, R the slots of a convolution's ring, L its taps; every input carries T, the tokens of a pass.
-What a token carries from part to part beside the residual stream, a router's state, lies in channels of x and hidden
-after the first d; the host gives the first part zeros there.
+The kinds of a part's layers decide which inputs it has. d is the hidden width, S the number of key/value slots, and W
+the number of slots of a sliding layer. R is the number of slots of a convolution's ring, and L its number of taps.
+Every input carries T, the tokens of a pass. Beside the residual stream, a token may carry a router's state from part
+to part. This state lies in the channels of x and hidden after the first d; the host gives the first part zeros there.
 
-Where the host routes to experts, a part of layers ends in the middle of a layer that has some. Its `hidden` then has
-the channels of x, where the residual stream lacks only what the experts add; after them the experts' input z, d
-channels; and after that the weight of each expert, 0 where the token does not take it. Parts of kind "experts" follow,
-each with some of that layer's experts, in order: from z, its x, and those experts' weights one makes what they add to
-the stream, every multiplier of the branch included. The host adds what they make to the stream and hands it to the next
-part of layers. It need not call a part whose experts no token of the pass takes.
+If the host routes to experts, a part of layers ends in the middle of a layer with experts. Its `hidden` then has the
+channels of x, where the residual stream lacks only the experts' output. After these channels come the experts' input z,
+d channels, and the weight of each expert, which is 0 if the token does not take the expert. Parts of kind "experts"
+follow, each with some of that layer's experts, in order. Such a part takes z as its x, and the weights of its experts.
+It returns what these experts add to the stream, including every multiplier of the branch. The host adds the outputs of
+these parts to the stream and hands the stream to the next part of layers. It need not call a part if no token of the
+pass takes one of its experts.
 
-An encoder is one part of kind "encoder" for each number
-of tokens that it is built for (a bucket): there T is that number, and its tokens see one another through the masks.
+An encoder has one part of kind "encoder" for each bucket, a number of tokens. In this part T is the bucket, and the
+tokens see one another through the masks.
 
-No program has an index that depends on data: the host says by masks what is written and what is seen. Token t sees slot
-s if and only if s was last written with a position that is not after t's, so a rejected draft costs nothing: its slots
-are hidden by their positions until they are written again.
+No program has an index that depends on data: the host's masks decide what is written and what is seen. Token t sees
+slot s if and only if the position last written to s is not after t's position. So a rejected draft costs nothing: its
+slots are hidden by their positions until they are written again.
 
-Where its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
-p mod W. Else W is S, its slots are those of the other layers, and there is no kv_write_mask_sliding.
+If its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
+p mod W. Otherwise W is S, the layer has the same slots as the other layers, and kv_write_mask_sliding does not exist.
 
-A program may also have no states (GraphSpec.hosted). Then k_i, v_i and c_i are inputs, of the states' shapes. The
-program writes the new tokens into its copies by the same masks, sees them there, and gives what they add as further
-outputs, which the host writes into the caches that it keeps: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new
-[1, 1, ., T].
+A program may also have no states (GraphSpec.hosted). Then k_i, v_i and c_i are inputs with the states' shapes. The
+program writes the new tokens into its copies by the same masks and sees them there. It returns the new rows as further
+outputs, which the host writes into its caches: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T].
 
-The weights of a layer stand in models/layer_constants.py. This file spells out all else; conversion, engine, gates and
-manifest ask it. How the host computes the masks and the rotary rows of a pass stands in models/host.py, and for
-encoders in models/buckets.py.
+The weights of a layer are defined in models/layer_constants.py. This file defines everything else for conversion,
+engine, gates and manifest. models/host.py computes the masks and the rotary rows of a pass; for encoders,
+models/buckets.py does.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """All that decides what a part's program is made of, and so its interface."""
+    """Everything that decides a part's program, and so its interface."""
 
     kind: str  # "layers", "experts", "head" or "encoder"
     graph: Graph
     layers: tuple[tuple[int, LayerSpec], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
-    window_slots: int = 0  # W where sliding layers keep rings; 0 where they keep as much as the others
+    window_slots: int = 0  # W if sliding layers keep rings; 0 if they keep as many slots as the other layers
     rows: int = 0  # of the vocabulary, or experts
     ends: EncoderIO | None = None  # of an encoder
     hosted: bool = False  # whether the host keeps what states would hold
@@ -98,7 +98,7 @@ class GraphSpec:
     def label_rows(self) -> int:
         """Return rows of an encoder's logits.
 
-        Its labels and, up to a multiple of LABEL_STEP, the first of them once more.
+        The labels, and then the first labels again up to a multiple of LABEL_STEP.
         """
         return -(-self.ends.labels // LABEL_STEP) * LABEL_STEP if self.ends else 0
 
@@ -114,7 +114,7 @@ class GraphSpec:
 
     @property
     def ends_in_experts(self) -> bool:
-        """Return whether it ends in the middle of a layer, where the host routes to experts."""
+        """Return whether the part ends in the middle of a layer because the host routes to experts."""
         experts = self.graph.experts
         ends = self.kind == "layers" and bool(self.layers) and self.layers[-1][1].ffn == "experts"
         return ends and experts is not None and experts.routed
@@ -131,17 +131,17 @@ class GraphSpec:
 
 
 def window_slots(window: int | None, tokens: int, slots: int) -> int:
-    """Return slots of a sliding layer's ring, or 0 where that would not be fewer than there are.
+    """Return slots of a sliding layer's ring, or 0 if a ring would not have fewer slots than `slots`.
 
-    A pass writes up to `tokens` positions before the first of them looks `window` - 1 positions back, and a draft that
-    is rejected leaves one more than that to be looked at.
+    A pass writes up to `tokens` positions before the first of its tokens looks `window` - 1 positions back. A rejected
+    draft leaves one more position to read.
     """
     needed = -(-((window or slots) - 1 + tokens) // WINDOW_STEP) * WINDOW_STEP
     return needed if needed < slots else 0
 
 
 def most_tokens(taps: int) -> int:
-    """Return the most tokens of a pass whose first token still finds the `taps` - 1 before it in the ring."""
+    """Return the most tokens of a pass whose first token still finds the `taps` - 1 tokens before it in the ring."""
     return RING - taps + 1
 
 
@@ -172,14 +172,14 @@ def rope_inputs(table: str) -> tuple[str, str]:
 
 
 def states(blueprint: GraphSpec) -> dict[str, Shape]:
-    """Return the states of a program by name, in order; none where the host keeps what they would hold."""
+    """Return the states of a program by name, in order; empty if the host keeps their content."""
     return {} if blueprint.hosted else caches(blueprint)
 
 
 def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
-    """Return the further outputs of a program whose caches the host keeps: what its tokens add to each, in order.
+    """Return the further outputs of a program whose caches the host keeps: the new rows of each cache, in order.
 
-    What token t adds belongs where the write mask of its layer says that it is written.
+    The row of token t belongs in the slot that the write mask of its layer gives for t.
     """
     if not blueprint.hosted:
         return {}
@@ -190,12 +190,12 @@ def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
 
 
 def new_name(cache: str) -> str:
-    """Return the output with what a pass adds to a cache."""
+    """Return the name of the output with the rows that a pass adds to a cache."""
     return f"{cache}_new"
 
 
 def caches(blueprint: GraphSpec) -> dict[str, Shape]:
-    """Return what is kept from pass to pass by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
+    """Return the caches kept between passes by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
     if blueprint.kind not in ("layers", "encoder"):
         return {}
     g = blueprint.graph
@@ -232,7 +232,7 @@ def constants(blueprint: GraphSpec) -> dict[str, Shape]:
 
 
 def _around(layers: Mapping[str, Shape], blueprint: GraphSpec, ends: EncoderIO) -> dict[str, Shape]:
-    """Return the weights of an encoder's program, given those of its layers."""
+    """Return the weights of an encoder's program, given the weights of its layers."""
     g, found = blueprint.graph, dict(layers)
     if ends.embed_norm:
         found = norm_constants("embed_norm", g) | found
@@ -279,5 +279,5 @@ def computed(blueprint: GraphSpec) -> dict[str, tuple[float, ...]]:
 
 
 def stem(path: str) -> str:
-    """Return what coremltools calls a constant: its path in the PyTorch module, spelled as an identifier."""
+    """Return coremltools' name of a constant: its path in the PyTorch module, spelled as an identifier."""
     return path.replace(".", "_")

@@ -1,4 +1,4 @@
-"""What family files share: from a transformers config to the description of a decoder, refusing what has no place."""
+"""Describes a decoder from its transformers config for the family files; refuses fields that programs can't honour."""
 
 from __future__ import annotations
 
@@ -87,23 +87,23 @@ def decoder(
     table: TensorSource | None = None,
     **options: Any,
 ) -> ModelDescription:
-    """Return the description of a decoder whose layers are those of models/blocks.py.
+    """Return the description of a decoder that consists of the layers in models/blocks.py.
 
     Args:
         config: transformers' config.
         context: key/value slots of the programs.
-        honours: fields of the config that the family reads, beyond those that all families read.
-        kinds: the layers, in order; all of them plain attention layers if left out.
-        ropes: rotary tables by name; the config's only one if left out.
+        honours: fields of the config that the family reads beside the fields that all families read.
+        kinds: the layers, in order; if left out, every layer is a plain attention layer.
+        ropes: rotary tables by name; if left out, the config's only table.
         window: positions that a sliding layer sees.
-        embedding_scale: what the model multiplies a token's row with.
-        tensors: for a layer's constants, where they come from, if not from the tensor of the same name.
+        embedding_scale: the model's factor for a token's row of the embedding.
+        tensors: the sources of a layer's constants by role, if not the tensor of the same name.
         final_norm: the last norm's tensor.
-        table: what the embedding is made of, before all multipliers, if not of embed_tokens alone.
-        options: of the Graph.
+        table: the source of the embedding before all multipliers, if not embed_tokens alone.
+        options: the options of the Graph.
 
     Raises:
-        CheckpointError: for what the programs have no place for.
+        CheckpointError: if the config has a setting that the programs can't honour.
     """
     refuse_unplaced(config, honours)
     check_context(config, context)
@@ -128,7 +128,7 @@ def decoder(
 def _graph(
     config: Any, tables: Mapping[str, Any], *, ffn: int | None = None, rms_norm_eps: float | None = None, **options: Any
 ) -> Graph:
-    """Return the options of the programs' graph; what a family leaves out comes from the config."""
+    """Return the options of the programs' graph; options that a family leaves out come from the config."""
     graph = Graph(
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
@@ -145,7 +145,7 @@ def _graph(
 
 
 def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> dict[str, Sources]:
-    """Return the tensor behind each constant of each layer: the one named for its role, or of its name."""
+    """Return the source of each constant of each layer: the one in `named` for its role, or the tensor of its name."""
     return {
         f"layers.{i}.{role}": _placed(named.get(role, TensorSource(role)), f"{PREFIX}layers.{i}.")
         for i, kind in enumerate(architecture.kinds)
@@ -156,7 +156,7 @@ def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> 
 def _end_sources(
     architecture: Architecture, named: Mapping[str, Sources], final_norm: str, table: TensorSource | None
 ) -> dict[str, Sources]:
-    """Return the tensors behind what lies outside the layers: the last norm, the embedding and the LM head."""
+    """Return the sources of the constants outside the layers: the last norm, the embedding and the LM head."""
     head = "embed_tokens" if architecture.tied else "lm_head"
     found: dict[str, Sources] = {
         "norm.weight": _placed(named.get("norm.weight", TensorSource(final_norm)), PREFIX),
@@ -181,7 +181,7 @@ def activation(config: Any, field: str) -> str:
 
 
 def sliding_kind(context: int, window: int | None, **options: Any) -> LayerSpec:
-    """Return a layer that sees `window` positions, which is a plain one where the context holds no more than those."""
+    """Return a layer that sees `window` positions; it is a plain layer if the context holds no more positions."""
     return LayerSpec(mask=SLIDING_MASK if window and window < context else MASK, **options)
 
 

@@ -1,4 +1,4 @@
-"""What encoders' files share: from a transformers config to a description, refusing what has no place."""
+"""Describes an encoder from its transformers config for encoder files; refuses fields that programs can't honour."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "ge
 
 @dataclass(frozen=True)
 class Names:
-    """What a checkpoint calls its tensors.
+    """The names of a checkpoint's tensors.
 
     Attributes:
-        layer: begins the names of a layer's tensors, with "{i}" for its index.
+        layer: the beginning of the names of a layer's tensors, with "{i}" for its index.
         roles: for each of a layer's constants, by the module's name in the checkpoint ("self_attn.q_proj" and its
             like, without ".weight" and ".bias").
-        around: the same for what is not in a layer; of tables, the tensor's whole name.
+        around: the same for constants outside the layers; for tables, the tensor's whole name.
         ignored: tensors that a checkpoint may hold and no program needs.
     """
 
@@ -49,9 +49,9 @@ class Names:
 
 
 def task_of(config: Any) -> str:
-    """Return what the checkpoint was trained for, by config.json's architectures.
+    """Return the task of the checkpoint, by config.json's architectures.
 
-    Raises CheckpointError for all else.
+    Raises CheckpointError for any other task.
     """
     named = (config.architectures or [""])[0]
     found = [task for suffix, task in TASKS.items() if named.endswith(suffix)]
@@ -61,7 +61,7 @@ def task_of(config: Any) -> str:
 
 
 def _check_problem(config: Any, task: str) -> None:
-    """Raise CheckpointError for labels of which a text may have several, or that are numbers."""
+    """Raise CheckpointError if a text may have several labels, or if labels are numbers."""
     kind = getattr(config, "problem_type", None)
     if task == CLASSIFY and (kind not in (None, "single_label_classification") or config.num_labels == 1):
         found = f"problem_type is {kind!r} with {config.num_labels} labels"
@@ -69,7 +69,7 @@ def _check_problem(config: Any, task: str) -> None:
 
 
 def _labels_of(config: Any, task: str) -> tuple[str, ...]:
-    """Return the names of the labels by row; none where hidden states come out."""
+    """Return the names of the labels by row; empty if hidden states come out."""
     if task == EMBED:
         return ()
     named = {int(row): str(name) for row, name in (config.id2label or {}).items()}
@@ -93,25 +93,25 @@ def encoder(
     types: int = 0,
     tensors: Mapping[str, Sources] | None = None,
 ) -> ModelDescription:
-    """Return the description of an encoder whose layers are those of models/blocks.py.
+    """Return the description of an encoder that consists of the layers in models/blocks.py.
 
     Args:
         config: transformers' config.
         length: the most tokens of a pass.
-        honours: fields of the config that the family reads, beyond those that all families read.
-        names: of the checkpoint's tensors.
-        graph: of the layers.
-        ends: what comes before and after them; the number of labels is filled in here.
+        honours: fields of the config that the family reads beside the fields that all families read.
+        names: the names of the checkpoint's tensors.
+        graph: the options of the layers.
+        ends: the options before and after the layers; the number of labels is filled in here.
         kinds: the layers, in order.
         ropes: rotary tables by name.
         band: positions that a token of a sliding layer sees on either side.
         positions: rows of the table of positions.
         types: rows of the table of segments.
-        tensors: for a layer's constants, where they come from, if not from the tensor of that name; without the
+        tensors: the sources of a layer's constants by role, if not the tensor of that name. Their names lack the
             beginning that a layer's tensors share.
 
     Raises:
-        CheckpointError: for what the programs have no place for.
+        CheckpointError: if the config has a setting that the programs can't honour.
     """
     refuse_unplaced(config, honours)
     limit = config.max_position_embeddings
@@ -142,7 +142,7 @@ def encoder(
 def _source(
     path: str, shape: tuple[int, ...], names: Names, tensors: Mapping[str, Sources], labels: Sequence[str]
 ) -> Sources:
-    """Return where a constant comes from."""
+    """Return the source of a constant."""
     if path.startswith("classifier."):
         return _filled_up(_tensor(path, names), shape, len(labels))
     index, _, role = path.removeprefix("layers.").partition(".")
@@ -154,7 +154,7 @@ def _source(
 
 
 def _filled_up(tensor: str, shape: tuple[int, ...], labels: int) -> Sources:
-    """Return a classifier's rows, and the first of them once more up to as many as the program has."""
+    """Return a classifier's rows, followed by the first rows again up to the program's number of rows."""
     whole = TensorSource(tensor, shape=(labels, *shape[1:]))
     times, rest = divmod(shape[0], labels)
     found = (whole,) * times + ((replace(whole, rows=(0, rest, 1)),) if rest else ())
@@ -162,7 +162,7 @@ def _filled_up(tensor: str, shape: tuple[int, ...], labels: int) -> Sources:
 
 
 def _tensor(path: str, names: Names) -> str:
-    """Return what the checkpoint calls a constant."""
+    """Return the checkpoint's name of a constant."""
     if path in names.around:
         return names.around[path]
     if path.startswith("layers."):

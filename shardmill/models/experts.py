@@ -1,4 +1,4 @@
-"""What families with experts share: where the experts lie in a checkpoint, and how many share a projection."""
+"""Helpers for families with experts: where the experts lie in a checkpoint, and how many share a projection."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from portable_coreml.judge.placement.rules.shapes import MAX_OUTPUT_CHANNELS
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import Experts, Sources, TensorSource
 
-# Up to so many experts a layer has a projection for each: they keep the checkpoint's rows and INT8 scales one to one,
-# and 36 convolutions a layer were seen to run on the Neural Engine (ane-book, ZAYA, Exp 34, M4 Max). More of them share
-# projections.
+# If a layer has at most MOST_ALONE experts, each has separate projections: they keep the checkpoint's rows and INT8
+# scales one to one, and 36 convolutions a layer were seen to run on the Neural Engine (ane-book, ZAYA, Exp 34, M4 Max).
+# If it has more, up to MOST_TOGETHER experts share a projection.
 MOST_ALONE = 32
 MOST_TOGETHER = 16
 
@@ -20,7 +20,7 @@ At = Callable[[str, int], TensorSource]  # "gate_proj", "up_proj" or "down_proj"
 
 
 def grouped(experts: Experts) -> Experts:
-    """Return the same experts, as many sharing a projection as its output channels allow, where there are very many."""
+    """Return the experts; above MOST_ALONE, as many share a projection as its output channels allow."""
     fitting = [
         n for n in range(1, MOST_TOGETHER + 1) if not experts.count % n and n * experts.ffn <= MAX_OUTPUT_CHANNELS
     ]
@@ -28,19 +28,19 @@ def grouped(experts: Experts) -> Experts:
 
 
 def checked_experts(experts: Experts) -> Experts:
-    """Raise CheckpointError for a choice of more experts than there are."""
+    """Return `grouped` experts. Raises CheckpointError if a token takes no experts, or more than the layer has."""
     if not 1 <= experts.chosen <= experts.classes:
         raise CheckpointError(f"num_experts_per_tok {experts.chosen}: there are {experts.classes} experts")
     return grouped(experts)
 
 
 def separate(e: Experts, hidden: int, names: Mapping[str, str]) -> dict[str, Sources]:
-    """Return sources of experts that lie in a tensor a matrix.
+    """Return sources of experts whose matrices each lie in a separate tensor.
 
     Args:
         e: the experts.
         hidden: the model's width.
-        names: of gate_proj, up_proj and down_proj; {} stands for the expert's number.
+        names: the tensors' names for gate_proj, up_proj and down_proj; {} stands for the expert's number.
     """
     wide, narrow = (e.ffn, hidden), (hidden, e.ffn)
     return _sources(
@@ -66,8 +66,9 @@ def transposed(e: Experts, hidden: int, path: str, *, interleaved: bool) -> dict
     Args:
         e: the experts.
         hidden: the model's width.
-        path: what gate_up_proj [experts, hidden, 2 * ffn], down_proj [experts, ffn, hidden] and their biases are under.
-        interleaved: whether gate and up are every other column, else the first and the second half.
+        path: the prefix of the names of gate_up_proj [experts, hidden, 2 * ffn], down_proj [experts, ffn, hidden] and
+            their biases.
+        interleaved: whether gate and up alternate by column; otherwise they are the first and the second half.
     """
 
     def rows(role: str) -> tuple[int, int, int]:
@@ -100,7 +101,8 @@ def _sources(e: Experts, at: At) -> dict[str, Sources]:
         if e.group == 1:
             found[f"{path}down_proj.weight"] = down
             continue
-        # One INT8 scale a row for all of them: each is brought to the same magnitude, and the factor is a constant.
+        # One INT8 scale a row serves the whole group: each expert is divided by its magnitude, and the magnitude is a
+        # constant.
         found[f"{path}down_proj.weight"] = tuple(replace(one, magnitude="divide") for one in down)
         found[f"{path}scale"] = tuple(replace(one, magnitude="only", repeat=e.ffn) for one in down)
     return found

@@ -1,7 +1,7 @@
-"""Reads a checkpoint's config.json through transformers' own AutoConfig, once nothing in it can do harm.
+"""Reads a checkpoint's config.json through transformers' own AutoConfig, after a check for harmful values.
 
 config.json comes in two generations (`rope_scaling`, and `rope_parameters` from transformers 5 on); AutoConfig reads
-both, so nothing here interprets the file itself. A multimodal model's config holds that of its text tower.
+both, so nothing here interprets the file itself. A multimodal model's config holds the config of its text tower.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ STUMBLES = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def model_description(family: ModuleType, config: Any, length: int) -> ModelDescription:
-    """Return what the model of a transformers config is.
+    """Return the description of the model of a transformers config.
 
     Args:
         family: the module of its model_type.
         config: the config.
-        length: positions that programs deal with.
+        length: the number of positions that the programs support.
 
     Raises:
-        CheckpointError: for what can't be built, and for a field that is null or of a type that nobody thought of.
-        Exception: what `family` stumbles over, if it does so over transformers' own default config too: that is a bug.
+        CheckpointError: if the model can't be built, or a field is null or of an unexpected type.
+        Exception: an error of `family` that transformers' own default config causes too: that is a bug.
     """
     try:
         found: ModelDescription = family.describe(config, length)
@@ -48,7 +48,7 @@ def model_description(family: ModuleType, config: Any, length: int) -> ModelDesc
 
 
 def _stumbles(family: ModuleType, config: Any, length: int) -> bool:
-    """Return whether a family can't read a config, whatever is refused with a reason."""
+    """Return whether a family fails to read a config; a refusal with a reason does not count."""
     try:
         family.describe(config, length)
     except STUMBLES:
@@ -74,22 +74,22 @@ FLOAT_TAG = "__float__"  # transformers' spelling of numbers that JSON lacks: {"
 
 
 def text_part(content: Any) -> Any:
-    """Return the part of a parsed config.json that describes the language model: all of it, or its `text_config`."""
+    """Return the part of a parsed config.json that describes the language model: the whole, or its `text_config`."""
     inner = content.get("text_config") if isinstance(content, dict) else None
     return inner if isinstance(inner, dict) else content
 
 
 def content_fault(content: Any) -> str:
-    """Name the first thing in a parsed config.json that no model can be, or return ''.
+    """Name the first value in a parsed config.json that no model can have, or return ''.
 
-    It is found here because transformers computes rotary tables and lists of layers and labels from these numbers,
-    whatever they are, and gives NaN on.
+    The check is here because transformers computes rotary tables and lists of layers and labels from these numbers,
+    whatever they are, and passes NaN on.
     """
     return size_fault(content) or size_fault(text_part(content)) or number_fault(content)
 
 
 def size_fault(content: Any) -> str:
-    """Name the first size of a parsed config.json that is no positive integer, or a number beyond belief, or ''.
+    """Name the first size of a parsed config.json that is no positive integer or is too large, or return ''.
 
     A size that is absent has a default, so it is no fault.
     """
@@ -124,7 +124,7 @@ def number_fault(content: Any) -> str:
 
 
 def _quantization_fault(content: Any) -> str:
-    """Say that the weights are quantised, or return ''; a multimodal model's config tells it outside its tower."""
+    """Say that the weights are quantised, or return ''; a multimodal config has this setting outside `text_config`."""
     settings = content.get("quantization_config")
     if not settings:
         return ""
@@ -136,11 +136,11 @@ def _quantization_fault(content: Any) -> str:
 def load_hf_config(folder: Path) -> Any:
     """Return transformers' config of the checkpoint in `folder`; for a multimodal model, its text tower's.
 
-    Code that a checkpoint brings along is never run, nor is anybody asked whether to.
+    Code in the checkpoint is never run, and the user is never asked whether to run it.
 
     Raises:
-        CheckpointError: where config.json is missing, holds what no model can be, or names a model_type that is not
-            supported.
+        CheckpointError: if config.json is missing, holds a value that no model can have, or names a model_type that is
+            not supported.
     """
     from transformers import AutoConfig, PretrainedConfig
 
@@ -153,7 +153,7 @@ def load_hf_config(folder: Path) -> Any:
         if not isinstance(found, PretrainedConfig):
             raise ValueError("text_config is no model's config")
         return found
-    except Exception as error:  # whatever transformers makes of it
+    except Exception as error:  # transformers may raise any error
         raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first_line(error)}") from error
 
 
@@ -162,13 +162,13 @@ def _is_size(value: Any) -> bool:
 
 
 def config_problems(path: str, root: Path, length: int, kind: str = DECODER) -> list[str]:
-    """Return what is wrong with the checkpoint in a folder.
+    """Return the problems of the checkpoint in a folder.
 
     Args:
         path: the folder, as the config names it.
-        root: where that starts.
-        length: positions that programs deal with.
-        kind: what the model is to be built as.
+        root: the folder where `path` starts.
+        length: the number of positions that the programs support.
+        kind: the kind of model to build.
     """
     file = root / path / "config.json"
     try:

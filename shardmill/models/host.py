@@ -20,20 +20,20 @@ NEVER = np.iinfo(np.int64).max  # the position of a slot that holds nothing
 
 
 class KVLayout:
-    """What is in each slot, and from it the arrays of a pass.
+    """The positions in all slots, and the arrays of a pass that follow from these positions.
 
-    One Host serves all parts of a model, since all of them see the same tokens. A program takes those of the arrays
-    that are its inputs.
+    One layout serves all parts of a model, since all parts see the same tokens. A program takes only the arrays that
+    are its inputs.
     """
 
     def __init__(self, runtime: Mapping[str, Any]) -> None:
-        """Make the rotary tables, of a row for each slot.
+        """Make the rotary tables, with a row for each slot.
 
         Args:
-            runtime: what model.json says of the model: context, rope, window, window_slots, conv_taps.
+            runtime: settings of the model from model.json: context, rope, window, window_slots, conv_taps.
         """
         self.slots: int = runtime["context"]
-        self.length = self.slots  # of them, those that the programs have now
+        self.length = self.slots  # the number of slots that the programs have now
         self.window: int | None = runtime["window"]
         self.taps: int = runtime["conv_taps"]
         self.window_slots: int = runtime["window_slots"]
@@ -44,8 +44,8 @@ class KVLayout:
             for name, values in zip(rope_inputs(table), rope_tables(numbers, self.slots), strict=True)
         }
         self.held = np.full(self.slots, NEVER)  # position that each slot was last written with
-        self.recent = np.full(self.window_slots, NEVER)  # the same of the sliding layers' rings
-        self.ring = np.full(RING, NEVER)  # and of the convolutions' rings
+        self.recent = np.full(self.window_slots, NEVER)  # position in each slot of the sliding layers' rings
+        self.ring = np.full(RING, NEVER)  # position in each slot of the convolutions' rings
 
     def reset(self) -> None:
         """Forget every slot. What the states hold is masked until it is overwritten."""
@@ -59,9 +59,9 @@ class KVLayout:
         return not any((held != NEVER).any() for held in (self.held, self.recent, self.ring))
 
     def resize(self, length: int) -> None:
-        """Go on with programs of so many slots; what the others hold is forgotten.
+        """Go on with programs of `length` slots; the content of the other slots is forgotten.
 
-        Rings are the same at every length. They still know which positions were overwritten by what is forgotten.
+        Rings are the same at every length. They still show which positions were overwritten by forgotten tokens.
         """
         self.held[length:] = NEVER
         self.length = length
@@ -75,7 +75,7 @@ class KVLayout:
         """Return the arrays of a pass by the names of inputs, and mark its slots as written.
 
         Raises:
-            ValueError: where a layer would need a token that its ring no longer holds.
+            ValueError: if a layer would need a token that its ring no longer holds.
         """
         at, where = np.asarray(positions), np.asarray(slots)
         found = self._rotary(at)
@@ -113,7 +113,7 @@ class KVLayout:
         return not self.window_slots or not len(self._overtaken(position))
 
     def _overtaken(self, position: int) -> NDArray[np.int64]:
-        """Return positions before one that a sliding layer would look at and that later ones took the slots of."""
+        """Return earlier positions that a sliding layer would look at and whose slots later positions took."""
         wanted: NDArray[np.int64] = np.arange(max(position - (self.window or 0) + 1, 0), position)
         there = self.recent[wanted % self.window_slots]
         lost: NDArray[np.int64] = wanted[(there > wanted) & (there != NEVER)]
@@ -146,7 +146,7 @@ class KVLayout:
 def rope_rows(rope: Mapping[str, Any], positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Return cos and sin of these positions, [T, rope_dim / 2], for positions of any size.
 
-    The angle is computed in float64: in float32 a step of one position is lost in those of a long text.
+    The angle is computed in float64: at the positions of a long text, float32 loses a step of one position.
     """
     angles = positions[:, None] * np.asarray(rope["inv_freq"], np.float32).astype(np.float64)
     scale = np.float32(rope["scale"])
@@ -161,7 +161,7 @@ def rope_tables(rope: Mapping[str, Any], positions: int) -> tuple[Floats, Floats
 
 
 def attention_mask(held: NDArray[np.int64], positions: NDArray[np.int64], window: int | None = None) -> Floats:
-    """Return [1, 1, T, S]: 0 where slot s holds a position <= the token's, and within its window, else -1e4."""
+    """Return [1, 1, T, S]: 0 where slot s holds a position <= the token's, within its window, otherwise -1e4."""
     visible = held[None, :] <= positions[:, None]
     if window is not None:
         visible &= held[None, :] > positions[:, None] - window

@@ -1,4 +1,4 @@
-"""What plan.json and model.json say of how a program is called."""
+"""The part of plan.json and model.json that describes how a program is called."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class EntryPoints:
     """The form of a program.
 
     Attributes:
-        shapes: RANGE for one function that takes 1 to so many tokens; FIXED for one function for each of `widths`;
-            ENUMERATED for one function that takes any of `widths`.
-        widths: the tokens that passes may carry, ascending; of a RANGE nothing depends on them, and there are none.
-        state: GRAPH where the program has states, HOST where the host gives it what they would hold.
-        contexts: of a FIXED, numbers of key/value slots, ascending, for each of which it has functions beside those for
-            the whole context.
+        shapes: RANGE is one function that takes any number of tokens up to a limit. FIXED is one function for each of
+            `widths`. ENUMERATED is one function that takes any of `widths`.
+        widths: the numbers of tokens that a pass may carry, ascending; empty for RANGE, which does not depend on them.
+        state: GRAPH if the program has states, HOST if the host passes the states' content as inputs.
+        contexts: for FIXED, numbers of key/value slots, ascending. The program has functions for each of these numbers
+            beside the functions for the whole context.
     """
 
     shapes: str = RANGE
@@ -36,9 +36,9 @@ class EntryPoints:
 
     @property
     def functions(self) -> dict[int, str]:
-        """Return the function that takes a pass, by the pass' width, "" for the only one.
+        """Return the name of the function for each width of a pass, "" for the only function.
 
-        Empty where that takes all.
+        Empty for RANGE, whose only function takes every width.
         """
         return {width: f"t{width}" if self.shapes == FIXED else "" for width in self.widths}
 
@@ -49,23 +49,23 @@ class EntryPoints:
 
     @property
     def by_name(self) -> dict[str, int]:
-        """Return the width of each function, at any length; none where the program has one only."""
+        """Return the width of each function, at any context; empty if the program has only one function."""
         of_each = (self.functions, *self.shorter.values())
         return {name: width for names in of_each for width, name in names.items() if name}
 
     @property
     def named(self) -> dict[str, str]:
-        """Return the same as JSON has it."""
+        """Return `functions` with the widths as strings, as JSON has them."""
         return {str(width): name for width, name in self.functions.items()}
 
 
 def calls(shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = ()) -> EntryPoints:
-    """Return the form with these shapes of programs that passes of these widths go through, at shorter contexts too."""
+    """Return the form of programs for these shapes and for passes of these widths, at shorter contexts too."""
     return EntryPoints(shapes, () if shapes == RANGE else widths, state, contexts)
 
 
 def own_bundle(program: Path, function: str) -> Path:
-    """Return where the bundle of a function lies, if it has one of its own: then the program is a folder of such."""
+    """Return where the bundle of a function lies if each function has a bundle: the program is a folder of bundles."""
     return program / f"{function}{BUNDLE}"
 
 

@@ -8,7 +8,7 @@ from shardmill.models.architecture import Experts, Graph, LayerSpec
 
 Shape = tuple[int, ...]
 EXPERT = "experts."
-# Of a group of experts, what is no expert's, by what its layer calls it.
+# Constants of a group of experts that belong to no single expert -> their paths in the layer.
 OF_GROUP = {"down_bias": "mlp.down_bias", "branch_scale": "post_mlp_residual_scale.hidden_states_scale"}
 
 
@@ -23,8 +23,8 @@ def cca_widths(g: Graph) -> tuple[int, int]:
 def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     """Return the weights of one layer by their path from the layer, with their shapes.
 
-    A matrix of two axes is a convolution's, which INT8 quantises. One of three is a factor of a matrix product, as are
-    a router's and those of grouped convolutions: it stays in fp16.
+    A matrix of two axes is a convolution's, which INT8 quantises. A matrix of three axes, such as a router's or a
+    grouped convolution's, is a factor of a matrix product: it stays in fp16.
     """
     mixer = {"conv": _convolution, "attention": _attention, "cca": _cca}[kind.mixer](g)
     ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
@@ -43,7 +43,7 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
 
 
 def mixer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
-    """Return those of a layer that lie in the program of its mixer: all, but for experts that the host routes to."""
+    """Return the weights in the program of a layer's mixer: all, or all but the experts' if the host routes."""
     found = layer_constants(g, kind)
     if g.experts is None or not g.experts.routed:
         return found
@@ -59,11 +59,11 @@ def group_constants(g: Graph, count: int) -> dict[str, Shape]:
 
 
 def role_in_layer(path: str, first: int) -> str:
-    """Return what a layer calls a constant of a group of its experts.
+    """Return the path in the layer of a constant of a group of experts.
 
     Args:
-        path: of the constant in the group's program, where the experts are counted from 0.
-        first: which of the layer's `experts.J` is the group's first.
+        path: the constant's path in the group's program, where the experts are counted from 0.
+        first: the index J of the layer's `experts.J` that is the group's first.
     """
     if not path.startswith(EXPERT):
         return OF_GROUP[path]
@@ -72,7 +72,7 @@ def role_in_layer(path: str, first: int) -> str:
 
 
 def norm_constants(path: str, g: Graph) -> dict[str, Shape]:
-    """Return those of a norm over the hidden width."""
+    """Return the weights of a norm over the hidden width."""
     gain: dict[str, Shape] = {f"{path}.weight": (g.hidden,)}
     return gain | ({f"{path}.bias": (g.hidden,)} if g.norm == "layer" and g.norm_bias else {})
 
@@ -135,7 +135,7 @@ def _mixture(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
 
 
 def _expert_matrices(g: Graph, e: Experts, prefix: str) -> dict[str, Shape]:
-    """Return those of the experts themselves."""
+    """Return the weights of the experts themselves."""
     found: dict[str, Shape] = {}
     wide = e.group * e.ffn
     for j in range(e.count // e.group):
@@ -159,6 +159,6 @@ def _mlp_router(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
 
 
 def projection_constants(path: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:
-    """Return those of a projection."""
+    """Return the weights of a projection."""
     weight: dict[str, Shape] = {f"{path}.weight": (rows, columns)}
     return weight | ({f"{path}.bias": (rows,)} if bias else {})

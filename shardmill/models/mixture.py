@@ -1,9 +1,9 @@
-"""A mixture of experts as a block of a layer: a router, and all experts, weighed by what it gives them.
+"""A mixture of experts as a block of a layer: a router, and all experts, weighted by the router.
 
-Or, where the host routes, the router alone, and groups of experts as programs of their own. Inside a program every
-expert runs for every token, and those that a token does not take count 0: a program can't choose which weights
-it reads. Experts have projections of their own, or a few of them share one: then their hidden channels lie side by
-side.
+If the host routes, the block is the router alone, and groups of experts are separate programs. Inside a program every
+expert runs for every token, with weight 0 if the token does not take the expert: a program can't choose which weights
+it reads. Experts have separate projections, or a few experts share one projection: then their hidden channels lie
+side by side.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Router(nn.Module):
 
 
 class StatefulRouter(nn.Module):
-    """ZAYA's router: an MLP on a state of its own, to which it adds what the layer before left of its state.
+    """ZAYA's router: an MLP on a hidden state, plus the scaled router state of the layer before.
 
     Source: transformers, models/zaya/modeling_zaya.py.
     """
@@ -67,7 +67,7 @@ class StatefulRouter(nn.Module):
         self.carries = kind.carries
 
     def forward(self, x: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and its state [1, router_width, T, 1], given the state of the layer before."""
+        """Return logits and the router's state [1, router_width, T, 1], given the state of the layer before."""
         state = self.down_proj(x)
         if self.carries:
             state = state + before * self.states_scale
@@ -76,7 +76,7 @@ class StatefulRouter(nn.Module):
 
 
 class ExpertGroup(nn.Module):
-    """Experts that share their projections: x [1, d, T, 1] and weights [1, experts of it, T, 1] -> [1, d, T, 1]."""
+    """Experts that share their projections: x [1, d, T, 1] and weights [1, group, T, 1] -> [1, d, T, 1]."""
 
     gate_proj: nn.Module
     up_proj: nn.Module
@@ -113,7 +113,7 @@ def gated(gate: Tensor, up: Tensor, experts: Experts, activation: str) -> Tensor
 
 
 class ExpertChoice(nn.Module):
-    """Which experts tokens take: x [1, d, T, 1] -> weights [1, experts, T, 1], and the router's state if it has one."""
+    """The choice of experts: x [1, d, T, 1] -> weights [1, experts, T, 1], and the router's state if it has one."""
 
     def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class ExpertSum(nn.Module):
 
 
 class Mixture(ExpertChoice, ExpertSum):
-    """All experts of a layer: x [1, d, T, 1] -> [1, d, T, 1], with the router's state where it has one."""
+    """All experts of a layer: x [1, d, T, 1] -> [1, d, T, 1], with the router's state if it has one."""
 
     def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__(g, kind, weights, path)
@@ -177,7 +177,7 @@ class Mixture(ExpertChoice, ExpertSum):
 
 
 class RoutedExperts(ExpertSum):
-    """Some of a layer's experts as a program of their own: the contract's part of kind "experts"."""
+    """Some of a layer's experts as a separate program: the contract's part of kind "experts"."""
 
     def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
         super().__init__()

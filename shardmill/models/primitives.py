@@ -22,14 +22,15 @@ MOST_PIECES = 8
 # logit(Phi(x)) = x * sum c_i (x / 5)^(2 i), fitted by least squares so that x * Phi(x) is off by 7e-8 at most.
 ERF_RANGE = 5.0
 ERF_LOGIT = (1.595769, 1.816705, -0.04123294, -1.727702, 3.106274, -2.615562, 0.8873228)
-# How far RMSNorm's root of epsilon may be off in fp16. That of 1e-5 is off by 3e-5 and shows nowhere; that of 1e-6 is
-# off by 4e-4, which made the logits of Gemma 3 270M's first token wrong by 1e-4: it has branches as small as epsilon.
+# How far RMSNorm's root of epsilon may be off in fp16. The root of 1e-5 is off by 3e-5, which shows nowhere. The root
+# of 1e-6 is off by 4e-4. This made the logits of Gemma 3 270M's first token wrong by 1e-4: the model has branches as
+# small as epsilon.
 EPS_TOLERANCE = 1e-4
 FACTOR_TOLERANCE = 1e-3  # how far a product of two fp16 numbers may be off
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight over one axis, that of the channels by default, within the range of fp16.
+    """x / sqrt(mean(x^2) + eps) * weight over one axis, by default the channels, within the range of fp16.
 
     The square of an activation over 256 overflows fp16, so x is first divided by its largest magnitude m; the mean of
     the squares then lies in 1/channels .. 1, and eps is divided by m^2 to keep the result exactly RMSNorm's. Spelled
@@ -95,17 +96,17 @@ def vector(values: Tensor) -> nn.Parameter:
 def add_channels(x: Tensor, values: Tensor) -> Tensor:
     """Return x [1, channels, T, 1] plus a constant for each channel.
 
-    Reshaped for it, because coremltools folds a constant that is added right after a convolution, or a product with a
-    constant, into a bias or a batch norm of its own: the constant would not be the checkpoint's.
+    x is reshaped for the addition. Otherwise coremltools folds a constant that is added right after a convolution, or
+    after a product with a constant, into a new bias or batch norm. The constant would not be the checkpoint's.
     """
     channels = values.shape[2]
     return (x.reshape(1, 1, channels, -1) + values).reshape(1, channels, -1, 1)
 
 
 def product(weight: Tensor) -> nn.Parameter:
-    """Return rows [rows, columns] of a matrix that INT8 leaves alone, as `multiply` takes them.
+    """Return a matrix [rows, columns] that INT8 leaves alone, in the shape that `multiply` takes.
 
-    [1, 1, rows, columns].
+    The shape is [1, 1, rows, columns].
     """
     return nn.Parameter(weight.reshape(1, 1, *weight.shape[-2:]), requires_grad=False)
 
@@ -119,8 +120,8 @@ def multiply(weight: Tensor, x: Tensor) -> Tensor:
 def scale(x: Tensor, factor: float) -> Tensor:
     """Return x * factor, to a few parts in 10^6 though constants are stored in fp16.
 
-    A square root such as head_dim ** -0.5 is off by up to 2e-4 in fp16, which would be most of the error between this
-    program and the model it was made from. The product of two fp16 numbers comes as close as wanted.
+    A square root such as head_dim ** -0.5 is off by up to 2e-4 in fp16. This would be most of the program's error
+    against the original model. The product of two fp16 numbers comes as close as wanted.
     """
     if factor == 1:
         return x
@@ -130,12 +131,12 @@ def scale(x: Tensor, factor: float) -> Tensor:
 
 
 def fp16_factors(value: float, tolerance: float = 0.0) -> tuple[float, ...]:
-    """Return `value` alone if fp16 holds it to within a relative tolerance, else two numbers that fp16 holds exactly.
+    """Return `value` alone if fp16 holds it to a relative tolerance, otherwise two numbers that fp16 holds exactly.
 
     The product of the two is `value` to a few parts in 10^6, and for values under 10^-7 to one in a thousand.
 
     Raises:
-        CheckpointError: for a value so small or so large that no such product comes near it.
+        CheckpointError: if the value is so small or so large that no product of two fp16 numbers comes near it.
     """
     if abs(float(np.float16(value)) - value) <= tolerance * value:
         return (value,)
@@ -155,8 +156,8 @@ def cap(x: Tensor, limit: float) -> Tensor:
 def gelu_tanh(x: Tensor) -> Tensor:
     """Return GELU by its tanh approximation, spelled as x * sigmoid(2u), since tanh(u) = 2 * sigmoid(2u) - 1.
 
-    Beyond 10 in magnitude the sigmoid is 0 or 1 to fp16's last digit, so the cubic is taken within it: that keeps it in
-    the range of fp16.
+    Beyond 10 in magnitude the sigmoid is 0 or 1 to fp16's last digit. So the cubic is computed from x clamped to this
+    magnitude, which keeps the cubic in the range of fp16.
     """
     near = torch.clamp(x, -GELU_RANGE, GELU_RANGE)
     inner = near + scale(near * near * near, 0.044715)
@@ -168,7 +169,7 @@ def gelu_erf(x: Tensor) -> Tensor:
 
     An odd polynomial is as close to that logit as fp32 is.
 
-    Beyond ERF_RANGE in magnitude Phi is taken for that of ERF_RANGE, which is 3e-7 away from 0 or 1.
+    Beyond ERF_RANGE in magnitude, Phi keeps its value at ERF_RANGE, which is 3e-7 away from 0 or 1.
     """
     near = torch.clamp(x, -ERF_RANGE, ERF_RANGE)
     square = near * scale(near, ERF_RANGE**-2)  # 0 .. 1
@@ -213,7 +214,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tenso
 
 
 def one_by_one(x: Tensor, count: int, size: int = 1) -> list[Tensor]:
-    """Return `count` pieces of `size` channels, by splits into few.
+    """Return `count` pieces of `size` channels, by nested splits into at most MOST_PIECES pieces.
 
     A long list of sizes would be a constant in a file.
     """
@@ -228,7 +229,7 @@ def one_by_one(x: Tensor, count: int, size: int = 1) -> list[Tensor]:
 def write_cache(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
     """Return the cache with token t's row put where write_mask's column t says.
 
-    No dynamic index, so any T and any slots.
+    The write has no dynamic index, so it works for any T and any slots.
 
     Args:
         cache: [1, kv_heads, S, head_dim].
@@ -240,7 +241,7 @@ def write_cache(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) ->
 
 
 def write_ring(ring: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor:
-    """Return the ring of a convolution's inputs with token t's put where write_mask's row t says.
+    """Return the ring of a convolution's inputs with token t's input put where write_mask's row t says.
 
     Args:
         ring: [1, 1, d, R].

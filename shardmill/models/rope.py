@@ -1,4 +1,4 @@
-"""Rotary frequencies, read from transformers' own modules, so that every variant is the one it computes."""
+"""Rotary frequencies, read from transformers' own modules, so that every variant matches transformers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def rope(config: Any, context: int, layer_type: str = "", fixed: tuple[str, ...]
     Args:
         config: transformers' config of the model.
         context: the length, which decides LongRoPE's factors.
-        layer_type: whose table, in a model whose layer types have tables of their own.
+        layer_type: the layer type of the table, in a model with a separate table for each layer type.
         fixed: rope types whose frequencies the family's own module computes once and for all.
 
     Raises:
-        CheckpointError: for parameters of which transformers makes no table of finite numbers.
+        CheckpointError: if transformers makes no table of finite numbers from the parameters.
     """
     try:
         found = _rope(config, context, layer_type, fixed)

@@ -17,7 +17,7 @@ from shardmill.models.primitives import (
 )
 
 # step() multiplies by 2^15 and clips at 2^-9 in turn. One turn lifts the least fp16 number, 2^-24, to the clip; three
-# do so for 2^-54, less than any two fp32 scores of at least 2^-30 differ by.
+# turns lift 2^-54, which is less than any difference of two fp32 scores of at least 2^-30.
 _TURNS = 3
 _CLIP, _LIFT = 2.0**-9, 2.0**15
 _AWAY = 2e4  # takes a score out of a maximum, within fp16's range
@@ -26,7 +26,7 @@ _TOLERANCE = 2.0  # of SparseMixer: an expert counts within 2 * eps of the best
 
 
 def step(difference: Tensor) -> Tensor:
-    """Return 1 where a difference is positive, else 0.
+    """Return 1 where a difference is positive, and 0 otherwise.
 
     Exact for every difference of fp16 numbers, subnormal ones included.
     """
@@ -36,12 +36,12 @@ def step(difference: Tensor) -> Tensor:
 
 
 def top_k_mask(scores: Tensor, order: Tensor, chosen: int) -> Tensor:
-    """Return 1 for the `chosen` largest scores of every token, else 0.
+    """Return 1 for the `chosen` largest scores of every token, and 0 otherwise.
 
     Args:
         scores: [1, classes, T, 1], of a magnitude far under 2e4.
-        order: [1, classes, 1, 1], falling: which of equal scores goes first.
-        chosen: how many.
+        order: [1, classes, 1, 1], falling: the larger number wins if scores are equal.
+        chosen: how many scores are chosen.
     """
     mask = None
     for _ in range(chosen):
@@ -55,12 +55,12 @@ def top_k_mask(scores: Tensor, order: Tensor, chosen: int) -> Tensor:
 
 
 def route(logits: Tensor, order: Tensor, experts: Experts, bias: Tensor | None = None) -> Tensor:
-    """Return the weights of all experts for every token, 0 for those that it does not take.
+    """Return the weights of all experts for every token, 0 for experts that the token does not take.
 
     Args:
-        logits: the router's, [1, classes, T, 1].
+        logits: the router's logits, [1, classes, T, 1].
         order: see `top_k_mask`.
-        experts: what the family's router is.
+        experts: the options of the family's router.
         bias: [1, 1, classes, 1], added to the scores for the choice only.
 
     Returns:

@@ -1,4 +1,4 @@
-"""From a checkpoint's values to a block of a constant, and back, as a `Source` says.
+"""Turns a checkpoint's values into a block of a constant, and back, as a `TensorSource` describes.
 
 A block is made a few rows at a time, so everything here works on rows alone; only a magnitude needs the whole matrix.
 """
@@ -17,7 +17,7 @@ MATRIX = 2
 
 
 def picked(stored: Tensor, source: TensorSource) -> Tensor:
-    """Return the rows that a block is made of: [rows, columns] or [rows], a view of the values that were read."""
+    """Return the rows that make up a block: [rows, columns] or [rows], a view of the values that were read."""
     if source.column is not None:
         stored = stored[..., source.column]
         stored = stored.reshape([extent for extent in stored.shape if extent > 1])
@@ -30,19 +30,19 @@ def picked(stored: Tensor, source: TensorSource) -> Tensor:
 
 
 def magnitude(values: Tensor) -> float:
-    """Return the least power of two that no value is over; dividing by it loses nothing. 1 where all are zero."""
+    """Return the least power of two that no value exceeds; dividing by it loses nothing. 1 if all values are zero."""
     largest = float(values.abs().max())
     return 2.0 ** math.ceil(math.log2(largest)) if largest else 1.0
 
 
 def adjusted(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
-    """Return rows of a block from rows that `picked` gave, in fp32 where they change.
+    """Return rows of a block, given rows from `picked`; in fp32 if they change.
 
     Args:
         rows: in any float dtype.
         source: of the block.
-        beside: the values of the tensors `plus` and `by`, of those that it names.
-        size: the matrix' magnitude, where the source asks for it.
+        beside: the values of the tensors `plus` and `by`, if the source names them.
+        size: the matrix' magnitude, if the source asks for it.
     """
     if source.magnitude == "only":
         return torch.full((source.repeat,), size)
@@ -59,7 +59,7 @@ def adjusted(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), 
 
 
 def undone(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), size: float = 1.0) -> Tensor:
-    """Return the checkpoint's rows, given those that `adjusted` made, before any were repeated; maybe the very same."""
+    """Return the checkpoint's rows, given rows from `adjusted` without repeats; may return its argument unchanged."""
     if (size, source.times, source.add) != (1.0, 1.0, 0.0):
         rows = rows * (size / source.times) - source.add
     vectors = list(beside)
@@ -81,13 +81,13 @@ def assembled(blocks: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 
 def put_back(target: Tensor, values: Tensor, source: TensorSource, size: float = 1.0) -> None:
-    """Write the checkpoint's values that a block was made from to their places in its tensor.
+    """Write the checkpoint's values behind a block to their places in the checkpoint's tensor.
 
     Args:
         target: values of the shape that the source reads.
         values: the block as a program has it.
-        source: of the block, without vectors beside it.
-        size: the matrix' magnitude, where the block was divided by it.
+        source: of the block; it names neither `plus` nor `by`.
+        size: the matrix' magnitude, if the block was divided by it.
     """
     original = undone(values[:: source.repeat], source, size=size)
     place = target

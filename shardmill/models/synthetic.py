@@ -1,9 +1,9 @@
 """Writes a checkpoint of a given config's true size with seeded random weights, for work without a network.
 
 The weights are bf16 and laid out as the hub's: same tensor names and shapes, files of at most 5 GB and an index.
-They behave like a trained model's where it matters to a converter: projections keep unit variance, what a layer
-adds to the residual stream is scaled down by its depth (the GPT-2 initialisation), and a few channels of the
-stream are outliers. The same seed gives the same bytes on any machine and with any number of threads.
+They behave like a trained model's weights where it matters to a converter: projections keep unit variance, and a
+few channels of the residual stream are outliers. A layer's output to the stream is scaled down by the model's depth
+(the GPT-2 initialisation). The same seed gives the same bytes on any machine and with any number of threads.
 """
 
 import functools
@@ -34,19 +34,19 @@ from shardmill.models.hf_config import model_description
 MAX_FILE_BYTES = 5_000_000_000
 BLOCK_ELEMENTS = 1 << 20
 LOUD_CHANNELS = 6
-LOUD_STREAM = 8.0  # what writes to an outlier channel is this much larger,
-LOUD_NORM = 0.25  # the norm that reads it holds it down, as trained norms do,
-LOUD_COLUMN = 4.0  # and its column in a projection has larger weights: the case that per-channel INT8 finds hard
+LOUD_STREAM = 8.0  # weights that write to an outlier channel are this many times larger,
+LOUD_NORM = 0.25  # the gain of a norm that reads the channel, which holds it down as trained norms do,
+LOUD_COLUMN = 4.0  # the factor of the channel's column in a projection: the case that per-channel INT8 finds hard
 
-DECIDED = 3.0  # a router's logits are so many times wider, so that the last expert a token takes has little weight,
-HUSHED = 0.5  # and experts write so much less than an MLP, so that another expert in its place changes little,
-USUAL = 1.0  # and labels differ by so much before a token is read, as most tokens of a text have the same one
+DECIDED = 3.0  # the factor of a router's logits, so that the last expert that a token takes has little weight,
+HUSHED = 0.5  # the factor of what experts write, so that another expert in its place changes little,
+USUAL = 1.0  # the standard deviation of the labels' biases, as most tokens of a text have the same label
 
 WRITERS = ("o_proj.weight", "down_proj.weight", "out_proj.weight")
 ROUTERS = ("router.weight", "router.out_proj.weight")
 FACTORS = ("_scale", "k_gain")  # vectors that multiply, and are about 1 in a trained model
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-WIDTHS = ("intermediate_size", "moe_intermediate_size")  # one of them is needed, too
+WIDTHS = ("intermediate_size", "moe_intermediate_size")  # one of these settings is needed, too
 MATRIX = 2
 
 Bits = NDArray[np.uint16]
@@ -54,7 +54,7 @@ Bits = NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class NormalWeights:
-    """Where values are drawn from."""
+    """The normal distribution of drawn values."""
 
     mean: float
     std: float
@@ -101,8 +101,8 @@ def write_synthetic_checkpoint(
         dest: the new folder.
         seed: of the weights.
         tokenizer: a folder whose tokenizer files are copied.
-        max_file_bytes: of one weight file.
-        threads: how many draw weights.
+        max_file_bytes: the most bytes of one weight file.
+        threads: how many threads draw weights.
 
     Raises:
         CheckpointError: for a model_type that does not build, missing settings, a folder in the way, or too little
@@ -164,7 +164,7 @@ def _described(config: dict[str, Any]) -> ModelDescription:
 def _recipe(
     path: str, source: TensorSource, shape: tuple[int, ...], hidden: int, layers: int, table: float
 ) -> SyntheticRecipe:
-    """Return what a tensor is drawn from, by what it does in the program."""
+    """Return the recipe of a tensor, by its role in the program."""
     name = source.tensor
     if path in ("embedding", "positions", "types", "lm_head.weight"):
         return SyntheticRecipe(name, shape, NormalWeights(0.0, table), NormalWeights(0.0, LOUD_STREAM * table))
@@ -194,7 +194,7 @@ def _plain(name: str, shape: tuple[int, ...], std: float) -> SyntheticRecipe:
 
 
 def _split(recipes: list[SyntheticRecipe], limit: int) -> list[list[SyntheticRecipe]]:
-    """Assign consecutive tensors to files of at most `limit` bytes (a larger tensor gets a file of its own)."""
+    """Assign consecutive tensors to files of at most `limit` bytes (a larger tensor gets a separate file)."""
     files: list[list[SyntheticRecipe]] = [[]]
     for recipe in recipes:
         if files[-1] and sum(r.nbytes for r in files[-1]) + recipe.nbytes > limit:

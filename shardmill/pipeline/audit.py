@@ -1,9 +1,10 @@
-"""Compares every file of a finished build with what is recorded of it.
+"""Compares every file of a finished build with the hash in its record.
 
-provenance.json is where it starts: it names model.json and all that the manifest names, the checkpoint's files and the
-receipts, and the receipts name what the steps made. What varies from run to run (the benchmark, the report), and what
-only the report shows, is left out there and has receipts of its own. A file that nothing names is as wrong as one whose
-bytes are others: programs that load a build may read whatever lies in it. Only what macOS leaves in folders is let be.
+The audit starts from provenance.json, which names model.json, all files in this manifest, the checkpoint's files and
+the receipts. The receipts name the outputs of the steps. Results that vary from run to run (the benchmark, the report)
+or that only the report shows are not in provenance.json; separate receipts name them. A file that no record names is
+as wrong as a file with other bytes, because programs that load a build may read any file in it. Only logs, Snakemake's
+marks and files that macOS leaves in folders are not checked.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from shardmill.runtime.manifest import COMPLETE, read_manifest
 BUNDLE = "bundle.json"
 CARD_RECORD = "attestations/card.json"
 SIGNATURES = re.compile(r"model\.sig|attestations/(provenance|test-results|rebuild-[0-9a-f]{16})\.dsse\.jsonl")
-STATES = ("reference.safetensors", "measured/original.safetensors")  # of the original, made again from the checkpoint
-PROGRAMS = {"packages": "compiled/", "compiled": "packages/"}  # by what is included, the folder that is not
+STATES = ("reference.safetensors", "measured/original.safetensors")  # the original's, made again from the checkpoint
+PROGRAMS = {"packages": "compiled/", "compiled": "packages/"}  # the folder left out, by the programs included
 
 
 def added(build: Path) -> dict[str, Any]:
     """Return bundle.json's content.
 
-    Where there is none, nothing was added. Raises ShardmillError where it is damaged.
+    Without bundle.json, nothing was added. Raises ShardmillError if bundle.json is damaged.
     """
     nothing: dict[str, Any] = {"include": "both", "files": {}, "left_out": []}
     content = _record(build / BUNDLE) if (build / BUNDLE).exists() else nothing
@@ -49,7 +50,7 @@ def added(build: Path) -> dict[str, Any]:
 
 
 def card(build: Path) -> dict[str, Any]:
-    """Return attestations/card.json's content; where there is none, there is no card."""
+    """Return attestations/card.json's content; without this file, the build has no card."""
     return _record(build / CARD_RECORD) if (build / CARD_RECORD).exists() else {"files": {}}
 
 
@@ -61,7 +62,7 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def is_signature(name: str) -> bool:
-    """Return whether a path is that of a signature, which is checked with a key and not by its hash."""
+    """Return whether a path names a signature, which is checked with a key and not by its hash."""
     return SIGNATURES.fullmatch(name) is not None
 
 
@@ -76,7 +77,7 @@ ATTESTATION, RESULTS = "provenance.json", "test-results.jsonl"
 UNATTESTED = ("report", "benchmark/speed")  # what the first names of the second was measured anew, and drawn since
 SHOWN = "measured"  # a folder of results that only the report shows
 LOGS = "logs"
-SNAKEMAKE_MARK = ".snakemake_timestamp"  # put into every folder that is a job's output
+SNAKEMAKE_MARK = ".snakemake_timestamp"  # Snakemake puts this file into every folder that is a job's output
 
 
 @dataclass(frozen=True)
@@ -91,18 +92,18 @@ class Audit:
 
 @dataclass(frozen=True)
 class Record:
-    """What a file's bytes should be, and which file says so."""
+    """The expected sha256 of a file, and the file that names it."""
 
     sha256: str
     named_by: str
 
 
 def audit(build: Path, cache: HashCache | None = None) -> Audit:
-    """Look at every file under a build. Raises ShardmillError where there is none, or no attestation to start from.
+    """Audit every file under a build. Raises ShardmillError if the build or its attestation is missing.
 
     Args:
         build: the build's folder.
-        cache: of hashes, for files that did not change since they were hashed; without one, every byte is read.
+        cache: hashes of files that did not change since they were hashed; without a cache, every byte is read.
     """
     read_manifest(build, COMPLETE)
     known = records(build)
@@ -142,7 +143,7 @@ def records(build: Path) -> dict[str, Record]:
             known[record] = Record(hash_file(build / record), record)
         for path, sha in content["files"].items():
             known.setdefault(path, Record(sha, record))
-    for file in evidence_files(build):  # sealed by whoever measured; one that was changed is named by nothing
+    for file in evidence_files(build):  # sealed when measured; no record names a changed file
         with suppress(UnreadableError):
             read_sealed(file)
             name = file.relative_to(build).as_posix()
@@ -151,7 +152,7 @@ def records(build: Path) -> dict[str, Record]:
 
 
 def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (path, sha256) of all that provenance.json speaks of."""
+    """Yield (path, sha256) of every file that provenance.json covers."""
     predicate = attestation["predicate"]
     definition = predicate["buildDefinition"]
     for row in (*attestation["subject"], *predicate["runDetails"]["byproducts"]):
@@ -165,7 +166,7 @@ def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def recorded_outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (path, sha256) of what a step made, given its receipt and that one's path without the ending."""
+    """Yield (path, sha256) of a step's outputs, given its receipt and the receipt's path without the suffix."""
     for output, place in receipt.get("paths", {}).items():
         path = PurePosixPath(name).parent / place
         files = receipt.get("files", {}).get(output)
@@ -177,7 +178,7 @@ def recorded_outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def _build_entries(build: Path) -> Iterator[tuple[str, int]]:
-    """Yield (path relative to the build, mode) of all that is no folder; links are not followed."""
+    """Yield (path relative to the build, mode) of everything but folders; links are not followed."""
     for root, folders, names in os.walk(build, onerror=_raise_it):
         for name in (*names, *folders):
             path = Path(root, name)
@@ -187,24 +188,24 @@ def _build_entries(build: Path) -> Iterator[tuple[str, int]]:
 
 
 def _raise_it(error: OSError) -> None:
-    """Raise the error of a folder that can't be listed: it is not empty."""
+    """Raise an error for a folder that can't be listed, so that it does not count as empty."""
     raise ShardmillError(f"{error.filename}: can't be listed ({error.strerror}); allow it and verify again") from error
 
 
 def is_out_of_scope(path: str) -> bool:
-    """Return whether a file says nothing of the model: a job's log, or a mark of Snakemake's."""
+    """Return whether a file is not about the model: a job's log, or a mark of Snakemake's."""
     return path.startswith(f"{LOGS}/") or PurePosixPath(path).name == SNAKEMAKE_MARK
 
 
 def _is_at_or_below(path: str, found: Mapping[str, int]) -> bool:
-    """Return whether a path is there, or lies in a folder that something else stands for (a link, say)."""
+    """Return whether a path exists, or something else (a link, say) stands in place of one of its folders."""
     return path in found or any(str(folder) in found for folder in PurePosixPath(path).parents)
 
 
 def fault(build: Path, path: str, mode: int, known: Mapping[str, Record], cache: HashCache | None = None) -> str:
-    """Return what is wrong with what lies at a path; "" for nothing."""
+    """Return the fault of the file at a path; "" if it has no fault."""
     record = known.get(path)
-    fetched = path.startswith(f"{SOURCE}/") and record and stat.S_ISLNK(mode)  # linked where it can't be hard-linked
+    fetched = path.startswith(f"{SOURCE}/") and record and stat.S_ISLNK(mode)  # a link if a hard link can't be made
     if not stat.S_ISREG(mode) and not (fetched and (build / path).is_file()):
         return "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
     if record is None:

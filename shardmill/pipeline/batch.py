@@ -1,7 +1,7 @@
-"""The models of a run: one config, or those that a batch lists, and what a rule says of whichever a job is of.
+"""The models of a run, from one config or a batch, and functions with which rules look up a job's model.
 
-A batch is a config with the key `batch` alone: a list of config files, in which `*` stands for any. Each is read as if
-it were the only one. What is wrong with one is said in one line, and the others are built.
+A batch is a config whose only key is `batch`: a list of config files, in which `*` is a wildcard. Each config is read
+independently. If a config can't be built, the reason is printed in one line and the other models are built.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from shardmill.printable import one_line, printable
 
 KEY = "batch"
 LONGEST = 240  # bytes of a file's name; file systems take 255
-KEPT = 40  # characters of a longer one, of up to four bytes each
+KEPT = 40  # characters that are kept of a longer name, each up to four bytes
 BUILDS = Path("build")
 TOLD = BUILDS / ".batch.json"
-SPLIT = "split"  # the step whose rule names what it makes, so that models of other parts need another
-TARGETS = "--target-jobs"  # of Snakemake's command for a job: RULE:WILDCARD=VALUE,WILDCARD=VALUE for each
+SPLIT = "split"  # the step whose rule lists its outputs by part, so that models with other parts need another rule
+TARGETS = "--target-jobs"  # in Snakemake's command for jobs: RULE:WILDCARD=VALUE,WILDCARD=VALUE for each job
 OF_MODEL = re.compile(r"[:,]model=([^,]+)")
 Of = Callable[..., Callable[[Any], Any]]
 
@@ -42,11 +42,11 @@ class Batch:
     """What a run builds.
 
     Attributes:
-        models: their configs, resolved, by name.
-        refused: by config file, what keeps it from being built, in one line.
+        models: the resolved configs, by model name.
+        refused: the reason why a config can't be built, in one line, by config file.
         listed: whether the models come from a list.
-        files: by model, the config file of the list.
-        rules: by model, what the run of this job calls the rule of its split step.
+        files: the config file of each model in the list, by model name.
+        rules: the name that the run of this job gives to the rule of the split step, by model name.
     """
 
     models: Mapping[str, Config]
@@ -57,12 +57,12 @@ class Batch:
 
     @property
     def refusals(self) -> dict[str, str]:
-        """Return the rejections by names that a file can have, each a different one."""
+        """Return the lines of `refused` by distinct names that are valid as file names."""
         taken = Counter(map(_file_name, self.refused))
         return {_file_name(file, taken[_file_name(file)] > 1): line for file, line in self.refused.items()}
 
     def names(self, wildcard: str) -> str:
-        """Return a regular expression for what a wildcard stands for: "model", "part" or "point"."""
+        """Return a regular expression for the values of a wildcard: "model", "part" or "point"."""
         found = {"model": {*self.models}, "part": set[str](), "point": set[str]()}
         for config in self.models.values():
             found["part"] |= {*config.parts}
@@ -72,7 +72,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Told:
-    """What a run leaves for the Snakemakes of its jobs, as attributes of `Batch` have it; nothing if it could not."""
+    """Attributes of `Batch` that a run saves for the Snakemake processes of its jobs; empty if it could not."""
 
     refused: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -80,13 +80,13 @@ class Told:
 
 
 def _file_name(path: str, taken: bool = False) -> str:
-    """Return a path as a name that a file can have, with room for `.log`; with a digest if the name alone is taken."""
+    """Return a path as a valid file name, with room for `.log`; with a digest if another path has the same name."""
     name = re.sub(r"[^\w.-]", "_", path)
     return f"{digest(path)[:16]}_{name[-KEPT:]}" if taken or len(os.fsencode(name)) > LONGEST else name
 
 
 def any_of(names: Iterable[str]) -> str:
-    """Return a regular expression that names match; where there are none, nothing does."""
+    """Return a regular expression that matches any of the names; if `names` is empty, it matches nothing."""
     return "|".join(re.escape(name) for name in sorted(names)) or "(?!)"
 
 
@@ -105,11 +105,11 @@ def read_batch(
     """Return the models of a list.
 
     Args:
-        content: the batch config's.
-        name: what errors begin with.
+        content: the content of the batch config.
+        name: the prefix of error messages.
         read: checks and resolves the content of a config, given its file's name; may raise ConfigError.
-        told: what the run of this job found out: what is refused is refused without another look.
-        wanted: the only models that are read, if the run told which files they are in; None for all.
+        told: the findings of this job's run; a config that the run refused is refused without reading it again.
+        wanted: the only models to read, if the run saved their config files; None for all.
 
     Raises:
         ConfigError: the list itself makes no sense, or no config that was read can be built.
@@ -129,7 +129,7 @@ def read_batch(
             if found.model in models:
                 raise ConfigError(f"{file}: another config of the batch is called {found.model}, too; rename one")
             models[found.model], files[found.model] = found, file.as_posix()
-        except Exception as error:  # whatever a library makes of it: the other models can be built
+        except Exception as error:  # a library may raise any error: the other models can be built
             unforeseen = "" if isinstance(error, ConfigError) else f"{file}: {type(error).__name__}: "
             refused[file.as_posix()] = unforeseen + one_line(error)
     fresh = [line for file, line in refused.items() if file not in told.refused]
@@ -139,20 +139,20 @@ def read_batch(
 
 
 def tell_jobs(found: Batch) -> None:
-    """Leave what a run found out, as it begins, for the Snakemakes of its jobs, which need not find it out again.
+    """Save the findings of a run at its start, so that the Snakemake processes of its jobs need not repeat the work.
 
-    To see that a config can't be built may take transformers, or a hub that does not answer; a job has neither the
-    memory nor the time for that. Nor has it for the configs of a hundred models, of which it needs its own.
+    To find out that a config can't be built may take transformers, or a hub that does not answer. A job has neither
+    the memory nor the time for this work. It also lacks them for a hundred models' configs, and needs only its own.
     """
     if not found.listed:
         return
     rules = {model: one.rule for one in alike(found, SPLIT) for model in one.models}
-    with contextlib.suppress(OSError):  # a folder that may only be read: jobs look for themselves
+    with contextlib.suppress(OSError):  # a read-only folder: each job then reads the configs itself
         write_json(TOLD, asdict(Told(dict(found.refused), dict(found.files), rules)))
 
 
 def told() -> Told:
-    """Return what the run of this job left for it; nothing where it could not."""
+    """Return the findings that the run of this job saved; empty if it could not save them."""
     try:
         content = load_json(TOLD)
         parts = (content[one.name].items() for one in fields(Told))
@@ -162,9 +162,9 @@ def told() -> Told:
 
 
 def of_jobs(command: Sequence[str]) -> set[str] | None:
-    """Return the models of the jobs that a Snakemake does, by its command; None where that does not tell.
+    """Return the models of the jobs in a Snakemake command; None if the command does not name its jobs.
 
-    Snakemake itself says only after it has read the rules which jobs of them it is to do.
+    Snakemake itself tells which jobs it has to do only after it has read the rules.
     """
     if TARGETS not in command:
         return None
@@ -189,7 +189,7 @@ def _files(content: Mapping[str, Any], name: str) -> list[Path]:
 
 
 def _matching(root: Path, pattern: str) -> list[Path]:
-    """Return files that a pattern names, in order; none where it makes no sense as one."""
+    """Return the files that match a pattern, sorted; empty if the pattern is invalid."""
     path = Path(pattern)
     if path.is_absolute():
         root, path = Path(path.anchor), path.relative_to(path.anchor)
@@ -200,7 +200,7 @@ def _matching(root: Path, pattern: str) -> list[Path]:
 
 
 def of(batch: Batch) -> Of:
-    """Return a function for rules that applies another to the config of a job's model."""
+    """Return a function for rules that applies another function to the config of a job's model."""
 
     @cache
     def known(model: str, function: Callable[..., Any], given: Sequence[Any]) -> Any:
@@ -213,12 +213,12 @@ def of(batch: Batch) -> Of:
 
 
 def parts_of(batch: Batch) -> Of:
-    """Return a function for rules: a path for every part of a job's model, and for some more."""
+    """Return a function for rules that gives a path for every part of a job's model, and for further names."""
 
     def own(template: str, *more: str) -> Callable[[Any], list[str]]:
         def paths(wildcards: Any) -> list[str]:
             names = (*batch.models[wildcards.model].parts, *more)
-            return [template.replace("{part}", part) for part in names]  # Snakemake fills in the others
+            return [template.replace("{part}", part) for part in names]  # Snakemake fills in the other wildcards
 
         return paths
 
@@ -226,7 +226,7 @@ def parts_of(batch: Batch) -> Of:
 
 
 def together(*given: str | Iterable[str] | Callable[[Any], Iterable[str]]) -> Callable[[Any], list[str]]:
-    """Return a function for rules that joins several of the functions above to one input."""
+    """Return a function for rules that joins paths, lists and results of the functions above to one input."""
 
     def paths(wildcards: Any) -> list[str]:
         lists = [[one] if isinstance(one, str) else one(wildcards) if callable(one) else one for one in given]
@@ -237,7 +237,7 @@ def together(*given: str | Iterable[str] | Callable[[Any], Iterable[str]]) -> Ca
 
 @dataclass(frozen=True)
 class Alike:
-    """Models whose parts have the same names, so that one rule can name what is made of each."""
+    """Models whose parts have the same names, so that one rule can list the outputs for each part."""
 
     rule: str
     parts: tuple[str, ...]
@@ -245,9 +245,9 @@ class Alike:
 
 
 def alike(batch: Batch, rule: str) -> list[Alike]:
-    """Return the models by their parts.
+    """Return the models, grouped by their parts.
 
-    The first rule is called `rule`, unless the run of this job calls it otherwise.
+    The first group's rule is called `rule`, unless the run of this job has given it another name.
     """
     found: dict[tuple[str, ...], list[str]] = {}
     for model, config in batch.models.items():
@@ -258,12 +258,12 @@ def alike(batch: Batch, rule: str) -> list[Alike]:
     ]
 
 
-ERROR = "ERROR "  # how a job's log begins the line that says why it failed
-LIMIT = 400  # characters of such a line
+ERROR = "ERROR "  # the beginning of the line in a job's log that says why the job failed
+LIMIT = 400  # characters of this line
 
 
 def sum_up(batch: Batch, workflow: Any) -> None:
-    """Write build/index.html and names what was not built, if this is a batch and its files lie in build/."""
+    """Write build/index.html and print which models were not built, if this is a batch and its files lie in build/."""
     if not batch.listed or storage.is_used(workflow):
         return
     # Slow to import, and only needed here.
@@ -284,9 +284,9 @@ def sum_up(batch: Batch, workflow: Any) -> None:
 
 
 def _broken(workflow: Any) -> dict[str, list[Path]]:
-    """Return the logs of the jobs that this run was to do and has not done, by model.
+    """Return the logs of the jobs that this run had to do but has not done, by model.
 
-    What lies in such a model's folder may be left from a run before: a page, say, though a measurement failed now.
+    Files in such a model's folder may be left from an earlier run: a page, say, although a measurement failed now.
     """
     found: dict[str, list[Path]] = {}
     for job in workflow.dag.needrun_jobs():
@@ -300,7 +300,7 @@ def _logs(build: Path) -> Iterable[Path]:
 
 
 def _why(logs: Iterable[Path]) -> str:
-    """Return what the log of a job that failed says, the latest of several; empty where none did."""
+    """Return the error in the log of a failed job, in the latest of several such logs; empty if no log has an error."""
     there = [log for log in logs if log.is_file()]
     for log in sorted(there, key=lambda log: log.stat().st_mtime, reverse=True):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()

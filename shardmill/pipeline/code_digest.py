@@ -62,7 +62,7 @@ def parse_module(file: Path, source: bytes, data: bytes) -> Module:
 
 
 def normalized(tree: ast.Module) -> ast.Module:
-    """Return a module's syntax tree without what can't change a result, see this module's docstring."""
+    """Return a module's syntax tree without code that can't change a result, see this module's docstring."""
     counted: ast.Module = _Normalizer(_imports_type_checking(tree)).visit(tree)
     return counted
 
@@ -74,9 +74,9 @@ def data_of(file: Path) -> bytes:
 
 
 def spelled(node: object) -> str:
-    """Return a syntax tree as text, alike in Python 3.11 to 3.13, where ast.dump and ast.unparse are not.
+    """Return a syntax tree as text, alike in Python 3.11 to 3.13; ast.dump and ast.unparse vary between versions.
 
-    Fields without content are left out, for newer versions have more of them.
+    Fields without content are left out, because newer versions have more empty fields.
     """
     if isinstance(node, ast.AST):
         fields = (f"{name}={spelled(value)}" for name, value in ast.iter_fields(node) if value not in (None, []))
@@ -125,7 +125,7 @@ def _imports_type_checking(tree: ast.Module) -> bool:
 
 
 class _Normalizer(ast.NodeTransformer):
-    """Drops what can't change a result, see the module's docstring.
+    """Transformer that drops code that can't change a result, see the module's docstring.
 
     Args:
         type_checking: whether `if TYPE_CHECKING:` is known never to run.
@@ -173,7 +173,7 @@ def read_module(file: Path) -> Module:
 
 
 def save_modules() -> None:
-    """Write what this process parsed beside what was kept before; not where that folder may only be read."""
+    """Write what this process parsed beside what was kept before; nothing if that folder is read-only."""
     if _new:
         with contextlib.suppress(OSError):
             write_json(KEPT, {"reader": READER, "modules": _kept() | _new})
@@ -183,7 +183,7 @@ def save_modules() -> None:
 
 @cache
 def _kept() -> dict[str, Any]:
-    """Return the entries by name; none where there is no file yet, or one that is damaged or of another reader."""
+    """Return the entries by name; empty if the file is missing, damaged or of another reader."""
     with contextlib.suppress(OSError, ValueError):
         content = load_json(KEPT)
         modules = content.get("modules") if isinstance(content, dict) and content.get("reader") == READER else None
@@ -191,9 +191,9 @@ def _kept() -> dict[str, Any]:
     return {}
 
 
-FAMILY = "shardmill.models.family"  # loads the module that is called like a model_type
+FAMILY = "shardmill.models.family"  # loads the module that is named after a model_type
 FAMILIES = ("shardmill.models.families", "shardmill.models.encoders")
-FORM = 2  # of the digest; 1 was blind to some arguments, and nothing that was stored under it is believed
+FORM = 2  # version of the digest; 1 ignored some arguments, so results that were stored under it are not used
 
 
 def tools(step: Step, model_type: str) -> Tools:
@@ -201,21 +201,21 @@ def tools(step: Step, model_type: str) -> Tools:
 
     Args:
         step: the step.
-        model_type: of the checkpoint, which names the model's family.
+        model_type: the checkpoint's model_type, which names the model's family.
     """
     code = code_digest(modules(step), model_type)
     return {"code": code, "packages": package_versions(step.packages)}
 
 
 def modules(step: Step) -> tuple[str, ...]:
-    """Return where the code of a step begins."""
+    """Return the names of the modules at which a step's code starts."""
     return (step.task.__module__, *step.also)
 
 
 def family_of(step: Step, record: Path) -> str:
     """Return the model_type of a checkpoint that was fetched, if it decides what a step's code is.
 
-    Else nothing is read.
+    Otherwise nothing is read, and the result is empty.
 
     Args:
         step: the step.
@@ -225,13 +225,13 @@ def family_of(step: Step, record: Path) -> str:
 
 
 def fetched_model_type(record: Path) -> str:
-    """Return the model_type of a checkpoint that was fetched; empty where it says none, which the split step refuses.
+    """Return the model_type of a checkpoint that was fetched; empty if config.json has none.
 
     Args:
         record: source.receipt.json.
 
     Raises:
-        FileNotFoundError: nothing was fetched; it names the record, as Snakemake wants to have it.
+        FileNotFoundError: nothing was fetched; the error names the record, as Snakemake expects.
     """
     try:
         return model_type_in(source_folder(record))
@@ -254,8 +254,8 @@ def code_digest(modules: Iterable[str], model_type: str = "") -> str:
     A package's other files (templates, say) count with its `__init__.py`.
 
     Args:
-        modules: where to begin.
-        model_type: names the family's module.
+        modules: the modules to begin with, by name.
+        model_type: the model_type, which names the family's module.
     """
     found = {name: read_module(file).code for name, file in closure(modules, model_type).items()}
     save_modules()

@@ -1,4 +1,4 @@
-"""What follows from the step table: jobs and their files, and which step comes after which."""
+"""Derives the jobs, their files and the order of the steps from the step table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from shardmill.config import Config
 
 WILDCARD = re.compile(r"\{(\w+)\}")
-# A path in a model's build folder, or several. A wildcard, {part} or {point}, is that of the job or, in a step that has
-# no job for each, every one of them.
+# A path in a model's build folder, or several. A wildcard, {part} or {point}, stands for the job's part or point. In a
+# step without a job for each part or point, the wildcard stands for all parts or points.
 Files = str | tuple[str, ...]
-Found = Callable[[Mapping[str, "Step"]], tuple[str, ...]]  # paths that depend on what steps there are
+Found = Callable[[Mapping[str, "Step"]], tuple[str, ...]]  # paths that depend on the steps in the build
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,25 @@ class Step:
     """One row.
 
     Attributes:
-        task: says what a job does; its module and all that it imports decide the result. Its parameters are the names
-            in `reads`, `takes`, `outside` and `params`.
+        task: describes a job; the function's module and all modules that it imports decide the result. The function's
+            parameters are the names in `reads`, `takes`, `outside` and `params`.
         makes: files by output name. A gate is a step whose output is a `verdict`.
         reads: files of the build by input name.
-        takes: artifacts of other steps by input name: known by their receipts, for which the job waits.
-        outside: files that are not of the build, as the config names them.
-        params: what else the task is given, from the config.
+        takes: artifacts of other steps by input name; the job waits for their receipts and gets the hashes from them.
+        outside: files outside the build by input name; the config gives their paths.
+        params: further arguments of the task by name, computed from the config.
         packages: distributions whose versions decide the result.
-        needs: of memory; by `convert.method` where that decides.
-        each_thread: of memory for every thread after the first.
-        also: modules of what the step runs in another process.
-        kept: whether the store keeps the result; False for what is made in no time.
+        needs: the job's memory; a mapping by `convert.method` if the memory depends on the method.
+        each_thread: the memory of every thread after the first.
+        also: modules that the step runs in another process.
+        kept: whether the store keeps the result; False for results that take almost no time to make.
         on_the_side: whether `shardmill why` runs this step in its scratch folder, because later steps depend on its
             output.
-        wanted: whether a config has a use for the step; without it, every build has.
+        wanted: whether the build of a config has the step; None if every build has it.
         gated: whether a job waits for every gate.
-        delivered: whether a finished build is asked for what it makes.
-        shown: the step's name in the report's list; its own if empty.
-        amount: what the list says beside the name; "# program" counts what is made.
+        delivered: whether Snakemake is asked for the step's outputs, so that a finished build has them.
+        shown: the step's name in the report's list; the name in the table if empty.
+        amount: the text beside the name in the report's list; "# program" counts the outputs.
     """
 
     task: Callable[..., Task]
@@ -68,38 +68,38 @@ class Step:
 
     @property
     def each(self) -> str:
-        """Return the wildcard for each of which there is a job, "part" say; empty where there is one job."""
+        """Return the wildcard if the step has one job for each of its values, e.g. "part"; empty if it has one job."""
         first = next(iter(self.makes.values()))
         return wildcard(first) if isinstance(first, str) else ""
 
     @property
     def is_gate(self) -> bool:
-        """Return whether a job may fail for what it finds."""
+        """Return whether a job may fail because of the numbers that it measures."""
         return "verdict" in self.makes
 
     @property
     def receipt(self) -> str:
-        """Return the receipt's path, beside the first output; empty where none is written."""
+        """Return the receipt's path, beside the first output; empty if the step writes no receipt."""
         first = next(iter(self.makes.values()))
         return receipt_of(first) if self.kept and isinstance(first, str) else ""
 
 
 def wildcard(template: str) -> str:
-    """Return the wildcard in a path; empty if there is none."""
+    """Return the wildcard in a path; empty if the path has no wildcard."""
     found = WILDCARD.search(template)
     return found[1] if found else ""
 
 
 def receipt_of(artifact: str) -> str:
-    """Return where the receipt of an artifact stands: beside it."""
+    """Return the path of an artifact's receipt, which stands beside the artifact."""
     return os.path.splitext(artifact)[0] + RECEIPT
 
 
 Steps = Mapping[str, Step]
-WAITS = "waits"  # the input that a job only waits for
-BESIDE = "beside"  # the input or output that a job finds by way of another: what a record or model.json speaks of
-Job = tuple[str, str | None]  # a step and, where it has a job for each part or point, which one
-Names = Mapping[str, Sequence[str]]  # what each wildcard stands for
+WAITS = "waits"  # the input with the receipts for which a job waits
+BESIDE = "beside"  # the input or output that a job reaches through another file: files named in a record or model.json
+Job = tuple[str, str | None]  # a step and, if it has a job for each part or point, that part or point
+Names = Mapping[str, Sequence[str]]  # the values of each wildcard
 
 
 def wanted(steps: Steps, config: Config) -> Steps:
@@ -108,40 +108,40 @@ def wanted(steps: Steps, config: Config) -> Steps:
 
 
 def jobs(steps: Steps, config: Config) -> Iterator[Job]:
-    """Yield every job of a build, each after those that it reads from."""
+    """Yield every job of a build, each after the jobs whose outputs it reads."""
     for name, step in wanted(steps, config).items():
         yield from ((name, one) for one in (names(config)[step.each] if step.each else (None,)))
 
 
 def names(config: Config) -> Names:
-    """Return what each wildcard stands for in a build."""
+    """Return the values of each wildcard in a build."""
     return {"part": config.parts, "point": config.points}
 
 
 def own(steps: Steps, job: Job) -> dict[str, str]:
-    """Return what wildcards stand for in a job that has one."""
+    """Return the value of a job's wildcard by the wildcard's name; empty for a job without one."""
     name, one = job
     return {steps[name].each: one} if one else {}
 
 
 def receipts(steps: Steps) -> tuple[str, ...]:
-    """Return what is written of every result that model.json speaks for."""
+    """Return the receipts of all results that model.json covers."""
     spoken_for = of_the_model(steps)
     return tuple(step.receipt for name, step in steps.items() if step.receipt and name in spoken_for)
 
 
 def report_receipts(steps: Steps) -> tuple[str, ...]:
-    """Return the same, and those of what only the report shows."""
+    """Return the receipts that `receipts` returns, and the receipts of results that only the report shows."""
     return tuple(step.receipt for name, step in steps.items() if step.receipt and not after_the_gates(steps, name))
 
 
 def verdicts(steps: Steps) -> tuple[str, ...]:
-    """Return every gate's."""
+    """Return the path of every gate's verdict."""
     return tuple(str(step.makes["verdict"]) for step in steps.values() if step.is_gate)
 
 
 def delivered(steps: Steps, config: Config) -> list[str]:
-    """Return what a finished build is asked for. Of other files, Snakemake does not see that one is gone."""
+    """Return the files that Snakemake is asked for in a build. It does not notice if another file is gone."""
     files = [
         template
         for step in wanted(steps, config).values()
@@ -152,19 +152,19 @@ def delivered(steps: Steps, config: Config) -> list[str]:
 
 
 def waits(steps: Steps, name: str) -> tuple[str, ...]:
-    """Return receipts that a job waits for."""
+    """Return the receipts for which a step's jobs wait."""
     taken = tuple(receipt_of(template) for template in _listed(*_found(steps, steps[name].takes).values()))
     gates = tuple(step.receipt for step in steps.values() if step.is_gate) if steps[name].gated else ()
     return taken + gates
 
 
 def step_inputs(steps: Steps, name: str) -> dict[str, Files]:
-    """Return files of the build by the names under which a step reads or takes them."""
+    """Return the files of the build that a step reads or takes, by input name."""
     return _found(steps, {**steps[name].reads, **steps[name].takes})
 
 
 def outputs_of_step(name: str) -> Found:
-    """Return what a step makes, where there is that step: for steps that have a use for it."""
+    """Return a function that gives a step's outputs, or nothing if the build does not have the step."""
     return lambda steps: _listed(*steps[name].makes.values()) if name in steps else ()
 
 
@@ -173,7 +173,7 @@ def _found(steps: Steps, files: Mapping[str, Files | Found]) -> dict[str, Files]
 
 
 def _before(steps: Steps, name: str) -> list[str]:
-    """Return the steps that a step reads from or waits for, in the table's order."""
+    """Return the steps whose outputs or receipts a step reads or waits for, in the table's order."""
     wanted = {*_listed(*step_inputs(steps, name).values()), *waits(steps, name)}
     return [
         other
@@ -191,7 +191,7 @@ def after_the_gates(steps: Steps, name: str) -> bool:
 
 
 def of_the_model(steps: Steps) -> set[str]:
-    """Return the steps for whose results model.json speaks: those waited for, by way of others, where every gate is."""
+    """Return the steps whose results model.json covers: all direct and indirect predecessors of the gated steps."""
     reached: set[str] = set()
     ahead = [other for other, step in steps.items() if step.gated]
     while ahead:
@@ -202,7 +202,7 @@ def of_the_model(steps: Steps) -> set[str]:
 
 
 def expanded(files: Files, names: Names, own: Mapping[str, str] | None = None) -> list[str]:
-    """Return paths, in which a wildcard is the job's own where it has one, else each that there is in turn."""
+    """Return paths with the wildcards filled in: with the job's value if it has one, otherwise with every value."""
     known = {**names, **{name: (one,) for name, one in (own or {}).items()}}
     return [
         template.format(**{name: one})
@@ -213,20 +213,20 @@ def expanded(files: Files, names: Names, own: Mapping[str, str] | None = None) -
 
 
 def bound(files: Files, names: Names, own: Mapping[str, str], build: Path) -> Path | list[Path]:
-    """Return what a name stands for in a job: a path or, where there may be several, a list."""
+    """Return the path of a job's input or output or, if it may be several files, the list of their paths."""
     paths = [build / path for path in expanded(files, names, own)]
     several = not isinstance(files, str) or (wildcard(files) not in {"", *own})
     return paths if several else paths[0]
 
 
 def job_outputs(steps: Steps, job: Job, config: Config, build: Path) -> dict[str, Path]:
-    """Return paths that a job makes, by output name; where a name stands for several, by the files' own."""
+    """Return the paths of a job's outputs by output name; if an output is several files, by their stems."""
     mine = own(steps, job)
     return flat({key: bound(files, names(config), mine, build) for key, files in steps[job[0]].makes.items()})
 
 
 def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
-    """Return outputs by name, those in lists by their own."""
+    """Return outputs by name, and the files of a list by their stems."""
     found: dict[str, Path] = {}
     for name, paths in files.items():
         found |= {path.stem: path for path in paths} if isinstance(paths, list) else {name: paths}
@@ -234,7 +234,7 @@ def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
 
 
 def step_rows(steps: Steps, config: Config) -> list[dict[str, Any]]:
-    """Return what the report's list of steps is made from, as plain data, in the table's order."""
+    """Return the rows of the report's list of steps as plain data, in the table's order."""
     rows: dict[str, dict[str, Any]] = {}
     for name, step in wanted(steps, config).items():
         made = expanded(_listed(*step.makes.values())[-1], names(config))

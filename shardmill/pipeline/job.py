@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def _receipt_path(artifact: Path) -> Path:
-    """Return where the receipt of an artifact stands, as `receipt_of` says."""
+    """Return the path of an artifact's receipt, see `receipt_of`."""
     return Path(receipt_of(str(artifact)))
 
 
@@ -48,15 +48,15 @@ def read_artifact(path: Path) -> Artifact:
 def describe(
     task: Callable[..., Task], arguments: Mapping[str, Any], store: Store, tools: Tools, threads: int = 1
 ) -> Task:
-    """Return what a step says of a job.
+    """Return a step's description of a job.
 
     Args:
         task: the step's function.
-        arguments: the job's inputs and parameters by name; the function must take every one of them.
-        store: gives what a function may ask for by name besides: `hashes` and `before_change`, and `templates`, a
-            folder for what all parts share, which is named by the tools.
-        tools: the step's, which it may ask for too.
-        threads: how many the job may start; for functions that ask.
+        arguments: the job's inputs and parameters by name; the function must have a parameter for every name.
+        store: gives `hashes`, `before_change` and `templates`, for functions with parameters of that name. `templates`
+            is a folder for files that all parts share, named by the tools' digest.
+        tools: the step's code and packages, for functions with a parameter `tools`.
+        threads: how many threads the job may start, for functions with a parameter `threads`.
     """
     offers = {
         "tools": tools,
@@ -70,17 +70,17 @@ def describe(
 
 
 def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> dict[str, Any]:
-    """Return a job's inputs and parameters by name, as the table has them.
+    """Return a job's inputs and parameters by the names in the table.
 
     Args:
         steps: the table.
         job: the job.
-        config: the model's.
-        build: the folder that the build's files are looked for in.
+        config: the model's config.
+        build: the folder with the build's files.
     """
     step, mine = steps[job[0]], dag.own(steps, job)
     found: dict[str, Any] = {}
-    waited = dag.waits(steps, job[0])  # as in a job, what these speak for is known by its receipt
+    waited = dag.waits(steps, job[0])  # as in a job, an input with one of these receipts becomes an Artifact
     for key, files in dag.step_inputs(steps, job[0]).items():
         paths = dag.bound(files, dag.names(config), mine, build)
         if key in step.takes or (isinstance(files, str) and receipt_of(files) in waited):
@@ -95,7 +95,7 @@ def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> di
 
 
 def _own(value: Any, own: Mapping[str, str]) -> Any:
-    """Return a parameter, in place of a wildcard what that is in the job."""
+    """Return a parameter or, if it is a wildcard, the wildcard's value in the job."""
     return own[value[1:-1]] if isinstance(value, str) and value[1:-1] in own else value
 
 
@@ -115,11 +115,11 @@ def perform(
     """Do a job's work, or take its result from the store; True if that took work.
 
     Args:
-        task: what the step says of the job.
-        outputs: where to put what is made, by name.
-        receipt: where to say of what; None for work whose result is not kept.
+        task: the step's description of the job.
+        outputs: the path of each output, by name.
+        receipt: where to write the receipt; None for work whose result is not kept.
         store: where results are kept.
-        reads: artifacts that the work reads, with their receipts, by whose hashes the action knows them.
+        reads: artifacts that the work reads, with their receipts; the action has the hashes from these receipts.
 
     Raises:
         GateError: a gate's number missed its threshold; every number is in the file beside the verdict.
@@ -138,14 +138,14 @@ def perform(
 
 
 CODES = (errno.ENOSPC, errno.EDQUOT)
-# The second of each is Rust's, as safetensors reports it.
+# The second text for each code is Rust's, as safetensors reports it.
 SIGNS = tuple(sign for code in CODES for sign in (os.strerror(code), f"os error {code})"))
 UNCOPIED = re.compile(rf"filesystem error: cannot copy: {re.escape(os.strerror(errno.EIO))} \[[^]]*\] \[([^]]*)\]")
 SOMEWHERE = "build"
 
 
 def full_at(error: BaseException) -> str | None:
-    """Return what could not be written as the disk is full, "build" where the error does not say.
+    """Return the path that could not be written because the disk is full, "build" if the error names no path.
 
     None for another error.
     """
@@ -158,16 +158,16 @@ def full_at(error: BaseException) -> str | None:
 
 
 def uncopied_at(error: BaseException) -> str | None:
-    """Return what a library in C++ could not write; None for another error.
+    """Return the path that a C++ library could not write; None for another error.
 
-    The standard library of C++ makes an I/O error of a full disk, as of one that fails, so no more is known.
+    The C++ standard library reports a full disk and a failing disk as the same I/O error, so no more is known.
     """
     found = next((found for each in chain(error) if (found := UNCOPIED.search(str(each)))), None)
     return found and found[1]
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from."""
+    """Yield an error, then its cause or context, and so on."""
     seen: list[BaseException] = []
     following: BaseException | None = error
     while following is not None and following not in seen:
@@ -177,7 +177,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _copied_to(error: BaseException) -> str | None:
-    """Return the file at which shutil.copytree first failed: its error holds (source, target, reason) of each."""
+    """Return the first file that shutil.copytree failed to write: its error lists (source, target, reason) tuples."""
     first = error.args[0][0] if error.args and isinstance(error.args[0], list) and error.args[0] else None
     return str(first[1]) if isinstance(first, tuple) and len(first) == 3 else None
 
@@ -190,9 +190,9 @@ FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 def execute(snakemake: Any) -> None:
     """Do one job.
 
-    The step is the rule's parameter `step`, a name of the step table. Its function gets the job's named inputs as Paths
-    and its parameters as they are. An input whose receipt the job waits for comes as an `Artifact`. The code digest of
-    the result's key is the one that Snakemake recorded.
+    The step is the rule's parameter `step`, a name in the step table. The step's function gets the job's named inputs
+    as Paths and its parameters unchanged. If the job waits for the receipt of an input, the function gets this input as
+    an `Artifact`. The code digest in the result's key is the one that Snakemake recorded.
 
     Args:
         snakemake: the object that Snakemake gives a script.
@@ -203,7 +203,7 @@ def execute(snakemake: Any) -> None:
     _start_logging(terminal, name)
     interrupt.ends_this_process(f"{name}: interrupted", terminal.fileno())
     for variable in THREAD_VARIABLES:
-        os.environ[variable] = str(snakemake.threads)  # with other threads sums come out otherwise in the last digits
+        os.environ[variable] = str(snakemake.threads)  # sums differ in the last digits if threads differ
     collect_rarely()
     spare_coremltools()
     build = Path("build") / snakemake.wildcards.model
@@ -212,7 +212,7 @@ def execute(snakemake: Any) -> None:
         join_build("build")
         _run(table.STEPS[own], snakemake, withdrawal)
         if interrupt.happened():
-            raise KeyboardInterrupt  # a library has swallowed it
+            raise KeyboardInterrupt  # a library has swallowed the interrupt
     except (KeyboardInterrupt, Exception) as error:
         withdrawal()
         log.debug("failed", exc_info=True)  # the log file has the traceback
@@ -230,13 +230,13 @@ def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
     root, tools = Path(params.pop("store")), params.pop("tools")
     del params["step"]
     if "engine" in params:
-        params["engine"] = engine()  # of the job's machine, which need not be Snakemake's
+        params["engine"] = engine()  # of the job's machine, which may not be Snakemake's
     inputs, outputs = _as_files(snakemake.input), _as_files(snakemake.output)
     with storage.room(inputs, outputs, snakemake.wildcards.model) as room:
         record = room.builds / snakemake.wildcards.model / "source.receipt.json"
         if room.is_elsewhere:
             tools = code_digest.tools(step, code_digest.family_of(step, record))
-        packages = package_versions(tools["packages"])  # conda may give jobs others than Snakemake has
+        packages = package_versions(tools["packages"])  # conda may give jobs other versions than Snakemake's
         tools = tools | {"packages": packages}
         store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
         made = {key: value for key, value in room.outputs.items() if key != dag.BESIDE}
@@ -248,7 +248,7 @@ def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
 
 
 def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
-    """Return how many the job may start: those that Snakemake gave it, as far as its memory reaches."""
+    """Return how many threads the job may start: as many as Snakemake gave it, or fewer if its memory is short."""
     threads: int = snakemake.threads
     if step.each_thread == resources.NOTHING or threads == 1:
         return threads
@@ -263,7 +263,7 @@ def _as_files(named: Any) -> dict[str, Path | list[Path]]:
 
 
 def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
-    """Return a job's inputs by name: Paths, and Artifacts where the job waits for their receipts."""
+    """Return a job's inputs by name: Artifacts if the job waits for their receipts, otherwise Paths."""
     waits = files.get(dag.WAITS, [])
     receipts = {waits} if isinstance(waits, Path) else set(waits)
 
@@ -278,7 +278,7 @@ def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
 
 
 def _check_code(step: Step, code: str, record: Path) -> None:
-    """Raise ShardmillError where the code that worked is not that which the result would be filed under."""
+    """Raise ShardmillError if shardmill's code no longer has the digest that the result's key would contain."""
     if code_digest.tools(step, code_digest.family_of(step, record))["code"] != code:
         raise ShardmillError("shardmill's code was changed while it worked; run the same command again")
 
@@ -288,9 +288,9 @@ def _nothing() -> None:
 
 
 def peak_mb() -> float:
-    """Return the most memory in MB that this process had resident, plus that of the largest process it started.
+    """Return this process's peak resident memory in MB, plus the peak of the largest process that it started.
 
-    Linux counts a child's memory from that of its parent at the start, so only a larger child is one of its own.
+    On Linux a child's peak starts at its parent's memory. So a child counts only if its peak is above the parent's.
     """
     whole, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     unit = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
@@ -298,10 +298,10 @@ def peak_mb() -> float:
 
 
 def _own_peak() -> int:
-    """Return the most bytes that this program had resident, by /proc; 0 if there is none.
+    """Return this program's peak resident memory in bytes, read from /proc; 0 on a system without /proc.
 
-    ru_maxrss begins with what Snakemake had resident when it started the job. Once it has read a config.json through
-    transformers, that is more than a small job ever needs.
+    ru_maxrss starts at the memory that Snakemake had resident when it started the job. If Snakemake has read a
+    config.json through transformers, its memory is larger than a small job's peak.
     """
     try:
         found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
@@ -311,7 +311,7 @@ def _own_peak() -> int:
 
 
 def _withdraw(build: Path) -> None:
-    """Remove what speaks for the whole build: a part of it is being made or judged again, and they come after that."""
+    """Remove the files that describe the whole build, because a part of the build is being made or judged again."""
     for name in ("model.json", "provenance.json", "test-results.jsonl", "report.html"):
         (build / name).unlink(missing_ok=True)
 
@@ -322,7 +322,7 @@ def as_paths(value: str | Iterable[str]) -> Path | list[Path]:
 
 
 def error_line(error: Exception, logfile: Path) -> str:
-    """Return what a person should read, in one line."""
+    """Return the error message for a person, in one line."""
     return one_line(_said(error, logfile))
 
 
@@ -341,7 +341,7 @@ def _said(error: Exception, logfile: Path) -> str:
 
 
 def _redirect_output(file: Path) -> TextIO:
-    """Send whatever libraries print to the log file; returns the terminal, for what a person should see."""
+    """Send the output of all libraries to the log file; return the terminal, for messages to a person."""
     file.parent.mkdir(parents=True, exist_ok=True)
     terminal = os.fdopen(os.dup(2), "w", buffering=1)
     with open(file, "w") as log_file:
@@ -351,7 +351,7 @@ def _redirect_output(file: Path) -> TextIO:
 
 
 def _start_logging(terminal: TextIO, job: str) -> None:
-    """Log everything to the job's file, which standard error is by now; progress and errors to the terminal, too."""
+    """Log everything to standard error, now the job's log file; log progress and errors to the terminal, too."""
     log.setLevel(logging.DEBUG)
     to_file = logging.StreamHandler()
     to_file.setFormatter(PrintableFormatter("%(levelname)s %(message)s"))

@@ -1,6 +1,6 @@
-"""What a config would build, and whether it can be built, found out from config.json without any work.
+"""A preview of the build that a config describes, and of its problems, from config.json without any work.
 
-Of a local checkpoint the headers of the weight files are read too, so that tensors that are missing or misshapen show.
+For a local checkpoint the headers of the weight files are read too, so that missing or misshapen tensors show.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class PlannedProgram:
         name: of the part.
         kind: "layers", "experts", "head" or "encoder".
         start: the first layer, expert or row.
-        end: the one after the last.
-        layers: how many there are of each kind of layer.
+        end: the index after the last layer, expert or row.
+        layers: the number of layers of each kind.
         matrices: the form of each matrix.
         parameters: numbers of all constants.
         weight_bytes: of its weight file.
@@ -66,38 +66,38 @@ class PlannedProgram:
 
 @dataclass(frozen=True)
 class Preview:
-    """A build before it is one.
+    """A planned build.
 
     Attributes:
         model: the name of its folder.
         source: the checkpoint's folder, or repository and commit.
-        model_type: of its config.json.
+        model_type: as config.json has it.
         context: key/value slots.
         tokens_max: most tokens of a pass.
         verify: most tokens of a decode pass.
         shapes: "range", "fixed" for a function for each of `widths`, or "enumerated".
-        reshape_frequency: how often Core ML is told that shapes change; "" where all of them are fixed.
+        reshape_frequency: how often shapes change, as a hint for Core ML; "" if all shapes are fixed.
         widths: the tokens that a decoder's passes carry.
         weights: the recipe, by its name or its file.
         bits_per_weight: of the programs' weight files.
-        bytes_by_form: of weights that a pass reads if it takes every program, padding left out.
-        topology: layers of each part, the proposal where the config leaves it open; an encoder has none.
-        expert_groups: how many programs hold a layer's experts; 0 where they run in the layer's own.
-        head_slices: how many programs hold the LM head, likewise.
-        buckets: tokens of each of an encoder's programs; none for a decoder.
+        bytes_by_form: bytes of the weights that a pass through every program reads, without padding.
+        topology: layers of each part, proposed if the config leaves it open; empty for an encoder.
+        expert_groups: how many programs hold a layer's experts; 0 if the experts are in the layer's program.
+        head_slices: how many programs hold the LM head; 0 for an encoder.
+        buckets: tokens of each of an encoder's programs; empty for a decoder.
         task: what the model is for, as the hub calls it.
-        windows: of an encoder that labels tokens, how texts longer than its buckets are read: "exact" or "approximate",
-            see runtime/windows.py; "" for other models.
+        windows: how an encoder that labels tokens reads texts longer than its buckets: "exact" or "approximate", see
+            runtime/windows.py; "" for other models.
         weight_file_limit: bytes that the weight file of a program may have.
-        programs: in the order of a pass, which runs each of them once.
+        programs: in the order of a pass, which runs each program once.
         table_bytes: of the host's embedding table.
         weight_bytes: of all programs.
         state_bytes: of all programs.
-        bytes_per_token: that a pass of one token reads: all weights and all states, but for groups of experts that are
-            not to be expected in a pass; of an encoder, what any pass reads.
-        passes: of a model with experts, what passes take in both forms, see traffic.py.
-        lengths: of a model with several contexts, what a pass of one token takes in each.
-        tensors: "match", "differ", or "unknown" for a checkpoint that is not here.
+        bytes_per_token: bytes that a pass of one token reads: all weights and states, without the groups of experts
+            that a pass is not expected to use. For an encoder, the weights of its largest program.
+        passes: for a model with experts, what passes take in both forms, see traffic.py.
+        lengths: for a model with several contexts, what a pass of one token takes in each context.
+        tensors: "match", "differ", or "unknown" if the checkpoint is not on this machine.
         refused: why it can't be built; empty if it can.
     """
 
@@ -132,11 +132,11 @@ class Preview:
 
 
 def preview(config: Config) -> Preview:
-    """Return what would be built.
+    """Return the preview of a build.
 
     Raises:
-        CheckpointError: if config.json can't be had or describes what no program can be.
-        ConfigError: if the config is that of another model.
+        CheckpointError: if config.json can't be read, or no program can be built for its model.
+        ConfigError: if the config does not fit the model.
     """
     model = describe(config)
     a = model.architecture
@@ -209,7 +209,7 @@ def _program(part: Part, config: Config) -> PlannedProgram:
 
 
 def _kind_name(kind: LayerSpec) -> str:
-    """Return what a person calls a kind of layer."""
+    """Return a readable name of a kind of layer."""
     if kind.mixer == "conv":
         return "convolution"
     name = "sliding attention" if kind.mask == SLIDING_MASK else "attention"
@@ -217,7 +217,7 @@ def _kind_name(kind: LayerSpec) -> str:
 
 
 def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
-    """Return how a local checkpoint's tensors are not those of the model, '' if they are; None for one on the hub."""
+    """Return how a local checkpoint's tensors differ from the model's, '' if they match; None if it is on the hub."""
     if config.source.path is None:
         return None
     try:

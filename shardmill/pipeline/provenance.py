@@ -1,6 +1,6 @@
-"""Attestations of a build: SLSA provenance of model.json's files and the gates' verdicts, and what each gate found.
+"""Attestations of a build: SLSA provenance of model.json's files and the gates' verdicts, and each gate's results.
 
-Nothing in them varies from run to run; what is not known is absent. docs/attestations.md explains every field.
+The statements do not vary from run to run; unknown values are absent. docs/attestations.md explains every field.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from shardmill.pipeline.subjects import named_files, subjects
 from shardmill.pipeline.task import RECEIPT, SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-# Files that a config names, by its keys: what the parity gates were fed with, and by what forms and codes were chosen.
+# Config keys that name files: the input of the parity gates, and the sources of forms and codes.
 PARITY_TEXT, CALIBRATION_TEXT, RECIPE = "parity.text", "convert.calibration.text", "convert.precision"
 
 
 @dataclass(frozen=True)
 class Records:
-    """What statements of a build are made of.
+    """The files and settings behind a build's statements.
 
     Attributes:
-        record: source.receipt.json, whose bytes are also those of source/source.json.
+        record: source.receipt.json, which has the same bytes as source/source.json.
         manifest: model.json.
-        receipts: those of all steps whose results are the same in every build.
-        verdicts: what the gates said.
-        named: files that the config names, by its keys: PARITY_TEXT and, where there are such, the others.
+        receipts: the receipts of all steps whose results are the same in every build.
+        verdicts: the verdicts of the gates.
+        named: files that the config names, by its keys: PARITY_TEXT, and CALIBRATION_TEXT and RECIPE if given.
         settings: the config as plain data.
     """
 
@@ -86,7 +86,7 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
     """Return provenance.json's content.
 
     Args:
-        records: what it is made of.
+        records: the files and settings behind the statement.
         results: the file of the gates' statements.
 
     Raises:
@@ -139,7 +139,7 @@ def _huggingface(repo: str, commit: str) -> str:
 
 
 def verdict_hashes(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (path, sha256) of what the gates said, given the receipts by step."""
+    """Yield (path, sha256) of every gate's verdict, given the receipts by step."""
     for name, receipt in steps.items():
         if "verdict" in receipt.get("outputs", {}):
             yield f"{name}.json", receipt["outputs"]["verdict"]

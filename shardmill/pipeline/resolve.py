@@ -1,4 +1,4 @@
-"""A config as a build takes it: where the workflow lies, what was left open, and texts that must not overlap."""
+"""The config of a build: the workflow's files, settings that were left open, and texts that must not overlap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SNAKEFILE = "Snakefile"
 PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
-DEFAULTS: Mapping[tuple[str, ...], str] = {  # what a key of PATHS is where it is not given
+DEFAULTS: Mapping[tuple[str, ...], str] = {  # values of keys of PATHS that are not given
     ("parity", "text"): Parity().text,
     ("benchmark", "text"): Benchmark().text,
     ("benchmark", "task_prompts"): Benchmark().task_prompts,
@@ -67,7 +67,7 @@ def parsed(content: Any, name: str) -> Config:
 def grounded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config whose files are found in the working folder or, failing that, beside the workflow.
 
-    So a workflow that uses this one as a module, from a folder of its own, has the demo's checkpoint and the texts.
+    So a workflow in another folder that uses this one as a module finds the demo's checkpoint and the texts.
     """
     found = dict(config)
     for keys in PATHS:
@@ -125,13 +125,13 @@ CODE = ("shardmill.topology", *(m for kind in FOLDERS for name in supported(kind
 def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
     """Return the config with topology, expert groups and head slices (or buckets) checked against the model.
 
-    A config that names all and whose checkpoint lies on the hub is left as it is: the split step holds it against the
-    model, right after the download. Otherwise config.json alone is fetched.
+    A config that leaves nothing open and whose checkpoint lies on the hub is returned unchanged: the split step checks
+    it against the model, right after the download. Otherwise config.json alone is fetched.
 
     Args:
         config: the config.
-        name: what an error begins with.
-        store: where it is kept.
+        name: the start of an error message.
+        store: the folder that keeps the result.
 
     Raises:
         ConfigError: in one line, if the model can't be had, or not be built so.
@@ -182,10 +182,10 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
 
 
 def describe(config: Config) -> ModelDescription:
-    """Return what the config's model is, by config.json alone; that of a repository is fetched.
+    """Return the model's description, from config.json alone, which is fetched if the config names a repository.
 
     Raises:
-        CheckpointError: if it can't be had, or holds what can't be built.
+        CheckpointError: if config.json can't be read, or its model can't be built.
     """
     return _described(config, _config_folder(config))
 
@@ -229,7 +229,7 @@ def _kept(config: Config, store: Path, folder: str) -> Path:
 
 
 def _key(config: Config) -> str:
-    """Return all that decides what is resolved."""
+    """Return a digest of all that decides the resolved settings."""
     source: dict[str, Any] = asdict(config.source)
     if config.source.path is not None:
         source = {"sha256": hashlib.sha256((Path(config.source.path) / "config.json").read_bytes()).hexdigest()}
@@ -240,11 +240,11 @@ def _key(config: Config) -> str:
             "buckets": config.sizes,
             "topology": config.topology,
             "experts": config.experts,
-            "tokens": config.tokens.max,  # which a ring may not hold
+            "tokens": config.tokens.max,  # a ring may be too small for them
             "slices": config.head.slices,
             "precision": asdict(config.convert.recipe),
             "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
-            "calls": asdict(config.calls),  # each function holds numbers of its own
+            "calls": asdict(config.calls),  # each function has separate constants
             "code": _code(),
             "transformers": version("transformers"),
         }
@@ -271,7 +271,7 @@ def read_corpus(path: Path) -> str:
 
 
 def overlaps(texts: Mapping[str, str]) -> list[str]:
-    """Name the texts that quality is reported on and that the calibration's has parts of.
+    """Name the texts for quality measurements that share parts with the calibration text.
 
     Args:
         texts: each by its key in the config.

@@ -1,4 +1,4 @@
-"""Memory and cores: what a job declares, and what the machine, a container or a Slurm job grants."""
+"""Memory and cores that a job declares, and that the machine, a container or a Slurm job grants."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shardmill.files import load_json
 from shardmill.machine import memory_bytes
 from shardmill.pipeline.storage import home_of
 
-SNAKEMAKE_MB = 500  # a job that was sent somewhere holds up to three Snakemakes of 148 MB beside its own process
-MATRICES = 4  # that a job measures at a time, at most
-TENTHS, TENTHS_OF_A_MAC = 9, 6  # of this machine's memory, for all jobs together, see `most_mb`
-NODE_CORES = 4  # as many as any rule asks for that does not want a machine to itself
+SNAKEMAKE_MB = 500  # a job on another machine holds up to three Snakemakes of 148 MB beside its own process
+MATRICES = 4  # the most matrices that a job measures at a time
+TENTHS, TENTHS_OF_A_MAC = 9, 6  # tenths of this machine's memory for all jobs together, see `most_mb`
+NODE_CORES = 4  # the most cores that a rule asks for if its jobs can share a machine
 
 
 def _sends_jobs(workflow: Any) -> bool:
@@ -29,12 +29,12 @@ def _sends_jobs(workflow: Any) -> bool:
 
 
 def most_mb(workflow: Any) -> int | None:
-    """Return MB that jobs may use together, None for any: what `--resources mem_mb` says, else a share of what is here.
+    """Return MB that jobs may use together, from `--resources mem_mb` or as a share of the memory; None for any.
 
-    The share is nine tenths, and six on a Mac. There the GPU and the Neural Engine use the same memory, and the weights
-    of each loaded program are held by the system beside the process that has loaded them.
+    The share is nine tenths, on a Mac six tenths. On a Mac the GPU and the Neural Engine use the same memory. The
+    system also holds the weights of each loaded program beside the process that has loaded it.
 
-    The share is told to Snakemake, which keeps to it. It says nothing of machines that jobs are sent to.
+    Snakemake is given the share and keeps to it. If jobs are sent to other machines, the share does not apply.
     """
     given: int | None = workflow.global_resources.get("mem_mb").value
     if given is None and workflow.is_main_process and not _sends_jobs(workflow):
@@ -50,24 +50,24 @@ def held_mb(workflow: Any) -> int:
 
 
 def matrices_at_once(wildcards: Any) -> int:
-    """Return the cores of a job that measures a part's matrices one by one; a slice of the LM head has one only."""
+    """Return the cores of a job that measures a part's matrices one by one; a slice of the LM head has one matrix."""
     return MATRICES if wildcards.part.startswith("layers") else 1
 
 
 def every_core(workflow: Any) -> int:
-    """Return the cores of a job that has a machine to itself: all that --cores gives.
+    """Return the cores of a job that has a machine to itself: all cores that --cores gives.
 
-    Where jobs go to other machines there may be no such number; then it is NODE_CORES, and of a larger node
-    `--set-threads benchmark=N` takes more.
+    If jobs go to other machines, --cores may be missing. Then the job gets NODE_CORES, and on a larger node
+    `--set-threads benchmark=N` gives it more.
     """
-    given: int | None = workflow.global_resources["_cores"].value  # `workflow.cores` ends the run where there is none
+    given: int | None = workflow.global_resources["_cores"].value  # `workflow.cores` ends the run if it is missing
     return given or NODE_CORES
 
 
 MILLION = 1_000_000
-FEW_LAYERS = 4  # whose weights a job has mapped at a time, at most
+FEW_LAYERS = 4  # the most layers whose weights a job has mapped at a time
 Resource = Callable[..., int]
-Known = Callable[[str, str | None], "Sizes"]  # of a job, by its first input and its part
+Known = Callable[[str, str | None], "Sizes"]  # the sizes of a job, by its first input and its part
 
 
 @dataclass(frozen=True)
@@ -77,19 +77,19 @@ class Sizes:
     part: float = 0.0  # of the job's own part
     largest: float = 0.0  # of the largest tensor of that part, or of all programs
     layer: float = 0.0
-    whole: float = 0.0  # of a layer that transformers is given whole: not where it takes linear layers by rows
+    whole: float = 0.0  # of a layer that transformers is given whole; 0 if it takes linear layers by rows
     model: float = 0.0  # of all programs
     table: float = 0.0  # of the embedding table
     expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
-    logits: float = 0.0  # not of parameters: positions of the parity text times the vocabulary
-    vocab: float = 0.0  # nor this: tokens in the vocabulary
-    bucket: float = 0.0  # nor this: tokens that a pass of the job's own encoder takes
-    wide: float = 0.0  # MB, of layers, table and head, by which a checkpoint in fp32 is larger than one of two bytes
+    logits: float = 0.0  # not parameters: positions of the parity text times the vocabulary
+    vocab: float = 0.0  # not parameters: tokens in the vocabulary
+    bucket: float = 0.0  # not parameters: tokens that a pass of the job's own encoder takes
+    wide: float = 0.0  # MB that layers, table and head take more if the checkpoint's dtype is wider than two bytes
 
 
 @dataclass(frozen=True)
 class Need:
-    """MB, and bytes for each item of what `Sizes` names alike."""
+    """A base in MB, and bytes for each item of the attribute of `Sizes` with the same name."""
 
     base: int
     part: float = 0.0
@@ -129,16 +129,17 @@ def declared(
 ) -> Resource | int:
     """Return what a step's rule declares as mem_mb: a number, or a function of a job's wildcards, input and threads.
 
-    The function raises TooLarge for a job that needs more than the limit, which Snakemake would start all the
-    same, and FileNotFoundError, which it shows as <TBD>, where the sizes are not known yet.
+    The function raises TooLarge for a job that needs more than the limit, because Snakemake would start such a job. It
+    raises FileNotFoundError if the sizes are not known yet; Snakemake then shows <TBD>.
 
     Args:
-        known: the sizes of a job, by its first input and its part, see `known_sizes`.
-        step: its name, for the error line.
-        need: what its jobs need.
+        known: gives the sizes of a job, by its first input and its part, see `known_sizes`.
+        step: the step's name, for the error line.
+        need: the memory of the step's jobs.
         limit: MB that jobs may use together; None for any.
         beside: MB that a job holds beside its own process.
-        each: what every thread after the first needs; a job that gets less starts fewer, see `threads_within`.
+        each: the memory of every thread after the first. With less memory a job starts fewer threads, see
+            `threads_within`.
     """
     need = replace(need, base=need.base + beside)
     if need == Need(need.base):
@@ -156,14 +157,14 @@ def declared(
 
 
 def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str, Any]]) -> Known:
-    """Return the sizes of a build's jobs, by its plan.json or, before there is one, estimated from config.json.
+    """Return a function for the sizes of a build's jobs, from plan.json or, before it exists, from config.json.
 
-    The function raises FileNotFoundError where neither is known.
+    The function raises FileNotFoundError if neither gives the sizes.
 
     Args:
         build: the folder of a model's build.
-        positions: of the parity text, for each of which there is a row of logits.
-        expected: reads what `sizes` needs of a plan, see `resolve.expected`.
+        positions: positions of the parity text, each with a row of logits.
+        expected: estimates the entries of a plan that `part_sizes` reads, see `resolve.expected`.
     """
 
     def plan(file: str) -> Mapping[str, Any]:
@@ -172,7 +173,7 @@ def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str,
 
     def known(file: str, part: str | None) -> Sizes:
         for read in (partial(plan, file), expected):
-            with suppress(OSError, ValueError, LookupError, TypeError):  # none yet, damaged, or an older version's
+            with suppress(OSError, ValueError, LookupError, TypeError):  # no plan yet, a damaged or an older one
                 return job_sizes(read(), positions, part)
         raise FileNotFoundError(errno.ENOENT, "no plan yet", file)
 
@@ -180,27 +181,27 @@ def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str,
 
 
 def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) -> int:
-    """Return how many threads a job may start that was given so much memory; at least one.
+    """Return how many threads a job may start with its memory; at least one.
 
     Args:
-        mb: what it was given, in MB.
-        threads: what it was given of these.
-        need: of the job with one thread.
-        each: of every further one.
-        found: the sizes of what it has to do with.
+        mb: the memory that the job was given, in MB.
+        threads: the threads that the job was given.
+        need: the memory of the job with one thread.
+        each: the memory of every further thread.
+        found: the sizes of the job.
     """
     more = max(0, mb - need.mb(found)) // max(1, each.mb(found))
     return min(threads, 1 + more)
 
 
 def _check_memory(job: str, mb: int, limit: int | None) -> None:
-    """Raise TooLarge for a job that does not fit."""
+    """Raise TooLarge if a job needs more memory than the limit."""
     if limit is not None and mb > limit:
         raise TooLarge(job, mb, limit)
 
 
 def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:
-    """Return the sizes of a job of one part, or of the whole model, by plan.json and the positions fed."""
+    """Return the sizes of a job for one part or for the whole model, from plan.json and the number of positions."""
     rows = {row["name"]: row for row in plan["parts"]}
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")
     largest = max((row["largest_tensor"] for row in rows.values() if row["kind"] != "embedding"), default=0)

@@ -1,4 +1,4 @@
-"""What may run at once: memory and devices that are there, and what a run goes on with after a failure."""
+"""Limits on jobs that run at once: memory and devices; and whether a run goes on after a failure."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ def go_on(batch: Batch, workflow: Any) -> None:
 
 
 def limit_ane(workflow: Any) -> None:
-    """Let one job at a time use the Neural Engine, on a Mac where `--resources ane=N` does not say otherwise."""
+    """Let one job at a time use the Neural Engine, on a Mac without `--resources ane=N`."""
     if not is_portable() and workflow.is_main_process and workflow.global_resources.get("ane").value is None:
         workflow.global_resources["ane"] = 1
 
 
 def start_without_delay(workflow: Any) -> None:
-    """Lift Snakemake's usual limit of jobs that start in a second; one that was given stays.
+    """Lift Snakemake's usual limit of jobs that start in a second; keep a limit that was given.
 
-    Under a limit, Snakemake 9.27 sets a timer each time it looks for jobs to start, and looks again when it rings: for
-    every job that has ended it looks once more each second, until the scheduler takes a core for itself.
+    Under a limit, Snakemake 9.27 sets a timer each time it looks for jobs to start, and looks again when the timer
+    fires. Every job that has ended adds one more look each second, until the scheduler occupies a whole core.
     """
     limit = workflow.scheduling_settings.max_jobs_per_timespan
     if limit and (limit.max_jobs, limit.timespan) == USUAL:
@@ -61,7 +61,7 @@ def start_without_delay(workflow: Any) -> None:
 
 
 def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | int]:
-    """Return what a step's rule declares as mem_mb, see `memory.declared` and `where`."""
+    """Return what a step's rule declares as mem_mb, see `resources.declared`."""
     limit, beside = most_mb(workflow), held_mb(workflow)
     known = {name: _known(config) for name, config in batch.models.items()}
 
@@ -81,7 +81,7 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | 
             try:
                 return of_this(wildcards, input, threads)
             except TooLarge as error:
-                if batch.listed:  # only the checkpoint told: the job gets all there is, and fails alone if it does
+                if batch.listed:  # known only from the checkpoint: the job gets all memory; if it fails, it fails alone
                     return error.limit
                 raise
 
@@ -99,7 +99,7 @@ def _known(config: Config) -> resources.Known:
 def _declared(
     step: str, config: Config, known: resources.Known, limit: int | None, beside: int
 ) -> resources.Resource | int:
-    """Return what the jobs of a step of a model declare, see `memory.declared`."""
+    """Return what the jobs of a step of a model declare, see `resources.declared`."""
     needs = STEPS[step].needs
     need = needs if isinstance(needs, resources.Need) else needs[config.convert.method]
     return resources.declared(known, step, need, limit, beside, STEPS[step].each_thread)
@@ -108,11 +108,11 @@ def _declared(
 def too_large(config: Config, workflow: Any) -> TooLarge | None:
     """Return the job of a model's whole build that needs the most memory, if that is more than the run may use.
 
-    Rules whose memory the user sets (`--set-resources`) are taken at their word.
+    Rules whose memory the user sets (`--set-resources`) are not checked.
     """
     limit, beside = most_mb(workflow), held_mb(workflow)
     theirs = workflow.resource_settings.overwrite_resources or {}
-    known = cache(_known(config))  # no plan comes while the rules are read
+    known = cache(_known(config))  # no plan.json appears while the rules are read
 
     def ask(job: dag.Job) -> None:
         declared = _declared(job[0], config, known, limit, beside)
@@ -124,7 +124,7 @@ def too_large(config: Config, workflow: Any) -> TooLarge | None:
 
 
 def demand_room(batch: Batch, workflow: Any) -> None:
-    """End the run with one line if any of its jobs needs more memory than there is; of a batch, none does."""
+    """End the run with one line if any of its jobs needs more memory than there is, except for a batch."""
     if batch.listed:
         return
     worst = _largest(partial(_expand, job) for job in workflow.dag.needrun_jobs())
@@ -143,7 +143,7 @@ def _expand(job: Any) -> None:
 
 
 def _largest(asked: Iterable[Callable[[], None]]) -> TooLarge | None:
-    """Return the largest of what these raise."""
+    """Return the TooLarge error with the most memory among the raised ones."""
     found: list[TooLarge] = []
     for ask in asked:
         try:

@@ -1,4 +1,4 @@
-"""What the Snakefile asks of the library: the checked config, lists of files."""
+"""Functions that the Snakefile calls: they return the checked config, and lists of files."""
 
 from __future__ import annotations
 
@@ -124,11 +124,11 @@ __all__ = [
 
 
 def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
-    """Return the models of the validated config; what is wrong with it ends the run with one line, before any work."""
+    """Return the models of the validated config; an error in it ends the run with one line, before any work."""
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
     _or_end(machine.engine)  # a parameter of rules, whose errors Snakemake would show with a traceback
     try:
-        # Snakemake has read them, but takes the last of a key given twice, and merges files.
+        # Snakemake has read the files, but merges them, and takes the last value of a key that is given twice.
         _demand_one_model({os.path.relpath(file): read_yaml(Path(file)) for file in workflow.configfiles})
         if is_batch(config):
             collect_rarely()  # Snakemake makes many objects for each job of the plan
@@ -197,11 +197,11 @@ def file_problems(config: Config) -> list[str]:
 def tools(batch: Batch, workflow: Any) -> dict[str, Tools | Callable[[Any], Tools]]:
     """Return what decides each step's result besides its inputs, see `code_digest.tools`.
 
-    It is given to Snakemake as a parameter, so that a change of the library reruns the step, and by it to the job,
-    so that what Snakemake recorded and what the store has are the same. Where the model's family counts, it is a
-    function. Only for a checkpoint on the hub whose config.json nothing was resolved by is the family not known before
-    the checkpoint is there: the function then raises FileNotFoundError, which Snakemake records as <TBD>. Where files
-    lie in a storage, this process never sees a checkpoint: jobs then add what their family decides.
+    Snakemake gets the value as a parameter, so a change of the library reruns the step. Snakemake passes it on to the
+    job, so Snakemake's record and the store's key agree. If the result depends on the model's family, the value is a
+    function. The family is unknown only for a checkpoint on the hub that is not fetched yet and whose config was not
+    resolved by config.json. The function then raises FileNotFoundError, which Snakemake records as <TBD>. If files lie
+    in a storage, this process never sees a checkpoint: jobs then add the family's part.
     """
 
     @cache
@@ -234,37 +234,37 @@ def gate_receipts(config: Config) -> list[str]:
 
 
 def verdicts(config: Config) -> list[str]:
-    """Return what the gates said."""
+    """Return the verdict files of the gates."""
     return _paths(dag.verdicts(dag.wanted(STEPS, config)), config)
 
 
 def all_receipts(config: Config) -> list[str]:
-    """Return receipts of every step that model.json speaks for."""
+    """Return receipts of every step whose results model.json covers."""
     return _paths(dag.receipts(dag.wanted(STEPS, config)), config)
 
 
 def page_receipts(config: Config) -> list[str]:
-    """Return the same, and those of steps that only the report has a use for."""
+    """Return the receipts of `all_receipts`, and the receipts of steps that only the report reads."""
     return _paths(dag.report_receipts(dag.wanted(STEPS, config)), config)
 
 
 def points(config: Config) -> list[str]:
-    """Return what was measured of points of the front."""
+    """Return the files with measurements of points of the front."""
     return _paths(dag.outputs_of_step("measured")(dag.wanted(STEPS, config)), config)
 
 
 def made_by(name: str, config: Config) -> list[str]:
-    """Return what a step makes, for rules that have a use for it; nothing where the build does not have that step."""
+    """Return the files that a step makes, for rules that read them; empty if the build lacks that step."""
     return [f"build/{{model}}/{path}" for path in dag.outputs_of_step(name)(dag.wanted(STEPS, config))]
 
 
 def receipts_of(name: str, config: Config) -> list[str]:
-    """Return the receipts of the same."""
+    """Return the receipts of what a step makes, see `made_by`."""
     return [receipt_of(path) for path in made_by(name, config)]
 
 
 def artifacts(batch: Batch, workflow: Any) -> list[str]:
-    """Return what finished builds consist of, and what can't be made of a config that is refused."""
+    """Return the files of finished builds, and a target that can't be made for each refused config."""
     files = [f"build/{name}/{path}" for name, one in batch.models.items() for path in dag.delivered(STEPS, one)]
     built = [storage.is_in_storage(path, workflow) for path in files]
     return built + [f"build/refused/{name}" for name in batch.refusals]
@@ -280,18 +280,18 @@ def _paths(templates: Iterable[str], config: Config) -> list[str]:
 
 
 def only_build(build: str) -> None:
-    """Make this run of Snakemake the only build in the folder, or ends it with one line.
+    """Make this run of Snakemake the only build in the folder, or end it with one line.
 
-    So does a remote store that can't be one, before any job asks for it.
+    A remote store that can't be used also ends the run, before any job needs the store.
     """
     _or_end(hold_lock, build)
     _or_end(remote.check_configured)
     with contextlib.suppress(OSError):
-        register(Path(build) / ".store")  # here, for garbage is rather collected on this machine than on a job's
+        register(Path(build) / ".store")  # here, because garbage is rather collected on this machine than on a job's
 
 
 def only_its_jobs(build: str, workflow: Any) -> None:
-    """Mark a Snakemake that does a job as one of the folder's build, or ends it with one line.
+    """Mark a Snakemake that does a job as a job of the folder's build, or end it with one line.
 
     The job itself would come too late: by then Snakemake has removed what the rule makes.
     """

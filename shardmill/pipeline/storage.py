@@ -1,8 +1,8 @@
 """Builds whose files lie in a storage of Snakemake's (`--default-storage-provider`), not in a folder that all jobs see.
 
-Snakemake brings a job's inputs from there and takes its outputs back; both stand below some folder that is its own.
-Steps know nothing of that. A job works in a room: a folder laid out as a build is, with the files that its rule names
-and no others. Folders travel as archives. Where the files lie in build/ itself, nothing of this happens.
+Snakemake downloads a job's inputs and uploads its outputs; both stand below a folder that Snakemake chooses.
+Steps do not notice this. A job works in a room: a folder with the layout of a build that holds only the files that the
+job's rule names. Folders are transferred as archives. If the files lie in build/ itself, none of this happens.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def pack(folder: Path, to: Path) -> None:
 
 
 def unpack(archive: Path, to: Path) -> None:
-    """Make the folder `to` of an archive of a folder that is called so.
+    """Make the folder `to` from an archive of a folder with the same name.
 
     Raises:
-        UnreadableError: it is none, is cut short, or would write elsewhere.
+        UnreadableError: the file is not this archive, is cut short, or would write elsewhere.
     """
     try:
         with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as content:
@@ -81,7 +81,7 @@ log = logging.getLogger(__name__)
 Files = Mapping[str, Path | list[Path]]
 BUILDS = "build"
 FOLDERS = (".mlpackage", ".mlmodelc", "")  # suffixes of artifacts that are folders
-CHECKPOINT = "build/{model}/source"  # of all folders the one that no rule names where the files lie in build/
+CHECKPOINT = "build/{model}/source"  # the only folder that no rule names if the files lie in build/
 
 
 def is_used(workflow: Any) -> bool:
@@ -90,26 +90,26 @@ def is_used(workflow: Any) -> bool:
 
 
 def folder(path: str, workflow: Any) -> str:
-    """Return what stands for a folder in rules."""
+    """Return the path that stands for a folder in rules."""
     return path + SUFFIX if is_used(workflow) else path
 
 
 def is_in_storage(path: str, workflow: Any) -> str:
-    """Return what stands for an artifact, whether it is a file or a folder."""
+    """Return the path that stands for an artifact, a file or a folder, in rules."""
     return folder(path, workflow) if PurePosixPath(path).suffix in FOLDERS else path
 
 
 def new_folder(path: str) -> Any:
-    """Return the same as something that a rule makes."""
+    """Return an output of a rule that stands for a folder."""
     from snakemake.io import directory
 
     return path if path.endswith(SUFFIX) else directory(path)
 
 
 def checkpoint(workflow: Any) -> list[str]:
-    """Return what rules name that have to do with the checkpoint's files.
+    """Return the input that stands for the checkpoint's files in rules.
 
-    Where those lie in build/, their record says it.
+    If the files lie in build/, the list is empty, because the record source.receipt.json stands for them.
     """
     return [folder(CHECKPOINT, workflow)] if is_used(workflow) else []
 
@@ -125,12 +125,12 @@ def home_of(path: str, model: str) -> Path | None:
 
 @dataclass(frozen=True)
 class Room:
-    """Where a job works.
+    """The folder in which a job works.
 
     Attributes:
         builds: the folder that the folders of models are in.
-        inputs: by name, where the job finds them; of files outside of builds, where they are.
-        outputs: by name, where it is to make them.
+        inputs: by name, where the job finds its inputs; files outside of builds stay at their paths.
+        outputs: by name, where the job is to make its outputs.
     """
 
     builds: Path
@@ -139,18 +139,18 @@ class Room:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return whether it is not the build's own folder."""
+        """Return whether the room is another folder than the build's."""
         return self.builds != Path(BUILDS)
 
 
 @contextmanager
 def room(inputs: Files, outputs: Files, model: str) -> Iterator[Room]:
-    """Lay out a job's inputs, and takes away what it has made once it has ended well.
+    """Lay out a job's inputs, and move its outputs to Snakemake's paths once the job has succeeded.
 
     Args:
-        inputs: of the job by name, as Snakemake gives them.
-        outputs: the same.
-        model: that the job is of.
+        inputs: the job's inputs by name, as Snakemake gives them.
+        outputs: the job's outputs by name, as Snakemake gives them.
+        model: the job's model.
     """
     home = home_of(str(next(iter(_listed(outputs)))), model)
     if home is None:
@@ -191,7 +191,7 @@ def _placed(path: Path, home: Path, at: Path) -> Path:
 
 
 def _keep_numbers(verdict: Path | list[Path] | None, there: Path | list[Path] | None) -> None:
-    """Log a missed gate's verdict for a person; only the log gets from here to the storage."""
+    """Log a missed gate's verdict for a person; only the log reaches the storage."""
     if isinstance(verdict, Path) and isinstance(there, Path) and failed(there).exists():
         log.debug("%s", failed(there).read_text(encoding="utf-8"))
         os.replace(failed(there), failed(verdict))

@@ -1,4 +1,4 @@
-"""The files of a finished build that model.json names, which are what attestations speak of."""
+"""The files of a finished build that model.json names: the subjects of the attestations."""
 
 from __future__ import annotations
 

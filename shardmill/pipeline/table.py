@@ -1,8 +1,8 @@
-"""The step table: one row for each step of the pipeline, and nothing of it is said elsewhere in Python.
+"""The step table: one row for each step of the pipeline, and the only description of the steps in Python.
 
-The rules (rules/*.smk) say the same in Snakemake's words, literally, and a test compares them with the table. All else
-that deals with steps reads it: what jobs need of memory, what decides their results, which files a finished build has,
-what `shardmill why` foresees, what the report draws. `step.Step` says what a row holds, `dag` what follows from them.
+The rules (rules/*.smk) repeat the table in Snakemake's language, and a test compares both. All other code about steps
+reads the table: the memory of jobs, the ingredients of their keys, the files of a finished build, the forecast of
+`shardmill why`, the report's drawing. `dag.Step` defines a row; the other functions of `dag` evaluate the rows.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ def section(name: str, config: Config) -> Any:
 
 
 def option(name: str, config: Config) -> Any:
-    """Return what the config says at a dotted name."""
+    """Return the config's value at a dotted name."""
     return reduce(getattr, name.split("."), config)
 
 
 def engine(config: Config) -> dict[str, str]:
-    """Return the engine that loads programs here, so that steps that load them run again after it has changed."""
+    """Return the engine that loads programs here, so that steps that load programs rerun if the engine changes."""
     return machine.engine()
 
 
 def split_settings(config: Config) -> dict[str, Any]:
-    """Return what of the config decides the plan: other settings must not make anything again."""
+    """Return the settings that decide the plan: a change of another setting must not rerun the step."""
     return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark", "witness")}
 
 
 def source_files(config: Config) -> list[str]:
-    """Return files of a local checkpoint, so that Snakemake sees them change; none for one on the hub."""
+    """Return the files of a local checkpoint, so that Snakemake sees changes; empty for a checkpoint on the hub."""
     if config.source.path is None:
         return []
     files = (file for file in Path(config.source.path).iterdir() if file.is_file())
@@ -86,13 +86,13 @@ def source_files(config: Config) -> list[str]:
 
 
 def recipe_files(config: Config) -> list[str]:
-    """Return the file that says which form each matrix has, if one does."""
+    """Return the file with the form of each matrix, if the config names a file."""
     precision = config.convert.precision
     return [] if precision in RULES else [precision]
 
 
 def _parity_text(config: Config) -> str:
-    """Return the text that the parity gates are fed with."""
+    """Return the input text of the parity gates."""
     return config.parity.text
 
 
@@ -102,7 +102,7 @@ def calibrates(config: Config) -> bool:
 
 
 def searches(config: Config) -> bool:
-    """Return whether forms are searched for."""
+    """Return whether the build searches for forms."""
     return config.convert.precision == SEARCH
 
 
@@ -123,7 +123,7 @@ def calibration_files(config: Config) -> list[str]:
     return [config.convert.calibration.text] if config.convert.calibration else []
 
 
-# What provenance names with its hash, by the inputs of its step.
+# Files that provenance lists with their hashes, by the input names of the step.
 NAMED: Mapping[str, Callable[[Config], str | list[str]]] = {
     "text": _parity_text,
     "calibration": calibration_files,
@@ -146,7 +146,7 @@ def search_settings(config: Config) -> dict[str, Any] | None:
 
 
 def coded_forms(config: Config) -> list[str]:
-    """Return forms that codes are made of besides INT4, which always has some."""
+    """Return the forms besides INT4 that get codes; INT4 always gets codes."""
     return [name for name in config.convert.search.forms if name not in (INT4, INT8)] if searches(config) else []
 
 
@@ -156,13 +156,13 @@ def measures(config: Config) -> bool:
 
 
 def measured_settings(config: Config) -> dict[str, Any] | None:
-    """Return which windows of the calibration text they are measured on."""
+    """Return the windows of the calibration text for measurements of points."""
     known = calibration_settings(config)
     return known and {"window": known["window"], "held": known["held"], "windows": config.convert.search.windows}
 
 
 def evidence(config: Config) -> list[str]:
-    """Return what was measured of the build elsewhere and imported: no step makes it, and there may be none."""
+    """Return imported measurements from other machines: no step makes these files, and the list may be empty."""
     return [str(file) for file in evidence_files(Path("build") / config.model)]
 
 
@@ -177,7 +177,7 @@ def benchmark_text(config: Config) -> str:
 
 
 def task_files(config: Config) -> list[str]:
-    """Return the benchmark's prompt files, so that Snakemake sees changes. Raise ConfigError if there is none."""
+    """Return the benchmark's prompt files, so that Snakemake sees changes. Raise ConfigError without a benchmark."""
     found = _benchmark(config)
     folder, tasks = Path(found.task_prompts), found.tasks
     return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))
@@ -194,7 +194,7 @@ RECORD, PLAN, PART, STATES = "source.receipt.json", "plan.json", "parts/{part}.j
 RECIPE, STACK, MODEL, SPEED = "precision.json", "parity/stack.json", "model.json", "benchmark/speed.json"
 CODES, ORIGINAL = "codes/{part}.safetensors", "measured/original.safetensors"
 
-STEPS: dict[str, Step] = {  # each after those that it reads from
+STEPS: dict[str, Step] = {  # each after the steps whose files it reads
     "fetch": Step(
         fetch.task,
         makes={"record": RECORD},

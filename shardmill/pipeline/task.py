@@ -1,7 +1,7 @@
-"""What a step says of one of its jobs: the work, and all that decides its result.
+"""The description of one job of a step: the work, and all that decides its result.
 
-A step only describes. Whether the work is done is decided elsewhere (`perform`, `why`), so that nothing of that is
-part of a step's own code.
+A step only describes. Other modules decide whether the work is done (`perform`, `why`), so a step's code contains
+nothing about that decision.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from shardmill.files import digest
 
-SOURCE = "source"  # the folder of a build in which the checkpoint's files lie
+SOURCE = "source"  # a build's folder with the checkpoint's files
 RECEIPT = ".receipt.json"  # ends the name of a receipt
 Tools = Mapping[str, Any]  # "code" and "packages" of an action, see `code_digest.tools`
 Work = Callable[[Mapping[str, Path]], None]
@@ -22,12 +22,12 @@ Work = Callable[[Mapping[str, Path]], None]
 
 @dataclass(frozen=True)
 class Artifact:
-    """What another step made, and what its receipt says of it.
+    """An output of another step, as that step's receipt describes it.
 
     Attributes:
-        path: where it lies.
-        sha256: of the file, or of the folder as a tree.
-        files: sha256 by relative path of the files in a folder; empty for a file.
+        path: the file or the folder.
+        sha256: the hash of the file, or of the folder as a tree.
+        files: the sha256 of each file in a folder, by relative path; empty for a file.
     """
 
     path: Path
@@ -57,8 +57,8 @@ class Task:
 
     Attributes:
         work: gets a path to write to for each output, by name.
-        action: all that decides the result, so that it may be kept; None for work too quick to be worth it.
-        notes: what else the receipt says (the engine, say).
+        action: all that decides the result, so that it may be kept; None if the work is too quick for the store.
+        notes: further entries of the receipt (the engine, for example).
     """
 
     work: Work

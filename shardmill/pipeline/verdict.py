@@ -1,4 +1,4 @@
-"""A gate's verdict: the step's output where it passed; where it missed, a file beside it, for a person to look at."""
+"""A gate's verdict: the step's output if the gate passed; otherwise a file beside the output, for a person."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def write_verdict(gate: str, content: Mapping[str, Any], made: Path) -> None:
     """Write a verdict.
 
     Args:
-        gate: its name, for the error line.
-        content: the verdict; its `gate` are rows of measurement.compare.
+        gate: the gate's name, for the error line.
+        content: the verdict; its `gate` has the rows of measurement.compare.
         made: the path to write to.
 
     Raises:

@@ -1,9 +1,9 @@
-"""What the next `all` would work on, and why, found out without working.
+"""Forecasts which jobs the next `all` would work on, and why, without doing their work.
 
-The table is walked in a folder beside the build, into which whatever is known is linked: from the store, or from the
-build where the store no longer has it. Each job is described by its step as it would be in the build, and its action
-looked up. After a step that would work, what it would make is not known, so the steps that read it are reported as
-depending on it: they may turn out to be unchanged.
+The table is walked in a scratch folder. Known outputs are linked into this folder: from the store, or from the build if
+the store no longer has them. Each step describes its job as in the build, and the job's action is looked up. If a step
+would work, its outputs are not known. The steps that read these outputs are then reported as depending on them: they
+may turn out to be unchanged.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from shardmill.pipeline.task import RECEIPT, Action, Task, source_folder
 
 
 def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str, dict[str, Any]] | None:
-    """Return what an entry here would record of a step's outputs once they were brought.
+    """Return what a local entry would record about a step's outputs if they were copied from the remote store.
 
-    None where there is no such entry.
+    None if the remote store does not have the entry.
 
-    JSON files are brought, as other steps may be described by what they say. In place of any other output an empty
-    file is written, so that it counts as known.
+    JSON files are copied, because the descriptions of other steps may depend on their content. In place of any other
+    output an empty file is written, so that the output counts as known.
 
     Args:
-        shared: the store.
-        key: the entry's.
-        outputs: of the step: where they are to lie, by name.
+        shared: the remote store.
+        key: the entry's key.
+        outputs: the paths of the step's outputs, by name.
 
     Raises:
-        Refused: what lies there is damaged, or another's.
+        RemoteRefusal: the remote entry is damaged, or its content belongs to another entry.
     """
     files = remote.find_entry(shared, key)
     if files is None:
@@ -70,11 +70,11 @@ def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str,
 
 
 def _described(file: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is recorded of an output.
+    """Return the record of an output.
 
     Args:
-        file: its name in the entry.
-        files: the sha256 of every output's files.
+        file: the output's name in the entry.
+        files: the sha256 of every output's files, by path in the entry.
     """
     inside = {path.removeprefix(f"{file}/"): sha for path, sha in files.items() if path.startswith(f"{file}/")}
     if not inside and file not in files:
@@ -87,7 +87,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StepOutlook:
-    """One step: "unchanged", "taken" (from the remote store), "works" (for a reason), or "depends" (on another's)."""
+    """One job: "unchanged", "taken" (from the remote store), "works" (for a reason) or "depends" (on an output)."""
 
     step: str
     status: str
@@ -95,12 +95,12 @@ class StepOutlook:
 
 
 def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
-    """Return verdicts on every job whose result is kept, in the order of the table.
+    """Return a verdict for every job whose result is kept, in the order of the table.
 
     Args:
-        config: the model's.
+        config: the model's config.
         build: the model's folder.
-        store: where results are kept; what it has not, its remote store is asked for.
+        store: where results are kept; if a result is missing here, the store's remote store is asked.
     """
     record = _source_record(config, build, store)
     if record is None:
@@ -116,7 +116,7 @@ def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
 
 
 def _source_record(config: Config, build: Path, store: Store) -> Any:
-    """Return source.receipt.json as the next fetch would write it; None where only a download can tell."""
+    """Return source.receipt.json as the next fetch would write it; None if this takes a download."""
     if config.source.path is None:
         receipt = build / RECORD
         record = read_receipt(receipt) if receipt.is_file() else None
@@ -130,7 +130,7 @@ class _Walk:
     """Goes through the jobs.
 
     Attributes:
-        known: the folder into which what is known is linked.
+        known: the folder into which known outputs are linked.
     """
 
     config: Config
@@ -140,13 +140,13 @@ class _Walk:
 
     @property
     def steps(self) -> dag.Steps:
-        """Return those of the build."""
+        """Return the steps of the build."""
         return dag.wanted(STEPS, self.config)
 
     def visit(self, job: Job) -> StepOutlook | None:
-        """Return the verdict on a job, None for one whose result is not kept.
+        """Return the verdict on a job; None for a job whose result is not kept.
 
-        What it makes is known afterwards, or is not.
+        If the job's outputs can be known, they are in the folder of known outputs afterwards.
         """
         step, label = self.steps[job[0]], self.label(job)
         missing = self.missing(job)
@@ -175,18 +175,18 @@ class _Walk:
         return StepOutlook(label, "works", self.store.reason(task.action, self.build / receipt))
 
     def label(self, job: Job) -> str:
-        """Return what a job's result is called: the path of its receipt without the suffix.
+        """Return the name of a job's result: the path of its receipt without the suffix.
 
-        Empty where there is none.
+        Empty if the job has no receipt.
         """
         receipt = self.steps[job[0]].receipt
         found = dag.expanded(receipt, dag.names(self.config), dag.own(self.steps, job)) if receipt else [""]
         return found[0].removesuffix(RECEIPT)
 
     def missing(self, job: Job) -> str:
-        """Return the first input of a job that is not known, by what it is called as a result.
+        """Return the first input of a job that is not known, by its name as a result.
 
-        Empty if all are known.
+        Empty if all inputs are known.
         """
         files = [*dag.step_inputs(self.steps, job[0]).values(), dag.waits(self.steps, job[0])]
         mine = dag.own(self.steps, job)
@@ -196,7 +196,7 @@ class _Walk:
         return plain if plain in map(self.label, dag.jobs(self.steps, self.config)) else gone
 
     def linked_from_store(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
-        """Link what the store has of an action; False if it has nothing."""
+        """Link an action's outputs from the store; False if the store does not have them."""
         entry = self.store.root / action.key
         if not intact(entry):
             return False
@@ -207,7 +207,7 @@ class _Walk:
         return True
 
     def foreseen_remotely(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
-        """Record what the remote store has of an action; False if there is no such store, or it has nothing."""
+        """Record an action's outputs from the remote store; False without this store, or if it does not have them."""
         if self.store.shared is None:
             return False
         try:
@@ -215,7 +215,7 @@ class _Walk:
         except RemoteRefusal as error:
             log.warning("remote store: entry %s would be refused: %s", action.key[:12], error)
             return False
-        except Exception as error:  # whatever a file system raises; it would do so for every other entry
+        except Exception as error:  # a file system may raise any error, and would raise it for every other entry
             log.warning("remote store: can't be asked: %s", remote.refusal_reason(error))
             self.store.shared = None
             return False
@@ -224,7 +224,7 @@ class _Walk:
         return recorded is not None
 
     def linked_from_build(self, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
-        """Link what lies in the build if it was made by an action; False if it was not, or is not all there."""
+        """Link an action's outputs from the build; False if a file is missing or another action made them."""
         there = {path: self.build / path.relative_to(self.known) for path in (*outputs.values(), self.known / receipt)}
         if not all(path.exists() for path in there.values()):
             return False
@@ -236,7 +236,7 @@ class _Walk:
 
 
 def _made_in_place(task: Task, outputs: Mapping[str, Path]) -> None:
-    """Do a job's work, with no regard to what the store has."""
+    """Do a job's work without looking into the store."""
     for path in outputs.values():
         path.parent.mkdir(parents=True, exist_ok=True)
     task.work(outputs)

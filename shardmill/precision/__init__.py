@@ -1,1 +1,1 @@
-"""How few bits each matrix can do with: quantisers, what each choice costs, and the search for the best set."""
+"""The precision of each matrix: quantisers, the cost of each form, and the search for the best set of forms."""

@@ -1,7 +1,7 @@
-"""What the original model makes of a calibration text at the edges of parts, so that every part can start at once.
+"""Hidden states of the original model on a calibration text at the edges of parts, so that all parts can start at once.
 
-Windows of the text's first half are what quantisers see; windows of its second half are held out from them, and by
-these the search chooses. Neither may be text that quality is reported on.
+Quantisers see the windows of the text's first half. The windows of its second half are held out from quantisers, and
+the search chooses forms by them. Reports of quality must use a different text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardmill.precision.original import Original
 
 
 def sites(part: Part) -> dict[str, list[Constant]]:
-    """Return the matrices of a part by their paths, each with the blocks that it is made of."""
+    """Return the matrices of a part by their paths, each with its blocks."""
     found: dict[str, list[Constant]] = {path: [] for path in matrices(part.shapes)}
     for tensor in part.tensors:
         if tensor.path in found:
@@ -34,10 +34,10 @@ def sites(part: Part) -> dict[str, list[Constant]]:
 
 
 def module_of(blocks: Sequence[Constant]) -> str:
-    """Return the module of transformers whose input a matrix is multiplied with; empty where it can't be told.
+    """Return the transformers module whose input is multiplied with a matrix; empty if it is not known.
 
-    It is told where rows of the matrix are rows of one module's weight: then a program's matrix, be its rows picked,
-    repeated or scaled, has that module's inputs.
+    The module is known if the rows of the matrix are rows of one module's weight. Then a program's matrix has that
+    module's inputs, even if its rows are picked, repeated or scaled.
     """
     modules = {block.source.tensor.removesuffix(".weight") for block in blocks}
     plain = all(not (b.source.transposed or b.source.by or b.source.plus or b.source.index) for b in blocks)
@@ -61,7 +61,7 @@ class Sums:
 
 @contextmanager
 def observed_inputs(model: nn.Module, names: Sequence[str]) -> Iterator[Sums]:
-    """Count the inputs of modules as long as it lasts."""
+    """Sum up the inputs of modules that run inside the block."""
     sums, modules = Sums(), dict(model.named_modules())
 
     def hook(name: str) -> Any:
@@ -77,13 +77,13 @@ def observed_inputs(model: nn.Module, names: Sequence[str]) -> Iterator[Sums]:
 def _layer_inputs(
     model: Original, hidden: Sequence[Tensor], index: int, names: Sequence[str]
 ) -> tuple[Mapping[str, Tensor], list[Tensor]]:
-    """Return the Hessian by module of one layer, and the hidden states after it.
+    """Return the Hessians of one layer by module, and the hidden states after the layer.
 
     Args:
         model: the original.
         hidden: the layer's inputs, [n, d] for each window.
-        index: of the layer.
-        names: the modules.
+        index: the layer's index.
+        names: the modules' names.
     """
     with torch.no_grad(), observed_inputs(model.reference.model, names) as sums:
         after = [model.reference.layers(states, [index], model.weights)[0] for states in hidden]
@@ -98,12 +98,12 @@ class Matrix:
     """A matrix of a program.
 
     Attributes:
-        path: what the contract calls it.
-        blocks: of which it is made.
+        path: the matrix' name in the contract.
+        blocks: the blocks that make up the matrix.
         weight: [rows, columns] in fp32.
-        hessian: H [columns, columns]; None where transformers has no module whose inputs are its own, as for experts.
+        hessian: H [columns, columns]; None if no module of transformers has the same inputs, as for experts.
         before: the states of each held-out window before its layer, or after the last layer for a head, [n, d].
-        index: of its layer; the number of layers for a head.
+        index: its layer's index; the number of layers for a head.
     """
 
     path: str
@@ -119,14 +119,14 @@ def calibrated_matrices(
 ) -> Iterator[Matrix]:
     """Yield every matrix of a part of a decoder, layer by layer.
 
-    The next layer's inputs are made by the original weights.
+    The next layer's inputs are computed with the original weights.
 
     Args:
         part: layers or a head.
         source: the checkpoint's folder.
         model: the original.
         seen: states of windows before the part's first layer, for H.
-        held: the same of the windows that are held out.
+        held: states of the held-out windows before the part's first layer.
     """
     constants, found = PartWeights(part, source), sites(part)
     if part.kind == "experts":  # a router decides what reaches them
@@ -175,8 +175,8 @@ def write_edges(
     Args:
         model: the original.
         seen: tokens of the windows that quantisers see.
-        held: tokens of those that are held out.
-        wanted: indices of layers, or their number for the states after the last.
+        held: tokens of the held-out windows.
+        wanted: indices of layers; the number of layers stands for the states after the last layer.
         to: a safetensors file to write: seen_I and held_I [windows, n, d] for each index I.
     """
     last, found = max(wanted), dict[str, Tensor]()

@@ -1,7 +1,7 @@
-"""What a set of forms really costs: all matrices at once, on windows that neither quantisers nor the search have seen.
+"""The measured loss of a set of forms: all matrices together, on windows unseen by quantisers and the search.
 
-The model runs in transformers, its weights as packages of these forms would hold them; question 1 of a build says that
-its programs are that model. A layer's weights are in memory at a time, and a block of the vocabulary's logits.
+The model runs in transformers, with the same weights as packages of these forms. Question 1 of a build checks that its
+programs equal this model. Only one layer's weights and one block of the vocabulary's logits are in memory at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardmill.gates.naming import Weights
 from shardmill.gates.stored import StoredWeights, held_weights, transformers_name
 from shardmill.precision.original import Original, last_states
 
-CLEAR = 0.1  # nat between the two best tokens; below it either is as good
+CLEAR = 0.1  # nat between the two best tokens; below it a position does not count as decided
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Figures:
     """Sums over the positions of a text.
 
     Attributes:
-        kl: nats, of the second model's distributions from the first's.
-        before: nats that the first loses on the tokens that follow.
-        after: the same of the second.
-        same: at how many of the decided positions both have the same most likely token.
-        decided: how many there are.
+        kl: divergence of the second model's distributions from the first model's, in nats.
+        before: the first model's loss on the tokens that follow, in nats.
+        after: the second model's loss on the same tokens, in nats.
+        same: number of decided positions at which both models have the same most likely token.
+        decided: number of positions at which the first model's best token is clear.
     """
 
     kl: float
@@ -44,10 +44,10 @@ class Figures:
 
 
 class Tally:
-    """Sums over the vocabulary for each position, as far as blocks have come in."""
+    """Sums over the vocabulary for each position, updated block by block."""
 
     def __init__(self, following: Tensor) -> None:
-        """Begin with nothing. Args: following the token after each position [n], -1 where none is known."""
+        """Start with empty sums. Args: following the token after each position [n], -1 if it is not known."""
         n = len(following)
         self.following, self.seen = following, 0
         self.best = torch.full((n, 2), -torch.inf)  # the first model's two largest logits
@@ -57,7 +57,7 @@ class Tally:
         self.target = torch.zeros(2, n)
 
     def add(self, was: Tensor, now: Tensor) -> None:
-        """Count the logits of the next tokens of the vocabulary, [n, tokens] of either model."""
+        """Add both models' logits [n, tokens] of the vocabulary's next block."""
         two = was.topk(min(2, was.shape[1]), dim=1)
         now_best, now_place = now.max(dim=1)
         for row, places, better in (
@@ -82,7 +82,7 @@ class Tally:
         self.seen += was.shape[1]
 
     def figures(self) -> Figures:
-        """Return what it comes to, once all of the vocabulary has come in."""
+        """Return the figures, after the whole vocabulary has been added."""
         first = self.best[:, 0].double() + self.mass.log()  # [n], log of the sum of exponentials
         second = self.now_best.double() + self.now_mass.log()
         kl = self.gap / self.mass - first + second
@@ -93,11 +93,11 @@ class Tally:
         return Figures(float(kl.sum()), float(before.sum()), float(after.sum()), int(same.sum()), int(decided.sum()))
 
 
-ROWS = 8192  # of the LM head at a time
+ROWS = 8192  # rows of the LM head at a time
 
 
 def write_original(model: Original, cut: Sequence[Sequence[int]], to: Path) -> None:
-    """Write what the original makes of windows of one length: tokens [windows, n], last [windows, n, d].
+    """Write the original's states for windows of one length: tokens [windows, n], last [windows, n, d].
 
     Args:
         model: the original.
@@ -109,16 +109,16 @@ def write_original(model: Original, cut: Sequence[Sequence[int]], to: Path) -> N
 
 
 def measured_forms(model: Original, original: Path, held: Sequence[StoredWeights]) -> dict[str, float]:
-    """Return divergence, growth of the perplexity and agreement on the most likely token of a model with other weights.
+    """Return divergence, growth of the perplexity and top-1 agreement of a model with other weights.
 
     Args:
         model: the original.
-        original: what `write_original` wrote.
+        original: the file that `write_original` wrote.
         held: the other weights of all parts, in the order of a pass.
 
     Returns:
-        kl in nats, perplexity (of the other weights over the original's), error (the perplexity's standard error,
-        by how windows differ; 0 for a single one), original (its perplexity), top1 (a share) and tokens.
+        kl in nats, perplexity (of the other weights over the original's), error, original (its perplexity), top1
+        (a share) and tokens. error is the perplexity's standard error over the windows, 0 for a single window.
     """
     with safe_open(original, framework="pt") as stored:
         cut: list[list[int]] = stored.get_tensor("tokens").tolist()
@@ -176,7 +176,7 @@ def _logits(model: Original, states: Tensor, rows: Tensor, weights: Weights, fir
 
 
 def _joined(rows: Iterator[Tensor]) -> Iterator[Tensor]:
-    """Yield larger blocks of rows, as copies: each of the blocks that come in overwrites the one before it."""
+    """Yield larger blocks of rows as copies, because each incoming block overwrites the block before it."""
     kept: list[Tensor] = []
     for block in rows:
         kept.append(block.clone())

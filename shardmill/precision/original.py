@@ -17,7 +17,7 @@ from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
 
 @dataclass(frozen=True)
 class Original:
-    """The model without weights, and where they come from.
+    """The model without weights, and the source of its weights.
 
     Attributes:
         table: the embedding [vocab, d], mapped.
@@ -31,7 +31,7 @@ class Original:
 
     @property
     def layers(self) -> int:
-        """Return how many there are."""
+        """Return the number of layers."""
         return len(self.reference.decoder.layers)
 
 
@@ -53,10 +53,10 @@ def last_states(model: Original, states: Sequence[Tensor], first: int, weights: 
     """Return states of windows after the last layer, each [n, d]; a layer's weights are made once for all windows.
 
     Args:
-        model: whose layers run.
-        states: before the layer `first`.
+        model: the model whose layers run.
+        states: the states before the layer `first`.
         first: the index of that layer.
-        weights: of the layers.
+        weights: the weights of the layers.
     """
     found = list(states)
     for index in range(first, model.layers):
@@ -66,7 +66,7 @@ def last_states(model: Original, states: Sequence[Tensor], first: int, weights: 
 
 
 def head_blocks(head: Tensor, first: int = 0, changed: Tensor | None = None) -> list[Tensor]:
-    """Return an LM head's rows in blocks, some of them replaced by others from row `first` on."""
+    """Return an LM head's rows in blocks, with the rows from `first` on replaced by `changed`."""
     if changed is None:
         return list(torch.split(head, HEAD_ROWS))
     after = first + len(changed)

@@ -1,4 +1,4 @@
-"""The codes of a part's matrices, written as a file, with what each form does to the matrix' outputs."""
+"""The codes of a part's matrices, written to a file, with the error of each form in the matrix' outputs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from shardmill.precision.original import Original
 from shardmill.precision.quantisers import Palettes, QuantizedMatrix, clipped, error, gptq, palettised
 
 DTYPES = {torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}  # in the order in which safetensors sorts them
-ALIGNMENT = 8  # of what comes after the header
+ALIGNMENT = 8  # in bytes, of the data after the header
 PIECE = 1 << 24  # bytes
 
 
 def write_spooled(to: Path, tensors: Iterable[tuple[str, Tensor]], metadata: Callable[[], Mapping[str, str]]) -> None:
-    """Write the file that safetensors' own save_file writes of the same tensors, byte for byte.
+    """Write the same file as safetensors' save_file, byte for byte.
 
     Args:
-        to: the file, beside which there must be room for as much again while it is written.
+        to: the file. Its folder needs room for a second copy while the file is written.
         tensors: by name, in any order, in fp16, int8 or uint8.
-        metadata: asked for when there are no more tensors; of one entry, as safetensors keeps no order of several.
+        metadata: called after the last tensor; returns one entry, as safetensors does not keep the order of several.
     """
     with TemporaryFile(dir=to.parent) as spool, to.open("wb") as file:
-        held: dict[str, tuple[Tensor, int]] = {}  # name -> what says its form, its place in the spool
+        held: dict[str, tuple[Tensor, int]] = {}  # name -> its shape and dtype, its place in the spool
         for name, tensor in tensors:
             held[name] = tensor.to("meta"), spool.tell()
             spool.write(tensor.contiguous().numpy().data)
@@ -63,7 +63,7 @@ ERRORS = "errors"
 def write_part_codes(
     part: Part, source: Path, model: Original, edges: Path, to: Path, forms: Sequence[str] = ()
 ) -> None:
-    """Write codes of every matrix of a part, in INT4 and other forms.
+    """Write the codes of every matrix of a part in INT4 and other forms.
 
     Args:
         part: layers or a head.
@@ -71,9 +71,9 @@ def write_part_codes(
         model: the original.
         edges: the calibration's file.
         to: the file to write.
-        forms: the others; INT8 has no codes of its own, and neither has fp16.
+        forms: the other forms; no codes are written for INT8 and fp16.
     """
-    logging.getLogger("coremltools").setLevel(logging.WARNING)  # it tells of every matrix
+    logging.getLogger("coremltools").setLevel(logging.WARNING)  # it logs every matrix
     edge = read_edges(edges, part.start if part.kind == "layers" else model.layers)
     errors: dict[str, dict[str, float]] = {}
 
@@ -96,13 +96,13 @@ def write_part_codes(
 
 
 def _chosen(matrix: Matrix) -> QuantizedMatrix:
-    """Quantise by GPTQ, or by the weights alone if nothing is known of the inputs."""
+    """Quantise by GPTQ, or by the weights alone if calibration has not seen the inputs."""
     bits = form(INT4).bits
     return clipped(matrix.weight, bits) if matrix.hessian is None else gptq(matrix.weight, bits, matrix.hessian)
 
 
 def _palettes(matrix: Matrix, forms: Sequence[str]) -> dict[str, Palettes]:
-    """Return the matrix in those forms that are palettes and that it can have."""
+    """Return the matrix in each palette form that fits it."""
     weigh = None if matrix.hessian is None else matrix.hessian.diagonal()
     fitting = [name for name in forms if form(name).kind == "palette" and not misfit(name, tuple(matrix.weight.shape))]
     return {name: palettised(matrix.weight, form(name), weigh) for name in fitting}
@@ -111,7 +111,7 @@ def _palettes(matrix: Matrix, forms: Sequence[str]) -> dict[str, Palettes]:
 def _values(
     matrix: Matrix, found: Mapping[str, QuantizedMatrix | Palettes], forms: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield what the matrix is in each form that it can have, one after the other."""
+    """Yield the matrix' values in each form that fits it, one form at a time."""
     for name, codes in found.items():
         yield name, codes.values
     yield INT8, rounded(matrix.weight).values
@@ -120,26 +120,26 @@ def _values(
 
 
 def rounded(weight: Tensor) -> QuantizedMatrix:
-    """Return INT8 as conversion rounds it."""
+    """Round a matrix to INT8 in the same way as the conversion."""
     codes, scale, _ = to_integers(weight, form(INT8).levels)
     return QuantizedMatrix(codes.to(torch.int8), scale)
 
 
-DEFAULT = "int8"  # of matrices that a search does not choose a form for
+DEFAULT = "int8"  # form of matrices for which a search does not choose a form
 
 
 class FormWeights(StoredWeights):
-    """The constants of a part in some forms: by its file of codes, and rounded where that has none, as for INT8."""
+    """A part's constants in chosen forms: from its file of codes, or rounded if the file has no codes, as for INT8."""
 
     def __init__(self, part: Part, source: Path, codes: Path, forms: Mapping[str, str], prefix: str) -> None:
-        """Open nothing yet.
+        """Keep the arguments; no file is opened yet.
 
         Args:
             part: the part.
             source: the checkpoint's folder.
             codes: the part's file of codes.
-            forms: of matrices by their paths; those of experts, which no search chooses, have none and are in INT8.
-            prefix: as of all held weights.
+            forms: the forms of matrices by path; matrices of experts are not searched, and stay in INT8.
+            prefix: see StoredWeights.
         """
         super().__init__(part, codes.name, prefix)
         self.weights, self.codes, self.forms = PartWeights(part, source), codes, forms
@@ -161,7 +161,7 @@ class FormWeights(StoredWeights):
         return Stored(self._read(f"{path}.{name}.codes"), scale=scale.float()[:, None])
 
     def _read(self, name: str) -> Tensor:
-        """Return a tensor of the file of codes."""
+        """Return a tensor from the file of codes."""
         with safe_open(self.codes, framework="pt") as stored:
             found: Tensor = stored.get_tensor(name)
             return found

@@ -1,7 +1,7 @@
-"""What the matrices of a part cost one by one in four bits, by the codes that were chosen for them.
+"""The loss from storing a part's matrices in four bits, one matrix at a time, with the codes chosen for it.
 
-Threads take matrices in turn. Each has a model of its own and computes on itself alone, so the costs are the same for
-any number of threads.
+Threads take matrices in turn. Each thread has a separate model and runs PyTorch on a single thread, so the costs are
+the same for any number of threads.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ from shardmill.precision.part_codes import ERRORS
 from shardmill.precision.quantisers import QuantizedMatrix
 
 PASS = 128  # positions whose logits are in memory at a time: fewer would expand the LM head more often
-POSITIONS = 16  # of these, whose distributions are compared at a time
+POSITIONS = 16  # positions in a pass whose distributions are compared at a time
 
 
 class Known:
-    """The distributions of one model, to which those of others are compared.
+    """The distributions of one model, for comparison with the distributions of other models.
 
-    They lie in a file, as those of a few thousand positions take gigabytes; threads may read them side by side.
+    They are kept in a file, because a few thousand positions take gigabytes. Several threads may read it at once.
     """
 
     def __init__(self, logits: Iterable[Tensor], spool: IO[bytes]) -> None:
-        """Keep them.
+        """Write the distributions to a file.
 
         Args:
-            logits: [n, vocab] in blocks of positions, each of which may lie where the one before it lay.
-            spool: a file to append to, which stays open.
+            logits: [n, vocab] in blocks of positions; a block may reuse the memory of the block before it.
+            spool: the file to append to, which stays open.
         """
         self.file = spool.fileno()
-        self.known: list[tuple[int, Tensor]] = []  # where a block's shares lie, and its negative entropies [n]
+        self.known: list[tuple[int, Tensor]] = []  # a block's offset in the file, and its negative entropies [n]
         for rows in _few(logits):
             total = rows.logsumexp(dim=-1, keepdim=True)
             shares = (rows - total).exp_()
@@ -73,20 +73,20 @@ class Known:
 
 
 def _few(logits: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Return blocks of POSITIONS."""
+    """Return the logits in blocks of POSITIONS."""
     return (rows for block in logits for rows in torch.split(block, POSITIONS))
 
 
 class Costs:
-    """Measures what changed weights cost, on held-out windows that run from some layer on."""
+    """The measurement of the loss from changed weights, on held-out windows that start at a given layer."""
 
     def __init__(self, model: Original, hidden: Sequence[Tensor], index: int, spool: IO[bytes]) -> None:
-        """Run the original.
+        """Run the original model and keep its distributions.
 
         Args:
             model: the original.
             hidden: the states [n, d] of windows before the layer `index`.
-            index: of that layer.
+            index: that layer's index.
             spool: a file for distributions, which stays open.
         """
         self.model, self.room = model, torch.empty(PASS, len(model.head))
@@ -94,25 +94,25 @@ class Costs:
         self.original = [Known(logits, spool) for logits in found]
 
     def beside(self, model: Original) -> Costs:
-        """Return the same for another thread. Args: model the original once more, which no other thread runs."""
+        """Return a copy for another thread. Args: model another instance of the original for that thread alone."""
         other = copy(self)
         other.model, other.room = model, torch.empty_like(self.room)
         return other
 
     def of_layer(self, hidden: Sequence[Tensor], index: int, changed: Mapping[str, Tensor]) -> float:
-        """Return the mean KL divergence in nats if tensors of the checkpoint are others.
+        """Return the mean KL divergence in nats after tensors of the checkpoint are replaced.
 
         Args:
-            hidden: the original states before the layer that they belong to.
-            index: of that layer.
-            changed: tensors by the checkpoint's names.
+            hidden: the original states before the changed layer.
+            index: that layer's index.
+            changed: replacements by the checkpoint's names.
         """
         own, head = self.model.weights, head_blocks(self.model.head)
         found = self._logits(hidden, index, lambda name: changed[name] if name in changed else own(name), head)
         return self._divergence(found)
 
     def of_head(self, hidden: Sequence[Tensor], first: int, rows: Tensor) -> float:
-        """Return the same if rows of the LM head, from row `first` on, are others; `hidden` is after the last layer."""
+        """Return the KL divergence after head rows from `first` on are replaced; `hidden` is after the last layer."""
         blocks = head_blocks(self.model.head, first, rows)
         return self._divergence(self._logits(hidden, self.model.layers, self.model.weights, blocks))
 
@@ -125,7 +125,7 @@ class Costs:
                 self.model.reference.logits(some, head, weights, into=self.room[: len(some)])
                 for some in torch.split(states, PASS)
             )
-        return_heap()  # once for a matrix
+        return_heap()  # once per matrix
 
     def _divergence(self, found: Iterable[Iterable[Tensor]]) -> float:
         apart = [known.divergence(logits) for known, logits in zip(self.original, found, strict=True)]
@@ -133,11 +133,11 @@ class Costs:
 
 
 def as_stored(blocks: Sequence[Constant], values: Tensor, source: Path) -> dict[str, Tensor]:
-    """Return the checkpoint's tensors by name, as a matrix of other values would have them.
+    """Return the checkpoint's tensors of a matrix by name, with other values of the matrix put into them.
 
     Args:
-        blocks: of which the matrix is made, under each other.
-        values: of the matrix [rows, columns].
+        blocks: the blocks that make up the matrix.
+        values: the matrix [rows, columns].
         source: the checkpoint's folder.
     """
     found: dict[str, Tensor] = {}
@@ -155,10 +155,10 @@ class Changed:
     """A matrix in four bits.
 
     Attributes:
-        path: what the contract calls it.
-        blocks: of which it is made.
+        path: the matrix' name in the contract.
+        blocks: the blocks that make up the matrix.
         before: the states of each held-out window before its layer, or after the last layer for a head, [n, d].
-        index: of its layer.
+        index: its layer's index.
     """
 
     path: str
@@ -176,16 +176,16 @@ def part_costs(
     scratch: Path,
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Return {path: {"kl": nats, "errors": {form: share}}} of every matrix whose inputs calibration has seen.
+    """Return {path: {"kl": nats, "errors": {form: share}}} for every matrix whose inputs calibration has seen.
 
     Args:
         part: layers or a head.
         source: the checkpoint's folder.
-        originals: makes the original model, for each thread one.
+        originals: a function that makes a new instance of the original model, as each thread needs one.
         edges: the calibration's file.
         codes: the part's file of codes.
         scratch: a folder with room for the held-out windows' distributions.
-        threads: how many measure.
+        threads: how many threads measure.
     """
     if part.kind == "experts":
         return {}
@@ -208,10 +208,10 @@ def part_costs(
         found: dict[str, Future[float]] = {}
         for matrix in calibrated_matrices(part, source, another(), [], edge.held):
             if matrix.path in errors:
-                costs = idle.get()  # so that no more matrices are there than threads
+                costs = idle.get()  # waits, so that memory holds no more matrices than threads
                 for one in found.values():
                     if one.done():
-                        one.result()  # what went wrong ends the others
+                        one.result()  # an error in one measurement ends the others
                 changed = Changed(matrix.path, matrix.blocks, matrix.before, matrix.index)
                 found[matrix.path] = kl = pool.submit(_cost, part, source, costs, changed, codes)
                 kl.add_done_callback(partial(_put_back, idle, costs))

@@ -1,11 +1,11 @@
-"""Quantisers of one matrix: weights and what is known of its inputs -> integer codes and a scale for each row.
+"""Quantisers of one matrix: weights and input statistics -> integer codes and a scale for each row.
 
-The error that counts is that of the matrix' outputs, (W - Q) H (W - Q)^T, where H = X^T X sums over the inputs X that
-calibration has seen. Every row stands alone.
+The error that counts is the error of the matrix' outputs, (W - Q) H (W - Q)^T. H = X^T X sums over the inputs X that
+calibration has seen. Every row is quantised independently.
 
-GPTQ (https://arxiv.org/abs/2210.17323) is coremltools' own, fed with H and with scales that were searched for first:
-its own cut nothing off, which costs 4-bit codes up to two and a half times the error. What else was tried is in
-docs/precision-measured.md. Sums are made in a fixed order as long as PyTorch runs on a single thread.
+GPTQ (https://arxiv.org/abs/2210.17323) is coremltools' implementation, called with H and with scales from a search. Its
+default scales never clip, which makes the error of 4-bit codes up to two and a half times as large. Other attempts are
+in docs/precision-measured.md. Sums are made in a fixed order as long as PyTorch runs on a single thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shardmill.convert.palette import PATTERNS, indices
 from shardmill.forms.form import Form
 
-DAMPING = 0.01  # of the mean of the weights, added to each: numbers whose inputs calibration has not seen count too
+DAMPING = 0.01  # share of the mean weight, added to each: columns with inputs that calibration has not seen count too
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Palettes:
 
 
 def palettised(weight: Tensor, form: Form, importance: Tensor | None) -> Palettes:
-    """Return every number to the nearest entry of its table.
+    """Round every number to the nearest entry of its table.
 
     Args:
         weight: [rows, columns] in fp32.
-        form: of a palette that fits the matrix.
-        importance: [columns], what an error of each column weighs; all the same if None.
+        form: a palette form that fits the matrix.
+        importance: [columns], the weight of an error in each column; equal weights if None.
     """
     half = weight.half().numpy()
     weigh = _damped(importance) if importance is not None else np.ones(half.shape[1])
@@ -54,13 +54,13 @@ def palettised(weight: Tensor, form: Form, importance: Tensor | None) -> Palette
 
 
 def _damped(importance: Tensor) -> NDArray[np.float64]:
-    """Return weights of columns, none of them zero."""
+    """Return weights of columns, all positive."""
     weigh = importance.double().numpy()
     return weigh + (DAMPING * weigh.mean() or 1.0)
 
 
 def _table(group: NDArray[np.float16], weigh: NDArray[np.float64], entries: int) -> NDArray[np.float16]:
-    """Return a table's entries, ascending, for rows [n, columns]; the last is repeated if there are too many."""
+    """Return a table's entries, ascending, for rows [n, columns]; the last entry is repeated to fill the table."""
     from coremltools._deps import kmeans1d
 
     columns = np.broadcast_to(weigh, group.shape).ravel()
@@ -75,9 +75,9 @@ def _table(group: NDArray[np.float16], weigh: NDArray[np.float64], entries: int)
 
 
 RATIOS = 48  # scales that are tried for each row
-LEAST_RATIO = 0.5  # of the largest weight of a row; what is over it is cut off
+LEAST_RATIO = 0.5  # share of a row's largest weight; larger weights are clipped
 LEAST_SCALE = 2.0**-24  # the smallest number that fp16 holds
-ROWS = 64  # whose scales are searched at a time, so that what is tried stays in the processor's caches
+ROWS = 64  # rows whose scales are searched at a time, so that the trials stay in the processor's caches
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,12 @@ class QuantizedMatrix:
 
 
 def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> QuantizedMatrix:
-    """Return every weight to the nearest code, with the scale of each row that leaves the least error.
+    """Round every weight to the nearest code, with the scale of each row that leaves the least error.
 
     Args:
         weight: [rows, columns] in fp32.
-        bits: of a code.
-        importance: [columns], what an error of each column weighs; all the same if None.
+        bits: bits of a code.
+        importance: [columns], the weight of an error in each column; equal weights if None.
     """
     weigh = torch.ones(weight.shape[1]) if importance is None else importance
     blocks = [_clipped(rows, bits, weigh) for rows in torch.split(weight, ROWS)]
@@ -107,7 +107,7 @@ def clipped(weight: Tensor, bits: int, importance: Tensor | None = None) -> Quan
 
 
 def _clipped(weight: Tensor, bits: int, weigh: Tensor) -> QuantizedMatrix:
-    """Return the same of a few rows."""
+    """Round a few rows with the best scale of each row."""
     full = weight.abs().amax(dim=1) / _largest(bits)
     best, least = full, torch.full((len(weight),), torch.inf)
     for ratio in torch.linspace(1, LEAST_RATIO, RATIOS).tolist():
@@ -119,17 +119,17 @@ def _clipped(weight: Tensor, bits: int, weigh: Tensor) -> QuantizedMatrix:
 
 
 def gptq(weight: Tensor, bits: int, hessian: Tensor) -> QuantizedMatrix:
-    """Return the codes of GPTQ, which makes up for each column's rounding in the columns after it, the heaviest first.
+    """Return the codes of GPTQ, which compensates each column's rounding in later columns, the heaviest column first.
 
     Args:
         weight: [rows, columns] in fp32.
-        bits: of a code.
+        bits: bits of a code.
         hessian: H [columns, columns].
     """
     from coremltools.optimize.torch.layerwise_compression.algorithms import GPTQ, ModuleGPTQConfig
 
     hessian = hessian.clone()
-    unseen = hessian.diagonal() == 0  # inputs that were never there; the algorithm would set their weights to zero
+    unseen = hessian.diagonal() == 0  # inputs that were always zero; the algorithm would set their weights to zero
     hessian.diagonal()[unseen] = hessian.diagonal().mean().clamp(min=LEAST_SCALE)
     scale = clipped(weight, bits, hessian.diagonal()).scale
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
@@ -139,7 +139,7 @@ def gptq(weight: Tensor, bits: int, hessian: Tensor) -> QuantizedMatrix:
     )
     algorithm = GPTQ(layer, settings)
     algorithm.add_batch(torch.zeros(1, weight.shape[1]), torch.zeros(1, weight.shape[0]))
-    algorithm._hessian = hessian  # it has no way to be given one
+    algorithm._hessian = hessian  # the class has no parameter for a Hessian
     algorithm._quantizer.scale = scale.float()[:, None]
     algorithm._quantizer.zero_point = torch.full((len(weight), 1), 2.0 ** (bits - 1))
     algorithm._store_quantization_params(algorithm._quantizer)
@@ -154,16 +154,16 @@ def error(weight: Tensor, values: Tensor, hessian: Tensor) -> float:
 
 
 def _largest(bits: int) -> int:
-    """Return the largest code; the least is one further from zero."""
+    """Return the largest code; the smallest code is one further from zero."""
     return int(2 ** (bits - 1) - 1)
 
 
 def _rounded(weight: Tensor, scale: Tensor, bits: int) -> QuantizedMatrix:
-    """Return every weight to the nearest code."""
+    """Round every weight to the nearest code."""
     high = _largest(bits)
     return QuantizedMatrix((weight / scale.float()[:, None]).round_().clamp_(-high - 1, high).to(torch.int8), scale)
 
 
 def _fp16(scale: Tensor) -> Tensor:
-    """Return scales as a program holds them, none of them zero."""
+    """Return scales in fp16, as a program holds scales, all positive."""
     return scale.clamp(min=LEAST_SCALE).half()

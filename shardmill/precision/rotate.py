@@ -1,7 +1,8 @@
 """A checkpoint with rotated weights: the same function, and weights that few bits hold better.
 
-What is rotated stands in rotatable.py, by what in rotation.py. The result is a checkpoint in fp32 like any other, with
-an LM head of its own and the original's hashes in rotation.json. It repeats bit for bit on any machine.
+Hadamard matrices with random signs rotate the hidden states between layers and the values of each attention head. The
+result is a checkpoint in fp32 like any other, with a separate LM head and the original's hashes in rotation.json. It
+repeats bit for bit on any machine.
 Sources: https://arxiv.org/abs/2404.00456 (QuaRot), https://arxiv.org/abs/2405.16406 (SpinQuant).
 """
 
@@ -34,16 +35,16 @@ from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.hf_config import load_hf_config
 
-ROWS = 4096  # that are mixed at a time, in fp64
+ROWS = 4096  # rows that are rotated at a time, in fp64
 
 
 def rotated(rows: Tensor) -> Tensor:
-    """Return rows Q, for rows [n, d] in any float dtype: fp32 [n, d]."""
+    """Return rows Q in fp32 [n, d], for rows [n, d] in any float dtype."""
     return torch.cat([_mixed(block.double()).float() for block in torch.split(rows, ROWS)])
 
 
 def rotated_outputs(matrix: Tensor) -> Tensor:
-    """Return Q^T matrix, for a matrix [d, c] that gives what is to be rotated: fp32 [d, c]."""
+    """Return Q^T matrix in fp32 [d, c], for a matrix [d, c] whose outputs are to be rotated."""
     return rotated(matrix.T).T.contiguous()
 
 
@@ -70,7 +71,7 @@ def _hadamard(x: Tensor, block: int) -> Tensor:
 
 
 def _signs(d: int, which: int) -> Tensor:
-    """Return d random signs, always the same."""
+    """Return d pseudo-random signs, the same in every run."""
     drawn = hashlib.shake_256(f"rotation {which}".encode()).digest(-(-d // 8))
     return torch.from_numpy(np.unpackbits(np.frombuffer(drawn, np.uint8))[:d].astype(np.float64) * 2 - 1)
 
@@ -84,7 +85,7 @@ READERS = {  # a layer's norms, each with the matrices behind it
 NORM_OF = {matrix: norm for norm, matrices in READERS.items() for matrix in matrices}
 VALUES, PACKED, OUTPUT = "self_attn.v_proj", "self_attn.qkv_proj", "self_attn.o_proj"
 WRITERS = (OUTPUT, "mlp.down_proj")
-KEPT = ("self_attn.q_norm", "self_attn.k_norm")  # of queries and keys, which stay as they are
+KEPT = ("self_attn.q_norm", "self_attn.k_norm")  # norms of queries and keys, which stay as they are
 
 Group = Mapping[str, Callable[[], Tensor]]  # tensors in fp32 by their names, each made when it is called
 
@@ -99,16 +100,16 @@ class Heads:
 
 
 def _rotation_groups(names: Collection[str], weights: Weights, heads: Heads, head: str) -> list[Group]:
-    """Return the rotated model's tensors: the table, each layer, and what stands after the layers.
+    """Return the rotated model's tensors in groups: the table, each layer, and the tensors after the layers.
 
     Args:
-        names: of the checkpoint's tensors.
-        weights: these.
-        heads: of its layers.
-        head: the tensor that is its LM head.
+        names: the names of the checkpoint's tensors.
+        weights: the tensors by name.
+        heads: the attention heads of a layer.
+        head: the name of the LM head's tensor.
 
     Raises:
-        CheckpointError: a model with other weights than those that are known here.
+        CheckpointError: the model has weights that are not known here.
     """
     layers = _layers(names)
     last: dict[str, Callable[[], Tensor]] = {
@@ -122,7 +123,7 @@ def _rotation_groups(names: Collection[str], weights: Weights, heads: Heads, hea
 
 
 def _layers(names: Collection[str]) -> list[dict[str, str]]:
-    """Return for each layer its tensors' names, with their names inside the layer."""
+    """Return for each layer the names of its tensors, with their names inside the layer."""
     known = {*READERS, *NORM_OF, *WRITERS, *KEPT}
     found: dict[int, dict[str, str]] = {}
     for name in sorted({*names} - {TABLE, NORM, HEAD, HEAD_BIAS}):
@@ -151,7 +152,7 @@ def _of_layer(name: str, role: str, weights: Weights, heads: Heads) -> Tensor:
 
 
 def _ones(gains: Tensor) -> Tensor:
-    """Return the gains of a norm whose own have gone into the matrices behind it."""
+    """Return the gains of a norm after its own gains have moved into the matrices behind it."""
     return torch.ones(gains.shape)
 
 
@@ -175,24 +176,24 @@ def _with_values(projection: Tensor, first: int, heads: Heads) -> Tensor:
 
 CONFIG, RECORD = "config.json", "rotation.json"
 FP32 = 4  # bytes
-TOKENS = 64  # by which the two models are compared
+TOKENS = 64  # how many tokens compare the two models
 
 
 def rotate_checkpoint(source: Path, dest: Path) -> float:
     """Write the rotated checkpoint to the new folder `dest`, which appears at once or not at all.
 
-    Memory is the embedding table in fp32, and a layer.
+    It needs memory for the embedding table in fp32 and a layer.
 
     Args:
         source: the checkpoint's folder.
         dest: the new folder.
 
     Returns:
-        How far its logits lie from the original's: the largest error of a token's, relative to them.
+        The largest relative error of a token's logits against the original's logits.
 
     Raises:
-        CheckpointError: a model that can't be rotated, a folder in the way, or no room on the disk.
-        GateError: the two models are not the same.
+        CheckpointError: the model can't be rotated, the folder exists already, or the disk is full.
+        GateError: the two models' logits differ too much.
     """
     if dest.exists():
         raise CheckpointError(f"{dest}: is there already; remove it or choose another folder")
@@ -209,7 +210,7 @@ def rotate_checkpoint(source: Path, dest: Path) -> float:
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from error
     dest.parent.mkdir(parents=True, exist_ok=True)
-    written = {**tensors, HEAD: tensors[head]}  # tied or not, the copy has a head of its own
+    written = {**tensors, HEAD: tensors[head]}  # the copy has a separate head even if the original's is tied
     _check_room([tensor.shape for tensor in written.values()], dest.parent)
     with replacing(dest) as folder:
         folder.mkdir()
@@ -222,7 +223,7 @@ def rotate_checkpoint(source: Path, dest: Path) -> float:
 
 
 def _heads(source: Path) -> Heads:
-    """Return what config.json says of attention."""
+    """Return the attention heads in config.json."""
     config: Any = load_hf_config(source)
     queries = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // queries
@@ -230,18 +231,18 @@ def _heads(source: Path) -> Heads:
 
 
 def _head(source: Path) -> str:
-    """Return the tensor that is the LM head."""
+    """Return the name of the LM head's tensor."""
     config: Any = load_hf_config(source)
     return TABLE if config.tie_word_embeddings else HEAD
 
 
 def _shapes(source: Path) -> dict[str, tuple[int, ...]]:
-    """Return the parameters of transformers' model by name; for what can be rotated, these are the checkpoint's."""
+    """Return the shapes of transformers' parameters by name; a checkpoint that can be rotated has the same."""
     return {name: tuple(tensor.shape) for name, tensor in Reference(source, TOKENS).model.state_dict().items()}
 
 
 def _check_room(shapes: Iterable[tuple[int, ...]], folder: Path) -> None:
-    """Refuse to begin what the disk has no room for."""
+    """Raise CheckpointError if the disk has no room for the tensors."""
     needed, free = FP32 * sum(math.prod(shape) for shape in shapes), shutil.disk_usage(folder).free
     if needed > free:
         sizes = f"{needed / 1e9:.2f} GB to write and {free / 1e9:.2f} GB free"
@@ -249,7 +250,7 @@ def _check_room(shapes: Iterable[tuple[int, ...]], folder: Path) -> None:
 
 
 def _write(made: Iterable[Group], folder: Path) -> None:
-    """Write a weight file for each group, and their index."""
+    """Write a weight file for each group, and the index of the files."""
     placed: dict[str, str] = {}
     total = 0
     for i, group in enumerate(made):
@@ -274,7 +275,7 @@ def _write_texts(source: Path, folder: Path) -> None:
 
 
 def _logits(source: Path) -> Tensor:
-    """Return what transformers makes in fp32 of tokens from all over the vocabulary, [n, vocab]."""
+    """Return the fp32 logits of transformers for tokens from all over the vocabulary, [n, vocab]."""
     weights = checkpoint_weights(source)
     table, head = weights(TABLE), weights(_head(source))
     tokens = [index * len(table) // TOKENS for index in range(TOKENS)]

@@ -1,8 +1,8 @@
 """The cheapest set of forms under a budget, as an integer program; scipy's HiGHS solves it exactly.
 
-What a set costs in quality is estimated as the sum of what each matrix costs by itself. For small errors the loss grows
+The loss of a set of forms is estimated as the sum of the losses of its matrices. For small errors the loss grows
 linearly in the squared errors of single matrices ("Pushing the Limits of Large Language Model Quantization via the
-Linearity Theorem", https://arxiv.org/abs/2411.17525); how well the sum foretells what is measured is measured too.
+Linearity Theorem", https://arxiv.org/abs/2411.17525). Measurements show how well the sum predicts the real loss.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shardmill.forms.recipe import RULES, amount, at_least
 from shardmill.plan import Part
 
 Table = Mapping[str, Mapping[str, float]]  # by matrix and form
-GAP = 1e-4  # of the optimum: a share that nobody would notice, and the last digits take the solver longest
-EXACT = 1e-12  # of a limit: what sums of some hundred numbers may be off
+GAP = 1e-4  # share of the optimum, too small to matter: the last digits take the solver longest
+EXACT = 1e-12  # share of a limit: the rounding error of a sum of some hundred numbers
 
 
 @dataclass(frozen=True)
 class FormChoice:
-    """A form for each matrix, with what they sum up to."""
+    """A form for each matrix, with their total loss and size."""
 
     forms: Mapping[str, str]
     loss: float
@@ -35,23 +35,23 @@ class FormChoice:
 
 
 def smallest(losses: Table, sizes: Table, most: float) -> FormChoice | None:
-    """Return the least size with a loss of at most `most`; None if there is none.
+    """Return the smallest choice with a loss of at most `most`; None if no choice meets this limit.
 
     Args:
-        losses: what a matrix costs in a form.
-        sizes: its bytes.
-        most: in the unit of losses.
+        losses: the loss of each matrix in each form.
+        sizes: the bytes of each matrix in each form.
+        most: the limit, in the unit of losses.
     """
     return _solved(losses, sizes, sizes, losses, most)
 
 
 def best(losses: Table, sizes: Table, most: float) -> FormChoice | None:
-    """Return the least loss with a size of at most `most`; None if there is none."""
+    """Return the choice of least loss with a size of at most `most`; None if no choice meets this limit."""
     return _solved(losses, sizes, losses, sizes, most)
 
 
 def front(losses: Table, sizes: Table, points: int) -> list[FormChoice]:
-    """Return choices that no other is better than, by size from the least to that of the least loss, evenly spaced."""
+    """Return Pareto-optimal choices, evenly spaced from the least size to the size of the least loss."""
     least = sum(min(forms.values()) for forms in sizes.values())
     most = sum(min((losses[name][form], size) for form, size in forms.items())[1] for name, forms in sizes.items())
     found: list[FormChoice] = []
@@ -65,8 +65,8 @@ def front(losses: Table, sizes: Table, points: int) -> list[FormChoice]:
 def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: float) -> FormChoice | None:
     """Return the forms with the least sum of `least` whose sum of `limited` is within the limit.
 
-    The solver takes a set for one that keeps to a limit where it is a millionth over it. Then it is asked again for a
-    little less.
+    The solver accepts a set that exceeds the limit by a millionth. In that case it is asked again with a slightly
+    lower limit.
     """
     asked, step = limit, 1.0
     while (forms := _forms(losses, least, limited, asked)) is not None:
@@ -78,7 +78,7 @@ def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: fl
 
 
 def _forms(losses: Table, least: Table, limited: Table, limit: float) -> dict[str, str] | None:
-    """Return the same, to the solver's tolerance."""
+    """Return the forms from one run of the solver, which keep to the limit within the solver's tolerance."""
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
@@ -103,27 +103,27 @@ def _column(table: Table, pairs: Sequence[tuple[str, str]]) -> np.ndarray[tuple[
 
 
 def summed(table: Table, forms: Mapping[str, str]) -> float:
-    """Return what a set of forms adds up to."""
+    """Return the sum of a table's entries for a set of forms."""
     return float(sum(table[name][form] for name, form in forms.items()))
 
 
 USUAL = (INT4, INT8)
 POINTS = 33  # of the front
-LEFT = 0.01  # of the worst set's loss: what is left where points that are measured end
+LEFT = 0.01  # share of the worst set's loss that is left at the last measured point
 Row = Mapping[str, Any]  # of the step sensitivity
 
 
 @dataclass(frozen=True)
 class SearchCase:
-    """What there is to choose from.
+    """The input of a search.
 
     Attributes:
-        losses: nats by matrix and form, of the forms that the search may take.
-        sizes: their bytes.
-        every: both again, with INT4 and INT8 whether the search may take them or not.
-        fixed: bytes of everything else that a pass reads.
-        kept: of these, those of matrices.
-        numbers: of all matrices.
+        losses: nats by matrix and form, for the forms that the search may take.
+        sizes: bytes by matrix and form, for the same forms.
+        every: losses and sizes again, with INT4 and INT8 even if the search may not take these forms.
+        fixed: bytes of all other constants that a pass reads.
+        kept: bytes of the matrices among these constants.
+        numbers: how many numbers all matrices hold.
     """
 
     losses: Table
@@ -134,7 +134,7 @@ class SearchCase:
     numbers: int
 
     def chosen(self, budget: Mapping[str, float]) -> FormChoice | None:
-        """Return what a budget buys."""
+        """Return the best choice under a budget; None if no choice keeps to it."""
         ((name, limit),) = budget.items()
         if name == "perplexity":
             return smallest(self.losses, self.sizes, math.log(limit))
@@ -142,7 +142,7 @@ class SearchCase:
         return best(self.losses, self.sizes, most)
 
     def least(self, name: str) -> tuple[float, float]:
-        """Return the smallest budget that some forms keep to, and how much of it the search does not choose."""
+        """Return the smallest feasible budget, and the amount in that budget that the search can't change."""
         if name == "perplexity":
             return math.exp(sum(min(row.values()) for row in self.losses.values())), 1.0
         size = sum(min(row.values()) for row in self.sizes.values())
@@ -151,7 +151,7 @@ class SearchCase:
         return 8 * (size + self.kept) / self.numbers, 8 * self.kept / self.numbers
 
     def described(self, choice: FormChoice) -> Row:
-        """Return what is foreseen of a choice."""
+        """Return the estimates for a choice."""
         bits = 8 * (choice.size + self.kept) / self.numbers
         growth = math.exp(choice.loss)
         return {"kl": choice.loss, "perplexity": growth, "bytes": choice.size + self.fixed, "bits_per_weight": bits}
@@ -167,15 +167,15 @@ def searched(
     """Return the forms with the least loss, or the fewest bytes, that keep to a budget.
 
     Args:
-        parts: of layers and heads.
-        costs: of the matrices of each, by path; the slices of a head add up.
+        parts: the parts with layers and heads.
+        costs: for each part the costs of its matrices, by path; the costs of a head's slices add up.
         budget: one of perplexity (its growth as a factor), bytes_per_token, bits_per_weight.
-        forms: that the search may take. One with more bytes than INT8 is taken only where fp16 is among them, since
-            the plan of the programs goes by the largest.
-        points: how many sets of forms along the front are to be described for a measurement.
+        forms: the forms that the search may take. A form with more bytes than INT8 is taken only if fp16 is among
+            the forms, since the plan of the programs is made for the largest form.
+        points: how many sets of forms along the front to describe for a measurement.
 
     Raises:
-        ConfigError: no forms keep to the budget, or a matrix can have none of the forms.
+        ConfigError: no forms keep to the budget, or no form fits a matrix.
     """
     case = _case(parts, costs, forms)
     chosen = case.chosen(budget)
@@ -197,7 +197,7 @@ def searched(
 
 
 def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]) -> SearchCase:
-    """Return all of it in tables."""
+    """Return the input of a search in tables."""
     losses, sizes = every = _tables(parts, costs, tuple(dict.fromkeys([*forms, *USUAL])))
     largest = FP16 if FP16 in forms else INT8
     allowed = {
@@ -223,7 +223,7 @@ def _bytes(parts: Sequence[Part], path: str, form: str) -> int:
 def _tables(
     parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """Return nats and bytes by matrix and form, of the forms that fit."""
+    """Return nats and bytes by matrix and form, for the forms that fit."""
     losses: dict[str, dict[str, float]] = {}
     sizes: dict[str, dict[str, float]] = {}
     known = [row for rows in costs for row in rows.values() if row["errors"][INT4]]
@@ -233,7 +233,7 @@ def _tables(
             fitting = [form for form in forms if not misfit(form, part.shapes[path])]
             loss, size = (table.setdefault(path, dict.fromkeys(fitting, 0.0)) for table in (losses, sizes))
             for form in loss:
-                exact = not row["errors"][INT4]  # a matrix that was INT4 before: what an error costs it is not known
+                exact = not row["errors"][INT4]  # the matrix was INT4 before: the cost of an error is not known
                 rate = usual if exact else max(row["kl"], 0.0) / row["errors"][INT4]
                 loss[form] += rate * row["errors"][form]
                 size[form] += stored_bytes(form, part.shapes[path])
@@ -249,7 +249,7 @@ def _uniform(case: SearchCase) -> dict[str, FormChoice]:
 def _spread(case: SearchCase, count: int) -> dict[str, FormChoice]:
     """Return points of the front, evenly spaced in bytes from the fewest on.
 
-    Beyond their end, little is left to win.
+    Beyond the last point, the loss can hardly fall further.
     """
     least = sum(min(row.values()) for row in case.sizes.values())
     worst = best(case.losses, case.sizes, least + 0.5)

@@ -1,4 +1,4 @@
-"""A text cut into windows: those of its first half for quantisers, those of its second for what is measured."""
+"""A text cut into windows: the first half's windows for quantisers, the second half's for measurements."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 
 
 def windows(tokens: Sequence[int], opening: Sequence[int], size: int, count: int | None = None) -> list[list[int]]:
-    """Return the first windows of a text, none overlapping, each begun as the tokenizer begins a text.
+    """Return the first windows of a text, without overlap, each after the tokenizer's opening tokens.
 
     Args:
-        tokens: of the text.
-        opening: those that the tokenizer puts first.
-        size: tokens of a window.
-        count: how many are wanted, all if None; fewer where the text is shorter.
+        tokens: the text's tokens.
+        opening: the tokens that the tokenizer puts before a text.
+        size: tokens per window.
+        count: how many windows to return, all if None; fewer if the text is shorter.
     """
     room = size - len(opening)
     starts = range(0, len(tokens) - room + 1, room)
@@ -23,12 +23,12 @@ def windows(tokens: Sequence[int], opening: Sequence[int], size: int, count: int
 
 
 def halves(source: Path, text: str, size: int) -> tuple[list[list[int]], list[list[int]]]:
-    """Return all windows of a text's first half, and all of its second.
+    """Return all windows of a text's first half, and all windows of its second half.
 
     Args:
         source: the checkpoint's folder, where the tokenizer lies.
         text: the text.
-        size: tokens of a window.
+        size: tokens per window.
     """
     tokenizer = read_tokenizer(source / "tokenizer.json")
     opening = tokenizer.encode("").ids

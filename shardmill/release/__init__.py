@@ -1,1 +1,1 @@
-"""What a build becomes when it leaves the machine: signed, published, pulled, verified, built again by others."""
+"""The release of a build: signing, publishing, pulling, verifying, and rebuilding by others."""

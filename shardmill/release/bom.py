@@ -1,7 +1,7 @@
 """A bill of materials in CycloneDX (https://cyclonedx.org): the model, its checkpoint, the tools, and their licenses.
 
-It says what provenance.json says, in the words of those who take inventory. Nothing in it varies from run to run: its
-serial number follows from the provenance, and it bears no time.
+It repeats the facts of provenance.json in a format for inventory tools. Every run writes the same bytes: the serial
+number is derived from the provenance, and there is no timestamp.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def write_bom(build: Path, license: License | None) -> None:
 
     Args:
         build: the build's folder.
-        license: the checkpoint's; None where it is not known.
+        license: the checkpoint's license; None if it is not known.
     """
     with signing_libraries():
         from cyclonedx.model.bom import Bom, BomMetaData
@@ -73,7 +73,7 @@ def write_bom(build: Path, license: License | None) -> None:
 
 
 def _model(statement: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], license: License | None) -> Component:
-    """Return the model that was built, with what it descends from."""
+    """Return the built model as a component, with the checkpoint as its ancestor."""
     from cyclonedx.model.component import Component, ComponentType, Pedigree
 
     config = statement["predicate"]["buildDefinition"]["externalParameters"]["config"]
@@ -133,7 +133,7 @@ def _tools(rows: Iterable[Mapping[str, Any]]) -> Iterator[Component]:
 
 
 def _license(license: License | None) -> list[Any]:
-    """Return a license as the library has it: an SPDX identifier or expression, or a name."""
+    """Return a license in the library's form: an SPDX identifier or expression, or a name."""
     from cyclonedx.contrib.license.factories import LicenseFactory
 
     if license is None:
@@ -143,7 +143,7 @@ def _license(license: License | None) -> list[Any]:
 
 
 def _spelled(text: str) -> str:
-    """Return an SPDX identifier as SPDX spells it; hubs write them in lower case."""
+    """Return an SPDX identifier in SPDX's spelling; hubs write identifiers in lower case."""
     from cyclonedx.spdx import fixup_id
 
     return fixup_id(text) or text

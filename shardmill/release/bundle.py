@@ -1,8 +1,8 @@
-"""The bundle: what of a build leaves the machine.
+"""The bundle: the files of a build that leave the machine.
 
-Left behind are logs, Snakemake's marks, the original weights (whoever wants them has their commit and hashes) and the
-reference's states. bundle.json says what else was left out and names the files that were added for people and hubs; the
-rest is named by the records that a build has anyway.
+The bundle leaves out logs, Snakemake's marks, the original weights (their commit and hashes are recorded) and the
+reference's states. bundle.json lists the other files that were left out, and the files that were added for people and
+hubs. The build's own records list all other files.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from shardmill.release.publishable import License
 
 Include = Literal["packages", "compiled", "both"]
 CARD = "README.md"
-# What hubs and libraries look for beside a model; config.json is what downloads are counted by.
+# Files that hubs and libraries look for beside a model; hubs count a model's downloads by config.json.
 COPIED = ("config.json", "generation_config.json", "chat_template.jinja", "merges.txt")
 COPIED_STEMS = ("tokenizer", "special_tokens", "added_tokens", "vocab", "spiece")
 
 
 def assemble(build: Path, include: Include, license: License | None = None) -> None:
-    """Add to a build what its bundle holds besides, and bundle.json.
+    """Add the bundle's extra files and bundle.json to a build.
 
     Args:
         build: the build's folder.
         include: which programs the bundle has.
-        license: the checkpoint's, where it is known.
+        license: the checkpoint's license; None if it is not known.
 
     Raises:
         ShardmillError: a file of the build is not as it was made.
@@ -70,7 +70,7 @@ def check_build(build: Path, cache: HashCache | None = None) -> None:
 
 
 def bundle_files(build: Path) -> list[str]:
-    """Return every file of an assembled build that leaves the machine, sorted; signatures too."""
+    """Return every file of an assembled build that leaves the machine, with signatures, sorted."""
     content = added(build)
     known = {name for name in records(build) if name not in content["left_out"]}
     beside = {path.relative_to(build).as_posix() for path in (*build.iterdir(), *build.glob("attestations/*"))}
@@ -78,9 +78,9 @@ def bundle_files(build: Path) -> list[str]:
 
 
 def unsigned(build: Path, signed: Iterable[str]) -> set[str]:
-    """Return the names in a build that a signature over some files must leave out.
+    """Return the names in a build that a signature over the signed files must ignore.
 
-    A folder where all of it is left out.
+    A folder's name replaces the names of its files if the signature must ignore every file in the folder.
     """
     wanted = set(signed)
     folders = {parent.as_posix() for name in wanted for parent in Path(name).parents}
@@ -97,7 +97,7 @@ def _outside(folder: Path, build: Path, wanted: set[str], folders: set[str]) -> 
 
 
 def remove_marks(build: Path) -> None:
-    """Remove the marks that Snakemake leaves in folders; it then goes by the folder's own time."""
+    """Remove the marks that Snakemake leaves in folders; Snakemake then uses the folder's own time."""
     for mark in build.rglob(SNAKEMAKE_MARK):
         mark.unlink()
 

@@ -27,12 +27,12 @@ METRICS = {"kl": "kl_divergence", "top1_agreement": "accuracy", "perplexity_rati
 
 @dataclass(frozen=True)
 class Published:
-    """What a card says that a build does not know of itself.
+    """The facts in a card that a build does not record.
 
     Attributes:
         repo: owner/name of the repository.
-        license: the checkpoint's.
-        key: identity of the key that signs; empty for none.
+        license: the checkpoint's license.
+        key: identity of the signing key; empty if the build is not signed.
     """
 
     repo: str
@@ -47,7 +47,7 @@ def write_card(build: Path, published: Published) -> None:
 
 
 def card_text(build: Path, published: Published) -> str:
-    """Return the card with its metadata, made by the hub client's own classes."""
+    """Return the card's text; the hub client's own classes write its metadata."""
     from huggingface_hub import ModelCardData
     from jinja2 import Environment, StrictUndefined
 
@@ -92,7 +92,7 @@ def card_text(build: Path, published: Published) -> str:
 
 
 def _task(model: Mapping[str, Any]) -> str:
-    """Return what hubs call the model's task."""
+    """Return the hubs' name for the model's task."""
     if all(part["kind"] != "encoder" for part in model["parts"]):
         return TEXT
     return "token-classification" if model.get("labels") else "feature-extraction"
@@ -104,7 +104,7 @@ def _engine(found: list[Mapping[str, Any]]) -> str:
 
 
 def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Return for each number the row that is nearest to its threshold, or beyond it."""
+    """Yield for each number the row that is nearest to its threshold or furthest beyond it."""
     worst: dict[str, dict[str, Any]] = {}
     for verdict in found:
         for row in verdict["gate"]:
@@ -115,7 +115,7 @@ def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _results(found: list[Mapping[str, Any]], text: str) -> Iterator[Any]:
-    """Yield what the stack's gate measured, as a model index has it."""
+    """Yield the measurements of the stack's gate in the form of a model index."""
     from huggingface_hub import EvalResult
 
     for verdict in found:
@@ -133,7 +133,7 @@ def _results(found: list[Mapping[str, Any]], text: str) -> Iterator[Any]:
 
 
 def _left_out(names: list[str]) -> str:
-    """Return what was left out, in a few words."""
+    """Describe the kinds of files that were left out."""
     kinds = {"source/": "the checkpoint's weights", "reference": "the reference's states"}
     kinds |= {"packages/": "the packages", "compiled/": "the compiled programs"}
     return ", ".join(what for start, what in kinds.items() if any(name.startswith(start) for name in names))

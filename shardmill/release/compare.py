@@ -21,23 +21,23 @@ from shardmill.plan import Part, load_part
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 Steps = Mapping[str, Mapping[str, Any]]
-INGREDIENTS = ("inputs", "params", "code", "packages")  # of a step's key
+INGREDIENTS = ("inputs", "params", "code", "packages")  # parts of a step's cache key
 
 
 def subject_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Return the names of subjects that two statements do not share, byte for byte."""
+    """Return the names of subjects that differ in their bytes or are in only one of two statements."""
     sets = [{(row["name"], row["digest"]["sha256"]) for row in one["subject"]} for one in (ours, theirs)]
     return sorted({name for name, _ in sets[0] ^ sets[1]})
 
 
 def steps_of(statement: Mapping[str, Any]) -> Steps:
-    """Return the receipts in provenance, by name."""
+    """Return the receipts of the steps in provenance, by the step's name."""
     found: Steps = statement["predicate"]["buildDefinition"]["internalParameters"]["steps"]
     return found
 
 
 def explain_difference(ours: Steps, theirs: Steps) -> list[str]:
-    """Return a line for each step whose result differs and is not explained by another's: which, and why."""
+    """Return a line for each step whose outputs differ, with the reason."""
     changed = {name for name in {*ours, *theirs} if _outputs(ours, name) != _outputs(theirs, name)}
     lines = []
     for name in sorted(changed):
@@ -53,7 +53,7 @@ def explain_difference(ours: Steps, theirs: Steps) -> list[str]:
             lines.append(f"{name}: other bytes by the same key: another kind of processor, perhaps")
         else:
             lines.append(f"{name}: other inputs ({', '.join(key.removeprefix('inputs.') for key in found)})")
-    return sorted(lines, key=lambda line: ("other inputs" in line, line))  # what only follows comes last
+    return sorted(lines, key=lambda line: ("other inputs" in line, line))  # other inputs come last
 
 
 def _outputs(steps: Steps, name: str) -> Any:
@@ -67,13 +67,13 @@ FIGURES = ("pass_seconds", "prefill", "break_even")
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same.
+    """A value that differs between two builds.
 
     Attributes:
-        kind: what sort of thing it is.
-        name: which one.
-        before: what the first build has; None for nothing.
-        after: the same of the second.
+        kind: the kind of value.
+        name: the name of the value.
+        before: the first build's value; None if it is missing.
+        after: the second build's value; None if it is missing.
     """
 
     kind: str
@@ -90,21 +90,21 @@ class Side:
 
     @cached_property
     def statement(self) -> dict[str, Any]:
-        """Return its provenance."""
+        """Return the build's provenance."""
         return read_provenance(self.build / ATTESTATION)
 
     @property
     def definition(self) -> dict[str, Any]:
-        """Return how it was built."""
+        """Return the build definition in the provenance."""
         found: dict[str, Any] = self.statement["predicate"]["buildDefinition"]
         return found
 
 
 def compare_builds(before: Side, after: Side) -> list[Difference]:
-    """Return all that differs, from what was chosen to what came out.
+    """Return every difference, from the config to the measured figures.
 
     Raises:
-        ShardmillError: one of them is no finished build, or is damaged.
+        ShardmillError: a build is not finished, or is damaged.
     """
     readers = {
         "config": _config,
@@ -125,7 +125,7 @@ def compare_builds(before: Side, after: Side) -> list[Difference]:
 
 
 def reasons(before: Side, after: Side) -> list[str]:
-    """Return the steps whose results differ, each with the ingredients of its key that explain it."""
+    """Return a line for each step whose outputs differ, with the parts of its cache key that differ."""
     return explain_difference(steps_of(before.statement), steps_of(after.statement))
 
 
@@ -167,7 +167,7 @@ def _each_part(side: Side) -> list[Part]:
 
 
 def _tensors(side: Side) -> Values:
-    """Return type, shape and content of each of the checkpoint's tensors, or rows of one, that a part is made of."""
+    """Return type, shape and sha256 of each checkpoint tensor, or rows of a tensor, that a part contains."""
     constants = [tensor for part in _each_part(side) for tensor in part.tensors]
     rows = [each for tensor in constants for each in (tensor, *tensor.beside)]
     return {row.label: f"{row.dtype} {list(row.stored)} of sha256 {row.sha256[:12]}" for row in rows}
@@ -178,7 +178,7 @@ def _parts(side: Side) -> Values:
 
 
 def _programs(side: Side) -> Iterator[tuple[str, Any]]:
-    """Yield what is in each package that is there, by the reader of `shardmill inspect`."""
+    """Yield the name and contents of each package, read by the reader of `shardmill inspect`."""
     from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
@@ -206,7 +206,7 @@ def _weights(side: Side) -> Values:
 
 
 def _bytes(side: Side) -> Values:
-    """Return the sha256 of every file of the model; of model.json, which says how to run it, as it lies there now."""
+    """Return the sha256 of every file of the model; model.json is hashed as it is on disk now."""
     gates = {name for name, _ in verdict_hashes(steps_of(side.statement))}
     built = {row["name"]: row["digest"]["sha256"] for row in side.statement["subject"] if row["name"] not in gates}
     return built | {MODEL: hash_file(side.build / MODEL)}
@@ -224,12 +224,12 @@ def _verdicts(side: Side) -> Values:
 
 
 def _limit(row: Mapping[str, Any]) -> str:
-    """Return a limit in words; one that follows from the model may be another number in the other build."""
+    """Return a limit in words; a model's own limit may be a different number in the other build."""
     return "<= the model's own limit" if "limit_why" in row else str(row["threshold"])
 
 
 def _figures(side: Side) -> Values:
-    """Return what the benchmark measured, where there is one; never the same twice."""
+    """Return the benchmark's figures, which differ from run to run; empty without a benchmark."""
     speed = side.build / SPEED
     content = read_json(speed) if speed.is_file() else {}
     return _flat({key: content[key] for key in FIGURES if key in content})

@@ -1,4 +1,4 @@
-"""Makes a hub repository of a build."""
+"""Publishes a build as a repository on a hub."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from shardmill.release.verify import prove
 if TYPE_CHECKING:
     from shardmill.checkpoint.hub import HubAccess
 
-MARKS = (BUNDLE, "model.json")  # a repository with one of them holds a build
-OF_ANY = (".gitattributes",)  # a hub makes every repository with them
+MARKS = (BUNDLE, "model.json")  # a repository with one of these files holds a build
+OF_ANY = (".gitattributes",)  # files that a hub adds to every new repository
 
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """How somebody wants a build published.
+    """The options for publishing a build.
 
     Attributes:
         repo: owner/name.
-        private: whether nobody else may see it.
-        include: which programs; None for those that were signed, or both.
-        license: an identifier that takes the place of the checkpoint's own.
-        may: whether the user answers for the license.
-        key: a private key to sign with; None to publish what was signed before, or nothing.
+        private: whether the repository is private.
+        include: which programs to publish; None for the programs that were signed, or for both kinds.
+        license: an identifier that replaces the checkpoint's license.
+        may: whether the user takes responsibility for the license.
+        key: a private key for signing; None to publish with earlier signatures, or unsigned.
     """
 
     repo: str
@@ -47,10 +47,10 @@ class PublishOptions:
 
 
 def prepare_upload(build: Path, wish: PublishOptions) -> list[str]:
-    """Add the card and all else to a build, and signs it; the names of the files to upload.
+    """Add the bundle's files and the card to a build, sign it if a key is given, and return the files to upload.
 
     Raises:
-        ShardmillError: something is wrong with the build, its gates, its license, or what it would tell of the machine.
+        ShardmillError: the build, its gates or its license is not in order, or a file would reveal this machine.
     """
     _check_repository(wish.repo)
     wrong = prove(build, []).wrong
@@ -89,7 +89,7 @@ def _check_signed_card(build: Path, published: Published) -> None:
 
 
 def _check_repository(name: str) -> None:
-    """Raise ShardmillError where no repository of a hub can be called so."""
+    """Raise ShardmillError if a name is not valid for a repository on a hub."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented there
 
@@ -103,11 +103,11 @@ def _check_repository(name: str) -> None:
 
 
 def upload(build: Path, files: list[str], wish: PublishOptions) -> str:
-    """Make the repository hold these files and no others; its commit. What is there already is not sent again.
+    """Make the repository hold exactly these files, and return its commit. Unchanged files are not sent again.
 
     Raises:
         CheckpointError: no access, no network, or no hub.
-        ShardmillError: the repository is there, and public though it was to be private, or no build's.
+        ShardmillError: the repository exists, and is public although `private` is set, or does not hold a build.
     """
     from shardmill.checkpoint.hub import HubAccess
     from shardmill.checkpoint.hub_limits import explain_http
@@ -128,14 +128,14 @@ def upload(build: Path, files: list[str], wish: PublishOptions) -> str:
 
 
 def _check_there(access: HubAccess, files: list[str], wish: PublishOptions) -> None:
-    """Raise ShardmillError where a repository is there already that is not as wished, or has somebody's own files."""
+    """Raise ShardmillError if the repository exists, and is public against the options or not a build."""
     if not access.api.repo_exists(wish.repo):
         return
     there = access.api.model_info(wish.repo)
-    if wish.private and not there.private:  # the hub would leave it so
+    if wish.private and not there.private:  # the hub would leave it public
         raise ShardmillError(f"{wish.repo}: is there already and public; make it private there, or name another")
     names = {file.rfilename for file in there.siblings or ()}
-    others = sorted(names - {*files, *OF_ANY})  # what is of this build may be of an upload that was broken off
+    others = sorted(names - {*files, *OF_ANY})  # this build's files may come from an interrupted upload
     if others and not names & {*MARKS}:
         raise ShardmillError(
             f"{wish.repo}: is there already, holds {others[0]} and is no build ({' or '.join(MARKS)} would say so), "
@@ -145,7 +145,7 @@ def _check_there(access: HubAccess, files: list[str], wish: PublishOptions) -> N
 
 @contextmanager
 def _writing(repo: str, endpoint: str) -> Iterator[None]:
-    """Return in one line what only changing a repository can raise."""
+    """Turn errors that only a change of a repository raises into one-line errors."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

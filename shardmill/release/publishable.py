@@ -1,4 +1,4 @@
-"""What may be published: the model's license says so, and no name of a host or an account is in it."""
+"""Checks before publishing: the license must allow it, and no file may name a host or an account."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from shardmill.errors import ShardmillError
 from shardmill.pipeline.task import SOURCE
 from shardmill.printable import one_line
 
-# Names that many machines and users have tell nobody anything, and are words besides.
+# Names that many machines and users share identify nobody, and are also plain words.
 COMMON = {"root", "user", "users", "admin", "runner", "ubuntu", "debian", "localhost", "builder", "build", "test"}
 WEIGHTS = (".bin", ".safetensors")
 HOST, ACCOUNT = "this machine", "your account"
-SHORTEST = 4  # a shorter name is found everywhere
-# Addresses, whose owner may be called like an account.
+SHORTEST = 4  # characters; a shorter name occurs in almost any text
+# Public addresses, whose owner may have the same name as the account.
 PUBLIC = re.compile(r"\b(?:(?:git\+)?https://|hf:|pkg:)[^\s\"'<>)]+")
 AROUND = 24  # characters of a file that an error shows on either side
 
 
 def check_leaks(build: Path, files: Iterable[str]) -> None:
-    """Raise ShardmillError, naming the file and what it tells, where one names this machine.
+    """Raise ShardmillError if a file names this machine, its folders or its user.
 
     Args:
         build: the build's folder.
-        files: what of it is to be published; the checkpoint's own files, which are public, are not looked at.
+        files: the files to publish; the checkpoint's own files are public, so they are skipped.
     """
     told = _names(build)
     for name in files:
@@ -47,7 +47,7 @@ def check_leaks(build: Path, files: Iterable[str]) -> None:
 
 
 def _names(build: Path) -> dict[str, re.Pattern[str]]:
-    """Return what must not be found, and how it is looked for."""
+    """Return a regular expression for each name that must not be published, by description."""
     places = {"this machine's folder": Path.cwd(), "the build's folder": build.resolve(), "your home": Path.home()}
     found = {
         what: re.compile(re.escape(str(place)) + r"(?![\w-])") for what, place in places.items() if place != Path("/")
@@ -59,10 +59,10 @@ def _names(build: Path) -> dict[str, re.Pattern[str]]:
 
 
 def _people() -> Iterator[tuple[str, str, str]]:
-    """Yield what a name is of, the name, and a regular expression for where it is a name and not a word.
+    """Yield (description, name, pattern) of host and account; a pattern matches names and not plain words.
 
-    A host `model` or an account `coreml` is a word of every build. So a host is looked for where an address has it, and
-    anywhere only if it is no plain word; an account in paths and in addresses.
+    A host may be called `model` and an account `coreml`, which are words in every build. So a host whose name is a
+    plain word matches only in addresses, and any other host everywhere. An account matches in paths and addresses.
     """
     host = socket.gethostname()
     is_word = re.fullmatch(r"\w+", host)
@@ -73,7 +73,7 @@ def _people() -> Iterator[tuple[str, str, str]]:
         return
 
 
-# Those that let changed copies be passed on, some under conditions, which the card repeats by linking the license.
+# Licenses that allow changed copies, some under conditions, which the card repeats by linking the license.
 ALLOWING = re.compile(
     r"apache-2\.0|mit|mit-0|bsd.*|isc|unlicense|cc0-1\.0|cc-by-4\.0|cc-by-3\.0|cc-by-2\.0|cc-by-sa-[234]\.0|cc-by-nc(-sa)?-[234]\.0"
     r"|openrail(\+\+)?|bigscience-.*|creativeml-openrail-m|psf-2\.0|python-2\.0|zlib|wtfpl|0bsd|odc-by|pddl|mpl-2\.0"
@@ -84,7 +84,7 @@ FORBIDDING = re.compile(r".*-nd(-.*)?|other-no-derivatives|proprietary|all-right
 
 @dataclass(frozen=True)
 class License:
-    """What a card says of it: the hub's identifier and, where the hub calls it `other`, its name and address."""
+    """A license in a card: the hub's identifier and, if the identifier is `other`, its name and address."""
 
     id: str
     name: str | None = None
@@ -95,11 +95,11 @@ def check_license(found: License | None, may: bool) -> License:
     """Return the license under which a build may be published.
 
     Args:
-        found: the checkpoint's; None where it is not known.
-        may: whether the user answers for it.
+        found: the checkpoint's license; None if it is not known.
+        may: whether the user takes responsibility for the license.
 
     Raises:
-        ShardmillError: it is not known, forbids changed copies, or is none that is known to allow them.
+        ShardmillError: the license is not known, forbids changed copies, or is not known to allow changed copies.
     """
     if found is None:
         raise ShardmillError("the checkpoint's license is not known; say it with --license, e.g. --license apache-2.0")
@@ -111,7 +111,7 @@ def check_license(found: License | None, may: bool) -> License:
 
 
 def license_of(repo: str, commit: str) -> License | None:
-    """Return the license in the card of a hub repository; None where it has none. Raises CheckpointError."""
+    """Return the license in the card of a hub repository; None if it is not stated. Raises CheckpointError."""
     from shardmill.checkpoint.hub import HubAccess
     from shardmill.checkpoint.hub_limits import SMALL_SECONDS, explain_http, understood, within
 

@@ -39,17 +39,17 @@ def address(text: str) -> Address:
 
 
 def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()) -> Path:
-    """Return a published build on this machine, every byte of which is as its records say.
+    """Fetch a published build, verify every byte by the build's records, and return its folder.
 
     Files that did not change since they were hashed are not read again.
 
     Args:
-        where: its address.
-        out: the folder to make; one of shardmill's own, named by repository and commit, for None.
-        keys: public keys, one of which must have signed it; none for a build of anybody.
+        where: the build's address.
+        out: the folder to make; None for a folder in shardmill's cache, named by repository and commit.
+        keys: public keys; one key must have signed the build. Empty to accept a build by anybody.
 
     Raises:
-        ShardmillError: there is no such repository, or it is not a sound build.
+        ShardmillError: the repository does not exist, or is not a sound build.
     """
     from shardmill.checkpoint.hub import HubAccess, download_all
 
@@ -72,13 +72,13 @@ def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()
 
 
 def _believe(build: Path, keys: Sequence[PublicKey], where: Address, commit: str, cache: HashCache) -> None:
-    """Raise ShardmillError for the first thing that is wrong with what was fetched."""
+    """Raise ShardmillError for the first fault of the fetched build."""
     for name, what in prove(build, keys, cache).wrong[:1]:
         raise ShardmillError(f"{where.repo}@{commit}: {name}: {what}; pull another revision, and tell the publisher")
 
 
 def local_build(text: str) -> Path:
-    """Return a folder as it is, or that of a published build, which is fetched first."""
+    """Return a local path unchanged, or fetch a published build and return its folder."""
     return pull(address(text)) if text.startswith(PREFIX) else Path(text)
 
 

@@ -1,7 +1,7 @@
-"""Builds again what an attestation speaks of, compares every byte, and says so.
+"""Rebuilds the build that an attestation describes, compares every byte, and reports the result.
 
-Nothing is installed and nothing checked out: packages of other versions and a shardmill of other code are refused, with
-what would have to be installed or checked out.
+Nothing is installed or checked out. If package versions or shardmill's code differ, the rebuild is refused, and the
+error names the packages to install or the commit to check out.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from shardmill.release.compare import explain_difference, steps_of, subject_diff
 from shardmill.release.sign import ATTESTATIONS, PublicKey, read_private, write_envelopes
 
 FOLDER = "codes"
-CODES = "codes"  # of a matrix; whatever else it has, scales or tables, stands beside them
+CODES = "codes"  # name of a matrix' codes; other names are scales or tables
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many numbers there are, and how many differ.
+    """The numbers in two files of codes, and the numbers that differ.
 
     Attributes:
-        codes: of matrices.
-        other_codes: of these, those that differ.
-        beside: scales, and entries of tables.
-        other_beside: of these, those that differ.
+        codes: number of codes of matrices.
+        other_codes: number of codes that differ.
+        beside: number of scales and table entries.
+        other_beside: number of scales and table entries that differ.
     """
 
     codes: int = 0
@@ -72,12 +72,12 @@ class Count:
 
 
 def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield what a person reads: the whole, then each matrix of which something differs.
+    """Yield lines for a person: the total, then each matrix that differs.
 
     Args:
-        before: a build's folder.
-        after: that of the build of it.
-        names: the steps of either, of which those of codes count.
+        before: the original build's folder.
+        after: the rebuild's folder.
+        names: the steps of a build; only steps that write codes count.
     """
     files = sorted(f"{name}.safetensors" for name in names if name.startswith(f"{FOLDER}/"))
     if not files:
@@ -97,7 +97,7 @@ def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]
 
 
 def _by_matrix(before: Path, after: Path) -> Mapping[str, Count]:
-    """Return how many codes differ, by matrix and form; what only one file has differs throughout."""
+    """Return the counts by matrix and form; if only one file has a tensor, all its numbers count as different."""
     found: dict[str, Count] = {}
     with safe_open(before, framework="numpy") as one, safe_open(after, framework="numpy") as two:
         names = [{*file.keys()} for file in (one, two)]
@@ -122,11 +122,11 @@ NAMED = {
 
 @dataclass(frozen=True)
 class RebuildTarget:
-    """What is to be built again.
+    """The original build that is to be rebuilt.
 
     Attributes:
-        statement: its provenance.
-        folder: the build, where there is more than the statement; None for a statement alone.
+        statement: the original's provenance.
+        folder: the original's folder; None if only the statement is given.
     """
 
     statement: Mapping[str, Any]
@@ -134,13 +134,13 @@ class RebuildTarget:
 
     @property
     def definition(self) -> Mapping[str, Any]:
-        """Return how it was built."""
+        """Return the build definition in the provenance."""
         found: Mapping[str, Any] = self.statement["predicate"]["buildDefinition"]
         return found
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return its config."""
+        """Return the original's config."""
         return parse_json(json.dumps(self.definition["externalParameters"]["config"]))  # type: ignore[no-any-return]
 
 
@@ -148,7 +148,7 @@ def read_original(path: Path) -> RebuildTarget:
     """Return the original at a path: a build's folder, or its provenance.json alone.
 
     Raises:
-        ShardmillError: it is damaged, or of a kind that this shardmill does not know.
+        ShardmillError: the original is damaged, or this shardmill does not know its build type.
     """
     from shardmill.release.bundle import check_build
 
@@ -165,12 +165,12 @@ def read_original(path: Path) -> RebuildTarget:
 
 
 def check_tools(original: RebuildTarget) -> None:
-    """Raise ShardmillError unless packages and code here are those that built the original."""
+    """Raise ShardmillError unless packages and code here equal the packages and code of the original build."""
     wanted = versions(original.definition["resolvedDependencies"])
     other = {name: want for name, want in sorted(wanted.items()) if name not in OURS and installed(name) != want}
     if other:
         here = ", ".join(f"{name} {installed(name) or 'missing'}" for name in other)
-        # Anybody may have written the statement, so it does not get to name what is to be installed.
+        # Anybody may have written the statement, so it must not choose new packages to install.
         pins = shlex.join(f"{name}=={version}" for name, version in other.items() if installed(name))
         remedy = f"pip install {pins}" if pins else "look at its provenance.json"
         raise ShardmillError(f"built with other packages; here: {here}; {remedy}")
@@ -184,9 +184,9 @@ def check_tools(original: RebuildTarget) -> None:
 
 
 def _is_our_code(receipt: Mapping[str, Any], family: str) -> bool:
-    """Return whether a step's code is this library's.
+    """Return whether this shardmill has the code that ran a step.
 
-    Code that depends on a family that is not known shows in the end.
+    Code that depends on an unknown model family passes here; the final comparison shows any difference.
     """
     row = next((row for row in STEPS.values() if row.task.__module__.endswith(f".{receipt['step']}")), None)
     if row is None or (not family and needs_family((row.task.__module__, *row.also))):
@@ -200,16 +200,16 @@ def _commit(original: RebuildTarget) -> str:
 
 
 def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | None) -> Path:
-    """Build it in a folder of its own; the build's folder.
+    """Rebuild the original in a separate folder, and return the rebuild's folder.
 
     Args:
-        original: what to build.
+        original: the build to repeat.
         out: the folder to make.
-        cores: how many Snakemake may use.
-        source: where the checkpoint lies, for one that is on no hub.
+        cores: how many cores Snakemake may use.
+        source: the checkpoint's folder, if the checkpoint is not on a hub.
 
     Raises:
-        ShardmillError: the folder is the original's, the checkpoint can't be had, or the build failed.
+        ShardmillError: the folder is the original's, the checkpoint is not available, or the build failed.
     """
     _check_apart(original, out)
     config = original.config
@@ -219,14 +219,14 @@ def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | N
         *sections, last = key.split(".")
         reduce(lambda found, section: found[section], sections, config)[last] = str(file.resolve())
     if config.get("benchmark") and _here(config["benchmark"]["text"]) is None:
-        del config["benchmark"]  # no subject depends on it
-    if not (out / CONFIG).exists():  # else a build that broke off goes on
+        del config["benchmark"]  # no subject depends on the benchmark
+    if not (out / CONFIG).exists():  # otherwise an interrupted build continues
         lay_out(out)
     (out / CONFIG).write_text(yaml.safe_dump(config), encoding="utf-8")
     model = str(config["model"])
     command = [sys.executable, "-m", "snakemake", f"build/{model}/{ATTESTATION}"]
     command += ["--cores", str(cores), "--configfile", CONFIG]
-    # What a shared store has already would be taken from there, and nothing made again.
+    # With a shared store, finished results would be fetched from the store and not built again.
     alone = {name: value for name, value in os.environ.items() if name not in (remote.URL, remote.MODE)}
     done = subprocess.run(command, cwd=out, check=False, env=alone)
     if done.returncode:
@@ -235,7 +235,7 @@ def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | N
 
 
 def _check_apart(original: RebuildTarget, out: Path) -> None:
-    """Raise ShardmillError for a folder that holds the original or lies in it: it would be compared with itself."""
+    """Raise ShardmillError if a folder holds the original or lies in it, as it would be compared with itself."""
     if original.folder is None:
         return
     here, there = original.folder.resolve(), out.resolve()
@@ -244,7 +244,7 @@ def _check_apart(original: RebuildTarget, out: Path) -> None:
 
 
 def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
-    """Return the folder of a checkpoint that is on no hub, whose files are those that the original was built from."""
+    """Return the folder of a checkpoint that is not on a hub, after a check of its hashes against the provenance."""
     named = original.config["source"]["path"]
     folder = given or _here(named)
     if folder is None:
@@ -258,7 +258,7 @@ def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
 
 
 def _named_files(original: RebuildTarget) -> dict[str, Path]:
-    """Return the files that the config names, by its keys: those that the original was built with."""
+    """Return the files that the config names, by config key, after a check of their hashes."""
     rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
     files: dict[str, Path] = {}
     for key in (key for key in NAMED if key in rows):
@@ -271,7 +271,7 @@ def _named_files(original: RebuildTarget) -> dict[str, Path]:
 
 
 def _here(named: str) -> Path | None:
-    """Return a file or folder of a config, in the working folder or beside the workflow."""
+    """Return a config's path in the working folder or beside the workflow; None if it does not exist."""
     return next((path for path in (Path(named), workflow_root() / named) if path.exists()), None)
 
 
@@ -280,9 +280,9 @@ def _is(path: Path, sha256: str) -> bool:
 
 
 def compare_rebuilt(original: RebuildTarget, again: Path) -> list[str]:
-    """Return what differs between the original and the build of it, in lines.
+    """Return lines about the differences between the original and the rebuild.
 
-    Nothing if every subject has the same bytes.
+    The list is empty if every subject has the same bytes.
     """
     ours = read_provenance(again / ATTESTATION)
     names = subject_differences(ours, original.statement)
@@ -295,21 +295,21 @@ def compare_rebuilt(original: RebuildTarget, again: Path) -> list[str]:
 
 
 def codes_compared(original: RebuildTarget, again: Path) -> list[str]:
-    """Return how many codes differ, in lines; nothing for a build without a calibration text.
+    """Return lines about the codes that differ; empty for a build without a calibration text.
 
-    Where only a statement is there to compare with, hashes are all that it has.
+    The list is also empty if only the original's statement is given, since a statement holds hashes alone.
     """
     steps = steps_of(original.statement)
     return list(code_lines(original.folder, again, steps)) if original.folder else []
 
 
 def state(again: Path, key: Path, beside: Path | None) -> list[Path]:
-    """Sign the statement of a build that came out the same; the files that were written.
+    """Sign the statement of a rebuild with the same bytes, and return the files that were written.
 
     Args:
         again: the new build.
         key: the rebuilder's private key.
-        beside: the original's folder, which gets the envelope too, where there is one.
+        beside: the original's folder, which gets the envelope too; None if only the statement is given.
     """
     signer = read_private(key)
     name = f"{ATTESTATIONS}/rebuild-{PublicKey(key, signer.public_key).short}.dsse.jsonl"

@@ -33,11 +33,11 @@ HOW_PUBLIC = "openssl ec -in signing.key -pubout -out signing.pub"
 
 @dataclass(frozen=True)
 class PublicKey:
-    """Somebody's key.
+    """A public key in a file.
 
     Attributes:
-        file: where it lies.
-        key: as the library of DSSE has it.
+        file: the PEM file.
+        key: the key as an object of the DSSE library.
     """
 
     file: Path
@@ -45,12 +45,12 @@ class PublicKey:
 
     @property
     def short(self) -> str:
-        """Return the key's identity as tables show it and files are named by it."""
+        """Return the key's short identity, which tables and file names show."""
         return str(self.key.keyid)[:16]
 
 
 def read_private(file: Path) -> CryptoSigner:
-    """Return a signer with the key in a PEM file. Raises ShardmillError where it is not one to sign with."""
+    """Return a signer with the key in a PEM file. Raises ShardmillError if the key can't sign."""
     with signing_libraries():
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
         from securesystemslib.signer import CryptoSigner  # type: ignore[attr-defined]
@@ -90,7 +90,7 @@ def _check_curve(file: Path, key: Any) -> None:
 
 
 def write_envelopes(path: Path, payloads: Sequence[bytes], signer: Signer) -> None:
-    """Sign each payload and writes the envelopes."""
+    """Sign each payload and write the envelopes."""
     with signing_libraries():
         from securesystemslib.dsse import Envelope
     lines = []
@@ -102,7 +102,7 @@ def write_envelopes(path: Path, payloads: Sequence[bytes], signer: Signer) -> No
 
 
 def read_envelopes(path: Path) -> list[Envelope]:
-    """Return the envelopes in a file. Raises ShardmillError where it is not spelled as they are written."""
+    """Return the envelopes in a file. Raises ShardmillError if their form is not shardmill's."""
     with signing_libraries():
         from securesystemslib.dsse import Envelope
     try:
@@ -117,10 +117,10 @@ def read_envelopes(path: Path) -> list[Envelope]:
 
 
 def signers(envelope: Envelope, keys: Sequence[PublicKey]) -> list[PublicKey]:
-    """Return those of the keys that signed an envelope.
+    """Return the given keys that signed an envelope.
 
     Raises:
-        ShardmillError: a signature that says it is of one of the keys is not.
+        ShardmillError: a signature names a given key, but the key did not make the signature.
     """
     from securesystemslib.exceptions import VerificationError
 
@@ -142,11 +142,11 @@ SIGNATURE = "model.sig"
 
 
 def _sign_model(folder: Path, ignored: Iterable[str], key: Path) -> None:
-    """Sign every file of a folder but those that are ignored; writes model.sig into it.
+    """Sign every file of a folder except ignored files, and write model.sig into the folder.
 
     Args:
         folder: the bundle.
-        ignored: files and folders in it that are not signed.
+        ignored: files and folders in the bundle that are not signed.
         key: the private key's PEM file.
     """
     with signing_libraries():
@@ -168,7 +168,7 @@ def _sign_model(folder: Path, ignored: Iterable[str], key: Path) -> None:
 
 
 def signed_files(folder: Path) -> set[str]:
-    """Return the names that a model signature speaks of; nothing says yet that it is sound. Raises ShardmillError."""
+    """Return the files that a model signature names; the signature is not verified. Raises ShardmillError."""
     try:
         bundle = load_json(folder / SIGNATURE)
         statement = parse_json(base64.b64decode(bundle["dsseEnvelope"]["payload"], validate=True))
@@ -178,7 +178,7 @@ def signed_files(folder: Path) -> set[str]:
 
 
 def check_model(folder: Path, key: Path) -> None:
-    """Raise ShardmillError, naming the file, where a folder is not the one that the key signed."""
+    """Raise ShardmillError, naming the file, if a folder is not the folder that the key signed."""
     with signing_libraries():
         from cryptography.exceptions import InvalidSignature
         from model_signing import verifying
@@ -201,21 +201,21 @@ def check_model(folder: Path, key: Path) -> None:
 
 ATTESTATIONS = "attestations"
 PROVENANCE = f"{ATTESTATIONS}/provenance.dsse.jsonl"
-# Envelopes, and the file that they hold.
+# Files of envelopes, each with the file of statements that the envelopes hold.
 STATEMENTS = {PROVENANCE: ATTESTATION, f"{ATTESTATIONS}/test-results.dsse.jsonl": RESULTS}
 
 
 def sign_build(build: Path, key: Path, include: Include = "both", license: License | None = None) -> list[str]:
-    """Sign a build as it is and returns the names of the files that were written.
+    """Sign a build as it is, and return the names of the files that were written.
 
     Args:
         build: the build's folder.
         key: the private key's PEM file.
         include: which programs the bundle has.
-        license: the checkpoint's, where it is known.
+        license: the checkpoint's license; None if it is not known.
 
     Raises:
-        ShardmillError: the key is none to sign with, or a file of the build is not as it was made.
+        ShardmillError: the key can't sign, or a file of the build is not as it was made.
     """
     signer = read_private(key)
     assemble(build, include, license)
@@ -227,12 +227,12 @@ def sign_build(build: Path, key: Path, include: Include = "both", license: Licen
 
 
 def sign_bundle(build: Path, key: Path) -> None:
-    """Write model.sig for all of the bundle but signatures; the card is signed once there is one."""
+    """Write model.sig for every file of the bundle except signatures; the card is included if it exists."""
     files = [name for name in bundle_files(build) if not is_signature(name) and name != CARD_RECORD]
     _sign_model(build, unsigned(build, files) | {SIGNATURE, ATTESTATIONS, *({CARD} - set(files))}, key)
 
 
 def payloads(build: Path, name: str) -> list[bytes]:
-    """Return what is signed of a file of statements: all of it, or each of its lines."""
+    """Return the payloads to sign in a file of statements: the whole file, or each line of a .jsonl file."""
     content = (build / name).read_bytes()
     return content.splitlines() if name.endswith(".jsonl") else [content]

@@ -35,11 +35,11 @@ from shardmill.release.sign import (
 )
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised by what is none
+NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised if a file is not a verdict
 
 
 def _missing_subjects(build: Path) -> Iterator[str]:
-    """Return the names of files that provenance.json should speak of, by model.json and the receipts, and does not."""
+    """Yield a fault for each file that model.json or a receipt names and provenance.json lacks as a subject."""
     statement = read_provenance(build / ATTESTATION)
     said = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
     model = read_manifest(build, COMPLETE)
@@ -49,7 +49,7 @@ def _missing_subjects(build: Path) -> Iterator[str]:
 
 
 def _missing_statements(build: Path) -> Iterator[str]:
-    """Yield gates of which test-results.jsonl does not say what their verdicts do."""
+    """Yield a fault for each verdict whose statement is not in test-results.jsonl."""
     lines = (build / RESULTS).read_text(encoding="utf-8").splitlines() if (build / RESULTS).is_file() else []
     for path in _paths(build):
         try:
@@ -61,7 +61,7 @@ def _missing_statements(build: Path) -> Iterator[str]:
 
 
 def _verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
-    """Return gates, numbers, and each number that this shardmill would not let pass, whatever the verdict says."""
+    """Return the counts of gates and numbers, and the faults by this shardmill's own thresholds."""
     gates, numbers, faults = 0, 0, []
     for path in _paths(build):
         name = path.relative_to(build).as_posix()
@@ -83,7 +83,7 @@ def _fault(row: Mapping[str, Any], thresholds: Mapping[str, Threshold]) -> str:
     threshold, value = thresholds.get(str(row.get("name"))), row.get("value")
     if threshold is None:
         return f"{row.get('name')} is no number that this shardmill knows"
-    if "limit_why" in row:  # the model's own limit, which is stricter than the table's or counts for nothing
+    if "limit_why" in row:  # the model's own limit counts only if it is stricter than the table's
         threshold = replace(threshold, limit=min(threshold.limit, _stated(row)))
     if not isinstance(value, int | float) or not math.isfinite(value) or not threshold.holds(value):
         return f"{row['name']} is {value}, must be {'>=' if threshold.at_least else '<='} {threshold.limit:g}"
@@ -91,7 +91,7 @@ def _fault(row: Mapping[str, Any], thresholds: Mapping[str, Threshold]) -> str:
 
 
 def _stated(row: Mapping[str, Any]) -> float:
-    """Return the limit that a row names; if it names none, one that lets nothing pass."""
+    """Return the limit that a row names, or -inf, which no value keeps to, if the row does not name a limit."""
     try:
         return float(str(row["threshold"]).split()[-1])
     except (KeyError, IndexError, ValueError):
@@ -104,12 +104,12 @@ def _paths(build: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Rebuilders:
-    """Who built the same.
+    """The builders who signed a build's subjects.
 
     Attributes:
-        builders: keys of who built it, the first builder's first.
-        unchecked: statements whose keys were not given.
-        wrong: (file, what is wrong) of those that don't hold.
+        builders: the builders' keys, the original builder's key first.
+        unchecked: number of rebuild statements that were not signed by a given key.
+        wrong: (file, fault) of each rebuild statement that does not hold.
     """
 
     builders: tuple[PublicKey, ...]
@@ -118,7 +118,7 @@ class Rebuilders:
 
 
 def _rebuilders(build: Path, keys: Sequence[PublicKey]) -> Rebuilders:
-    """Return those of the keys whose holders built what a build's subjects are."""
+    """Find the keys that signed a provenance statement about a build's subjects."""
     subjects = read_provenance(build / ATTESTATION)["subject"]
     believed: dict[str, PublicKey] = {}
     unchecked, wrong = 0, []
@@ -137,7 +137,7 @@ def _rebuilders(build: Path, keys: Sequence[PublicKey]) -> Rebuilders:
 
 
 def _who(path: Path, subjects: list[object], keys: Sequence[PublicKey]) -> list[PublicKey]:
-    """Return the keys that signed a statement about these subjects. Raises ShardmillError where it is about others."""
+    """Return the keys that signed a statement about these subjects. Raises ShardmillError if it is about others."""
     (envelope, *others) = read_envelopes(path)
     try:
         statement = parse_json(envelope.payload)
@@ -158,7 +158,7 @@ Fault = tuple[str, str]  # a file of the build, and what is wrong with it
 
 @dataclass(frozen=True)
 class ClaimRow:
-    """A line of the table: what is proved, by whom, and how far."""
+    """A row of the table: a claim, who or what proves it, and the result."""
 
     what: str
     by: str
@@ -167,12 +167,12 @@ class ClaimRow:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
-        audit: of every byte.
-        rows: the table.
-        wrong: every fault, the audit's first.
+        audit: the audit of every byte.
+        rows: the rows of the table.
+        wrong: every fault, the audit's faults first.
     """
 
     audit: Audit
@@ -181,22 +181,22 @@ class VerificationReport:
 
 
 def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> VerificationReport:
-    """Look at every file, statement and signature of a build.
+    """Verify every file, statement and signature of a build.
 
     Args:
         build: the build's folder.
-        keys: public keys of those who are believed; without one, signatures are not checked.
-        cache: of hashes, see `audit`.
+        keys: public keys of trusted signers; signatures are not checked if no key is given.
+        cache: a cache of hashes, see `audit`.
 
     Raises:
-        ShardmillError: there is no build, or no attestation to start from.
+        ShardmillError: the build or its attestation is missing.
     """
     found = audit(build, cache)
     rows = [
         ClaimRow(f"{found.checked} files", f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}", _count(found.wrong))
     ]
     wrong = list(found.wrong)
-    claims = [] if wrong else [_statements(build), _verdicts(build)]  # of damaged files they would say nothing
+    claims = [] if wrong else [_statements(build), _verdicts(build)]  # on damaged files these checks prove nothing
     for row, faults in (*claims, *_signatures(build, keys, found), _rebuilt(build, keys)):
         rows.append(row)
         wrong += faults
@@ -243,7 +243,7 @@ def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterato
 
 
 def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature: str) -> tuple[ClaimRow, list[Fault]]:
-    """Return a row: signed by one of the keys, or what each of them says against it."""
+    """Return a row and its faults: the key that signed, or every key's objection."""
     by = next((key for key, fault in zip(keys, told, strict=True) if not fault), None)
     if by:
         return ClaimRow(what, f"key {by.short} ({by.file.name})", "signed"), []
@@ -251,7 +251,7 @@ def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature
 
 
 def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKey) -> str:
-    """Return what keeps a key from having signed a file's statements; empty for nothing."""
+    """Return why a key did not sign a file's statements, or an empty string if it did."""
     if not (build / envelopes).is_file():
         return "missing: not signed"
     try:
@@ -266,7 +266,7 @@ def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKe
 
 
 def _check_bundle(build: Path, key: PublicKey) -> str:
-    """Return what keeps a key from having signed a bundle's files; empty for nothing."""
+    """Return why a key did not sign a bundle's files, or an empty string if it did."""
     if not (build / SIGNATURE).is_file():
         return "missing: not signed"
     try:
@@ -279,7 +279,7 @@ def _check_bundle(build: Path, key: PublicKey) -> str:
 
 
 def _signed_files(build: Path) -> Collection[str]:
-    """Return those that the model signature names; none where it can't be read, of which its own row tells."""
+    """Return the files that the model signature names; empty if it can't be read, which another row reports."""
     try:
         return signed_files(build)
     except (ShardmillError, OSError):
@@ -287,7 +287,7 @@ def _signed_files(build: Path) -> Collection[str]:
 
 
 def _is_to_be_signed(name: str) -> bool:
-    """Return whether a signature that lacks a file of the bundle is wrong; the card may come after it."""
+    """Return whether the bundle's signature must cover a file; the card may be written after signing."""
     return not is_signature(name) and name not in (CARD_RECORD, CARD)
 
 

@@ -1,4 +1,4 @@
-"""What devices said of the build: a block for each chip and system, with what contradicts the placement rules."""
+"""The devices' measurements of the build: a block for each chip and system, with contradictions to the rules."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shardmill.report.read import Json
 class DevicePass:
     """Passes of one width through all programs."""
 
-    slots: int  # of the context; 0 for an encoder
+    slots: int  # slots of the context; 0 for an encoder
     width: int
     ms: float | None
     tokens_per_second: float | None
-    agree: int | None  # tokens chosen as in fp32
+    agree: int | None  # number of tokens that are chosen as in fp32
     tokens: int | None
-    mj: float | None  # of energy for a pass
+    mj: float | None  # millijoules of energy for a pass
     status: str
 
 
@@ -31,7 +31,7 @@ class Device:
     system: str
     is_measured: bool
     passes: tuple[DevicePass, ...]
-    first_load: float | None  # seconds, of all programs one after the other
+    first_load: float | None  # seconds for all programs, loaded one after the other
     warm_load: float | None
     peak_bytes: float | None
     troubles: tuple[tuple[str, str, str], ...]
@@ -80,7 +80,7 @@ def _pass(evidence: Evidence, width: int) -> DevicePass:
 
 
 def _counts(evidence: Evidence) -> dict[str, int]:
-    """Return operations by status in the compute plans."""
+    """Return the number of operations with each status in the compute plans."""
     found: dict[str, int] = {}
     for key, line in evidence.lines.items():
         if "/residency." in key:

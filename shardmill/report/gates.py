@@ -1,4 +1,4 @@
-"""Every gate's numbers by question: the worst of all, per part the worst of its repetitions, and all of them."""
+"""The numbers of all gates by question: each measure's worst number, the worst per part, and every number."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class GateNumber:
     question: str
     meaning: str
     evidence: str  # "measured" or "predicted"
-    why: str = ""  # what the threshold follows from, where it is this model's own
+    why: str = ""  # the reason for the threshold, if this model has a special one
 
     @property
     def badness(self) -> float:
-        """Grow as the value nears and passes its threshold, of which parts may have different ones."""
+        """Grow as the value nears and passes its threshold; different parts may have different thresholds."""
         return nearness({"value": self.value, "threshold": self.threshold})
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A part's worst value of a measure; without one, why there is none."""
+    """A part's worst value of a measure, or the reason why the part has no value."""
 
     worst: GateNumber | None
     count: int = 0
-    state: str = "run"  # "n/a" or "not_run" where there is no number
+    state: str = "run"  # "n/a" or "not_run" if there is no number
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One named number across all parts."""
+    """One measure with its worst number over all parts."""
 
     name: str
     meaning: str
@@ -52,25 +52,25 @@ class Measure:
     worst: GateNumber | None
     count: int
     alike: bool  # the same value wherever it was measured
-    refused: bool  # a gate says why it could not make it
+    refused: bool  # a gate gives a reason why it could not measure
     reason: str  # why there is no number
 
 
 @dataclass(frozen=True)
 class Question:
-    """One of the questions that decide, with all that answers it."""
+    """One of the questions that the gates ask, with all numbers that answer it."""
 
     key: str
     title: str
     method: str
     measures: tuple[Measure, ...]
-    columns: tuple[Measure, ...]  # those that several parts have a number or a refusal for
-    parts: tuple[tuple[str, tuple[Cell, ...]], ...]  # a cell per column; parts without any are left out
+    columns: tuple[Measure, ...]  # measures with a number or a refusal in several parts
+    parts: tuple[tuple[str, tuple[Cell, ...]], ...]  # a cell per column; parts without numbers are left out
     numbers: tuple[GateNumber, ...]
 
     @property
     def ragged(self) -> bool:
-        """Return whether some part has neither number nor refusal in a column."""
+        """Return whether a part has neither a number nor a refusal in some column."""
         return any(cell.state == "n/a" for _, cells in self.parts for cell in cells)
 
 
@@ -122,7 +122,7 @@ SUBSTITUTE = {
     "packing_error_fp16": "packing_error",
 }
 
-# Measures that gates do not make on Core ML, or of large programs only, and that no gate file names then.
+# Measures that gates do not make on Core ML, or only for large programs; gate files then do not name them.
 IN_FP32 = "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package"
 ON_CORE_ML = {
     "label_mismatches": IN_FP32,
@@ -146,7 +146,7 @@ def _numbers_of(file: Json) -> Iterator[GateNumber]:
 
 
 def gate_questions(build: Build) -> tuple[Question, ...]:
-    """Return the three questions of parity and residency, in order; then whatever else the files ask."""
+    """Return the questions of parity and residency, in order, then any other questions in the gate files."""
     found = numbers(build)
     known = [key for key in TITLES if key != WITNESS or build.witness]
     keys = [*known, *dict.fromkeys(n.question for n in found if n.question not in TITLES)]
@@ -154,7 +154,7 @@ def gate_questions(build: Build) -> tuple[Question, ...]:
 
 
 def _asked(key: str, build: Build) -> list[str]:
-    """Return the measures that the table of thresholds has for a question and for this kind of build."""
+    """Return the measures in the table of thresholds that belong to a question and to this kind of build."""
     kinds = {"", build.plan["kind"]}
     kinds |= {CALIBRATED} if build.settings["convert"].get("calibration") else set()
     kinds |= {MIXTURE} if build.plan["architecture"]["graph"].get("experts") else set()
@@ -185,7 +185,7 @@ def question(key: str, found: Sequence[GateNumber], build: Build) -> Question:
 
 
 def _gate_measure(name: str, found: Iterable[GateNumber], files: Sequence[Json]) -> Measure:
-    """Return one measure's worst number, or the reason why there is none."""
+    """Return one measure with its worst number, or with the reason why it has no number."""
     same = [n for n in found if n.name == name]
     worst = max(same, key=lambda n: n.badness, default=None)
     known = THRESHOLDS.get(name)

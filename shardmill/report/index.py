@@ -1,4 +1,4 @@
-"""One page over the models of a batch: what became of each, by the files of its build, and where its own page is."""
+"""One page about all models of a batch: each model's result, from its build's files, and a link to its page."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ NOT_RUN, NOT_FINISHED = "not run", "not finished"
 
 @dataclass(frozen=True)
 class BuildRow:
-    """A model, or a config that is none.
+    """A model of a batch, or a config that was refused.
 
     Attributes:
-        name: the model's; of a config that was refused, its file.
-        error: what kept it from being built, in one line; empty for one that is finished.
+        name: the model's name; for a refused config, the name of its file.
+        error: why the model was not built, in one line; empty for a finished build.
         kind: "decoder" or "encoder".
-        passed, gates: gate numbers that hold, and all.
-        programs, bytes: how many programs there are, and what their packages take.
-        pass_ms: milliseconds of the narrowest pass on the machine that measured.
-        machine: that machine and its engine, NOT_RUN where the config leaves out the benchmark.
+        passed, gates: the count of gate numbers that hold, and of all gate numbers.
+        programs, bytes: the number of programs, and the size of their packages.
+        pass_ms: milliseconds of the narrowest pass on the machine of the benchmark.
+        machine: the machine and engine of the benchmark; NOT_RUN if the config leaves out the benchmark.
     """
 
     name: str
@@ -51,7 +51,7 @@ def read_row(build: Path, failed: str) -> BuildRow:
 
     Args:
         build: the model's folder.
-        failed: why there may be no finished build, by the log of a job; empty if no log tells.
+        failed: the reason, from a job's log, why the build may not be finished; empty if no log gives one.
     """
     try:
         if not (build / "report.html").is_file():

@@ -1,4 +1,4 @@
-"""The page: a build's files in, one self-contained HTML text out. It holds nothing that its inputs do not say."""
+"""The page: one self-contained HTML text, rendered from a build's files and from nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardmill.report.speed import close_calls, measured_speed, noisy, plots, sp
 from shardmill.report.stages import STATES, step_states
 from shardmill.report.verdict import verdict
 
-FILTERS = {  # name in the templates -> function of wording
+FILTERS = {  # name in the templates -> function in wording.py
     "engine": "engine_text",
     "fixed": "fixed",
     "margin": "margin",
@@ -37,7 +37,7 @@ FILTERS = {  # name in the templates -> function of wording
 
 
 def environment() -> Environment:
-    """Return templates of this package: everything escaped, a missing name is an error."""
+    """Return the templates of this package; all values are escaped, and a missing name is an error."""
     made = Environment(
         loader=PackageLoader("shardmill.report"),
         autoescape=True,
@@ -55,15 +55,15 @@ def render(build: Build) -> str:
 
 
 def filled(shown: dict[str, Any]) -> str:
-    """Return the page, given what `context` has found.
+    """Return the page, given the result of `context`.
 
-    Separate from `render`, so that a figure can be taken from the same context.
+    This is separate from `render`, so that a figure can be taken from the same context.
     """
     return environment().get_template("page.html").render(shown)
 
 
 def context(build: Build) -> dict[str, Any]:
-    """Return what the templates show."""
+    """Return the values that the templates show."""
     asked = gate_questions(build)
     return {
         "model": build.model,
@@ -96,7 +96,7 @@ def context(build: Build) -> dict[str, Any]:
 
 
 def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
-    """Return what the templates show of a search, and of what was measured of its points."""
+    """Return the values that the templates show about a search and the measurements of its points."""
     found = measured_points(measured)
     return {
         "front": front_plot(search, found),
@@ -108,7 +108,7 @@ def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
 
 
 def weighed(build: Build) -> dict[str, Any]:
-    """Return what the programs' weights are called, the bits of each, and the bytes that a pass reads of them."""
+    """Return the name of the weights' form, the bits per weight, and the bytes of weights that a pass reads."""
     programs = [piece for piece in build.pieces if piece.kind != "embedding"]
     read = programs[:1] if build.encodes else programs  # an encoder's pass is one program
     size, count = sum(piece.weight_file or 0 for piece in read), sum(piece.parameters for piece in read)
@@ -116,9 +116,9 @@ def weighed(build: Build) -> dict[str, Any]:
 
 
 def worth(passes: Sequence[Json]) -> dict[int, float]:
-    """Return by the tokens of a pass the bytes that routing saves for each further program that it calls.
+    """Return, by the tokens of a pass, the bytes that routing saves for each additional program that it calls.
 
-    Where the Neural Engine takes longer to read that many than to start a program, routing is the faster form.
+    If the Neural Engine takes longer to read these bytes than to start a program, routing is the faster form.
     """
     dense, routed = ({p["tokens"]: p for p in passes if p["experts"] == form} for form in ("dense", "routed"))
     found = {}
@@ -130,7 +130,7 @@ def worth(passes: Sequence[Json]) -> dict[int, float]:
 
 
 def decoding(speed: Json) -> dict[str, Any]:
-    """Return what the templates show of a decoder's benchmark."""
+    """Return the values that the templates show about a decoder's benchmark."""
     return {
         "sweep": speed_groups(speed["sweep"]),
         "tasks": speed_groups(speed["tasks"]),
@@ -141,18 +141,18 @@ def decoding(speed: Json) -> dict[str, Any]:
 
 
 def _label_types(labels: Sequence[str]) -> list[str]:
-    """Return what an encoder tells apart, without the places in a span."""
+    """Return the types that an encoder distinguishes: its labels without their prefixes and without `O`."""
     return list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
 
 
 def state_bytes(piece: PartRow, build: Build) -> int:
-    """Return bytes of a part's states, or of the caches that the host keeps for it, which are fp16; a head has none."""
+    """Return the bytes of a part's states, or of its caches on the host, both in fp16; 0 for a head."""
     (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
     kept = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]
     return sum(2 * prod(shape) for shape in kept)
 
 
 def _engines(build: Build) -> Iterator[Mapping[str, Any]]:
-    """Yield every engine that computed numbers of gates."""
+    """Yield every engine that computed numbers for the gates."""
     yield from (file["engine"] for file in (*build.parity, *build.residency))
     yield from (file["witness"] for file in build.witness)

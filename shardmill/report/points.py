@@ -1,4 +1,4 @@
-"""Sets of forms that were measured: what was foreseen of each, what came out, and whether the two rank alike."""
+"""Measured sets of forms: the predicted and the measured cost of each, and whether both give the same ranking."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardmill.report.read import Json
 from shardmill.report.speed import Plot, note
 from shardmill.report.wording import HALF, SERIES, figure
 
-ALIKE = 0.9  # a rank correlation from which on estimates are good enough to choose by
+ALIKE = 0.9  # at this rank correlation or above, estimates are good enough for a choice
 CALLED = {"chosen": "the choice", "int8": "INT8", "int4": "INT4, what follows the layers in INT8"}
 OFF_THE_FRONT = ("int4", "int8")  # measured for comparison
 
@@ -25,16 +25,16 @@ class Point:
     """One set of forms.
 
     Attributes:
-        name: as its file is called.
-        bits: per weight.
-        bytes: that a pass reads.
-        foreseen_kl: nats, the sum of what its matrices cost one by one.
-        foreseen: the growth of the perplexity that follows.
-        kl: nats, as measured.
-        growth: of the perplexity, as measured.
-        error: the standard error of that.
+        name: the name of its file.
+        bits: bits per weight.
+        bytes: bytes that a pass reads.
+        foreseen_kl: predicted divergence in nats, the sum of the costs of single matrices.
+        foreseen: the growth of the perplexity that follows from `foreseen_kl`.
+        kl: measured divergence in nats.
+        growth: measured growth of the perplexity.
+        error: the standard error of `growth`.
         top1: share of the decided positions with the same most likely token.
-        tokens: that it was measured on.
+        tokens: the number of tokens in the measurement.
     """
 
     name: str
@@ -50,17 +50,17 @@ class Point:
 
     @property
     def called(self) -> str:
-        """Return what a person calls it."""
+        """Return a readable name."""
         return CALLED.get(self.name) or f"front, point {self.name.removeprefix('front_')}"
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """Whether the estimates hold.
+    """A judgement whether the estimates hold.
 
     Attributes:
-        correlation: Spearman's, of foreseen and measured divergence; None where there are too few different points.
-        sentences: what a reader should know of it.
+        correlation: Spearman's correlation of predicted and measured divergence; None for too few points.
+        sentences: the judgement in sentences for a reader.
     """
 
     correlation: float | None
@@ -68,7 +68,7 @@ class Judgement:
 
 
 def measured_points(found: Mapping[str, Json]) -> list[Point]:
-    """Return all of them by their bytes, the fewest first."""
+    """Return the measured points in order of their bytes, the fewest first."""
     made = [_point(name, content["foreseen"], content["measured"]) for name, content in found.items()]
     return sorted(made, key=lambda point: (point.bytes, point.name))
 
@@ -89,7 +89,7 @@ def _point(name: str, foreseen: Json, measured: Json) -> Point:
 
 
 def judged(found: Sequence[Point]) -> Judgement:
-    """Return what the points say of the estimates."""
+    """Return a judgement of the estimates, given the points."""
     different = list({(point.foreseen_kl, point.kl): point for point in found}.values())
     correlation = _spearman(different)
     if correlation is None:
@@ -112,7 +112,7 @@ def judged(found: Sequence[Point]) -> Judgement:
 
 
 def _spearman(found: Sequence[Point]) -> float | None:
-    """Return the rank correlation; None for fewer than three points, or if all are equal in one of the two."""
+    """Return the rank correlation; None for fewer than three points, or if one variable is constant."""
     from scipy.stats import spearmanr
 
     pairs = [(point.foreseen_kl, point.kl) for point in found]
@@ -132,7 +132,7 @@ def front_steps(search: Json) -> list[Json]:
 
 
 def front_plot(search: Json, points: Sequence[Point] = ()) -> Plot:
-    """Return the front as it is foreseen, with the choice on it, and what was measured."""
+    """Return a figure of the predicted front, with the choice on it and the measured points."""
     title = "What bits buy, foreseen and measured" if points else "What bits buy, foreseen"
     words = "line: foreseen, the forms with the least loss for their bytes"
     words += f"; diamonds: measured on {points[0].tokens} tokens" if points else ""

@@ -1,4 +1,4 @@
-"""What was made from what: the checkpoint's files, the packages' hashes, the tools, and every step's action key."""
+"""Provenance: the checkpoint's files, the packages' hashes, the tools, and the action key of every step."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class SourceOrigin:
-    """Where the build comes from."""
+    """The origin of the build."""
 
-    place: str  # repository, or folder of the config
+    place: str  # repository, or the folder that the config names
     commit: str
     files: tuple[SourceFile, ...]
-    packages: tuple[tuple[str, str], ...]  # part, tree hash of its .mlpackage ("" if no receipt says)
+    packages: tuple[tuple[str, str], ...]  # part, tree hash of its .mlpackage ("" if no receipt has it)
     tools: tuple[tuple[str, str], ...]  # package, version(s)
     steps: tuple[StepRecord, ...]
     settings: tuple[tuple[str, str], ...]  # dotted key, value
@@ -60,13 +60,13 @@ def origin(build: Build) -> SourceOrigin:
 
 
 def package_hash(build: Build, part: str) -> str:
-    """Return the hash of a part's package, as its receipt has it."""
+    """Return the hash of a part's package from its receipt."""
     receipt = build.receipts.get(f"packages/{part}", {"outputs": {}})
     return str(receipt["outputs"].get("package", ""))
 
 
 def _tool_versions(build: Build) -> tuple[tuple[str, str], ...]:
-    """Return versions of the packages that decided bytes; several if steps differ."""
+    """Return the versions of the tools that determined bytes; several versions if steps differ."""
     found: dict[str, set[str]] = {}
     for receipt in build.receipts.values():
         for name, version in receipt["packages"].items():
@@ -87,7 +87,7 @@ def _step_record(name: str, receipt: Mapping[str, Any]) -> StepRecord:
 
 
 def _flattened(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested settings as dotted keys; None as not set."""
+    """Return nested settings as dotted keys; None becomes "not set"."""
     rows: list[tuple[str, str]] = []
     for key, value in settings.items():
         if isinstance(value, Mapping):

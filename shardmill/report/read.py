@@ -1,4 +1,4 @@
-"""The files of a build that the page is made from, as one value. Everything on the page comes from here."""
+"""The files of a build as one value, the only source of the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PartRow:
-    """One part of the plan and what it weighs. Sizes in bytes; None where the file is not there."""
+    """One part of the plan with its sizes in bytes; None stands for the size of a missing file."""
 
     name: str
     kind: str  # "layers", "head", "encoder" or "embedding"
@@ -30,21 +30,21 @@ class PartRow:
 
 @dataclass(frozen=True)
 class Build:
-    """What the build's files say."""
+    """The content of the build's files."""
 
     model: Json  # model.json
     plan: Json
     source: Json  # source.receipt.json
     pieces: tuple[PartRow, ...]
-    verdicts: Mapping[str, tuple[Json, ...]]  # the gates' files, by the folder that they lie in
-    speed: Json | None  # None where the config leaves out the benchmark
+    verdicts: Mapping[str, tuple[Json, ...]]  # the gates' files, by the folder that contains them
+    speed: Json | None  # None if the config leaves out the benchmark
     receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
     settings: Json  # the config
     pipeline: Sequence[Json]  # the steps, see pipeline.dag.listed_steps
-    search: Json | None = None  # what the search for forms found, of a build that has one
-    devices: Sequence[Evidence] = ()  # what was measured elsewhere of these programs
-    stale: Sequence[str] = ()  # files of evidence of other programs
-    points: Mapping[str, Json] = field(default_factory=dict)  # what was foreseen and measured of sets of forms, by name
+    search: Json | None = None  # the result of the search for forms, if the build has one
+    devices: Sequence[Evidence] = ()  # measurements of these programs on other machines
+    stale: Sequence[str] = ()  # files of evidence about other programs
+    points: Mapping[str, Json] = field(default_factory=dict)  # predicted and measured costs of sets of forms, by name
 
     @property
     def encodes(self) -> bool:
@@ -53,18 +53,18 @@ class Build:
 
     @property
     def turned(self) -> float:
-        """Return the margin of logits that another width of a pass may turn, on the engine of the benchmark."""
+        """Return how close two logits must be for another width of a pass to swap them, on the benchmark's engine."""
         measured_on = self.speed["engine"]["name"] if self.speed else ""
         return float(self.model.get("margin", 0.0)) if measured_on == "coreml" else 0.0
 
     @property
     def residency(self) -> tuple[Json, ...]:
-        """Return what the residency gate said, part by part."""
+        """Return the verdicts of the residency gate, part by part."""
         return self.verdicts.get("residency", ())
 
     @property
     def placed(self) -> tuple[Json, ...]:
-        """Return the same, where what a device measured takes the place of what was predicted."""
+        """Return the verdicts of the residency gate, with a device's measurements in place of predictions."""
         return measured_verdicts(self.residency, self.devices)
 
     @property
@@ -74,17 +74,17 @@ class Build:
 
     @property
     def parity(self) -> tuple[Json, ...]:
-        """Return what the parity gates said, part by part and of the stack."""
+        """Return the verdicts of the parity gates, for each part and for the stack."""
         return self.verdicts.get("parity", ())
 
 
 def read_receipts(paths: Sequence[Path], root: Path) -> dict[str, Json]:
-    """Return receipts by the name of what they stand for, `packages/head_0` for instance."""
+    """Return receipts by the name of their artifact, for example `packages/head_0`."""
     return {path.relative_to(root).as_posix().removesuffix(".receipt.json"): read_json(path) for path in paths}
 
 
 def read_verdicts(paths: Sequence[Path], root: Path) -> dict[str, tuple[Json, ...]]:
-    """Return the gates' files by the folder under `root` that they lie in."""
+    """Return the gates' files by the folder under `root` that contains them."""
     found: dict[str, tuple[Json, ...]] = {}
     for path in paths:
         folder = path.relative_to(root).parent.as_posix()
@@ -93,7 +93,7 @@ def read_verdicts(paths: Sequence[Path], root: Path) -> dict[str, tuple[Json, ..
 
 
 def read_pieces(plan: Json, parts: Sequence[Path], artifacts: Sequence[Path]) -> tuple[PartRow, ...]:
-    """Return the plan's parts in its order, with the sizes of what was made of them."""
+    """Return the parts in the plan's order, with the sizes of their packages or tables."""
     described = {path.stem: read_json(path) for path in parts}
     made = {artifact.stem: artifact for artifact in artifacts}
     return tuple(piece(row, described[row["name"]], made.get(row["name"])) for row in plan["parts"])
@@ -116,7 +116,7 @@ def piece(row: Json, part: Json, made: Path | None) -> PartRow:
 
 
 def _file_sizes(path: Path) -> dict[str, int]:
-    """Return bytes by relative path of a folder's files, or of the one file."""
+    """Return the size of each file in a folder by relative path, or the size of a single file."""
     if path.is_file():
         return {path.name: path.stat().st_size}
     files = (file for file in path.rglob("*") if file.is_file())

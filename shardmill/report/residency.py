@@ -22,7 +22,7 @@ SEVERITIES = ("error", "warn", "info")
 
 @dataclass(frozen=True)
 class Counts:
-    """How many operations have each status, for a part or a kind of operation."""
+    """The number of operations with each status, for a part or a kind of operation."""
 
     name: str
     evidence: str  # "measured", "predicted", or both
@@ -42,14 +42,14 @@ class ReportedFinding:
 
 @dataclass(frozen=True)
 class Placement:
-    """All that is said of residency."""
+    """All statements about residency."""
 
     evidence: tuple[str, ...]
-    statuses: tuple[str, ...]  # those that occur
+    statuses: tuple[str, ...]  # the statuses that occur
     parts: tuple[Counts, ...]
     kinds: tuple[Counts, ...]
     findings: tuple[ReportedFinding, ...]
-    operations: int  # those that need a device
+    operations: int  # the number of operations that need a device
     shapes: tuple[str, ...]
 
 
@@ -70,7 +70,7 @@ def placement(files: Sequence[Json]) -> Placement:
 
 
 def _severity_rank(kind: str, rows: Iterable[Json]) -> tuple[int, int, str]:
-    """Return a sort key: kinds with trouble first, then by their number, and kinds without a device last."""
+    """Return a sort key: kinds with trouble first, then the most frequent, and kinds without a device last."""
     statuses = Counter(row["status"] for row in rows if row["operation"] == kind)
     trouble = statuses["ineligible"] + statuses["unknown"]
     return (0 if trouble else 2 if set(statuses) == {"no_device"} else 1, -statuses.total(), kind)
@@ -89,7 +89,7 @@ def counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
 
 
 def findings(files: Sequence[Json]) -> tuple[ReportedFinding, ...]:
-    """Return findings by severity and rule; equal words about several parts are merged."""
+    """Return findings by severity and rule; equal texts about several parts are merged."""
     folded: dict[tuple[int, str, str], dict[str, list[str]]] = {}
     for file in files:
         for found in file["findings"]:

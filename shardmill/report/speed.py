@@ -1,4 +1,4 @@
-"""benchmark/speed.json as the page shows it: rows under their groups, and what in them can't be."""
+"""benchmark/speed.json as the page shows it: rows in groups, and the values that drafting can't explain."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import PercentFormatter
 from shardmill.report.read import Json
 from shardmill.report.wording import FAINT, HALF, INK, SERIES, WHOLE, Draw, figure, legend
 
-TOLERANCE = 1.1  # of a ratio of times
+TOLERANCE = 1.1  # tolerance of a ratio of times
 CONTROL = "none"  # the drafter that never drafts: T = 1 against itself
 
 
@@ -27,7 +27,7 @@ class SpeedGroup:
 
 
 def speed_groups(rows: Sequence[Json]) -> tuple[SpeedGroup, ...]:
-    """Return rows of the sweep or of the tasks under what they are of, in the file's order."""
+    """Return the rows of the sweep or of the tasks by prompt length or task, in the file's order."""
     names = dict.fromkeys(_name_of(row) for row in rows)
     found = ((name, tuple(row for row in rows if _name_of(row) == name)) for name in names)
     return tuple(SpeedGroup(name, same[0]["prompts"], same) for name, same in found)
@@ -39,37 +39,37 @@ def _name_of(row: Json) -> str:
 
 
 def described(row: Json) -> str:
-    """Return the row's group, to stand in a sentence."""
+    """Return the row's group in words that fit into a sentence."""
     return _name_of(row) if "task" in row else f"{row['prompt_tokens']} tokens"
 
 
 def drafters(rows: Sequence[Json]) -> tuple[str, ...]:
-    """Return drafters that draft, in the file's order."""
+    """Return the drafters except `none`, in the file's order."""
     return tuple(dict.fromkeys(row["drafter"] for row in rows if row["drafter"] != CONTROL))
 
 
 def noisy(speed: Json) -> tuple[str, ...]:
-    """Return groups with a ratio of times that drafting can't cause, so something else on the machine did.
+    """Return groups with a ratio of times that drafting can't cause: other work on the machine changed the times.
 
-    A pass never costs less than one token's, so the speed-up is at most the tokens per pass; and T = 1 is as fast as
-    itself.
+    A pass never takes less time than a pass of one token, so the speed-up is at most the tokens per pass. T = 1,
+    compared with itself, has a speed-up of 1.
     """
     return tuple(dict.fromkeys(described(row) for row in measured_speed(speed) if impossible(row)))
 
 
 def impossible(row: Json) -> bool:
-    """Return whether a row's ratio is beyond what its cause can give."""
+    """Return whether drafting can't explain a row's ratio of times."""
     if row["speedup"] > TOLERANCE * row["live"]["tokens_per_pass"]:
         return True
     return bool(row["drafter"] == CONTROL and row["speedup"] * TOLERANCE < 1)
 
 
 def close_calls(row: Json, margin: float) -> bool:
-    """Return whether all that drafting changed are close calls: another width of a pass may turn them.
+    """Return whether all tokens that drafting changed are close calls, which another width of a pass may change.
 
     Args:
-        row: of the sweep or the tasks.
-        margin: how close two logits are that it may turn; 0 on an engine that rounds all widths alike.
+        row: a row of the sweep or the tasks.
+        margin: how close two logits must be for a close call; 0 on an engine that rounds all widths alike.
     """
     return all(0 <= float(d.get("margin") or 0.0) < margin for d in row["differs"])
 
@@ -81,7 +81,7 @@ def measured_speed(speed: Json) -> Iterator[Json]:
 
 
 def by_position(rows: Sequence[Json], drafter: str, kind: str) -> list[float]:
-    """Return the share of accepted drafts by draft position, over all rows of a drafter; `kind` is live or oracle."""
+    """Return the share of accepted drafts by draft position, over a drafter's rows; `kind` is live or oracle."""
     counted = [row[kind]["by_position"] for row in rows if row["drafter"] == drafter and row[kind] is not None]
     longest = max((len(positions) for positions in counted), default=0)
     sums = [[sum(c[i][j] for c in counted if i < len(c)) for j in (0, 1)] for i in range(longest)]
@@ -95,7 +95,7 @@ KINDS = (("live", "live", "of those that were verified"), ("oracle", "replayed",
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing with the words that stand beside it."""
+    """A drawing with the text beside it."""
 
     name: str
     title: str
@@ -106,7 +106,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Series:
-    """How a drafter is drawn, the same in every figure."""
+    """The style of a drafter, the same in every figure."""
 
     name: str
     colour: str
@@ -114,7 +114,7 @@ class Series:
 
 
 def plots(speed: Json) -> list[Plot]:
-    """Return what there are figures for."""
+    """Return the figures that the measurements allow."""
     return [
         Plot(name, title, note, width == WHOLE, figure(name, title, draw, width))
         for name, title, note, draw, width in _wanted_plots(speed)
@@ -122,7 +122,7 @@ def plots(speed: Json) -> list[Plot]:
 
 
 def _wanted_plots(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
-    """Return name, title, note, drawing and width of each figure."""
+    """Yield name, title, note, drawing and width of each figure."""
     sweep, tasks = speed["sweep"], speed["tasks"]
     series = _styled(drafters(tuple(measured_speed(speed))))
     if sweep and series:
@@ -142,12 +142,12 @@ def _wanted_plots(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
 
 
 def _styled(names: Sequence[str]) -> tuple[Series, ...]:
-    """Return a colour and a marker each."""
+    """Return a colour and a marker for each drafter."""
     return tuple(Series(name, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names))
 
 
 def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
-    """Draw a line per drafter over prompt length, each length equally wide, with the best value of each."""
+    """Draw a line per drafter over prompt length, in equal steps, and label the best value for each length."""
     lengths = [group.name for group in speed_groups(rows)]
     for one in series:
         known = {_name_of(row): row["speedup"] for row in rows if row["drafter"] == one.name}
@@ -163,7 +163,7 @@ def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> N
 
 
 def _draw_widths(axes: Axes, speed: Json) -> None:
-    """Draw measured passes, and the time in which T = 1 gives equally many tokens, which a wide pass has to beat."""
+    """Draw the times of passes, and the time that passes of T = 1 take for the same number of tokens."""
     took = {int(width): 1e3 * seconds for width, seconds in speed["pass_seconds"].items()}
     narrow, wide = min(took), max(took)
     meets = speed["break_even"]
@@ -249,7 +249,7 @@ def line(axes: Axes, one: Series, points: Sequence[tuple[float, float]]) -> None
 
 
 def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[float, float], align: str) -> None:
-    """Write words at a distance in points from a point."""
+    """Write a text at a distance from a point, in typographic points."""
     axes.annotate(text, point, away, textcoords="offset points", ha=align, color=INK)
 
 

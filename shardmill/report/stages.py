@@ -1,4 +1,4 @@
-"""The state of every step of the pipeline, artifact by artifact, as the build's files tell it."""
+"""The state of every step of the pipeline, artifact by artifact, read from the build's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardmill.report.speed import close_calls, described, measured_speed, speed
 from shardmill.report.wording import plural
 
 RECEIPT = ".receipt.json"
-# In the order in which the worst is looked for: a step is as good as its worst artifact.
+# From the worst state to the best: a step has the state of its worst artifact.
 STATES = {
     "failed": "failed",
     "missing": "missing",
@@ -54,7 +54,7 @@ def step_states(build: Build) -> dict[str, StepState]:
 def _step_state(row: Json, build: Build) -> StepState:
     """Return the state of one row of the pipeline.
 
-    What is measured, and what is fetched, are told by their own files.
+    The states of `fetch` and `benchmark` are read from the files that these steps write.
     """
     name: str = row["name"]
     if name in OF_THEIR_OWN:
@@ -70,7 +70,7 @@ def _step_state(row: Json, build: Build) -> StepState:
 
 
 def _fetch_state(build: Build) -> StepState:
-    """Return the checkpoint's files."""
+    """Return the state of `fetch`, with the checkpoint's files as artifacts."""
     files = build.source["files"]
     return StepState(
         "fetch", plural(len(files), "file"), tuple((name, "made") for name in sorted(files)) or none("source")
@@ -78,12 +78,12 @@ def _fetch_state(build: Build) -> StepState:
 
 
 def none(name: str) -> tuple[tuple[str, str], ...]:
-    """Return what stands for artifacts that are not there."""
+    """Return a placeholder for missing artifacts."""
     return ((name, "missing"),)
 
 
 def _receipt_states(name: str, expected: Iterable[str], build: Build, amount: str) -> StepState:
-    """Return a step whose artifacts have receipts; a note in one is a reservation."""
+    """Return the state of a step whose artifacts have receipts; a note in a receipt is a reservation."""
 
     def state(path: str) -> str:
         receipt = build.receipts.get(path)
@@ -94,7 +94,7 @@ def _receipt_states(name: str, expected: Iterable[str], build: Build, amount: st
 
 
 def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> StepState:
-    """Return a gate: failed, predicted to pass, or passed, part by part."""
+    """Return the state of a gate, part by part: failed, predicted to pass, or passed."""
     names = [path.removesuffix(RECEIPT).split("/") for path in expected]
     known = {(folder, file["part"]): file for folder, files in build.verdicts.items() for file in files}
 

@@ -1,4 +1,4 @@
-"""The page's first line, and what this build does not show: why not, and what would."""
+"""The page's first line, and what this build does not show: the reasons, and the commands that would show it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Caveat:
     why: str
     command: str
     where: str
-    headline: bool  # whether the first line names it
+    headline: bool  # True if the first line names the caveat
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether every gate holds, in one line, and what stands behind it."""
+    """A statement in one line whether every gate holds, and the facts behind it."""
 
     passed: bool
     line: str
@@ -53,7 +53,7 @@ def verdict(build: Build, questions: Sequence[Question]) -> Verdict:
 
 
 def outcome(numbers: Sequence[GateNumber], missed: Sequence[GateNumber]) -> str:
-    """Return what became of the gates."""
+    """Return a sentence about the results of the gates."""
     if missed:
         return f"{number(len(missed))} of {plural(len(numbers), 'gate number')} missed the threshold."
     if not numbers:
@@ -64,14 +64,14 @@ def outcome(numbers: Sequence[GateNumber], missed: Sequence[GateNumber]) -> str:
 
 
 def remedies(found: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
-    """Return the commands that would measure what the first line names, each once."""
+    """Return the commands that would measure the caveats in the first line, each command once."""
     named = [c for c in found if c.headline]
     ways = dict.fromkeys((c.command, c.where) for c in named)
     return tuple((*way, ", ".join(c.subject for c in named if (c.command, c.where) == way)) for way in ways)
 
 
 def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
-    """Yield everything that is predicted, not run or unverified, the weightiest first."""
+    """Yield everything that is predicted, not run or unverified, the most important first."""
     yield from exactness(build)
     yield from _residency_caveats(build)
     yield from _speed_caveats(build)
@@ -96,7 +96,7 @@ def _residency_caveats(build: Build) -> Iterator[Caveat]:
 
 
 def exactness(build: Build) -> Iterator[Caveat]:
-    """Yield a caveat if speculation gave other tokens than plain decoding, by a close call or by a fault."""
+    """Yield a caveat if drafting gave other tokens than plain decoding, because of a close call or a fault."""
     if build.encodes or build.speed is None:
         return
     again = f"shardmill bench build/{build.model['model']}"
@@ -117,7 +117,7 @@ def exactness(build: Build) -> Iterator[Caveat]:
 
 
 def _speed_caveats(build: Build) -> Iterator[Caveat]:
-    """Yield what the benchmark did not measure: the Neural Engine's speed, and what it gives reasons for."""
+    """Yield a caveat for everything that the benchmark did not measure."""
     if build.speed is None:
         where = "without `benchmark: false` in this build's config"
         yield Caveat("benchmark", "not_run", "The config leaves it out: `benchmark: false`.", BUILD, where, True)
@@ -132,7 +132,7 @@ def _speed_caveats(build: Build) -> Iterator[Caveat]:
 
 
 def _gap_caveat(gap: Json, bench: str) -> Caveat:
-    """Return a caveat for something that the benchmark could not measure, with the way to it."""
+    """Return a caveat for a missing figure of the benchmark, with the command that measures it."""
     what, reason = gap["what"], gap["reason"]
     match gap["kind"]:
         case "energy":
@@ -151,7 +151,7 @@ def _gap_caveat(gap: Json, bench: str) -> Caveat:
 
 
 def _unanswered(build: Build, question: Question) -> Iterator[Caveat]:
-    """Yield the measures of a question without a number from any part."""
+    """Yield a caveat for the measures of a question that have no number in any part."""
     portable = all(file["engine"]["name"] == "portable" for file in build.parity)
     where = ON_A_MAC if portable else ON_LINUX
     for measure in question.measures:

@@ -1,4 +1,4 @@
-"""How values are written on the page. What is not known is said, never shown as 0 or as nothing."""
+"""Formats values for the page. An unknown value is named as such, never shown as 0 or left empty."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INK, FAINT, LINE, *SERIES = COLOURS
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "shardmill",
     "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",  # the one that matplotlib brings along, so that no machine lays out differently
+    "font.family": "DejaVu Sans",  # matplotlib includes this font, so the layout is the same on every machine
     "font.size": 9,
     "text.parse_math": False,
     "axes.edgecolor": LINE,
@@ -47,7 +47,7 @@ STYLE: dict[Any, Any] = {
     "ytick.major.size": 0,
 }
 UNDATED = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-HEIGHT, HALF, WHOLE = 3.0, 5.6, 11.4  # inches; a half stands beside another one
+HEIGHT, HALF, WHOLE = 3.0, 5.6, 11.4  # inches; two figures of half width stand side by side
 
 STYLE_SHEET = "templates/style.css"
 
@@ -55,9 +55,9 @@ Draw = Callable[[Axes], None]
 
 
 def figure(name: str, title: str, draw: Draw, width: float = HALF) -> Markup:
-    """Return one drawing; `name` keeps its ids apart from those of others on the page."""
+    """Return one drawing; `name` makes its ids different from the ids of other drawings on the page."""
     with rc_context():
-        rcdefaults()  # no user's own settings
+        rcdefaults()  # ignore the user's settings
         rcParams.update(STYLE)
         fig = Figure(figsize=(width, HEIGHT), layout="constrained")
         draw(fig.add_subplot())
@@ -82,7 +82,7 @@ def legend(axes: Axes) -> None:
 
 
 def _inline_code(svg: str, name: str, title: str) -> Markup:
-    """Return the <svg> element alone: sized by the page, its ids its own, its colours the page's."""
+    """Return only the <svg> element: with unique ids, and with the size and colours that the page sets."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
@@ -92,11 +92,11 @@ def _inline_code(svg: str, name: str, title: str) -> Markup:
         svg = svg.replace(stand_in, colour)
     head = Markup('<svg class="plot" role="img" aria-label="{}"').format(title)
     body = re.sub(r'^<svg|\s(width|height)="[\d.]+pt"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
-    return head + Markup(body)  # texts in it are escaped by matplotlib
+    return head + Markup(body)  # matplotlib escapes the texts in it
 
 
 def alone(svg: Markup) -> str:
-    """Return a figure as a file of its own: with the colours that the page has by day."""
+    """Return a figure as a separate file, with the colours of the page's light theme."""
     sheet = files("shardmill.report").joinpath(STYLE_SHEET).read_text(encoding="utf-8")
     colours = sheet[: sheet.index("}") + 1]  # the sheet's first rule
     head, _, body = str(svg).partition(">")
@@ -104,13 +104,13 @@ def alone(svg: Markup) -> str:
 
 
 NOT_RUN = "not run"
-LONGEST_WHOLE = 24  # characters that fit a line of a phone
+LONGEST_WHOLE = 24  # characters that fit on a line of a phone
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 ENGINES = {"portable": "portable engine (CPU, torch)", "coreml": "Core ML", "coreai": "Apple's Core AI runtime"}
 
 
 def number(value: float | None) -> str:
-    """Return four significant digits at most; small ones as 3.7e-7; thousands apart; None as not run."""
+    """Return at most four significant digits; small numbers as 3.7e-7; thousands separated; None as "not run"."""
     if value is None:
         return NOT_RUN
     if float(value).is_integer() and abs(value) < 1e15:
@@ -122,7 +122,7 @@ def number(value: float | None) -> str:
 
 
 def fixed(value: float | None, digits: int = 1) -> str:
-    """Return a figure of a table's column, with as many decimals as its neighbours."""
+    """Return a number with a fixed number of decimals, so that a table's column lines up."""
     return NOT_RUN if value is None else f"{value:.{digits}f}"
 
 
@@ -136,7 +136,7 @@ def threshold_text(text: str) -> str:
 
 
 def margin(value: float, text: str) -> str:
-    """Return how far a value is from its threshold: `150 × under`, or the difference where a ratio says little."""
+    """Return how far a value is from its threshold: `150 × under`, or the difference if a ratio tells little."""
     sign, _, written = text.partition(" ")
     limit = float(written)
     side = "over" if value > limit else "under"
@@ -158,7 +158,7 @@ def file_size(count: int | None) -> str:
 
 
 def percent(part: float | None, whole: float = 1.0) -> str:
-    """Return a share; one too small to show is said to be so."""
+    """Return a share in percent; a share that is too small to show is marked as such."""
     if part is None:
         return NOT_RUN
     share = 100 * part / whole
@@ -171,7 +171,7 @@ def short(sha: str) -> str:
 
 
 def engine_text(identity: Mapping[str, Any]) -> str:
-    """Return an engine as receipts name it, for a person."""
+    """Return the readable name of an engine, given its entry in a receipt."""
     name = ENGINES.get(identity["name"], identity["name"])
     chip = [str(identity[key]) for key in ("chip",) if key in identity]
     system = [f"macOS {identity['macos']} ({identity['build']})"] if "macos" in identity else []
@@ -192,7 +192,7 @@ def sentence(text: str) -> str:
 
 
 def marked(text: str) -> Markup:
-    """Return the text escaped, with `what stands in backticks` as code; short code is never broken."""
+    """Return the text escaped, with `text in backticks` as code; short code is never broken."""
 
     def code(match: re.Match[str]) -> str:
         style = ' class="whole"' if len(match[1]) <= LONGEST_WHOLE else ""

@@ -39,7 +39,7 @@ class Warmed:
 
     Attributes:
         name: the part's name.
-        place: the program's number, from 1 on.
+        place: the program's number, counted from 1.
         of: the number of programs.
         seconds: time of this load and its first passes.
         first: time of the first load here, in an earlier run; None if this is the first.

@@ -1,6 +1,6 @@
 """Part of a model as a Core AI program on Apple's runtime, with the weights that a package stores.
 
-The graph is the PyTorch module from which the Core ML program was traced. Codes stay codes in it: Apple's runtime
+The graph is the PyTorch module that was traced for the Core ML program. Codes stay codes in the graph: Apple's runtime
 multiplies them by their scales, or looks them up in their tables. Everything else is Apple's code: `coreai-torch`
 converts the graph, `coreai-core` compiles and runs it (PyPI; Linux x86_64 and macOS).
 
@@ -34,20 +34,20 @@ PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for 
 
 
 class CoreAIProgram:
-    """A part on Apple's runtime, of which one piece at a time is in memory."""
+    """A part on Apple's runtime, with one piece at a time in memory."""
 
     def __init__(self, blueprint: GraphSpec, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
         """Store the arguments.
 
         Args:
-            blueprint: the part's.
+            blueprint: the part's blueprint.
             stored: returns a constant as the package stores it, given its path.
             widths: tokens of a pass; each width is an entry point.
         """
         self.blueprint, self.stored, self.widths = replace(blueprint, hosted=False), stored, widths
 
     def run(self, feeds: Mapping[str, Callable[[Any], Floats]]) -> dict[str, Floats]:
-        """Return what each feed returns, given a program that it calls as `runtime.program.Program` is called.
+        """Return each feed's result, given a program that the feed calls as `runtime.program.Program` is called.
 
         No input of a pass depends on an output before it. So the inputs are recorded first; then each piece computes
         all passes of all feeds before the next piece is converted; then the feeds get the outputs.
@@ -66,10 +66,10 @@ class CoreAIProgram:
 
 
 class Tape:
-    """The calls of a feed: first their inputs, then what the pieces that have run make of them.
+    """The calls of a feed: first their inputs, then the results of the pieces that have run.
 
     Attributes:
-        calls: inputs of each pass by name; None where all states are set to zero.
+        calls: inputs of each pass by name; None marks that all states are set to zero.
         states: contents at the end, by name.
     """
 
@@ -106,7 +106,7 @@ class Tape:
             self.calls.append(None)
 
     def move(self, slots: int, keep: bool = True) -> None:
-        """Accept the whole context, the only one that the program has."""
+        """Accept the whole context, the only context that the program has."""
 
     def kept(self, name: str) -> Floats:
         """Return a state's contents."""
@@ -177,7 +177,7 @@ class Piece:
 
 
 def _array(values: Floats) -> Any:
-    """Return an NDArray with a copy of the values. Its strides are those of a new array: axes of size 1 count too."""
+    """Return an NDArray with a copy of the values. It has the strides of a new array, also along axes of size 1."""
     from coreai.runtime import NDArray
 
     fresh = np.empty(values.shape, np.float32)
@@ -194,7 +194,7 @@ def _convert(blueprint: GraphSpec, stored: Mapping[str, Stored], widths: Iterabl
     """Write an .aimodel with an entry point for each width.
 
     Args:
-        blueprint: what the program is made of.
+        blueprint: the program's blueprint.
         stored: the constants by path.
         widths: tokens of a pass.
         asset: where to write.
@@ -248,7 +248,7 @@ class CodedModule(nn.Module):
 
 
 class Expanded(nn.Module):
-    """Codes of a matrix [out, in], and what turns them into numbers."""
+    """Codes of a matrix [out, in], and the scales or tables that turn the codes into numbers."""
 
     codes: Tensor
     scale: Tensor
@@ -274,12 +274,12 @@ class Expanded(nn.Module):
 
 
 def _separate_reshapes(program: ExportedProgram) -> None:
-    """Multiply every operand of a matrix product that was reshaped or transposed by one.
+    """Multiply by one each operand of a matrix product that was reshaped or transposed.
 
-    coreai-torch 0.4.3 moves a reshape through a broadcasting matrix product if the shapes allow it (docs/upstream.md):
-    at T = 1, where a key is written into its slot of a cache, and if T is the number of experts whose biases are
-    summed. The result is wrong then. A product with one can't be moved, and changes no number. Core ML programs need
-    none of this: T is symbolic in them, and coremltools has no such pass.
+    coreai-torch 0.4.3 moves a reshape through a broadcasting matrix product if the shapes allow it (docs/upstream.md).
+    This happens at T = 1, where a key is written into its slot of a cache, and if T is the number of experts whose
+    biases are summed. The result is then wrong. A product with one can't be moved, and changes no number. Core ML
+    programs do not need this: T is symbolic in them, and coremltools has no pass that moves reshapes this way.
     """
     graph, views = program.graph_module.graph, (torch.ops.aten.reshape, torch.ops.aten.view, torch.ops.aten.transpose)
     for node in list(graph.nodes):

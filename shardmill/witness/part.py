@@ -1,7 +1,7 @@
-"""What Apple's runtime computes of a part, against transformers and against the portable engine.
+"""The results of Apple's runtime for a part, compared with transformers and with the portable engine.
 
-All three have the weights that the package stores, and the same inputs: the hidden states that the reference step
-recorded. So a difference is a difference of graphs or of arithmetic, not of weights.
+All three use the weights that the package stores, and the same inputs: the hidden states that the reference step
+recorded. So a difference comes from the graphs or the arithmetic, not from the weights.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class WitnessCase:
 
     Attributes:
         expected: transformers' results with the stored weights, as pieces of their channels, each [n, channels].
-        schedules: names of the ways to split the text into passes; the first is what the others are compared with.
+        schedules: names of the ways to split the text into passes; the others are compared with the first.
         run: feeds the text in one of these ways to a program.
         portable: loads the part's program for the engine that this machine has.
-        program: what the Core AI program is made of.
-        widths: its entry points.
+        program: the part that is built as a Core AI program.
+        widths: the widths of the Core AI program's entry points.
     """
 
     expected: list[Tensor]

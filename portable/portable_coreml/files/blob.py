@@ -2,8 +2,8 @@
 
 Layout (coremltools `mlmodel/src/MILBlob/Blob/StorageFormat.hpp`): at a blob's offset stands a 64-byte record of
 sentinel 0xDEADBEEF (u32), type (u32), size in bytes (u64), data offset (u64). The record is checked against the
-file's length before anything is read. What is stored as numpy holds it is mapped, so it costs no memory until it is
-used, and processes share it; coremltools' own reader reads the rest.
+file's length before anything is read. Arrays that are stored as numpy holds them are mapped, so an array costs no
+memory until it is used, and processes share it. coremltools' own reader reads all other arrays.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class WeightLoader:
         self._files: dict[str, WeightFile] = {}
 
     def __call__(self, value: Value) -> np.ndarray:
-        """Return a literal's array. Raises ProgramError for one that is no tensor, or that its file does not hold."""
+        """Return a literal's array. Raises ProgramError if it is not a tensor, or its file does not contain it."""
         if isinstance(value.data, np.ndarray):
             return value.data
         if not isinstance(value.data, Blob) or not isinstance(value.type, TensorType):

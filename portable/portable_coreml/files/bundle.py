@@ -1,10 +1,9 @@
-"""Compiled bundles (.mlmodelc): writes one from a package, reads the description of one.
+"""Compiled bundles (.mlmodelc): writes a bundle from a package, and reads a bundle's description.
 
-Layout, measured on 18 bundles of Apple's compiler: `coremldata.bin` is a fixed header, the ModelDescription
-message, and 16 bytes per function; `analytics/coremldata.bin` holds the hash of the specification that was
-compiled; `model.mil` is the program as text; weight files are copies. For specification 9 no Apple-compiled
-coremldata.bin was at hand: its format number follows rebeckerspecialties/mlmodelc-export, which claims identity
-with coremlc 3520 there.
+The layout was measured on 18 bundles of Apple's compiler. `coremldata.bin` is a fixed header, the ModelDescription
+message, and 16 bytes per function. `analytics/coremldata.bin` holds the hash of the specification that was compiled.
+`model.mil` is the program as text. Weight files are copies. For specification 9 no Apple-compiled coremldata.bin was
+at hand. Its format number follows rebeckerspecialties/mlmodelc-export, which claims identity with coremlc 3520 there.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def core_data(model: LoadedModel) -> bytes:
 def analytics(spec: bytes, name: str) -> bytes:
     """Return `analytics/coremldata.bin`.
 
-    Records that tie a bundle to the bytes of the specification it was compiled from.
+    Its records tie a bundle to the compiled specification by a hash of the specification's bytes.
     """
     digest = base64.b64encode(hashlib.sha256(spec).digest()).decode()
     sections = (

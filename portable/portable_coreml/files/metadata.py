@@ -1,7 +1,7 @@
 """`metadata.json` of a compiled bundle: the summary that Xcode shows. Core ML does not read it.
 
-Contents follow the bundles of Apple's compiler (for iOS17, FluidInference/mobius KokoroNoise and those published with
-rebeckerspecialties/mlmodelc-export); the order of keys there varies from run to run, here it is fixed.
+Contents follow the bundles of Apple's compiler (for iOS17, FluidInference/mobius KokoroNoise and the bundles published
+with rebeckerspecialties/mlmodelc-export). Apple's order of keys varies from run to run; here the order is fixed.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def _storage_name(value: Any) -> str:
 
 
 def _palettized(op: Op) -> str:
-    """Return how a palettized weight is named: by the width of its indices, else by the size of its table, if known."""
+    """Return a palettized weight's name, from the width of its indices or otherwise the size of its table, if known."""
     for argument in ("indices", "indices_nonzero_data"):
         kind = _literal_type(op, argument)
         if kind is not None and op.inputs:

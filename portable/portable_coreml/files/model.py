@@ -22,7 +22,7 @@ MAX_SPEC_VERSION = 10  # iOS 26, the newest that coremltools 9.0 writes
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """`description` is a ModelDescription message; `model_dir` is what `@model_path` stands for."""
+    """A loaded model. `description` is a ModelDescription message; `@model_path` stands for `model_dir`."""
 
     path: Path
     model_dir: Path
@@ -58,7 +58,7 @@ def mil_program(spec: Any, path: Path) -> Any:
 def read_spec(spec: Any, path: Path) -> Program:
     """Return the program of a Model message.
 
-    Raises ProgramError, naming `path`, if there is none or it is not sound.
+    Raises ProgramError, naming `path`, if the model is not an ML Program or the program is not sound.
     """
     return _program(mil_program(spec, path).SerializeToString(deterministic=True))
 
@@ -67,7 +67,7 @@ def read_spec(spec: Any, path: Path) -> Program:
 def _program(data: bytes) -> Program:
     """Return the program of a serialised MIL.Program.
 
-    Who judges a model loads it many times, and this takes the longest.
+    The result is cached: judging a model loads it many times, and this step takes the longest.
     """
     from coremltools.proto import MIL_pb2
 

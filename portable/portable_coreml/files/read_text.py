@@ -208,7 +208,7 @@ class _Reader(Scanner):
         raise self.fail("a state has no literal")
 
     def elements(self, kind: ir.TupleType) -> ir.Value:
-        """Return a tuple's elements, each of its own type, and the closing parenthesis."""
+        """Read a tuple's elements, each of the type that `kind` declares, and the closing parenthesis."""
         items: list[ir.Value] = []
         while not self.accept(")"):
             if items:

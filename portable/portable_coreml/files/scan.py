@@ -22,7 +22,7 @@ _UNESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 class Scanner:
-    """A text with one token of look-ahead, and the small constructs that every larger one is made of."""
+    """A text with one token of look-ahead, and the small constructs that all larger constructs share."""
 
     def __init__(self, text: str) -> None:
         self.text = text

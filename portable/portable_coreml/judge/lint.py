@@ -32,7 +32,7 @@ def lint(path: str | Path, target: Target | None = None) -> tuple[LintRow, ...]:
 
     Args:
         path: an .mlpackage, an .mlmodel or an .mlmodelc.
-        target: the machine to judge for; an M4 Mac if left out.
+        target: the machine whose rules apply; an M4 Mac if left out.
 
     Returns:
         The findings, errors first. A command that prints them exits non-zero if any severity is "error".
@@ -60,7 +60,7 @@ def _row(finding: Finding) -> LintRow:
 
 @dataclass(frozen=True)
 class ResidencyDifference:
-    """One operation on which a prediction and a measurement disagree, or that only one of them has."""
+    """One operation whose prediction and measurement differ, or that is only predicted or only measured."""
 
     function: str
     output: str
@@ -78,8 +78,8 @@ def diff_residency(
     """Compare the rows of two residency reports by (function, output).
 
     A row has `function`, `output` and either `status` (as OpVerdict, or "ane" and "not_chosen" where measured) or
-    `device` ("ne", "cpu", "gpu", "none", "unknown"). A prediction of "unknown" disagrees with nothing; what the engine
-    could run and the dispatcher gave to another device is eligible, as predicted.
+    `device` ("ne", "cpu", "gpu", "none", "unknown"). A prediction of "unknown" agrees with every measurement. An
+    operation that the engine could run counts as eligible even if the dispatcher gave it to another device.
     """
     return tuple(_differences(_by_operation(predicted), _by_operation(measured)))
 

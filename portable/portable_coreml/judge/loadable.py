@@ -1,10 +1,10 @@
-"""What Core ML is known to refuse when it loads a model; the portable engine refuses it at the same moment.
+"""Models that Core ML is known to refuse when it loads them; the portable engine refuses them at the same moment.
 
-- What judge/types.py finds: values whose types contradict each other.
+- Values whose types contradict each other, which judge/types.py finds.
 - A default shape that the description does not allow, or that a join can't take (coremltools'
   test_stack_dynamic_range_dim); a fixed shape that any operation can't take.
-- What placement rules of confidence A or B say does not load: see _REFUSED. Reports by one party on one machine stay
-  errors of `lint`.
+- Programs that do not load according to placement rules of confidence A or B: see _REFUSED. Reports by one party on one
+  machine stay errors of `lint`.
 """
 
 from __future__ import annotations

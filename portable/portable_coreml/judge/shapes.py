@@ -33,10 +33,11 @@ class _Unknown(Exception):
 
 
 def infer_shapes(function: Function, inputs: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
-    """Return name -> shape, for every value whose shape follows from those of `inputs`.
+    """Return name -> shape, for every value whose shape follows from the shapes of `inputs`.
 
-    Raises ProgramError that names the operation which can't take its shapes. Where these are flexible in the program,
-    only for _STRICT: coremltools' tests load programs whose default shapes no linear layer can take, and use others.
+    Raises ProgramError that names the operation if it can't take its shapes. For shapes that are flexible in the
+    program only the operations in _STRICT raise: coremltools' tests load programs whose default shapes fit no linear
+    layer, and predict with other shapes.
     """
     env: dict[str, Any] = {}
     flexible = {item.name for item in _values(function) if _is_flexible(item)}
@@ -89,9 +90,9 @@ def _declared(out: Named) -> Tensor | None:
 
 
 def _results(op: Op, env: Mapping[str, Any], lenient: bool) -> Sequence[Any]:
-    """Return what an operation gives: meta tensors, small computed ones, literals, or None where nothing is known.
+    """Return an operation's results: meta tensors, small computed ones, literals, or None if nothing is known.
 
-    `lenient`: shapes that a kernel can't take tell nothing.
+    `lenient`: if a kernel can't take the shapes, its results are unknown.
     """
     nothing = [None] * len(op.outputs)
     if op.kind == "const":

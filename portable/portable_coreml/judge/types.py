@@ -3,7 +3,7 @@
 - Parameters are tensors and states, each name once; a state is read and written, and by nothing else.
 - The arguments of an operation that coremltools' definitions give one type have one type, and a cast gives what it
   names.
-- What goes into and comes out of blocks fits: in number, and for a state in type.
+- The inputs and outputs of blocks match in number, and states also in type.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _text(value: Value | None) -> str:
 def _type_groups(kind: str, opset: str) -> Mapping[str, str]:
     """Return argument -> its type domain, by coremltools' definition of an operation.
 
-    Empty for one that it does not know.
+    Empty if coremltools does not know the operation.
     """
     from coremltools.converters.mil._deployment_compatibility import AvailableTarget
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry

@@ -2,8 +2,8 @@
 
 Interpreted the first time at each set of input shapes, compiled to straight-line Python after.
 
-The interpreted run is a real prediction that also learns what these shapes decide: values that depend on shapes
-alone become constants, and each operation gets the cheapest callable for the shapes it saw (specialise.py). Plans are
+The interpreted run is a real prediction that also learns what these shapes decide. Values that depend on shapes
+alone become constants. Each operation gets the cheapest callable for the shapes it saw (specialise.py). Plans are
 cached per input shapes. Any number of threads may run one Executable; a state belongs to one call at a time.
 """
 

@@ -1,10 +1,10 @@
-"""Computes an expert for the tokens that take it, instead of for all.
+"""Computes an expert only for the tokens that take it.
 
-In a program every expert of a mixture runs for every token: it computes  down(hidden(x) * weight), where the weight is
-0 for all tokens but those that take the expert. Zero times a finite number adds nothing, so the other tokens are left
-out, as long as no number can be infinite. Where one could be, the whole formula is computed, since 0 * inf is NaN in
-it, as on a device. For the same reason this is for float32 only: what overflows in fp16 is known only once it is
-computed.
+In a program every expert of a mixture runs for every token. It computes  down(hidden(x) * weight), where the weight is
+0 for each token that does not take the expert. Zero times a finite number adds nothing, so these tokens are left out
+as long as no number can be infinite. If a number could be infinite, the whole formula is computed, since 0 * inf is
+NaN in the formula, as on a device. For the same reason this works in float32 only: an overflow in fp16 is known only
+after the computation.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from portable_coreml.run.lowered import LoweredStep, call_kernel, kernel_values
 from portable_coreml.run.products import BLOCK, DIGITS, product, takes_digits, to_digits
 from portable_coreml.run.stored import StoredMatrix
 
-LARGEST = 1e9  # of a first product: what is made of two of them, and a third power, is finite in float32
+LARGEST = 1e9  # bound of a first product: results of two such products, and a third power, are finite in float32
 INT8_MAX = 128.0
 Matrix = StoredMatrix | Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class First:
-    """A matrix for each expert, which it starts with, their biases [experts, rows], and the name of what they make."""
+    """The first matrix of each expert, the experts' biases [experts, rows], and the name of the product."""
 
     name: str
     matrices: tuple[Matrix, ...]
@@ -39,11 +39,11 @@ class Group:
     """Experts that run together.
 
     Attributes:
-        first: their first matrices.
-        chain: what is made of those products, number by number.
-        factor: [experts, rows], which what they made is multiplied with.
-        down: the last matrix of each.
-        bias: of the sum, [out].
+        first: the experts' first matrices.
+        chain: the elementwise steps after the first products.
+        factor: [experts, rows], multiplies the weighted results of the chain.
+        down: the last matrix of each expert.
+        bias: the bias of the sum, [out].
         most: the largest `reach` of a first matrix.
     """
 
@@ -55,11 +55,11 @@ class Group:
     most: float
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return what the experts add up to.
+        """Return the sum of the experts' results.
 
         Args:
             x: [1, d, T, 1].
-            weight: the experts' for every token, one expert after the other.
+            weight: the experts' weights for every token, one expert after the other.
 
         Returns:
             [1, out, T, 1].
@@ -78,7 +78,7 @@ class Group:
         return (out if self.bias is None else out + self.bias).t()[None, :, :, None]
 
     def _hidden(self, tokens: Tensor, expert: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return what the first matrices and the chain make of tokens [N, d]: [N, rows]."""
+        """Return tokens [N, d] after the first matrices and the chain: [N, rows]."""
         rows = _Rows.of(tokens, [matrix for first in self.first for matrix in first.matrices])
         env: dict[str, Any] = {}
         for first in self.first:
@@ -93,9 +93,9 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows [N, in], and where a matrix takes digits and they are finite the same in fixed point.
+    """Rows [N, in], also in fixed point if a matrix takes digits and the rows are finite.
 
-    That is digits [4 N, in] and factors [N, 1].
+    The fixed-point form is digits [4 N, in] and factors [N, 1].
     """
 
     values: Tensor
@@ -113,7 +113,7 @@ class _Rows:
 
 
 def _by_expert(matrices: Sequence[Matrix], rows: _Rows, counts: Sequence[int]) -> Tensor:
-    """Return each expert's rows through its matrix: [N, out]. The first counts[0] rows are the first one's."""
+    """Return each expert's rows through its matrix: [N, out]. The first counts[0] rows belong to the first expert."""
     made, begin = torch.empty(len(rows.values), height(matrices[0])), 0
     for matrix, count in ((matrix, count) for matrix, count in zip(matrices, counts, strict=True) if count):
         some = slice(begin, begin := begin + count)
@@ -136,8 +136,8 @@ def height(matrix: Matrix) -> int:
 def reach(matrix: Matrix) -> float:
     """Return a bound of the product with a column whose numbers are at most 1 in magnitude.
 
-    An int8 matrix is bounded by its scales, and not read. A matrix of fp16 numbers is read once, since any of them
-    may be 65504: bounded by that, inputs of magnitude 4 and more would be taken for a cause of infinities.
+    An int8 matrix is bounded by its scales, and not read. A matrix of fp16 numbers is read once, since any number
+    may be 65504: with that bound, inputs of magnitude 4 and more would be taken for a cause of infinities.
     """
     if isinstance(matrix, StoredMatrix) and matrix.scale is not None:
         return matrix.values.shape[1] * INT8_MAX * float(matrix.scale.abs().max())

@@ -35,12 +35,12 @@ LEAST = 1 << 18  # numbers in an expert's first matrix: with fewer, calling it c
 
 @dataclass(frozen=True)
 class _Walk:
-    """A walk from a value back to what it is made of.
+    """A walk from a value back to the steps that compute it.
 
     Attributes:
-        makers: the step that makes each value.
+        makers: the step that computes each value.
         uses: how often each value is used.
-        taken: the steps that were walked over.
+        taken: the steps on the walk so far.
     """
 
     makers: Mapping[str, LoweredStep]
@@ -48,7 +48,7 @@ class _Walk:
     taken: list[LoweredStep] = field(default_factory=list)
 
     def sole(self, arg: Arg, kind: str) -> LoweredStep | None:
-        """Return the step that makes a value which nothing else uses, if it is of that kind."""
+        """Return the step that computes a value, if the step is of that kind and the value is used only once."""
         step = self.makers.get(arg.name) if isinstance(arg, Ref) and self.uses[arg.name] == 1 else None
         if step is None or step.op.kind != kind:
             return None
@@ -56,7 +56,7 @@ class _Walk:
         return step
 
     def through(self, arg: Arg, *kinds: str) -> Arg:
-        """Return what a value is made of by steps of these kinds, the last first; their first argument at a time."""
+        """Return the value before a chain of steps of these kinds, last step first, along their first arguments."""
         for kind in kinds:
             step = self.sole(arg, kind)
             if step is None:
@@ -67,7 +67,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Weighed:
-    """What goes into the last product: the chain's result, the weights, how many experts, and their factor."""
+    """The inputs of the last product: the chain's result, the weights, the number of experts, and their factor."""
 
     hidden: Arg
     weight: Arg
@@ -76,7 +76,7 @@ class _Weighed:
 
 
 def skip_unchosen(block: Lowered) -> Lowered:
-    """Return the same block, in which experts run for those tokens only that take them, wherever it has the form."""
+    """Return a block with the same results, in which recognised experts run only for the tokens that take them."""
     if any(step.blocks for step in block.steps):
         return block
     makers = {out.name: step for step in block.steps for out in step.outputs}
@@ -92,7 +92,7 @@ def skip_unchosen(block: Lowered) -> Lowered:
 
 
 def _together(down: LoweredStep, walk: _Walk) -> LoweredStep | None:
-    """Return one step for the experts that end with a product; None where it ends none."""
+    """Return one step for the experts that end with the product `down`, or None."""
     weighed = _alone(down, walk) or _grouped(down, walk)
     chain = None if weighed is None else _chain(weighed.hidden, walk)
     if weighed is None or chain is None or not isinstance(weighed.weight, Ref):
@@ -109,7 +109,7 @@ def _together(down: LoweredStep, walk: _Walk) -> LoweredStep | None:
 
 
 def _alone(down: LoweredStep, walk: _Walk) -> _Weighed | None:
-    """Return an expert with matrices of its own."""
+    """Return an expert that shares no matrix with other experts."""
     step = walk.makers.get(getattr(_argument(down, "x"), "name", ""))
     weight = step.args[1] if step is not None and step.op.kind == "mul" else None
     if step is None or not isinstance(weight, Ref) or _sizes(walk.makers.get(weight.name), weight)[1:2] != (1,):
@@ -132,9 +132,9 @@ def _grouped(down: LoweredStep, walk: _Walk) -> _Weighed | None:
 
 
 def _chain(hidden: Arg, walk: _Walk) -> list[LoweredStep] | None:
-    """Return the products and what is made of them number by number, up to `hidden`, in order; None for anything else.
+    """Return the products and the elementwise steps after them, up to `hidden`, in order; None for any other form.
 
-    Nothing else may use what they make.
+    No other step may use their results.
     """
     found: dict[int, LoweredStep] = {}
     waiting = [hidden]
@@ -155,13 +155,13 @@ def _chain(hidden: Arg, walk: _Walk) -> list[LoweredStep] | None:
 
 
 def _is_by_number(step: LoweredStep) -> bool:
-    """Return whether every number of a result is made of the numbers at its place, and of constants of one number."""
+    """Return whether a step is elementwise, and its constants are single numbers."""
     constants = (arg.value for arg in step.args if isinstance(arg, Const))
     return step.op.kind in _BY_NUMBER and not any(isinstance(c, Tensor) and c.numel() > 1 for c in constants)
 
 
 def _group(firsts: Sequence[LoweredStep], chain: Sequence[LoweredStep], weighed: _Weighed, down: LoweredStep) -> Group:
-    """Return the experts, their matrices cut out of those that they share."""
+    """Return the experts, each with its slice of the shared matrices."""
     count = weighed.count
     first = tuple(First(step.outputs[0].name, _rows(step, count), _vector(step, count)) for step in firsts)
     factor, bias = weighed.factor, _vector(down, 1)
@@ -189,7 +189,7 @@ def _argument(step: LoweredStep, name: str) -> Any:
 
 
 def _sizes(step: LoweredStep | None, of: Ref | None = None) -> tuple[int | None, ...]:
-    """Return the declared shape of a step's first result, or of the one of that name; () if it has none."""
+    """Return the declared shape of a step's first result, or of the result named by `of`; () if unknown."""
     kinds = [out.type for out in step.outputs if of is None or out.name == of.name] if step is not None else []
     return kinds[0].shape if kinds and isinstance(kinds[0], TensorType) else ()
 
@@ -210,13 +210,13 @@ def _extents(matrix: Matrix) -> Sequence[int]:
 
 
 def _vector(step: LoweredStep, count: int) -> Tensor | None:
-    """Return the bias of a product, a row for each of so many experts."""
+    """Return the bias of a product, a row for each of `count` experts."""
     bias = _argument(step, "bias")
     return bias.value.view(count, -1) if isinstance(bias, Const) and isinstance(bias.value, Tensor) else None
 
 
 def _rows(step: LoweredStep, count: int) -> tuple[Matrix, ...]:
-    """Return the rows of a product's matrix for each of so many experts."""
+    """Return the rows of a product's matrix for each of `count` experts."""
     matrix = _matrix(step)
     if isinstance(matrix, Tensor):
         return matrix.chunk(count)
@@ -225,7 +225,7 @@ def _rows(step: LoweredStep, count: int) -> tuple[Matrix, ...]:
 
 
 def _columns(matrix: Matrix, count: int) -> tuple[Matrix, ...]:
-    """Return the columns of a matrix for each of so many experts."""
+    """Return the columns of a matrix for each of `count` experts."""
     if isinstance(matrix, Tensor):
         return matrix.chunk(count, dim=1)
     return tuple(StoredMatrix(values, matrix.scale, matrix.half) for values in matrix.values.chunk(count, dim=1))

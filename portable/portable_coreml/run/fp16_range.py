@@ -36,9 +36,9 @@ class RangeRow:
 class RangeAudit:
     """An observer for `trace()` that keeps the range of every floating-point result over any number of predictions.
 
-    Run it in fp16 mode: then an overflow is one that the device would have, too. `masks` names inputs of `function`
-    that are added to hide values: the entries that they hide are the host's constants, no activations, and don't
-    count. `begin` then has to be told their values before every prediction.
+    Run it in fp16 mode, so that an overflow is one that the device would have, too. `masks` names inputs of `function`
+    that are added to hide values. The hidden entries are the host's constants, not activations, and don't count.
+    `begin` then has to get the values of the masks before every prediction.
     """
 
     def __init__(self, function: Function | None = None, masks: Collection[str] = ()) -> None:

@@ -1,9 +1,9 @@
 """Recognises the masked cache write and does it in place, with the values that its formula gives.
 
-The formula is  s * (1 - sum(mask, -1)) + mask @ new,  written back to the state s. If every column of the mask is
-one-hot, and `new` and the rows it replaces are finite, the formula replaces the T selected rows and keeps the others:
-only those rows are then touched. In any other case the formula is computed, since 0 * inf is NaN in it, as on a device:
-an overflow in `new` spreads over all rows, and one in a replaced row stays there.
+The formula is  s * (1 - sum(mask, -1)) + mask @ new,  written back to the state s. Suppose every column of the mask is
+one-hot, and `new` and the rows it replaces are finite. The formula then replaces the T selected rows and keeps the
+other rows, so only the selected rows are written. In any other case the formula is computed, since 0 * inf is NaN in
+the formula, as on a device. An overflow in `new` spreads over all rows, and an overflow in a replaced row stays there.
 
 States are changed in place only if every write of the function has this form, so that no two states share memory.
 """
@@ -42,7 +42,7 @@ class MaskedWrite:
 
 
 def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
-    """Return id of a write_state step -> what it writes; empty unless every write of the block has the form."""
+    """Return id of a write_state step -> its masked write; empty unless every write of the block has the form."""
     makers = {out.name: step for step in block.steps for out in step.outputs}
     uses = Counter(name for step in block.steps for name in mentions(step.args)) + Counter(mentions(block.outputs))
     writes = [step for step in block.steps if step.kernel is None and step.op.kind == "write_state"]
@@ -159,8 +159,8 @@ def _writer(write: MaskedWrite, half: bool) -> Callable[..., tuple[()]]:
         new = new.mT if transposed else new
         if rows is not None:
             held, fresh = states[state].numpy(), new.numpy()
-            # No factor that is inf or NaN leaves the sum of products finite, so one product tells of both. A sum that
-            # overflows for its size alone takes the formula, which costs time and changes nothing.
+            # A factor that is inf or NaN makes the sum of products inf or NaN, so one product checks both arrays. If
+            # a sum of finite numbers overflows, the formula is computed, which costs time and changes nothing.
             if math.isfinite(np.vdot(fresh, held[rows])):
                 held[rows] = fresh
                 return ()

@@ -4,8 +4,8 @@ Everything that does not depend on the inputs happens here, once per loaded mode
 plain arguments become Python values, operations on constants are computed. Only the large matrices of products stay as
 they are stored (stored.py). What remains runs in program order.
 
-What a weight file's arrays are expanded to is shared by all loaded functions that expand the same: a program may have
-one function for each width of a pass, all with the same weights.
+Loaded functions that expand the same arrays of a weight file share the expanded arrays. A program may have one function
+for each width of a pass, all with the same weights.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from portable_coreml.run.wide import WIDE
 _CONTROL = frozenset({"cond", "while_loop"})
 _STATE_OPS = frozenset({"read_state", "write_state"})
 _EXPANDING = frozenset(kind for kind in KERNELS if kind.startswith("constexpr_"))
-_SHARED: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()  # what is expanded, while some function has it
+_SHARED: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()  # expanded arrays that some function holds
 Loader = Callable[[Value], np.ndarray]
-Placer = Callable[[Value], Hashable]  # tells a literal in a weight file from all others; None for one that is not there
-_Known = Ref | Const | Value | Op  # what a name stands for; a Value or Op is a constant that nobody has asked for yet
+Placer = Callable[[Value], Hashable]  # identifies a literal in a weight file; None for any other literal
+_Known = Ref | Const | Value | Op  # the meaning of a name; a Value or Op is a constant that was not needed yet
 Scope = dict[str, _Known]
 
 
@@ -45,7 +45,7 @@ def to_held(array: np.ndarray, dtype: str) -> Tensor:
 
 
 def nowhere(value: Value) -> None:
-    """Return None: of literals whose place is not known nothing is shared."""
+    """Return None: a literal whose place is not known is not shared."""
     return None
 
 
@@ -62,7 +62,7 @@ def lower_function(function: Function, load: Loader, half: bool, place: Placer =
 
 
 class _Lowering:
-    """State of one pass over a function: the loader and what is known of every name seen so far."""
+    """State of one pass over a function: the loader, and the known meaning of every name seen so far."""
 
     def __init__(self, load: Loader, half: bool, place: Placer) -> None:
         self.load = load
@@ -104,7 +104,7 @@ class _Lowering:
         return self._kernel_step(op, scope) if op.kind not in _EXPANDING else self._expanded(op, scope)
 
     def _expanded(self, op: Op, scope: Scope) -> LoweredStep | None:
-        """Expand a compressed constant, or take what another function has expanded."""
+        """Expand a compressed constant, or take the tensor that another function has expanded."""
         key, name = self._key(op, scope), op.outputs[0].name
         known = None if key is None else _SHARED.get(key)
         if known is not None:
@@ -115,19 +115,19 @@ class _Lowering:
         return None
 
     def _key(self, op: Op, scope: Scope) -> Hashable:
-        """Return what decides the result of an operation whose arguments are literals; None for any other."""
+        """Return a key that decides the result of an operation if all its arguments are literals, otherwise None."""
         literals = self._literals(op, scope)
         decided = len(literals) == len(given(op)) and any(self.place(value) for value in literals.values())
         arguments = tuple((name, self._content(value)) for name, value in sorted(literals.items()))
         return (op.kind, op.outputs[0].type, self.half, arguments) if decided else None
 
     def _content(self, value: Value) -> Hashable:
-        """Return what tells a literal from all others."""
+        """Return a key that differs between any two literals."""
         place = self.place(value)
         return value.type, self.load(value).tobytes() if place is None else place
 
     def _share(self, name: str, key: Hashable, scope: Scope) -> None:
-        """Let other functions have the tensor that a name stands for; they may already."""
+        """Share the tensor of a name with other functions; it may be shared already."""
         found = scope[name]
         if key is not None and isinstance(found, Const) and isinstance(found.value, Tensor):
             _SHARED[key] = found.value

@@ -1,4 +1,4 @@
-"""What a program consists of once it is lowered, and how one step of it is computed.
+"""The steps of a lowered program, and how one step is computed.
 
 A step is a kernel with resolved arguments: constants, or references to values of the run. Results are brought to
 the type that the program declares for them; in fp16 mode that includes rounding.
@@ -43,7 +43,7 @@ Arg = Ref | Const | tuple["Arg", ...]
 class LoweredStep:
     """One operation ready to run.
 
-    `blocks` holds the lowered blocks of control flow; `args` then are what they capture.
+    `blocks` holds the lowered blocks of control flow; `args` are then the values that the blocks capture.
     """
 
     op: Op
@@ -90,7 +90,7 @@ def mentions(args: Sequence[Arg]) -> list[str]:
 
 
 def last_mentions(by_step: Sequence[set[str]]) -> dict[int, list[str]]:
-    """Return the index of a step -> the names that no later one mentions, given what each mentions."""
+    """Return the index of a step -> the names that no later step mentions, given the names each step mentions."""
     last = {name: index for index, names in enumerate(by_step) for name in names}
     by_index: dict[int, list[str]] = {}
     for name, index in last.items():
@@ -108,7 +108,7 @@ def value_of(arg: Arg, env: Mapping[str, Any]) -> Any:
 
 
 def kernel_values(step: LoweredStep, env: Mapping[str, Any]) -> list[Any]:
-    """Return a kernel's arguments; plain ones that the program computed become Python values."""
+    """Return a kernel's arguments; plain arguments that the program computed become Python values."""
     assert step.kernel is not None
     values = []
     for param, arg in zip(step.kernel.params, step.args, strict=True):

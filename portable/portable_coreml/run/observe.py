@@ -54,17 +54,18 @@ class NonFinite:
 class FirstNonFinite:
     """An observer that remembers the first operation whose floating-point result is not finite.
 
-    A caller whose prediction came out as NaN runs it once more, under observation:
+    If a prediction came out as NaN, run it once more under observation.
 
         first = FirstNonFinite()
         with trace(first):
             model.predict(inputs, state)
-        print(first.found)  # overflow in matmul 'scores'; None if every result is finite
+        print(first.found)  # overflow in matmul 'scores'; None if every result is finite.
 
-    A prediction changes its state: give it one of the time before, kept with `read_state` and brought back with
-    `write_state`. With the state that the failed prediction left, the operation found is the `read_state` of a cache
-    that holds NaN already. Inputs are not results: an infinite one shows at the first operation that takes it, and so
-    does a mask of -inf. In fp16 mode an overflow is one that a device would have, too; in fp32 mode there may be none.
+    A prediction changes its state, so pass a state from before the failed prediction. Save it with `read_state` and
+    restore it with `write_state`. With the state that the failed prediction left, the operation found is the
+    `read_state` of a cache that holds NaN already. Inputs are not results: an infinite input shows at the first
+    operation that takes it, and so does a mask of -inf. In fp16 mode a device would have the same overflow; in fp32
+    mode every result may be finite.
 
     Attributes:
         found: the operation, or None.

@@ -2,12 +2,13 @@
 
 1x1 convolutions, linear layers, and every product whose matrix is large and left as it is stored (stored.py).
 
-A stored matrix is never made in float32 as a whole. Two ways:
-- In fixed point. A column of inputs is an integer of 32 bits times a power of two; its four bytes are multiplied with
-  the int8 matrix in integers, which is exact, so that only the last step rounds: the error is below that of a product
-  in float32, and the result for a token does not depend on how many are fed with it. It reads each weight once, a byte.
-- In blocks of rows, expanded to float32 one after the other: where weights are to be rounded to fp16, are not int8, or
-  inputs are not finite, and on processors whose int8 products are slow or not exact.
+A stored matrix is never expanded to float32 as a whole. There are two ways to multiply it:
+- In fixed point. A column of inputs is an integer of 32 bits times a power of two. The integer's four bytes are
+  multiplied with the int8 matrix in integers, which is exact, so that only the last step rounds. The error is smaller
+  than in a float32 product, and a token's result does not depend on how many tokens are fed in the same pass. Each
+  weight is read once, as a byte.
+- In blocks of rows, expanded to float32 one after the other. This way is taken if weights are to be rounded to fp16 or
+  are not int8, if inputs are not finite, and on processors whose int8 products are slow or not exact.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from portable_coreml.run.stored import StoredMatrix
 BLOCK = 3 << 17  # elements expanded at a time: they stay in a core's cache
 _MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
 TILE = 128  # columns multiplied at a time: the int32 sums of more would take much memory and leave the cache
-_SLOW_STRIDE = 2048  # bytes: rows so far apart, or a multiple of it, share a few sets of the cache if read across
+_SLOW_STRIDE = 2048  # bytes: rows at multiples of this distance share a few sets of the cache if read across
 _POINT = 30  # bits after the binary point of an input's integer
-_LEAST = -90  # exponent of an input column, at least: below it lies nothing that a program computes with
-DIGITS = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])  # what each of an integer's bytes counts for
+_LEAST = -90  # least exponent of an input column: programs do not compute with smaller numbers
+DIGITS = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])  # the weight of each byte of an integer
 _CENTRE = 0x00808080  # makes the three lower bytes signed
 
 
@@ -70,8 +71,8 @@ class Digits:
     """Columns [in, n] in fixed point.
 
     Attributes:
-        integers: [in, n] in int32, of which the four bytes are the digits, each signed.
-        exponent: [n], of the power of two that a column is multiplied with.
+        integers: [in, n] in int32; the four bytes of each integer are its signed digits.
+        exponent: [n], the exponent of the power of two that multiplies each column.
     """
 
     integers: Tensor
@@ -90,7 +91,7 @@ def multiplies_in_fixed_point() -> bool:
 
 
 def to_digits(x: Tensor) -> Digits | None:
-    """Return columns [in, n] in fixed point; None where there are none, or too many terms, or one is not finite."""
+    """Return columns [in, n] in fixed point; None if `x` is empty, has too many terms, or is not finite."""
     if not 0 < len(x) <= _MOST_INPUTS or not x.shape[1]:
         return None
     top = x.abs().amax(0)  # [n]
@@ -102,7 +103,7 @@ def to_digits(x: Tensor) -> Digits | None:
 
 
 def _digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
-    """Return the product in integers, [out, n] in float32, made a tile of columns at a time."""
+    """Return the product in integers, [out, n] in float32, computed a tile of columns at a time."""
     assert matrix.scale is not None
     tiles = [_digit_sums(matrix.values, tile) for tile in torch.split(digits.integers, TILE, dim=1)]
     whole = tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=1)
@@ -138,10 +139,10 @@ def int8_products_are_exact() -> bool:
 
 
 def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
-    """Return the product in float32, made a block of rows at a time.
+    """Return the product in float32, computed a block of rows at a time.
 
-    The threads share each block: BLAS adds up the last rows of a block in other ways, so if blocks were larger for
-    more threads, the bits of a result would depend on how many there are.
+    The threads share each block. BLAS adds up the last rows of a block in other ways. If blocks were larger for more
+    threads, the bits of a result would depend on the number of threads.
     """
     values, scale = matrix.values, matrix.scale
     count = max(1, BLOCK // len(x))
@@ -199,9 +200,9 @@ def by_columns(weight: Tensor) -> Tensor:
 
 
 def output_axis(kind: str, args: Mapping[str, Arg], sizes: Sequence[int | None]) -> int | None:
-    """Return the axis of an operation's weight, of those sizes, that holds the output channels.
+    """Return the axis that holds the output channels in an operation's weight, whose shape is `sizes`.
 
-    None where the operation is more than a product with a matrix: a window, strides, groups, a batch of weights.
+    None if the operation is more than a product with a matrix: a window, strides, groups, a batch of weights.
     """
     plain = {name: arg.value if isinstance(arg, Const) else ... for name, arg in args.items()}
     if kind == "conv":

@@ -1,7 +1,7 @@
-"""Picks, for one step and the shapes it was seen with, the cheapest callable that computes the same.
+"""Picks, for one step and its observed shapes, the cheapest callable that computes the same result.
 
-On small models the cost of an operation is the cost of calling it, so plain arguments are bound in advance, views go
-straight to torch, and a 1x1 convolution becomes one matrix product. Only shapes decide; values never do.
+On small models the cost of an operation is the cost of calling it. Therefore plain arguments are bound in advance,
+views go straight to torch, and a 1x1 convolution becomes one matrix product. Only shapes decide; values never do.
 """
 
 from __future__ import annotations

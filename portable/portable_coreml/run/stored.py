@@ -1,9 +1,9 @@
 """Large constant matrices left as they are stored: int8 with one scale per output channel, or fp16.
 
-They stay mapped from the weight file, so a program of gigabytes takes no memory of its own and is shared between
-processes; products.py computes with them. What numpy has no type for is held in the narrowest that it has: int4 with
-its scales in a byte for each number, a palette's in fp16. A constant that does not have one of these forms, or that
-something other than a product asks for, is expanded as any other.
+They stay mapped from the weight file, so a program of gigabytes takes no additional memory and is shared between
+processes; products.py computes with them. A form without a numpy type is held in the narrowest numpy type that fits:
+int4 with its scales in a byte for each number, a palette's numbers in fp16. A large matrix in any other form, or with
+a use outside of products, is expanded like any other constant.
 """
 
 from __future__ import annotations

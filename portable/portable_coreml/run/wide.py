@@ -1,8 +1,8 @@
 """fp16 mode: products and sums whose order of summation depends on shapes are added up in float64.
 
-What a token gets would otherwise depend, by a last bit now and then, on how many tokens are fed with it: torch adds in
-another order, and the one rounding to fp16 falls the other way. In float64 the order decides nothing any more.
-Products with constant matrices have their own way (products.py).
+Otherwise the last bit of a token's result would sometimes depend on how many tokens are fed in the same pass. torch
+adds in another order then, and the one rounding to fp16 may go the other way. In float64 the order no longer matters.
+Products with constant matrices are computed in products.py.
 """
 
 from __future__ import annotations

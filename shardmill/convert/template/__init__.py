@@ -1,1 +1,1 @@
-"""Stamped conversion: a part is composed from templates that small samples of its layers give."""
+"""Stamped conversion: a part is composed from templates, which are derived from small samples."""

@@ -1,7 +1,7 @@
-"""Programs of layers of any kinds, composed from one template a kind.
+"""Programs of layers of any kinds, composed from one template for each kind.
 
-The template of a kind is read off two programs of one layer in normal form, of different widths: a layer looks the same
-there whatever stands before and after it.
+The template of a kind is derived from two programs of one layer in normal form, of different widths. In normal form,
+the layers before and after a layer do not change it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class KindFeature:
 
 @dataclass(frozen=True)
 class LayerTemplate:
-    """What a layer of a kind brings into a program."""
+    """The operations, weights, inputs, outputs and states that a layer of a kind adds to a program."""
 
     shared: Mapping[str, SharedConstants]
-    weights: Mapping[str, Pattern]  # of no layer
+    weights: Mapping[str, Pattern]  # weights that belong to no layer
     operations: tuple[Pattern, ...]
     inputs: Mapping[str, KindFeature]
     states: Mapping[str, KindFeature]
-    held: Mapping[str, KindFeature]  # inputs that take a state's place
-    rows: tuple[Pattern, ...]  # outputs with what is new to them
+    held: Mapping[str, KindFeature]  # inputs that replace states
+    rows: tuple[Pattern, ...]  # outputs with the new rows of the inputs in `held`
     rest: Pattern
 
 
@@ -74,13 +74,13 @@ def fit_layer(a: Sample, b: Sample) -> LayerTemplate:
 
 
 def compose(templates: Sequence[LayerTemplate], start: int, inputs: Sequence[str], widths: Mapping[str, int]) -> Any:
-    """Return the Model_pb2.Model of a layer for each template; its weights have no place yet.
+    """Return the Model_pb2.Model with one layer for each template; its weights have no place yet.
 
     Args:
-        templates: of the layers' kinds, in order.
+        templates: the templates of the layers' kinds, in order.
         start: the first layer's index in the model.
         inputs: names of the program's inputs, in order.
-        widths: the model's.
+        widths: the model's widths.
     """
     places = [Place(0, 1, start + i, widths) for i in range(len(templates))]
     layers = list(zip(templates, places, strict=True))
@@ -97,7 +97,7 @@ def compose(templates: Sequence[LayerTemplate], start: int, inputs: Sequence[str
 
 
 def _with_features(layers: Sequence[tuple[LayerTemplate, Place]], inputs: Sequence[str]) -> tuple[Any, Any]:
-    """Return a model without operations, and its block: the inputs of all layers once, then the states of each."""
+    """Return a model without operations, and its block; it has all layers' inputs once, then each layer's states."""
     (first, place), *_ = layers
     spec = first.rest.stamp(place)
     known = {name: (feature, at) for template, at in layers for name, feature in template.inputs.items()}
@@ -119,7 +119,7 @@ def _with_features(layers: Sequence[tuple[LayerTemplate, Place]], inputs: Sequen
 
 
 def _rest(spec: Any) -> Any:
-    """Return a copy without what layers bring."""
+    """Return a copy without the layers' operations, inputs, states and further outputs."""
     rest = type(spec)()
     rest.CopyFrom(spec)
     for sequence in (rest.description.input, rest.description.state, main_function(rest).inputs):

@@ -1,9 +1,9 @@
 """From two small programs to programs of any number of layers and any width.
 
-coremltools numbers what it names (`var_209`, `x_9_cast_fp16`, `transpose_5`). In programs made of like stretches every
-such number is affine in the stretch's place k and their number n, and every extent is a constant or a multiple of a
-width, plus the channels of what lies beside it. So the forms are read off two sample programs, of n and n + 1 stretches
-and of different widths, and evaluated for the program wanted. What does not fit raises StampError.
+coremltools puts numbers into names (`var_209`, `x_9_cast_fp16`, `transpose_5`). In programs of like stretches, every
+such number is affine in the place k of its stretch and in the number n of stretches. Every extent is a constant, or a
+multiple of a width plus the channels beside it. So these forms are derived from two sample programs, of n and n + 1
+stretches and of different widths, and evaluated for the wanted program. A value that does not fit raises StampError.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from shardmill.errors import ShardmillError
 from shardmill.models.interface import MAIN
 
-# Samples are made of layers FIRST, FIRST + 1, ...: no other number comes near, so one over it is a layer's index.
+# Samples consist of layers FIRST, FIRST + 1, ... No other number is as large, so a number from FIRST on is an index.
 FIRST = 1_000_000
 NUMBER = re.compile(r"(\d+)")
 REMEDY = "use `convert: {method: plain}` for this model"
@@ -34,13 +34,13 @@ class StampError(ShardmillError):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a message stands in a program."""
+    """The place of a message in a program."""
 
-    index: int  # of its stretch
-    stretches: int  # how many there are
+    index: int  # index of its stretch
+    stretches: int  # number of stretches
     absolute: int  # index in the model of the stretch's first layer
     widths: Mapping[str, int]
-    beside: tuple[int, ...] = ()  # how many channels may lie after those of a width, whatever it is
+    beside: tuple[int, ...] = ()  # how many channels may lie after the channels of a width
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A message, and what in it depends on its place."""
+    """A message, and the values in it that depend on its place."""
 
     base: Message
     holes: tuple[tuple[Path, Name | Extent], ...]
@@ -115,13 +115,13 @@ def fit(sightings: Sequence[Sighting]) -> Pattern:
 
 
 def describe(message: Any) -> str:
-    """Return what a message calls itself, for an error."""
+    """Return the name of a message, for an error text."""
     outputs = getattr(message, "outputs", None)
     return str(outputs[0].name if outputs and not isinstance(outputs[0], str) else getattr(message, "name", "program"))
 
 
 def fit_value(values: Sequence[Any], places: Sequence[Place]) -> Name | Extent | None:
-    """Return the form of one value, None where it is the same everywhere."""
+    """Return the form of one value, or None if the value is the same everywhere."""
     if isinstance(values[0], str):
         return fit_name(values, places)
     if all(value == values[0] for value in values):
@@ -136,7 +136,7 @@ def fit_value(values: Sequence[Any], places: Sequence[Place]) -> Name | Extent |
 
 
 def fit_name(names: Sequence[str], places: Sequence[Place]) -> Name | None:
-    """Return the form of a name, None where it is the same everywhere and holds no layer's index."""
+    """Return the form of a name, or None if the name is the same everywhere and holds no layer's index."""
     split = [NUMBER.split(name) for name in names]
     if any(len(s) != len(split[0]) or s[::2] != split[0][::2] for s in split):
         raise StampError(f"{names[0]} and {names[-1]}: named differently in other layers; {REMEDY}")
@@ -165,7 +165,7 @@ def _fit_number(values: Sequence[int], places: Sequence[Place]) -> Number:
 
 def leaves(message: Any) -> Iterator[tuple[Path, Any]]:
     """Yield every value of a message with its path, except places of weights; map entries by their keys."""
-    if message.DESCRIPTOR.name == "BlobFileValue":  # decided by who writes the weights
+    if message.DESCRIPTOR.name == "BlobFileValue":  # the writer of the weights sets it
         return
     for field, value in message.ListFields():
         for path, item in items(field, value):
@@ -177,7 +177,7 @@ def leaves(message: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def items(field: Any, value: Any) -> list[tuple[Path, Any]]:
-    """Return a field's values with their paths from it."""
+    """Return a field's values with their paths relative to the field."""
     if isinstance(value, MutableMapping):
         return [((key,), value[key]) for key in sorted(value)]
     if field.is_repeated:
@@ -186,7 +186,7 @@ def items(field: Any, value: Any) -> list[tuple[Path, Any]]:
 
 
 def _put_values(message: Any, path: Path, value: Any) -> None:
-    """Set the value at a path that `leaves` gave."""
+    """Set the value at a path that `leaves` yielded."""
     *way, last = path
     for step in way:
         message = getattr(message, step) if isinstance(message, Message) else message[step]
@@ -206,13 +206,13 @@ class Sample:
     beside: tuple[int, ...] = ()  # channels that a token may have beside the residual stream
 
     def at(self, index: int) -> Place:
-        """Return where a stretch stands."""
+        """Return the place of a stretch."""
         return Place(index, self.stretches, FIRST + index, self.widths, self.beside)
 
 
 @dataclass(frozen=True)
 class Run:
-    """Patterns of a sequence: the first stretch, one between, the last."""
+    """Patterns of a sequence: the first stretch, an inner stretch, the last stretch."""
 
     first: tuple[Pattern, ...]
     inner: tuple[Pattern, ...]
@@ -228,13 +228,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Template:
-    """What all programs of one kind of part are composed from."""
+    """The common patterns of all programs of one kind of part."""
 
     rest: Pattern
     runs: tuple[Run, ...]
 
     def compose(self, start: int, stretches: int, widths: Mapping[str, int]) -> Any:
-        """Return the Model_pb2.Model of some stretches from the layer `start`; its weights have no place yet."""
+        """Return the Model_pb2.Model of `stretches` stretches, from layer `start` on; its weights have no place yet."""
         places = [Place(k, stretches, start + k, widths) for k in range(stretches)]
         spec = self.rest.stamp(places[0])
         for sequence, run in zip(sequences(spec), self.runs, strict=True):
@@ -251,12 +251,12 @@ def fit_template(a: Sample, b: Sample) -> Template:
 
 
 def sequences(spec: Any) -> tuple[Any, ...]:
-    """Return a model's operations, inputs and states: everything that there is more of with every layer."""
+    """Return a model's operations, inputs and states: the sequences that grow with every layer."""
     return main_block(spec).operations, main_function(spec).inputs, spec.description.state
 
 
 def main_function(spec: Any) -> Any:
-    """Return a model's only function, or of several the default one."""
+    """Return a model's only function, or the default one of several."""
     return spec.mlProgram.functions[spec.description.defaultFunctionName or MAIN]
 
 
@@ -277,7 +277,7 @@ def _without_sequences(spec: Any) -> Any:
 
 def _fit_run(xs: list[Any], ys: list[Any], a: Sample, b: Sample) -> Run:
     """Return the run behind sequences of samples a and b; b has one more stretch, unless both have one."""
-    stretch = len(ys) - len(xs)  # messages of one
+    stretch = len(ys) - len(xs)  # messages of one stretch
     shared = len(xs) - a.stretches * stretch
     if stretch < 0 or shared < 0 or (stretch and a.stretches == b.stretches):
         raise StampError(f"sequences of {len(xs)} and {len(ys)}: not made of like layers; {REMEDY}")

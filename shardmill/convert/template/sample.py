@@ -1,8 +1,8 @@
 """Sample programs: layers converted by coremltools at widths so small that their weights cost nothing.
 
-Only the widths of the residual stream, of MLPs and of experts (and a head's rows) shrink. What shapes attention stays
-as it is, so the graph is that of the part. Samples depend on the graph's numbers, never on a weight, and may be kept in
-a cache folder shared by all models.
+Only the widths of the residual stream, of MLPs and of experts (and a head's rows) shrink. The sizes of attention do
+not shrink, so the sample has the part's graph. Samples depend on the graph's numbers, never on a weight, and may be
+kept in a cache folder shared by all models.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from shardmill.plan import Part
 
 
 def shared(cache: Path, kind: Any, make: Callable[[], list[bytes]]) -> list[bytes]:
-    """Return the samples of a kind: those that are kept, else what `make` gives.
+    """Return the samples of a kind, from the cache or from `make`.
 
     Args:
         cache: a folder for samples that the present tools make.
-        kind: plain data.
-        make: makes them.
+        kind: the kind, as plain data.
+        make: makes the samples if the cache lacks them.
     """
     file = cache / f"{digest(kind)}.json"
     specs = read_sample(file)
@@ -56,13 +56,13 @@ def locked(file: Path) -> Iterator[None]:
 
 
 def _write_sample(file: Path, specs: list[bytes]) -> None:
-    """Keep samples, with the sha256 by which they are known to be whole."""
+    """Write samples to the cache, with a sha256 that shows whether they are whole."""
     content = {"sha256": _checksum(specs), "samples": [b64encode(spec).decode() for spec in specs]}
     write_json(file, content)
 
 
 def read_sample(file: Path) -> list[bytes] | None:
-    """Return the samples that were kept; None if there are none, or if they are damaged."""
+    """Return the samples in a file; None if the file is missing or damaged."""
     try:
         content = load_json(file)
         specs = [b64decode(sample) for sample in content["samples"]]
@@ -76,7 +76,7 @@ def _checksum(specs: list[bytes]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(spec).digest() for spec in specs)).hexdigest()
 
 
-# Primes, so that no number is a multiple of two of them. Not under 10: smaller arrays are not kept in the weight file.
+# Primes, so that no number is a multiple of two widths. Not under 10: smaller arrays are not in the weight file.
 WIDTHS = (
     {"hidden": 37, "ffn": 53, "rows": 67, "expert": 61},
     {"hidden": 41, "ffn": 59, "rows": 71, "expert": 73},
@@ -110,23 +110,23 @@ def template(part: Part, quantization: str, cache: Path | None) -> Template:
 
 
 def stretches(part: Part) -> int:
-    """Return how many stretches a program that is not in normal form consists of: one for each of its layers.
+    """Return the number of stretches in a program that is not in normal form: one for each layer.
 
-    A head is a single one, and so are experts, and an encoder, which has something before its layers and after them.
+    A head, experts and an encoder are one stretch each: an encoder has operations before and after its layers.
     """
     return len(part.kinds) if part.kind == "layers" else 1
 
 
 def _bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:
-    """Return what a sample of layers of `kinds` depends on: the part without its place, widths and tensors."""
+    """Return the part without its place, widths and tensors: a sample of layers of `kinds` depends on nothing else."""
     graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
-    count = part.end - part.start if part.kind == "experts" else 0  # which decides the graph
+    count = part.end - part.start if part.kind == "experts" else 0  # the number of experts decides the graph
     calls = part.calls if part.calls.shapes == FIXED else EntryPoints(state=part.calls.state)
     return replace(part, name="sample", start=0, end=count, layer=0, graph=graph, kinds=kinds, tensors=(), calls=calls)
 
 
 def sample_widths(part: Part) -> dict[str, int]:
-    """Return the part's own widths."""
+    """Return the widths of the part."""
     g = part.graph
     found = {"hidden": g.hidden, "ffn": g.ffn, "expert": g.experts.ffn if g.experts else 0}
     return found | ({"rows": part.end - part.start} if part.kind == "head" else {})
@@ -144,7 +144,7 @@ def known_template(bare: Part, alike: bool, quantization: str, cache: Path | Non
 
     Args:
         bare: a part without widths and tensors.
-        alike: whether its kind stands for any number of layers, from two on.
+        alike: whether the template is for any number of layers from two on, instead of one stretch.
         quantization: "int8" or "fp16".
         cache: where samples are kept, or None.
     """
@@ -153,12 +153,12 @@ def known_template(bare: Part, alike: bool, quantization: str, cache: Path | Non
 
 @lru_cache(maxsize=8)
 def layer_template(bare: Part, quantization: str, cache: Path | None) -> LayerTemplate:
-    """Return the template of a kind of layer, as `known_template`."""
+    """Return the template of a kind of layer, like `known_template`."""
     return fit_layer(*_samples(bare, (1, 1), quantization, cache))
 
 
 def _samples(bare: Part, counts: tuple[int, int], quantization: str, cache: Path | None) -> tuple[Sample, Sample]:
-    """Return two samples of so many layers and of different widths."""
+    """Return two samples of `counts` layers and of different widths."""
 
     def make() -> list[bytes]:
         return [convert_sample(bare, n, small, quantization) for n, small in zip(counts, WIDTHS, strict=True)]
@@ -173,9 +173,9 @@ def _samples(bare: Part, counts: tuple[int, int], quantization: str, cache: Path
 
 
 def _beside(graph: Graph) -> tuple[int, ...]:
-    """Return how many channels may lie after the residual stream's.
+    """Return how many channels may lie after the channels of the residual stream.
 
-    A router's state, the weights of experts, or both.
+    They hold a router's state, the weights of experts, or both.
     """
     routed = graph.experts.count if graph.experts and graph.experts.routed else 0
     return graph.carry, routed, graph.carry + routed
@@ -191,7 +191,7 @@ def convert_sample(bare: Part, times: int, small: Mapping[str, int], quantizatio
     kinds = bare.kinds * times
     start, end = {"head": (0, small["rows"]), "experts": (0, bare.end)}.get(bare.kind, (FIRST, FIRST + len(kinds)))
     part = replace(bare, start=start, end=end, kinds=kinds, graph=_shrunk(bare.graph, small))
-    random = torch.Generator().manual_seed(0)  # like weights would be merged by coremltools
+    random = torch.Generator().manual_seed(0)  # coremltools would merge equal weights
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.blueprint).items()}
     spec = trace.convert_quickly(part, weights, quantization)
     clear_inline(spec, part)

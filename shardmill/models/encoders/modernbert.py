@@ -31,7 +31,7 @@ HONOURED = (
     "decoder_bias",  # of masked language models
     "deterministic_flash_attn",
     "embedding_dropout",
-    "global_attn_every_n_layers",  # transformers makes layer_types of it
+    "global_attn_every_n_layers",  # transformers derives layer_types from it
     "global_rope_theta",  # and rope_parameters of these
     "hidden_activation",
     "initializer_cutoff_factor",

@@ -42,7 +42,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def options(config: Any) -> dict[str, Any]:
-    """Return what Gemma 2 and 3 have in common, for `decoder`."""
+    """Return the options for `decoder` that Gemma 2 and 3 have in common."""
     bias = bool(config.attention_bias)
     return {
         "embedding_scale": sqrt(config.hidden_size),
@@ -58,7 +58,7 @@ def options(config: Any) -> dict[str, Any]:
 
 
 def gains() -> Mapping[str, TensorSource]:
-    """Return norms whose gain is 1 + weight; those that write to the residual stream bring its scale."""
+    """Return sources of norms with gain 1 + weight; norms that write to the residual stream include its scale."""
     found = {}
     for name, times in (
         ("input_layernorm", 1.0),

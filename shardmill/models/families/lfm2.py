@@ -19,11 +19,11 @@ HONOURED = (
     "block_ffn_dim_multiplier",
     "block_multiple_of",
     "conv_L_cache",
-    "full_attn_idxs",  # transformers makes layer_types of it
+    "full_attn_idxs",  # transformers derives layer_types from it
     "layer_types",
     "norm_eps",
 )
-# What configs on the hub hold besides, of which transformers reads `full_attn_idxs` only, to make `layer_types` of it.
+# Further fields of configs on the hub. transformers reads only `full_attn_idxs`, to derive `layer_types`.
 UNREAD = (
     "block_dim",
     "block_mlp_init_scale",
@@ -70,10 +70,10 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def layer_kinds(types: Sequence[str] | None, dense: int) -> tuple[LayerSpec, ...]:
-    """Return convolutions and attention after the config's `layer_types`, of which the first `dense` have no experts.
+    """Return convolutions and attention after the config's `layer_types`; the first `dense` layers have no experts.
 
     Raises:
-        CheckpointError: there are none. For the models with experts, transformers has no default of them.
+        CheckpointError: if `layer_types` is missing. For models with experts, transformers has no default for it.
     """
     if types is None:
         raise CheckpointError("layer_types: missing in config.json, which must name each layer's kind")
@@ -92,7 +92,7 @@ def convolution_taps(config: Any) -> dict[str, TensorSource]:
 
 
 def _feed_forward_width(config: Any) -> int:
-    """Return the MLP's width, which transformers works out from the config's."""
+    """Return the MLP's width, as transformers computes it from the config."""
     width = int(config.intermediate_size)
     if not config.block_auto_adjust_ff_dim:
         return width

@@ -64,7 +64,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def _check(config: Any) -> None:
-    """Raise CheckpointError for what programs have no place for."""
+    """Raise CheckpointError for settings that programs do not support."""
     if set(config.layer_types) != {HYBRID}:
         raise CheckpointError(f"layer_types: {sorted(set(config.layer_types))}: programs have {HYBRID!r} layers only")
     if (config.cca_time0, config.cca_time1) != (2, 2):

@@ -18,12 +18,12 @@ from shardmill.checkpoint.hashing import hash_file, tree_hashes
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, replacing, write_json
 
-FOLDER = "blobs"  # of the store: a file for each content, named by its sha256
-LEAST = 1 << 16  # bytes of a file that is worth sharing
+FOLDER = "blobs"  # the store's folder with a file for each content, named by its sha256
+LEAST = 1 << 16  # bytes; smaller files are not shared
 
 
 def share(store: Path, hashes: Mapping[Path, str]) -> None:
-    """Make files links to those of the same bytes that the store has, and keep the others for who comes later.
+    """Link each file to the store's file with the same bytes; add files with new bytes to the store.
 
     Args:
         store: the store's folder.
@@ -66,7 +66,7 @@ PREFIX, LOCK = "tmp-", "lock"
 
 
 def aside(store: Path) -> Path:
-    """Return a name in the store that nothing has, for what is not an entry yet, or no longer."""
+    """Return a name in the store that is not taken, for a folder that is not an entry yet, or no longer."""
     return store / f"{PREFIX}{uuid.uuid4().hex}"
 
 
@@ -74,7 +74,7 @@ def aside(store: Path) -> Path:
 def scratch_folder(store: Path) -> Iterator[Path]:
     """Yield a new folder in the store, which is gone at the end unless it was renamed.
 
-    Those of killed processes go first.
+    Folders that killed processes left behind are removed first.
     """
     store.mkdir(parents=True, exist_ok=True)
     _sweep(store)
@@ -113,7 +113,7 @@ def adopt(scratch: Path, entry: Path) -> None:
 
 
 def drop(entry: Path) -> None:
-    """Remove an entry; nobody ever sees half of it."""
+    """Remove an entry; nobody ever sees half an entry."""
     gone = aside(entry.parent)
     with contextlib.suppress(FileNotFoundError):  # another process was faster
         entry.rename(gone)
@@ -124,10 +124,10 @@ def drop(entry: Path) -> None:
 
 
 def intact(entry: Path) -> bool:
-    """Return whether everything in an entry seems to be what was recorded.
+    """Return whether every file of an entry seems to match the record.
 
-    A file whose size and time of change are those it was made with is believed; any other is hashed. That is enough to
-    foretell what a build would do; what a build takes is hashed in any case, see `restored`.
+    A file with unchanged size and modification time is accepted; any other file is hashed. This is enough to predict
+    what a build would do; files that a build takes are hashed in any case, see `restored`.
     """
     try:
         recorded = read_entry(entry)
@@ -138,7 +138,7 @@ def intact(entry: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ShardmillError):
         whole = False
     if whole:
-        with contextlib.suppress(OSError):  # a store that may only be read: hashed again the next time
+        with contextlib.suppress(OSError):  # a read-only store: hashed again the next time
             write_json(entry / STAMPS, stamps(entry))
     elif entry.exists():
         log.warning("damaged entry %s: not used", entry.name[:12])
@@ -146,9 +146,9 @@ def intact(entry: Path) -> bool:
 
 
 def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
-    """Put an entry's files at `outputs`, hashed against the record; drops an entry that is not as recorded.
+    """Put an entry's files at `outputs`, checked against the recorded hashes; drop an entry that does not match.
 
-    A disk that rots changes neither size nor time, so only the bytes tell.
+    Bit rot on a disk changes neither size nor time, so only the bytes show it.
     """
     try:
         recorded = read_entry(entry)
@@ -167,7 +167,7 @@ def restored(entry: Path, outputs: Mapping[str, Path]) -> bool:
 
 
 def entry_description(path: Path) -> dict[str, Any]:
-    """Return what is recorded of an output: its sha256, its name in the entry and, of a folder, each file's sha256."""
+    """Return an output's record: its sha256, its name in the entry and, for a folder, each file's sha256."""
     sha, files = tree_hashes(path)
     return {"sha256": sha, "file": path.name, "files": files}
 
@@ -178,13 +178,13 @@ def hashes_of(path: Path, recorded: Mapping[str, Any]) -> list[tuple[Path, str]]
 
 
 def read_entry(entry: Path) -> dict[str, dict[str, Any]]:
-    """Return output name -> what is recorded of it."""
+    """Return output name -> the output's recorded description."""
     content: dict[str, dict[str, Any]] = read_json(entry / ENTRY)
     return content
 
 
 def output_files(entry: Path) -> dict[str, str]:
-    """Return path in the entry -> sha256, of every file of its outputs."""
+    """Return path in the entry -> sha256 for every file of the entry's outputs."""
     recorded = read_entry(entry).values()
     hashes = [hashes_of(Path(one["file"]), one) for one in recorded]
     return {path.as_posix(): sha256 for pairs in hashes for path, sha256 in pairs}
@@ -196,28 +196,28 @@ def files_of(entry: Path) -> list[Path]:
 
 
 def stamps(entry: Path) -> dict[str, list[int]]:
-    """Return size and modification time of every file of an entry, its record too. Hard links to it change neither."""
+    """Return size and modification time of every file of an entry, with its record. Hard links change neither."""
     found = {file.relative_to(entry).as_posix(): file.stat() for file in files_of(entry)}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
 
 
 def stored(name: str, path: Path) -> str:
-    """Return an output's name in its entry; it keeps the suffix, by which libraries tell what to write."""
+    """Return an output's name in its entry; it keeps the suffix, because libraries choose the file format by it."""
     return name + path.suffix
 
 
 def _place_entry(source: Path, target: Path, recorded: Mapping[str, Any]) -> None:
-    """Put a stored file or folder at `target`: what is in a folder by hard links where the file system has them.
+    """Put a stored file or folder at `target`: the files of a folder as hard links if the file system has hard links.
 
-    A file is copied. Snakemake sets the time of every file that is an output, which through a link would make other
-    builds look old, and refuses to make one anew that can't be written, as stored ones can't.
-    Raises ShardmillError, with `target` as it was, where the bytes are not those that were recorded.
+    A file is copied. Snakemake sets the time of every output file; through a link this would make other builds look
+    old. Snakemake also refuses to make a write-protected output again, and stored files are write-protected.
+    Raises ShardmillError, with `target` as it was, if the bytes differ from the recorded bytes.
     """
     with replacing(target) as temporary:
         if source.is_dir():
             shutil.copytree(source, temporary, copy_function=_link_file, symlinks=True)
             for folder, _, _ in os.walk(temporary):
-                os.chmod(folder, 0o777 & os.stat(folder).st_mode | 0o700)  # the store's may be read-only
+                os.chmod(folder, 0o777 & os.stat(folder).st_mode | 0o700)  # folders in the store may be read-only
         else:
             shutil.copyfile(source, temporary)
         if tree_hashes(temporary) != (recorded["sha256"], recorded["files"]):

@@ -1,4 +1,4 @@
-"""Garbage collection: store entries that no build refers to, templates of other tools, what killed runs left behind."""
+"""Garbage collection: store entries that no build refers to, templates of other tools, leftovers of killed runs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from shardmill.pipeline.task import RECEIPT
 
 @dataclass(frozen=True)
 class Collected:
-    """What was, or would be, removed."""
+    """Counts of removed entries and bytes, or of those to be removed."""
 
     entries: int
-    bytes: int  # of files that no build links to; removing the others frees nothing
+    bytes: int  # of files that no build links to; removing other files frees nothing
 
 
 def _referenced(builds: Path) -> set[str]:
@@ -37,8 +37,8 @@ def _referenced(builds: Path) -> set[str]:
 
 
 def _receipts(model: Path) -> Iterator[Path]:
-    """Yield the receipts in a build. Raises ShardmillError where a folder can't be read: nobody knows what is in it."""
-    seen = {os.path.realpath(model)}  # links are followed, but not round and round
+    """Yield the receipts in a build. Raises ShardmillError if a folder can't be read."""
+    seen = {os.path.realpath(model)}  # links are followed, but not in circles
     for folder, folders, files in os.walk(model, onerror=_refuse, followlinks=True):
         places = {name: os.path.realpath(Path(folder, name)) for name in folders}
         folders[:] = [name for name, place in places.items() if place not in seen]
@@ -53,11 +53,11 @@ def _refuse(error: OSError) -> None:
 
 
 def _action_key(receipt: Path) -> str:
-    """Return the key that a receipt names, "" for that of a step without one.
+    """Return the key that a receipt names; "" if its step has no key.
 
     Raises ShardmillError for a damaged receipt.
 
-    What a damaged one refers to is not known, so nothing may be removed while it is there.
+    It is not known which entry a damaged receipt refers to, so nothing may be removed while such a receipt exists.
     """
     try:
         key = read_json(receipt).get("key", "")
@@ -70,7 +70,7 @@ def _action_key(receipt: Path) -> str:
 
 
 def garbage(builds: Path) -> Iterator[Path]:
-    """Yield what of the store no build that uses it refers to, and scratch folders that killed runs left here."""
+    """Yield parts of the store that no build refers to, and scratch folders that killed runs left here."""
     store = builds / ".store"
     keep = {key for user in users(store) for key in _referenced(user)}
     entries = [
@@ -96,13 +96,13 @@ def current_templates() -> set[str]:
 
 
 def _outdated_templates(folder: Path) -> Iterator[Path]:
-    """Yield what other tools left among the templates."""
+    """Yield templates of other tools."""
     current = current_templates()
     yield from (path for path in sorted(folder.iterdir() if folder.is_dir() else ()) if path.name not in current)
 
 
 def collect(builds: Path, dry: bool = False) -> Collected:
-    """Remove garbage from `builds`/.store. No build may be running: the caller holds the locks of both."""
+    """Remove garbage from `builds`/.store. No build may be running: the caller holds both locks."""
     paths = list(garbage(builds))
     files = [file for path in paths for file in ([path] if path.is_symlink() else [path, *path.rglob("*")])]
     states = [state for file in files if stat.S_ISREG((state := file.lstat()).st_mode)]

@@ -1,8 +1,8 @@
-"""Which builds use a store. Several checkouts, on several machines, may share one by a link, and none knows of others.
+"""The builds that use a store. Several checkouts, on several machines, may share a store without knowing each other.
 
-Each folder of builds has a file in `<store>/users/` that says where it is. A folder of this machine that is gone, or
-whose store is another by now, no longer counts; of one of another machine, that this one can't see, or on a disk that
-seems not to be mounted, nobody knows.
+Each folder of builds has a file in `<store>/users/` that gives the folder's path. A folder of this machine no longer
+counts if it is gone or has another store by now. Nobody can tell whether a folder still counts if this machine can't
+see it: if it is on another machine, or on a disk that seems not to be mounted.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ USERS = "users"
 def register(store: Path) -> None:
     """Record that the builds beside `store`, which may be a link to the real one, use it.
 
-    Folders on two machines may have the same path, so they are told apart by their inodes. Raises OSError where the
-    store may not be written to.
+    Folders on two machines may have the same path, so their inodes tell them apart. Raises OSError if the store
+    is read-only.
     """
     builds = store.parent.resolve()
     place = b"%s\0%d" % (os.fsencode(builds), builds.stat().st_ino)
@@ -53,14 +53,14 @@ def users(store: Path) -> list[Path]:
 
 
 def forget(store: Path) -> None:
-    """Remove the notes of folders that no longer count. What they kept is gone, so they have nothing more to say."""
+    """Remove the notes of folders that no longer count."""
     for file, _, used in _notes(store):
         if not used:
             file.unlink()
 
 
 def _notes(store: Path) -> Iterator[tuple[Path, Path, bool]]:
-    """Yield each file in `users/` with its folder of builds, and whether that still uses the store."""
+    """Yield each file in `users/` with its folder of builds, and whether the folder still uses the store."""
     for file in sorted(path for path in (store / USERS).glob("*") if path.is_file()):
         builds, inode, host = _read(file)
         try:
@@ -92,7 +92,7 @@ def _read(file: Path) -> tuple[Path, int, str]:
 
 
 def _empty_place(builds: Path) -> Path | None:
-    """Return the folder above one that is gone, if it is empty: so is the place where a disk is not mounted."""
+    """Return the folder above a missing folder if it is empty, as the mount point of an unmounted disk is."""
     place = next(parent for parent in builds.parents if parent.exists())
     return place if place.is_dir() and not any(place.iterdir()) else None
 
@@ -118,7 +118,7 @@ _held: list[TextIO] = []  # open until the process ends
 def hold_lock(build: str) -> None:
     """Make this the only build in the folder.
 
-    Raises ShardmillError where there is another, or where one was killed whose jobs still write there.
+    Raises ShardmillError if another build is running there, or if jobs of a killed build still write there.
     """
     lock = _opened(build, ".lock")
     if not _locks(lock, fcntl.LOCK_EX):
@@ -135,8 +135,8 @@ def hold_lock(build: str) -> None:
 def join_build(build: str) -> None:
     """Mark this process as a job of the build in the folder.
 
-    Raises ShardmillError where its build is not the last that was begun there. One that brings no mark is believed: not
-    every executor hands on the environment.
+    Raises ShardmillError if another build was begun there after the job's build. A job without a mark is accepted,
+    because not every executor passes the environment on.
     """
     jobs = _opened(build, ".jobs.lock")
     _flock(jobs, fcntl.LOCK_SH)
@@ -149,10 +149,10 @@ def join_build(build: str) -> None:
 
 @contextmanager
 def using_store(store: Path) -> Iterator[None]:
-    """Inside, nothing is collected from the store; waits for a collection that is under way."""
+    """Keep garbage collection from the store inside the context; wait for a collection that is under way."""
     try:
         lock = _opened(str(store), ".lock")
-    except OSError:  # another user's store, or one that may only be read: it serves what it has
+    except OSError:  # another user's store, or a read-only one: its present entries are used
         if not (store / ".lock").is_file():
             raise
         lock = (store / ".lock").open()
@@ -162,7 +162,7 @@ def using_store(store: Path) -> Iterator[None]:
 
 
 def hold_store(store: Path) -> None:
-    """Keep every job from the store until this process ends. Raises ShardmillError where one uses it now.
+    """Keep every job from the store until this process ends. Raises ShardmillError if a job uses the store now.
 
     Builds that share the store by a link lock their own folders only.
     """
@@ -190,7 +190,7 @@ def _locks(file: TextIO, kind: int) -> bool:
 
 
 def _flock(file: TextIO, kind: int) -> None:
-    """Lock a file. Raise ShardmillError if its file system has no locks, as Lustre has none unless asked for them."""
+    """Lock a file. Raise ShardmillError if its file system has no locks, as Lustre by default."""
     try:
         fcntl.flock(file, kind)
     except OSError as error:

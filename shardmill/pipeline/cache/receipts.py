@@ -28,14 +28,14 @@ def key_differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix:
 def write_receipt(
     receipt: Path, action: Action, made: Mapping[str, Any], outputs: Mapping[str, Path], notes: Mapping[str, Any]
 ) -> None:
-    """Write what was made from what.
+    """Write a receipt, which records the inputs and the outputs of a job.
 
     Args:
         receipt: the file to write.
         action: the work and all that decides its result.
-        made: what is recorded of each output.
-        outputs: where they lie.
-        notes: what else there is to say.
+        made: the record of each output.
+        outputs: the path of each output.
+        notes: further entries of the receipt.
     """
     hashes = {
         "outputs": {name: one["sha256"] for name, one in made.items()},
@@ -46,9 +46,9 @@ def write_receipt(
 
 
 def check_artifacts(receipts: Mapping[Path, Path]) -> None:
-    """Raise ShardmillError where an artifact is not what its receipt says.
+    """Raise ShardmillError if an artifact differs from its receipt.
 
-    Else its damage would become part of what is made of it, under the key of the sound one.
+    Otherwise results made from the damaged artifact would be stored under the key of the sound one.
     """
     for artifact, receipt in receipts.items():
         made = read_receipt(receipt)

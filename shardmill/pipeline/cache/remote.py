@@ -1,11 +1,11 @@
-"""A store that machines share: what one of them made, the others take from a bucket or a folder with a URL.
+"""A store that machines share: a bucket or a folder with a URL, which passes results from one machine to the others.
 
-    <URL>/v1/files/<sha256>         the bytes of a file, once for all entries that have it
-    <URL>/v1/entries/<key>.json     the files of an entry by their sha256, and their sizes, written when all are there
+    <URL>/v1/files/<sha256>         the bytes of a file, once for all entries that have the file.
+    <URL>/v1/entries/<key>.json     the files of an entry by their sha256, and their sizes; written last.
 
-So an entry appears whole or not at all, and whoever takes it can check every byte. A file system that writes whole
-objects only (S3 and its like) never shows half a file; in a folder each file appears by a rename. Where anything is
-missing or damaged the entry is refused, and the step works as if there were none.
+So an entry appears whole or not at all, and a machine that takes it can check every byte. A file system that writes
+whole objects only (S3, for example) never shows half a file; in a folder each file appears by a rename. If anything is
+missing or damaged, the entry is refused, and the step works as if the entry did not exist.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ if TYPE_CHECKING:
 
 URL, MODE = "SHARDMILL_REMOTE_STORE", "SHARDMILL_REMOTE_STORE_MODE"
 READ, READ_WRITE = "read", "read-write"
-FORM = "v1"  # of what is stored there; another form would lie beside it
+FORM = "v1"  # version of the layout; another version would lie beside it
 AT_A_TIME = 8  # files
-ENTRY_BYTES = 64_000_000  # of an entry's list of files; 100,000 of them have 20 MB
+ENTRY_BYTES = 64_000_000  # of an entry's list of files; a list of 100,000 files has 20 MB
 LONGEST, LONGEST_PATH = 255, 1024  # bytes of a file's name, and of its path in an entry
 WITH_USERS = ("sftp", "ssh", "ftp")  # protocols whose URLs name a user; elsewhere it may be a token
 ALSO = {"s3a": "s3"}
 SHA256 = re.compile(r"[0-9a-f]{64}")
-# A store that does not answer must not hold up every job: a few seconds, then the step works.
+# A store that does not answer must not hold up every job: after a few seconds the step works.
 PATIENCE: Mapping[str, Mapping[str, Any]] = {
     "s3": {"config_kwargs": {"connect_timeout": 5, "read_timeout": 10, "retries": {"total_max_attempts": 2}}},
 }
 
 
 class RemoteRefusal(ShardmillError):
-    """An entry that is not what it should be."""
+    """A stored entry that is damaged, incomplete or wrong."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """Where it lies.
+    """The location of a remote store.
 
     Attributes:
-        url: as fsspec has them: s3://bucket/folder, gs://..., file:///folder.
-        writable: whether what is made here is kept there.
+        url: a URL that fsspec understands: s3://bucket/folder, gs://..., file:///folder.
+        writable: whether results of this machine are sent to the store.
     """
 
     url: str
@@ -76,7 +76,7 @@ def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
     """Return the remote store that the environment names, if it names one.
 
     Raises:
-        ShardmillError: what it says makes no sense, or would show a password.
+        ShardmillError: its value makes no sense, or contains a password.
     """
     url, mode = environment.get(URL, ""), environment.get(MODE, READ_WRITE)
     if not url:
@@ -88,7 +88,7 @@ def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
     except ValueError as error:
         raise ShardmillError(f"{URL}: {refusal_reason(error)}") from error
     user, at, _ = parts.netloc.rpartition("@")
-    more = "://" in url and (parts.query or parts.fragment)  # in a path these are characters like others
+    more = "://" in url and (parts.query or parts.fragment)  # in a path these are ordinary characters
     if more or "::" in url or (at and (":" in user or parts.scheme not in WITH_USERS)):
         raise ShardmillError(f"{URL}: holds a password or a token; give it where the file system's own settings are")
     if not ("://" in url or Path(url).is_absolute()) or (parts.scheme == "file" and parts.netloc):
@@ -99,36 +99,36 @@ def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
 
 
 def check_configured() -> None:
-    """Raise ShardmillError where the environment names a store that can't be one here."""
+    """Raise ShardmillError if the environment names a store that this installation can't use."""
     remote = configured()
     if remote:
         check_address(remote)
 
 
 def check_address(remote: Remote) -> None:
-    """Raise ShardmillError where this installation has no file system for the URL."""
+    """Raise ShardmillError if this installation has no file system for the URL."""
     try:
         _opened(remote)
     except ImportError as error:
         extra = "pip install -e '.[s3]' in a clone" if remote.protocol == "s3" else str(error)
         raise ShardmillError(f"{URL}: {remote.protocol} needs a package that is not installed: {extra}") from error
-    except Exception as error:  # whatever a file system makes of its settings
+    except Exception as error:  # whatever a file system raises for its settings
         raise ShardmillError(f"{URL}: {refusal_reason(error)}") from error
 
 
 @dataclass(frozen=True)
 class Listed:
-    """A file of an entry: its sha256, and its bytes, which an entry of before does not tell."""
+    """A file of an entry: its sha256, and its size in bytes, which older entries do not record."""
 
     sha256: str
     size: int | None
 
 
 def find_entry(remote: Remote, key: str) -> dict[str, Listed] | None:
-    """Return an entry's files by their paths in it; None if there is no such entry.
+    """Return an entry's files by their paths in it; None if the store lacks the entry.
 
     Raises:
-        Refused: what lies there is damaged, or another's.
+        RemoteRefusal: the stored list is damaged, or belongs to another entry.
     """
     fs, root = _opened(remote)
     name = f"{root}/entries/{key}.json"
@@ -146,12 +146,12 @@ def bring(remote: Remote, files: Mapping[str, Listed], made: Mapping[str, Path],
 
     Args:
         remote: the store.
-        files: the entry's, as `find` gave them.
+        files: the entry's files, as `find_entry` returned them.
         made: output name -> path to write to.
         pool: a folder with files that are here already, named by their sha256.
 
     Raises:
-        Refused: the entry there is damaged, incomplete or another's.
+        RemoteRefusal: the stored entry is damaged, incomplete or another's.
     """
     fs, root = _opened(remote)
     targets = _targets(files, made)
@@ -163,7 +163,7 @@ def bring(remote: Remote, files: Mapping[str, Listed], made: Mapping[str, Path],
             return
         try:
             bound = _bound(target.name, targets[target].size)
-            if getattr(fs, "local_file", False):  # a local file system copies without a word
+            if getattr(fs, "local_file", False):  # a local file system copies without callbacks
                 bound.set_size(fs.size(f"{root}/files/{sha256}"))
             fs.get_file(f"{root}/files/{sha256}", str(target), callback=bound)
         except FileNotFoundError as error:
@@ -179,10 +179,10 @@ def _keep_shared(remote: Remote, key: str, entry: Path, files: Mapping[str, str]
 
     Args:
         remote: the store, which is writable.
-        key: the action's.
+        key: the action's key.
         entry: the entry's folder here.
-        files: path in it -> sha256.
-        anew: also sends files that seem to be there: one of them is not what it should be.
+        files: path in the entry -> sha256.
+        anew: also send files that the store seems to have, because one of the stored files is wrong.
     """
     fs, root = _opened(remote)
 
@@ -191,7 +191,7 @@ def _keep_shared(remote: Remote, key: str, entry: Path, files: Mapping[str, str]
         if anew or _size(fs, target) != source.stat().st_size:
             _write(fs, target, source)
 
-    _each(put, {sha256: path for path, sha256 in files.items()}.values())  # the same bytes once
+    _each(put, {sha256: path for path, sha256 in files.items()}.values())  # each content once
     sizes = {sha256: (entry / path).stat().st_size for path, sha256 in files.items()}
     text = dumps(sealed({"key": key, "files": dict(files), "sizes": sizes})).encode()
     _write(fs, f"{root}/entries/{key}.json", text)
@@ -203,16 +203,16 @@ def refusal_reason(error: BaseException) -> str:
 
 
 def _opened(remote: Remote) -> tuple[AbstractFileSystem, str]:
-    """Return the file system and the folder in it. fsspec keeps what it has opened."""
+    """Return the file system and the folder in it. fsspec caches file systems."""
     from fsspec.core import url_to_fs
 
     fs, root = url_to_fs(remote.url, use_listings_cache=False, **PATIENCE.get(remote.protocol, {}))
-    fs.retries = 1  # s3fs's own, of each question that its library has asked as often as it was told
+    fs.retries = 1  # s3fs's retries, which would multiply the retries of its library
     return fs, f"{root.rstrip('/')}/{FORM}"
 
 
 def _bound(name: str, size: int | None) -> Callback:
-    """Return what a file system tells of a transfer: it ends with Refused once there is more of a file than listed."""
+    """Return a callback that ends a transfer with RemoteRefusal once a file is larger than its listed size."""
     from fsspec import Callback
 
     class Bound(Callback):  # type: ignore[misc]
@@ -234,7 +234,7 @@ def _bound(name: str, size: int | None) -> Callback:
 
 
 def _listed(name: str, key: str, text: bytes) -> dict[str, Listed]:
-    """Return the files of what is stored under its name by their paths in the entry. Raise Refused."""
+    """Return the files that a stored list names, by their paths in the entry. Raise RemoteRefusal."""
     try:
         content = parse_json(text)
         sizes, whole = content.get("sizes"), sealed(content) == content
@@ -255,7 +255,7 @@ def _listed(name: str, key: str, text: bytes) -> dict[str, Listed]:
 
 
 def _targets(files: Mapping[str, Listed], made: Mapping[str, Path]) -> dict[Path, Listed]:
-    """Return the files by the paths to write them to. Raise Refused if an entry has files outside of the outputs."""
+    """Return the files by the paths to write them to. Raise RemoteRefusal if an entry has other files."""
     known = {path.name: path for path in made.values()}
     found = {}
     for file, listed in files.items():
@@ -273,7 +273,7 @@ def _targets(files: Mapping[str, Listed], made: Mapping[str, Path]) -> dict[Path
 
 
 def _can_be(path: str) -> bool:
-    """Return whether a file can have a path."""
+    """Return whether a path is a valid path of a file."""
     whole = os.fsencode(path)
     return b"\0" not in whole and len(whole) <= LONGEST_PATH and all(len(part) <= LONGEST for part in whole.split(b"/"))
 
@@ -289,7 +289,7 @@ def _is_here(held: Path, target: Path, sha256: str) -> bool:
 
 
 def _size(fs: AbstractFileSystem, path: str) -> int | None:
-    """Return bytes of a file that is there."""
+    """Return a file's size in bytes; None if it does not exist."""
     try:
         return int(fs.info(path)["size"])
     except FileNotFoundError:
@@ -321,13 +321,13 @@ def _each(work: Callable[[Any], None], items: Iterable[Any]) -> None:
 
 
 log = logging.getLogger(__name__)
-MARK = ".remote-silent"  # in the store here: when a job last waited for the other in vain
+MARK = ".remote-silent"  # in the local store: the time of the last wait for the remote store in vain
 LONG = 5.0  # seconds without an answer
-PAUSE = 300.0  # seconds in which nobody asks again: a build may have a thousand jobs
+PAUSE = 300.0  # seconds without another attempt: a build may have a thousand jobs
 
 
 class PullResult(Enum):
-    """What became of a question for an entry."""
+    """The result of asking the remote store for an entry."""
 
     UNASKED = "there is no such store, or the entry was here"
     TAKEN = "the entry is here now"
@@ -341,8 +341,8 @@ def pull(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Pu
 
     Args:
         shared: the store, if there is one.
-        entry: the folder that it is to be here.
-        fill: keeps as the entry what a work makes.
+        entry: the entry's folder in the local store.
+        fill: runs a work and keeps its result as the entry.
     """
     if shared is None:
         return PullResult.UNASKED
@@ -379,7 +379,7 @@ def _is_timeout(error: BaseException | None) -> bool:
 
 
 def _written(file: Path) -> float:
-    """Return when a file was written last; long ago if there is none."""
+    """Return when a file was written last; 0 if the file does not exist."""
     try:
         return file.stat().st_mtime
     except OSError:
@@ -392,8 +392,8 @@ def push(shared: Remote | None, entry: Path, files: Mapping[str, str], answer: P
     Args:
         shared: the store.
         entry: the entry's folder.
-        files: path in it -> sha256.
-        answer: what became of the question for it; who could not be asked is not told.
+        files: path in the entry -> sha256.
+        answer: the result of asking the store for the entry; a store that did not answer is sent nothing.
     """
     if shared is None or not shared.writable or answer is PullResult.SILENT:
         return

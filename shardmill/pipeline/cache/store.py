@@ -1,9 +1,9 @@
 """The second layer of caching: a step decides by content whether there is work to do.
 
 An action's key is the sha256 of its inputs' content hashes, its parameters, the code it uses and the versions of the
-packages that decide its bytes. What was made for a key lies in `<store>/<key>/` and is linked into place on a hit,
-without importing anything heavy. Every entry and every output appears by atomic rename, and what is linked into place
-is hashed and compared with the record first; an entry that does not match is dropped and made again.
+packages that decide its bytes. The result for a key lies in `<store>/<key>/` and is linked into place on a hit,
+without importing anything heavy. Every entry and every output appears by atomic rename. Before an output is put into
+place, it is hashed and compared with the record; an entry that does not match is dropped and made again.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from shardmill.pipeline.task import Action, Work
 
 log = logging.getLogger(__name__)
 
-LAST = ".last"  # the folder beside the store in which builds remember what they did
-TEMPLATES = "templates"  # the folder in which stamped conversion keeps what all parts share
+LAST = ".last"  # the folder beside the store that keeps the last action of each receipt
+TEMPLATES = "templates"  # the folder with conversion results that all parts share
 
 
 def _nothing() -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 class Store:
@@ -58,8 +58,8 @@ class Store:
     Args:
         root: the folder.
         before_change: called before an output gets, or may get, another content than the last time.
-        before_keeping: called before what was made is kept; it may raise.
-        shared: a store of several machines, which is asked for what is not here and told what is made here.
+        before_keeping: called before a result is kept; it may raise.
+        shared: a store of several machines: entries that are missing here are taken from it, new ones are sent to it.
     """
 
     def __init__(
@@ -82,21 +82,21 @@ class Store:
         reads: Mapping[Path, Path] | None = None,
         **notes: Any,
     ) -> bool:
-        """Make `outputs` and the receipt; True if that took work.
+        """Make `outputs` and the receipt; return True if work was needed.
 
         Args:
             action: what decides the result.
             outputs: by name, the path of a file or folder.
-            receipt: where to say what was made from what.
+            receipt: the file that records the inputs and the outputs.
             work: gets a path to write to for each name.
-            reads: artifacts that the work reads, with the receipts by whose hashes the action knows them.
-            notes: what else the receipt should say (the engine, for instance).
+            reads: artifacts that the work reads, with their receipts, whose hashes are in the action.
+            notes: further entries of the receipt (the engine, for instance).
 
         Raises:
-            ShardmillError: An artifact to be read is not the one that was made.
+            ShardmillError: an artifact to be read differs from its receipt.
         """
         with using_store(self.root):
-            with contextlib.suppress(OSError):  # a store that may only be read: its owner's gc does not know of us
+            with contextlib.suppress(OSError):  # a read-only store: its owner's gc does not count this build
                 register(self.root)
             entry = self.root / action.key
             answer = remote.pull(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
@@ -117,7 +117,7 @@ class Store:
         return worked
 
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
-        """Work, and keeps the result as the entry."""
+        """Run `work`, and keep the result as the entry."""
 
         def checked(made: Mapping[str, Path]) -> None:
             work(made)
@@ -126,7 +126,7 @@ class Store:
         self.fill(entry, names, checked)
 
     def fill(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
-        """Run `work` in a scratch folder and turn that into the entry."""
+        """Run `work` in a scratch folder and make that folder the entry."""
         with scratch_folder(self.root) as scratch:
             made = {name: scratch / stored(name, path) for name, path in names.items()}
             work(made)
@@ -143,12 +143,12 @@ class Store:
     def last(self, receipt: Path) -> Path:
         """Return where the last action for a receipt is remembered (Snakemake removes the receipt before the job).
 
-        It is the build's, beside the store: others that share the store may have a receipt of the same name.
+        The file lies beside the store: other builds that share the store may have a receipt of the same name.
         """
         return self.root.parent / LAST / f"{digest(os.path.relpath(receipt, self.root))[:32]}.json"
 
     def changes(self, action: Action, receipt: Path) -> list[str] | None:
-        """Return the ingredients of the key that differ from the last time; None if there was no last time."""
+        """Return the ingredients of the key that changed since the last time; None if there was no last time."""
         try:
             before = read_json(self.last(receipt))
         except UnreadableError:
@@ -156,6 +156,6 @@ class Store:
         return key_differences(before, parse_json(dumps(asdict(action))))
 
     def reason(self, action: Action, receipt: Path) -> str:
-        """Return why there is work: what differs in the key from the last time."""
+        """Return the reason for work: the ingredients of the key that changed since the last time."""
         found = self.changes(action, receipt)
         return "not made before" if found is None else ", ".join(found) or "its entry is gone or damaged"

@@ -1,1 +1,1 @@
-"""The steps: each says what a job of it would do. Nothing heavy is imported at the top of one."""
+"""The steps: each module describes the jobs of one step. No module imports anything heavy at its top."""

@@ -15,7 +15,7 @@ from shardmill.pipeline.task import Action, Task, Tools
 
 log = logging.getLogger(__name__)
 PRECISION = "fp32"  # the portable engine's
-NOT_MEASURED = ("source", "texts")  # where the weights came from, and chat templates, of which prompts have none
+NOT_MEASURED = ("source", "texts")  # where the weights came from, and chat templates, which the prompts do not use
 
 
 def task(
@@ -28,15 +28,15 @@ def task(
 ) -> Task:
     """Describe a speed, which depends on the programs, the requests and the machine, not on the weights' source.
 
-    What was measured of these very programs on this machine stands: `shardmill bench` measures anew.
+    A speed that was measured with the same programs on this machine is reused; `shardmill bench` measures anew.
 
     Args:
-        manifest: model.json, which there is only once every gate has passed.
+        manifest: model.json, which exists only if every gate has passed.
         text: the file that the settings name for the sweep over prompt lengths.
         tasks: the prompts of the tasks that the settings name.
         settings: the config's `benchmark`.
-        engine: what runs the programs.
-        tools: what decides the result besides.
+        engine: the engine that runs the programs.
+        tools: what else decides the result.
     """
 
     def work(made: Mapping[str, Path]) -> None:
@@ -45,7 +45,7 @@ def task(
         from shardmill.config import Benchmark
 
         for name in machine.THREAD_VARIABLES:
-            os.environ.pop(name, None)  # the job's, for sums alike everywhere; the server takes what is quickest
+            os.environ.pop(name, None)  # set by the job for equal sums everywhere; the server takes the fastest count
         asked, build = Benchmark(**settings), manifest.parent
         speed = sentences.benchmark_encoder(build, asked, PRECISION, log.info) if encodes else benchmark(build, asked)
         write_json(made["speed"], speed)

@@ -1,4 +1,4 @@
-"""calibration: what transformers makes of the calibration text with the original weights, at the edges of parts."""
+"""calibration: hidden states of transformers for the calibration text, original weights, at the edges of parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
         record: source.receipt.json, beside which the checkpoint lies.
         text: the calibration text, one file.
         settings: the config's `convert.calibration`.
-        tools: what decides the result besides.
+        tools: what else decides the result.
     """
     assert settings is not None, "a build without calibration has no such step"
     plan, (file,) = read_json(summary), text

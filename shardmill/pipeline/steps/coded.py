@@ -1,4 +1,4 @@
-"""Which programs a file of codes says something of."""
+"""The check whether a file of codes concerns a program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardmill.checkpoint.headers import read_header
 
 
 def has_codes(file: Path, forms: Mapping[str, str]) -> bool:
-    """Return whether a file has codes of a matrix in the form that it is to have; INT8 for one is always rounded."""
-    real = file.resolve()  # whoever foresees what is to be done looks at a link to it
+    """Return whether a file has codes of a matrix in its chosen form; INT8, for example, never has codes."""
+    real = file.resolve()  # a forecast of the work (`why`) passes a link
     held = {info.name for info in read_header(real.parent, real.name)}
     return any(f"{path}.{name}.codes" in held for path, name in forms.items())

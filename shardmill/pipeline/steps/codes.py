@@ -1,6 +1,6 @@
-"""codes: the integers that quantisers choose for a part's matrices, by what calibration has seen of their inputs.
+"""codes: the integers that quantisers choose for a part's matrices, from the matrices' inputs during calibration.
 
-Every matrix has its codes, whatever form a recipe gives it: so another recipe makes none of them again.
+Every matrix gets codes, whatever form a recipe gives it, so another recipe does not make the codes again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 def task(part: Path, summary: Path, record: Path, edges: Artifact, forms: Sequence[str], tools: Tools) -> Task:
     """Describe a file of codes in INT4 and other forms, see convert/codes.py.
 
-    Its metadata has each matrix' errors, by form.
+    The file's metadata has the errors of each matrix, by form.
 
     Args:
         part: parts/P.json.
         summary: plan.json.
         record: source.receipt.json, beside which the checkpoint lies.
-        edges: what the step calibration made.
-        forms: that the search may take besides INT4 and INT8.
-        tools: what decides the result besides.
+        edges: the output of the step calibration.
+        forms: forms besides INT4 and INT8 that the search may choose.
+        tools: what else decides the result.
     """
     piece, content = plan.load_part(part), read_json(summary)
 

@@ -1,6 +1,6 @@
 """compile: .mlpackage -> .mlmodelc, by Apple's compiler on a Mac, by the portable one elsewhere.
 
-With `program.bundles: each`, what is made is a folder with a bundle for each function of the package.
+With `program.bundles: each`, the output is a folder with a bundle for each function of the package.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ UNVERIFIED = (
 
 
 def task(package: Artifact, bundles: str, engine: Mapping[str, str], tools: Tools) -> Task:
-    """Describe a bundle, which depends on its package's bytes and on whose compiler it is.
+    """Describe a bundle, which depends on the bytes of its package and on the compiler.
 
     Args:
         package: the .mlpackage.
         bundles: the config's `program.bundles`.
-        engine: whose compiler it is.
-        tools: what decides the result besides.
+        engine: the engine whose compiler is used.
+        tools: what else decides the result.
     """
 
     def work(made: Mapping[str, Path]) -> None:

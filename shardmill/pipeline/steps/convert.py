@@ -28,11 +28,11 @@ def task(
         part: parts/P.json.
         recipe: precision.json.
         record: source.receipt.json, beside which the checkpoint lies.
-        codes: the part's, where a quantiser chose them.
+        codes: the part's codes, if a quantiser chose them.
         method: the config's `convert.method`.
-        tools: what decides the result besides.
-        templates: a folder for what all parts share, made by these tools.
-        threads: how many encode weights.
+        tools: what else decides the result.
+        templates: a folder for conversion results that all parts share, made by these tools.
+        threads: the number of threads that encode weights.
     """
     piece, source = plan.load_part(part), source_folder(record)
     forms = piece.forms(recipes.read_recipe(read_json(recipe.path), recipe.path.name))

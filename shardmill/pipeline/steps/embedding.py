@@ -17,8 +17,8 @@ def task(part: Path, record: Path, form: str, tools: Tools, threads: int = 1) ->
         part: parts/embedding.json.
         record: source.receipt.json, beside which the checkpoint lies.
         form: the config's `convert.embedding`.
-        tools: what decides the result besides.
-        threads: how many round.
+        tools: what else decides the result.
+        threads: the number of threads that round.
     """
     piece = plan.load_part(part)
 

@@ -17,8 +17,8 @@ def task(source: Mapping[str, str | None], hashes: HashCache, before_change: Cal
     """Fill source/ beside the record (source.receipt.json) from a local folder or the hub.
 
     Args:
-        source: the config's.
-        hashes: of files that are known.
+        source: the config's `source`.
+        hashes: the cache of file hashes.
         before_change: called before other files take the place of those in source/.
     """
 

@@ -27,16 +27,16 @@ def task(
     form: str = "fp16",
     reshape: str = INFREQUENT,
 ) -> Task:
-    """Describe model.json. Its hashes are those that the receipts record, and every file is compared with them.
+    """Describe model.json. Its hashes come from the receipts, and every file is compared with them.
 
     Args:
         summary: plan.json.
         record: source.receipt.json.
-        stack: parity/stack.json, which says how close two logits are that another width of a pass may turn.
+        stack: parity/stack.json, which gives how close two logits are whose order may change with the width of a pass.
         packages: the .mlpackage of every part.
         bundles: the .mlmodelc of every part.
         table: embedding.safetensors.
-        form: the config's `convert.embedding`; a runtime is told of any but fp16.
+        form: the config's `convert.embedding`; model.json names it unless it is fp16.
         reshape: the config's `program.reshape_frequency`.
     """
     root = summary.parent
@@ -51,7 +51,7 @@ def task(
         }
         content = runtime_manifest(plan, programs, held, reshape)
         content |= {key: value for key, value in read_json(stack.path).items() if key == "margin"}
-        # Compiled bundles last as long as the system they were compiled for; the packages are what to compile again.
+        # Compiled bundles last as long as their operating system; on a newer one the packages are compiled again.
         content["packages"] = _by_part(packages, root)
         hashes = {name: file["sha256"] for name, file in source["files"].items()}
         content["tokenizer"] = {"path": f"{SOURCE}/{TOKENIZER}", "sha256": hashes[TOKENIZER]}
@@ -76,7 +76,7 @@ def _compiler(bundle: Path) -> dict[str, str]:
 
 
 def _bundles(program: Mapping[str, Any]) -> dict[str, Any]:
-    """Return where each function's bundle lies; nothing of a program that is one bundle."""
+    """Return where each function's bundle lies; empty if the program is one bundle."""
     names = sorted({file.partition("/")[0] for file in program["files"]})
     found = {name.removesuffix(BUNDLE): f"{program['path']}/{name}" for name in names if name.endswith(BUNDLE)}
     return {"bundles": found} if found else {}

@@ -1,4 +1,4 @@
-"""measured: what a set of forms costs on text that nothing was chosen by, beside what was foreseen."""
+"""measured: the cost of a set of forms on text that no choice was based on, beside the estimated cost."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def task(
 ) -> Task:
     """Describe {"foreseen": {...}, "measured": {...}} of one of the search's points.
 
-    A point is known by its forms: where another budget leaves them as they are, it is not measured again.
+    The forms identify a point: if another budget leaves the forms unchanged, the point is not measured again.
 
     Args:
         point: its name.
         summary: plan.json.
-        parts: every parts/P.json but that of the embedding.
+        parts: every parts/P.json except parts/embedding.json.
         record: source.receipt.json, beside which the checkpoint lies.
-        chosen: what the search found.
-        states: what the step original made.
-        codes: of every part.
-        tools: what decides the result besides.
+        chosen: the search's result.
+        states: the output of the step original.
+        codes: the codes of every part.
+        tools: what else decides the result.
     """
     content = read_json(summary)
     known: Mapping[str, Any] = read_json(chosen.path)["points"][point]

@@ -1,4 +1,4 @@
-"""original: what transformers makes of windows of text that neither quantisers nor the search have seen."""
+"""original: outputs of transformers for windows of text that neither the quantisers nor the search have seen."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
         summary: plan.json.
         record: source.receipt.json, beside which the checkpoint lies.
         text: the calibration text, one file.
-        settings: window, held and windows: how long, after how many of the text's second half, and how many.
-        tools: what decides the result besides.
+        settings: window, held and windows: the length, the skipped windows of the text's second half, the number.
+        tools: what else decides the result.
     """
     assert settings is not None, "a build without calibration has no such step"
     plan, (file,) = read_json(summary), text

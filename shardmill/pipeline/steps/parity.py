@@ -40,20 +40,20 @@ def task(
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
-    """Describe a verdict, which depends on the part, its programs, what they are compared with, and the engine.
+    """Describe a verdict, which depends on the part, its programs, the reference, and the engine.
 
     Args:
         summary: plan.json.
         part: parts/P.json.
         recipe: precision.json, since the bits of the matrices decide the part's limits.
         record: source.receipt.json, beside which the checkpoint lies.
-        states: what the reference step wrote.
-        package: the .mlpackage, of which the weights are read.
+        states: the output of the step reference.
+        package: the .mlpackage, whose weights are read.
         bundle: the .mlmodelc, which runs.
-        codes: the part's, where a quantiser chose them.
+        codes: the part's codes, if a quantiser chose them.
         reshape: the config's `program.reshape_frequency`.
-        engine: what runs the program.
-        tools: what decides the result besides.
+        engine: the engine that runs the program.
+        tools: what else decides the result.
     """
     piece, plan = plans.load_part(part), read_json(summary)
     followed = recipes.read_recipe(read_json(recipe.path), recipe.path.name)
@@ -99,13 +99,14 @@ def measurements(
 ) -> Iterator[Measurement | NotRun]:
     """Yield the measurements of a program of layers, of experts, of an LM head, or of an encoder.
 
-    Those of its weights come first: coremltools holds a matrix twice while it reads it, so transformers' model waits.
+    Measurements of weights come first: coremltools holds a matrix twice while reading it, so the transformers model is
+    loaded later.
 
     Args:
         bundle: the .mlmodelc, which runs.
-        piece: what it was made from.
+        piece: the part behind the bundle.
         plan: plan.json's content.
-        known: what the reference step wrote.
+        known: the output of the step reference.
         source: the checkpoint's folder.
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
@@ -134,13 +135,13 @@ def measurements(
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the host's arrays depend on, beside the part, and what is made of an encoder's outputs."""
+    """Return plan entries that decide, beside the part, the host's arrays and the use of an encoder's outputs."""
     shared = ("rope", "window", "window_slots")
     return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
 
 
 def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:
-    """Return what verdict and receipt say that Core ML is told of programs; nothing of fixed shapes."""
+    """Return the reshape hint for Core ML that verdict and receipt record; empty if all shapes are fixed."""
     fixed = all(piece.kind == ENCODER or piece.calls.shapes == FIXED for piece in pieces)
     return {} if fixed else {"reshape_frequency": reshape}
 
@@ -155,11 +156,11 @@ def parity_verdict(
     """Return what parity/P.json holds.
 
     Args:
-        name: of the part.
-        engine: what ran it.
-        found: what was measured.
-        judged: says by which limits, see gates/thresholds.py; nothing by those of INT8.
-        worst: names the matrix to look at where precision missed one.
+        name: the part's name.
+        engine: the engine that ran the part.
+        found: the measurements.
+        judged: names the limits, see gates/thresholds.py; empty for the INT8 limits.
+        worst: names the matrix to look at if precision missed a limit.
     """
     from shardmill.gates import measurement, parity, rounding
 

@@ -37,21 +37,21 @@ def task(
     engine: Mapping[str, str],
     tools: Tools,
 ) -> Task:
-    """Describe a verdict, which depends on all programs, on what they are compared with, and the engine.
+    """Describe a verdict, which depends on all programs, on the reference, and on the engine.
 
     Args:
         summary: plan.json.
-        parts: every parts/P.json, in the order of a pass, that of the embedding last.
-        recipe: precision.json, for the forms of most weights decide by which limits the stack is judged.
+        parts: every parts/P.json, in the order of a pass, parts/embedding.json last.
+        recipe: precision.json, since the forms of most weights decide the stack's limits.
         record: source.receipt.json, beside which the checkpoint lies.
-        states: what the reference step wrote.
-        packages: the .mlpackage of every part, of which the weights are read.
+        states: the output of the step reference.
+        packages: the .mlpackage of every part, whose weights are read.
         bundles: the .mlmodelc of every part, which runs.
         table: embedding.safetensors.
-        chosen: what the search chose, if there was one: then the stack is held to what that foresaw.
+        chosen: the search's result, if there was a search: then its estimate limits the stack.
         reshape: the config's `program.reshape_frequency`.
-        engine: what runs the programs.
-        tools: what decides the result besides.
+        engine: the engine that runs the programs.
+        tools: what else decides the result.
     """
     plan = read_json(summary)
     search = read_json(chosen[0].path) if chosen else None
@@ -98,7 +98,7 @@ def _measured(
 
 
 def _judged(pieces: Iterable[plans.Part], followed: recipes.Recipe, search: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the limits: those of the forms of most weights, or what the search estimated if there was one."""
+    """Return the limits: by the forms of most weights, or by the search's estimate if there was a search."""
     numbers = Counter[str]()
     for piece in pieces:
         numbers.update(followed.numbers(piece.named_shapes))

@@ -1,4 +1,4 @@
-"""provenance: who was built from what, with which tools, and what the gates found, as in-toto statements."""
+"""provenance: the inputs and tools of a build, and the results of the gates, as in-toto statements."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def task(
     Args:
         record: source.receipt.json.
         manifest: model.json.
-        receipts: of all steps.
-        verdicts: of all gates.
-        text: what the parity gates were fed with.
+        receipts: the receipts of all steps.
+        verdicts: the verdicts of all gates.
+        text: the input text of the parity gates.
         calibration: the calibration text, if there is one.
-        recipe: the file that says which form each matrix has, if one does.
+        recipe: the file with the form of each matrix, if the config names a file.
         settings: the config as plain data.
     """
 

@@ -1,4 +1,4 @@
-"""reference: what transformers makes of the parity text with the original weights in fp32, at every layer's edge."""
+"""reference: outputs of transformers for the parity text, original weights in fp32, at every layer's edge."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ BLOCK = 1 << 22  # bytes that are hashed at a time
 
 
 def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], tools: Tools) -> Task:
-    """Describe a safetensors file of tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], and experts.
+    """Describe a safetensors file: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], experts.
 
-    The last are there for a model that has them: indices of those that each token takes, [layers, positions, chosen].
+    `experts` exists only for a model with experts: the indices of each token's experts, [layers, positions, chosen].
 
-    Of an encoder: of tokens [n] and, for each bucket T, output_T: what comes out for their passages, a row for each
-    token or, where texts are classified, for each passage.
+    An encoder's file has tokens [n] and, for each bucket T, output_T: the outputs for the passages of the tokens. Each
+    token has a row; if texts are classified, each passage has a row.
 
     Args:
         summary: plan.json.
         record: source.receipt.json, beside which the checkpoint lies.
         text: the parity text; its first n tokens cover the perplexity positions.
-        parity: the config's.
-        tools: what decides the result besides.
+        parity: the config's `parity`.
+        tools: what else decides the result.
     """
     plan = read_json(summary)
 
@@ -69,21 +69,21 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
 
 
 def positions(parity: Mapping[str, Any], context: int) -> int:
-    """Return how many of the text's tokens are fed at most, and so how many rows of logits there are."""
+    """Return the largest number of tokens from the text, which is also the number of rows of logits."""
     return min(max(int(parity["positions"]), int(parity["perplexity_positions"])), context)
 
 
 def seen(states: Path, part: Part) -> str:
-    """Return content hash of what a part is compared with.
+    """Return the content hash of a part's reference values.
 
-    The hidden states at its own edges; the last and logits for a head.
+    The values are the hidden states at the part's edges; for a head, the last hidden state and the logits.
 
-    The edges of experts are those of their layer.
+    The edges of experts are the edges of their layer.
 
-    So what changes in one layer leaves the parts before it alone.
+    So a change in one layer does not affect the parts before that layer.
 
     Args:
-        states: what this step wrote, or a link to it.
+        states: the output of this step, or a link to that file.
         part: the part.
     """
     states = states.resolve()
@@ -107,7 +107,7 @@ def seen(states: Path, part: Part) -> str:
 def _outputs(
     source: Path, plan: Mapping[str, Any], tokens: list[int], weights: Callable[[str], Tensor]
 ) -> dict[str, Tensor]:
-    """Return what transformers makes of the tokens' passages, for each bucket."""
+    """Return the outputs of transformers for the tokens' passages, for each bucket."""
     import torch
 
     from shardmill.gates.encoder_reference import EncoderReference, passages
@@ -121,7 +121,7 @@ def _outputs(
 
 
 def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
-    """Return sha256 of what some ranges of bytes of a file hold, and of the shapes that they have."""
+    """Return the sha256 over some byte ranges of a file and over the shapes of their tensors."""
     digest = hashlib.sha256(shapes.encode())
     with states.open("rb") as stream:
         for start, end in spans:
@@ -132,7 +132,7 @@ def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
 
 
 def encode(source: Path, text: Path) -> list[int]:
-    """Return the text's tokens by the checkpoint's own tokenizer. Raises CheckpointError where it has no sound one."""
+    """Return the text's tokens by the checkpoint's tokenizer. Raises CheckpointError if that is missing or damaged."""
     file = source / "tokenizer.json"
     if not file.is_file():
         raise CheckpointError(f"{source}: holds no tokenizer.json; add the one that belongs to the checkpoint")

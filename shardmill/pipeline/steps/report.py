@@ -29,7 +29,7 @@ def task(
     settings: Mapping[str, Any],
     pipeline: Sequence[Mapping[str, Any]],
 ) -> Task:
-    """Describe report.html, its figures as files, and a receipt that holds their hashes and that of the benchmark.
+    """Describe report.html, its figures as files, and a receipt with their hashes and the benchmark's hash.
 
     Args:
         manifest: model.json.
@@ -37,12 +37,12 @@ def task(
         record: source.receipt.json.
         parts: every parts/P.json.
         artifacts: the packages and the embedding table, for their sizes.
-        verdicts: what the gates said.
-        speed: benchmark/speed.json, if the config does not leave out the benchmark.
+        verdicts: the verdicts of the gates.
+        speed: benchmark/speed.json, if the config has a benchmark.
         receipts: of all steps up to the gates.
-        search: what the search for forms found, if there was one.
-        evidence: what was measured of the build elsewhere, as it was imported.
-        points: what was measured of sets of forms.
+        search: the result of the search for forms, if there was a search.
+        evidence: imported measurements of the build on other machines.
+        points: measurements of sets of forms.
         settings: the config as plain data.
         pipeline: the steps as `dag.listed_steps` returns them.
     """

@@ -14,14 +14,14 @@ from shardmill.pipeline.verdict import write_verdict
 
 
 def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, str], tools: Tools) -> Task:
-    """Describe a verdict, which depends on the bytes that were judged, the range of T, and who judged.
+    """Describe a verdict, which depends on the judged bytes, the range of T, and the engine.
 
     Args:
         part: parts/P.json.
         package: the .mlpackage.
         bundle: the .mlmodelc.
-        engine: what loads the program.
-        tools: what decides the result besides.
+        engine: the engine that loads the program.
+        tools: what else decides the result.
     """
     piece = plan.load_part(part)
 

@@ -1,4 +1,4 @@
-"""search: the forms that a budget buys, and what other budgets would."""
+"""search: the best forms within a budget, and within other budgets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def task(parts: list[Path], costs: list[Artifact], settings: Mapping[str, Any] |
     """Describe the chosen form of each matrix, with estimates of the front and of sets that will be measured.
 
     Args:
-        parts: every parts/P.json but that of the embedding.
-        costs: what the step sensitivity made of each.
-        settings: the config's `convert.budget`, and of its `convert.search` forms and measured.
-        tools: what decides the result besides.
+        parts: every parts/P.json except parts/embedding.json.
+        costs: the output of the step sensitivity for each part.
+        settings: the config's `convert.budget`, and `forms` and `measured` of its `convert.search`.
+        tools: what else decides the result.
     """
     assert settings is not None, "a build without a search has no such step"
     limits = {name: value for name, value in settings["budget"].items() if value is not None}

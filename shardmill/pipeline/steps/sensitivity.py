@@ -20,10 +20,10 @@ def task(
         part: parts/P.json.
         summary: plan.json.
         record: source.receipt.json, beside which the checkpoint lies.
-        edges: what the step calibration made.
-        codes: the part's.
-        tools: what decides the result besides.
-        threads: how many measure.
+        edges: the output of the step calibration.
+        codes: the part's codes.
+        tools: what else decides the result.
+        threads: the number of threads that measure.
     """
     piece, content = plan.load_part(part), read_json(summary)
 

@@ -33,7 +33,7 @@ DECIDING = (
     "head",
     "convert",
 )  # keys of the config
-# What a plan says of its section `program`, and where that is most often; not how programs are compiled or loaded.
+# Keys of the section `program` that a plan records, with their usual values; not how programs are compiled or loaded.
 FORM: Mapping[str, Any] = {"shapes": RANGE, "state": GRAPH, "contexts": []}
 
 EMBEDDING = "embed_tokens.weight"
@@ -43,15 +43,15 @@ HEAD = "lm_head.weight"
 def task(
     record: Path, recipe: list[Path], settings: Mapping[str, Any], hashes: HashCache, tools: Tools, threads: int = 1
 ) -> Task:
-    """Describe a plan, which depends on the checkpoint's files and on the config but for what is measured later.
+    """Describe a plan, which depends on the checkpoint's files and on the config except settings of later measurements.
 
     Args:
         record: source.receipt.json, beside which the checkpoint lies.
         recipe: the file that the config's `convert.precision` names, if it names one.
         settings: the config.
-        hashes: of files that are known.
-        tools: what decides the result besides.
-        threads: how many hash.
+        hashes: the cache of file hashes.
+        tools: what else decides the result.
+        threads: the number of threads that hash.
     """
     files = read_json(record)["files"]
 
@@ -113,9 +113,9 @@ def split(
 
 
 def prefix_of(tensors: Iterable[str], usual: str) -> str:
-    """Return what a decoder's tensors are called by, told by its embedding.
+    """Return the prefix of a decoder's tensor names, as the name of its embedding shows it.
 
-    A larger model has it under a longer prefix.
+    In a larger model the embedding has a longer prefix.
     """
     found = [name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)]
     return found[0] if len(found) == 1 else usual
@@ -143,14 +143,14 @@ def _model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
 
 
 def eos_token_ids(source: Path, hf: Any) -> list[int]:
-    """Return tokens that end a generation: generation_config.json's, else config.json's. Raises CheckpointError."""
+    """Return a generation's end tokens: generation_config.json's or else config.json's. Raises CheckpointError."""
     from transformers import GenerationConfig
 
     ids, file = hf.eos_token_id, source / "generation_config.json"
     if file.is_file():
         try:
             ids = GenerationConfig.from_pretrained(source).eos_token_id or ids
-        except Exception as error:  # whatever transformers makes of it
+        except Exception as error:  # whatever transformers raises
             raise CheckpointError(f"{file} can't be read: {' '.join(str(error).split())}; fetch it again") from error
     found = [ids] if isinstance(ids, int) else list(ids or [])
     if not all(isinstance(token, int) for token in found):

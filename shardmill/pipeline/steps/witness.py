@@ -31,7 +31,7 @@ def task(
         summary: plan.json.
         part: parts/P.json.
         record: source.receipt.json, beside which the checkpoint lies.
-        states: what the reference step wrote.
+        states: the output of the step reference.
         package: the .mlpackage, which contains the weights.
         bundle: the .mlmodelc, which the engine of this machine runs.
         engine: the engine of this machine.

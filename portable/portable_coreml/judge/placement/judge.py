@@ -50,7 +50,7 @@ def _seconds(subject: Subject, op: Op, shapes: _Shapes) -> float:
 
 
 def _read(subject: Subject, binding: Binding, shapes: _Shapes) -> float:
-    """Return bytes that go through memory for one value: of a constant, those that are stored."""
+    """Return the bytes that one value moves through memory; for a constant, the bytes that are stored."""
     if isinstance(binding, Value):
         return _stored(binding)
     producer = subject.producers.get(binding)
@@ -82,7 +82,7 @@ def operations(subject: Subject, op: Op, shapes: _Shapes) -> float:
 
 
 def _products(subject: Subject, op: Op, shapes: _Shapes) -> float | None:
-    """Return how many products are added up for one result; None for what is not a product of matrices."""
+    """Return how many products are added up for one result; None if the operation is not a product of matrices."""
     if op.kind in ("conv", "linear"):
         weight = _shape(subject, op, "weight", shapes)
         return None if weight is None else float(math.prod(weight[1:]))
@@ -162,7 +162,7 @@ class OpVerdict:
 
 @dataclass(frozen=True)
 class Verdicts:
-    """Every operation's verdict, and every finding, those of the whole program among them (output "")."""
+    """Every operation's verdict, and every finding, including findings on the whole program (output "")."""
 
     rows: tuple[OpVerdict, ...]
     findings: tuple[Finding, ...]

@@ -1,8 +1,8 @@
-"""What a placement rule is: data (identity, scope, confidence, sources) and one check over a function.
+"""Placement rules: a rule is data (identity, scope, confidence, sources) and one check over a function.
 
-Severities: "error" makes the operation, or for findings without one the whole program, ineligible for the Neural
-Engine; "warn" and "info" are said and decide nothing. Confidence: A = Apple says it; B = measured by two parties,
-or by one with method and data; C = one party, one machine; D = contradicted.
+Severities: "error" makes the operation ineligible for the Neural Engine, or the whole program if the finding names no
+operation; "warn" and "info" are reported and decide nothing. Confidence: A = Apple says it; B = measured by two
+parties, or by one with method and data; C = one party, one machine; D = contradicted.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _NO_DEVICE = frozenset({"const", "read_state"})  # and every constexpr_*: they h
 
 @dataclass(frozen=True)
 class Target:
-    """The machine to judge for: generation of the M-series chip, and whether it runs iOS."""
+    """The target machine: the generation of its M-series chip, and whether it runs iOS."""
 
     chip: int = 4
     ios: bool = False
@@ -113,7 +113,7 @@ def has_device(op: Op) -> bool:
 
 
 def input_names(op: Op) -> Iterator[str]:
-    """Return the names to which an operation's arguments are bound."""
+    """Return the names that are bound to an operation's arguments."""
     for bindings in op.inputs.values():
         for binding in bindings:
             if isinstance(binding, str):
@@ -121,7 +121,7 @@ def input_names(op: Op) -> Iterator[str]:
 
 
 def label(op: Op) -> str:
-    """Return how findings name an operation: its first output, or what it writes to."""
+    """Return the name of an operation in findings: its first output, or the state that it writes."""
     if op.outputs:
         return op.outputs[0].name
     written = [binding for binding in op.inputs.get("input", ()) if isinstance(binding, str)]

@@ -1,6 +1,6 @@
 """Compressed weights: every `constexpr_*` operation of iOS16 and iOS18, expanded once when the program is planned.
 
-The same operation type has different arguments in the two generations; a kernel takes both. Formulas are those of
+The same operation type has different arguments in the two generations; a kernel takes both. The formulas follow
 coremltools' operation documentation (`mil/ops/defs/iOS16/constexpr_ops.py`, `iOS18/compression.py`).
 """
 

@@ -1,8 +1,8 @@
 """Gathers and scatters.
 
-Before iOS17 negative indices count from the end, as in numpy. From then on (where the operations have an argument
-`validate_indices`) they are out of bounds: an error if it is true, else undefined but safe. Here an undefined read
-gives the last element, and an undefined write goes nowhere.
+Before iOS17 negative indices count from the end, as in numpy. From iOS17 on, where the operations have an argument
+`validate_indices`, negative indices are out of bounds. They are an error if the argument is true, and otherwise
+undefined but safe. Here an undefined read gives the last element, and an undefined write is dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from portable_coreml.run.ops.registry import kernel
 def _slots(indices: Tensor, size: int, validate: bool | None) -> Tensor:
     """Return indices into an axis of `size`, those out of bounds as `size`.
 
-    `validate` is None before iOS17. Raises ExecutionError if it is true and one is out of bounds.
+    Before iOS17 pass None as `validate`. Raises ExecutionError if `validate` is true and an index is out of bounds.
     """
     index = indices.to(torch.int64)
     if validate is None:

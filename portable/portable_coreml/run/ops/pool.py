@@ -22,7 +22,7 @@ _AVERAGE: dict[int, Callable[..., Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 
 def _padding(
     x: Tensor, kernel_sizes: Ints, strides: Ints, pad_type: str, pad: Ints | None, ceil_mode: bool
 ) -> tuple[list[int], list[int]]:
-    """Return ([before, after] per axis as asked for, the same with what `ceil_mode` adds)."""
+    """Return ([before, after] per axis as requested, the padding extended for `ceil_mode`)."""
     pads = resolve_pads(x, pad_type, pad, kernel_sizes, strides, [1] * len(kernel_sizes))
     extended = list(pads)
     for i, (k, s) in enumerate(zip(kernel_sizes, strides, strict=True)):

@@ -3,10 +3,10 @@
 Operation type -> a function over torch tensors whose parameters are the operation's MIL arguments.
 
 A kernel's annotations say how each argument reaches it:
-- `Tensor`: a torch tensor, constant or not;
-- `Tensors`: a list argument (concat's `values`);
-- `Elements`: a value that is itself a list of tensors. A kernel that gives one returns it in a tuple of one;
-- `int`, `float`, `bool`, `str`, `Ints`, `Bools`, `Pairs`: a plain value. Where the program computes it at run time,
+- `Tensor`: a torch tensor, constant or not.
+- `Tensors`: a list argument (concat's `values`).
+- `Elements`: a value that is itself a list of tensors. A kernel that gives such a list returns it in a tuple of one.
+- `int`, `float`, `bool`, `str`, `Ints`, `Bools`, `Pairs`: a plain value. If the program computes it at run time,
   the planner converts it, and knows that the result's shape now depends on data.
 """
 
