@@ -107,11 +107,11 @@ def pinned(repo: str, revision: str | None, access: HubAccess) -> str:
     """Return `revision` if it is a commit. Otherwise raise a CheckpointError that names the commit to pin."""
     if revision and _GIT_ID.fullmatch(revision):
         return revision
-    commit = resolve_revision(repo, revision, access)
+    commit = _resolve_revision(repo, revision, access)
     raise CheckpointError(f"{repo}: revision {revision or 'main'!r} is a name that can move; pin revision: {commit}")
 
 
-def resolve_revision(repo: str, revision: str | None, access: HubAccess) -> str:
+def _resolve_revision(repo: str, revision: str | None, access: HubAccess) -> str:
     """Return the current commit of `revision`."""
     if revision and _GIT_ID.fullmatch(revision):
         return revision
@@ -238,7 +238,7 @@ def download_all(
     """
     use_client()
     with explain_http(repo, revision, access.endpoint):
-        commit = resolve_revision(repo, revision, access)
+        commit = _resolve_revision(repo, revision, access)
         folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
         snapshot = folder / "snapshots" / commit
         files = [file for name, file in _list_files(repo, commit, folder, access).items() if name != HUB_S_OWN]

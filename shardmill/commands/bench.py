@@ -63,7 +63,7 @@ def bench(
     }
     encodes = holds_encoder(build)
     manifest = read_manifest(build, ENCODER if encodes else RUNTIME)
-    settings = benchmark_settings({name: value for name, value in wanted.items() if value not in (None, [], ())})
+    settings = _benchmark_settings({name: value for name, value in wanted.items() if value not in (None, [], ())})
     from shardmill.bench import sentences
     from shardmill.bench.speed import benchmark
     from shardmill.files import cache_folder, give_back, write_json
@@ -83,11 +83,11 @@ def bench(
     if as_json:
         typer.echo(json.dumps(measured))
     else:
-        (_show_sentences if encodes else print_figures)(measured)
+        (_show_sentences if encodes else _print_figures)(measured)
         typer.echo(f"written to {file}; `snakemake --cores 4 all` draws it into report.html")
 
 
-def benchmark_settings(wanted: dict[str, Any]) -> Benchmark:
+def _benchmark_settings(wanted: dict[str, Any]) -> Benchmark:
     """Return the settings; raises ConfigError for values that make no sense."""
     from pydantic import ValidationError
 
@@ -114,7 +114,7 @@ def _show_sentences(measured: dict[str, Any]) -> None:
         typer.echo(f"not run: {gap['what']}: {gap['reason']}")
 
 
-def print_figures(measured: dict[str, Any]) -> None:
+def _print_figures(measured: dict[str, Any]) -> None:
     """Print the figures as tables."""
     from rich.console import Console
 

@@ -98,7 +98,7 @@ def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out:
     raise AssertionError("the decoding loop ended without a result")
 
 
-def result_json(result: GenerationResult) -> dict[str, Any]:
+def _result_json(result: GenerationResult) -> dict[str, Any]:
     """Return the result as --json prints it; a speed is null if nothing was measured."""
     return {
         "tokens": list(result.tokens),
@@ -121,7 +121,7 @@ def closing_line(result: GenerationResult, engine: str, accept_top_p: float | No
         engine: the engine that ran the programs.
         accept_top_p: the share of lossy acceptance, if the user asked for it.
     """
-    figures = result_json(result)
+    figures = _result_json(result)
     speeds = ", ".join(
         f"{name} {figures[key]:.1f} tok/s"
         for name, key in (("prefill", "prefill_tok_s"), ("decode", "decode_tok_s"))
@@ -298,7 +298,7 @@ def generate(
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
         more = {"drafter": drafter, "engine": load.engine_name(), "lossy": accept_top_p is not None}
-        typer.echo(json.dumps({**result_json(result), **more}))
+        typer.echo(json.dumps({**_result_json(result), **more}))
     else:
         typer.echo()
         typer.echo(closing_line(result, load.engine_name(), accept_top_p), err=True)

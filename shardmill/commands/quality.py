@@ -174,14 +174,14 @@ def audit_range(
         typer.echo(json.dumps(nonfinite.as_json(rows)))
     else:
         console = Console(markup=False, highlight=False)
-        print_operations(console, "Each layer's largest value", nonfinite.ranges_by_layer(rows))
-        print_operations(console, "The operations nearest to the end of fp16", nonfinite.worst(rows)[:operations])
+        _print_operations(console, "Each layer's largest value", nonfinite.ranges_by_layer(rows))
+        _print_operations(console, "The operations nearest to the end of fp16", nonfinite.worst(rows)[:operations])
         console.print(range_summary(rows, len(tokens), nonfinite.first_to_leave(rows)))
     if any(row.leaves for row in rows):
         raise typer.Exit(1)
 
 
-def print_operations(console: Console, title: str, rows: Sequence[LayerRangeRow]) -> None:
+def _print_operations(console: Console, title: str, rows: Sequence[LayerRangeRow]) -> None:
     """Print one table of operations."""
     from rich.table import Table
 

@@ -106,7 +106,7 @@ def decoder(
         CheckpointError: if the config has a setting that the programs can't honour.
     """
     refuse_unplaced(config, honours)
-    check_context(config, context)
+    _check_context(config, context)
     tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
     graph = _graph(config, tables, **options)
     layers = tuple(kinds) if kinds is not None else (LayerSpec(),) * config.num_hidden_layers
@@ -216,7 +216,7 @@ def is_neutral(value: Any) -> bool:
     return value is not True and value in NEUTRAL
 
 
-def check_context(config: Any, context: int) -> None:
+def _check_context(config: Any, context: int) -> None:
     """Raise CheckpointError for more slots than the model has positions."""
     limit = config.max_position_embeddings
     if context > limit:

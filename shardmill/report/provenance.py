@@ -52,14 +52,14 @@ def origin(build: Build) -> SourceOrigin:
         place=place,
         commit="local folder, no commit" if build.source["commit"] == "local" else build.source["commit"],
         files=tuple(SourceFile(name, file["size"], file["sha256"]) for name, file in sorted(files.items())),
-        packages=tuple((p.name, package_hash(build, p.name)) for p in build.pieces if p.kind != "embedding"),
+        packages=tuple((p.name, _package_hash(build, p.name)) for p in build.pieces if p.kind != "embedding"),
         tools=_tool_versions(build),
         steps=tuple(_step_record(name, receipt) for name, receipt in sorted(build.receipts.items())),
         settings=tuple(_flattened(build.settings)),
     )
 
 
-def package_hash(build: Build, part: str) -> str:
+def _package_hash(build: Build, part: str) -> str:
     """Return the hash of a part's package from its receipt."""
     receipt = build.receipts.get(f"packages/{part}", {"outputs": {}})
     return str(receipt["outputs"].get("package", ""))
