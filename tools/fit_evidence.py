@@ -97,7 +97,7 @@ def bonus(count: int) -> Row:
 
 
 def texts() -> list[Recorded]:
-    """Return docstrings of the standard library, a text per module, in an order of their own."""
+    """Return docstrings of the standard library, a text per module, in a shuffled order."""
     encode = tekken()
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
@@ -136,7 +136,7 @@ def collect(found: Sequence[Recorded], evidence: FollowerCounts) -> Iterator[Sam
 
 
 def replay(drafter: Recording, text: Recorded) -> Iterator[Sample]:
-    """Return samples of a text, from which the drafter learns nothing."""
+    """Return samples of a text; the drafter learns nothing from the text."""
     drafter.reset(text.prompt)
     drafter.observe(text.output[:1], 0)
     done = 1

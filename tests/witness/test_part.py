@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,19 @@ import templates
 import tiny
 import torch
 from gates.judged import known
+from safetensors.torch import save_file
 from torch import Tensor
 
 from shardmill.convert.stamped import convert_stamped
 from shardmill.errors import ShardmillError
+from shardmill.files import write_json
 from shardmill.gates.measurement import Measurement, compare
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
 from shardmill.models import attention, blocks, primitives
 from shardmill.models.contract import constants
+from shardmill.pipeline.steps import witness as step
+from shardmill.pipeline.task import Artifact
 from shardmill.witness import coreai, installed, part
 
 pytestmark = pytest.mark.skipif(not installed.is_there(), reason="needs Apple's Core AI runtime, the extra coreai")
@@ -164,8 +168,15 @@ def test_a_fault_in_the_graph_is_seen(built: tiny.Build, fault: str, monkeypatch
     assert missed == {"witness_error", "witness_agreement"}
 
 
-def test_a_job_refuses_a_runtime_that_its_run_has_not() -> None:
+def test_a_job_refuses_a_runtime_that_its_run_has_not(built: tiny.Build, tmp_path: Path) -> None:
     """Its verdict would be filed under numbers of another runtime."""
-    installed.check_runtime(installed.runtime())
+    piece, states = built.layers()[0], tmp_path / "reference.safetensors"
+    save_file(known(built.source), states)
+    files = {"plan": tmp_path / "plan.json", "part": tmp_path / "part.json"}
+    write_json(files["plan"], built.plan)
+    write_json(files["part"], asdict(piece))
+    other = {"name": "coreai", "version": "coreai-core 0.1", "machine": "x86_64"}
+    made = [Artifact(path, "", {}) for path in (states, built.packages[piece.name], built.packages[piece.name])]
+    job = step.task(files["plan"], files["part"], tmp_path / "source.receipt.json", *made, {}, other, {})
     with pytest.raises(ShardmillError, match=r"need one Core AI runtime, .*coreai-core 0\.1 on x86_64; coreai-core"):
-        installed.check_runtime({"name": "coreai", "version": "coreai-core 0.1", "machine": "x86_64"})
+        job.work({"verdict": tmp_path / "verdict.json"})

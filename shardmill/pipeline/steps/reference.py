@@ -76,11 +76,8 @@ def positions(parity: Mapping[str, Any], context: int) -> int:
 def seen(states: Path, part: Part) -> str:
     """Return the content hash of a part's reference values.
 
-    The values are the hidden states at the part's edges; for a head, the last hidden state and the logits.
-
-    The edges of experts are the edges of their layer.
-
-    So a change in one layer does not affect the parts before that layer.
+    The values are the hidden states at the part's edges; for a head, the last hidden state and the logits. The edges of
+    experts are the edges of their layer. So a change in one layer does not affect the parts before that layer.
 
     Args:
         states: the output of this step, or a link to that file.

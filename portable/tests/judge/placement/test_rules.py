@@ -229,7 +229,7 @@ def test_a_sigmoid_times_its_argument_is_a_silu() -> None:
     gate = f"{ROW.replace('y', 's')} = sigmoid(x = x); {ROW.replace('y', 'r')} = relu(x = x); "
     for product in ("mul(x = s, y = x)", "mul(x = x, y = s)"):
         (found,) = BY_ID["N5"].findings(subject(f"{gate}{ROW} = {product};"))
-        assert (found.output, found.severity, found.why) == ("y", "info", "1 SiLU, the first of them here")
+        assert (found.output, found.severity, found.why) == ("y", "info", "SiLU, 1 in this function; this is the first")
     assert not list(BY_ID["N5"].findings(subject(f"{gate}{ROW} = mul(x = s, y = r);")))
     assert not list(BY_ID["N5"].findings(subject(f"{gate}{ROW} = mul(x = s, y = fp16(0x1p+0));")))
 

@@ -9,7 +9,7 @@ import numpy as np
 from portable_coreml.judge.placement.rule import Breach, Citation, Rule
 from portable_coreml.judge.placement.rules.shapes import APPLE_RULES
 from portable_coreml.judge.placement.subject import Subject, input_names, label
-from portable_coreml.program import Binding, Op
+from portable_coreml.program import Op
 
 
 def _infinite_mask(subject: Subject) -> Iterator[Breach]:
@@ -25,21 +25,16 @@ def _table_of_silu(subject: Subject) -> Iterator[Breach]:
     """Yield one breach for all of a function's SiLUs: a model has one in every layer."""
     found = [op for op in subject.runtime_ops if op.kind == "silu" or _is_silu(subject, op)]
     if found:
-        yield Breach(label(found[0]), f"{len(found)} SiLU, the first of them here")
+        yield Breach(label(found[0]), f"SiLU, {len(found)} in this function; this is the first")
 
 
 def _is_silu(subject: Subject, op: Op) -> bool:
     """Return whether an operation multiplies a value by its sigmoid, which the compiler turns into `silu`."""
     if op.kind != "mul":
         return False
-    x, y = (next(iter(op.inputs.get(argument, ())), None) for argument in ("x", "y"))
-    return any(_sigmoid_of(subject, one) == other is not None for one, other in ((x, y), (y, x)))
-
-
-def _sigmoid_of(subject: Subject, name: Binding | None) -> Binding | None:
-    """Return the value that a sigmoid was taken from to make `name`; None for any other value."""
-    producer = subject.producers.get(name) if isinstance(name, str) else None
-    return producer.inputs["x"][0] if producer is not None and producer.kind == "sigmoid" else None
+    factors = {name for argument in ("x", "y") for name in op.inputs.get(argument, ()) if isinstance(name, str)}
+    makers = [subject.producers[name] for name in factors if name in subject.producers]
+    return any(factors & set(input_names(maker)) for maker in makers if maker.kind == "sigmoid")
 
 
 def _small_probabilities(subject: Subject) -> Iterator[Breach]:
@@ -47,7 +42,7 @@ def _small_probabilities(subject: Subject) -> Iterator[Breach]:
     softmax = {out.name for op in subject.runtime_ops if op.kind == "softmax" for out in op.outputs}
     found = [op for op in subject.runtime_ops if op.kind == "matmul" and softmax & set(input_names(op))]
     if found:
-        yield Breach(label(found[0]), f"{len(found)} products of probabilities and values, the first of them here")
+        yield Breach(label(found[0]), f"product with a softmax, {len(found)} in this function; this is the first")
 
 
 RULES = (
@@ -55,7 +50,7 @@ RULES = (
         "N5",
         "info",
         "SiLU is read from a table",
-        "0.5 * x * (1 + tanh(x / 2)) has the same values and is reported to be exact; measure both on the device",
+        "0.5 * x * (1 + tanh(x / 2)) has the same values and is reported to halve the error; measure it on the device",
         _table_of_silu,
         "C",
         (
@@ -66,7 +61,7 @@ RULES = (
     Rule(
         "N6",
         "info",
-        "small probabilities are multiplied as fp16 subnormals",
+        "small probabilities lose precision in a product",
         "multiply the probabilities by 64 before the product and divide the product by 64",
         _small_probabilities,
         "C",
