@@ -237,7 +237,7 @@ def step_rows(steps: Steps, config: Config) -> list[dict[str, Any]]:
     """Return the rows of the report's list of steps as plain data, in the table's order."""
     rows: dict[str, dict[str, Any]] = {}
     for name, step in wanted(steps, config).items():
-        made = expanded(_listed(*step.makes.values())[-1], names(config))
+        made = expanded(_listed(list(step.makes.values())[-1]), names(config))
         shown = [step.receipt or template for template in _listed(next(iter(step.makes.values())))]
         row = rows.setdefault(
             step.shown or name, {"amount": step.amount, "gate": step.is_gate, "files": [], "count": 0}

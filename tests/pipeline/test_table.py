@@ -344,3 +344,11 @@ def test_why_foresees_a_new_row(listen: str, settings: config.Config, monkeypatc
     listened = [verdict for verdict in found if verdict.step.startswith("listen/")]
     assert [v.step for v in listened] == [f"listen/{part}" for part in settings.parts]
     assert {v.status for v in listened} == {"depends"}
+
+
+def test_the_report_counts_every_file_of_a_step() -> None:
+    """The demo has eight programs and the embedding, so nine parts and nine gate files of parity."""
+    root = Path(__file__).parents[2]
+    settings = config.load(root / "configs/demo.yaml", root)
+    rows = {row["name"]: row["count"] for row in dag.step_rows(STEPS, settings)}
+    assert (rows["split"], rows["convert"], rows["compile"], rows["parity"]) == (9, 8, 8, 9)
