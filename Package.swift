@@ -1,0 +1,39 @@
+// swift-tools-version: 6.0
+import PackageDescription
+
+// Without Core ML (on Linux) the files that use Apple's modules type-check against declarations of these modules, and
+// programs run on the portable engine, through a pipe. No outside package is fetched there.
+#if os(Linux)
+let stubs: [Target] = [
+    .target(name: "CoreML", path: "swift/Stubs/CoreML"),
+    .target(name: "FoundationModels", path: "swift/Stubs/FoundationModels"),
+]
+let coreML: [Target.Dependency] = ["CoreML"]
+let foundationModels: [Target.Dependency] = ["FoundationModels"]
+#else
+let stubs: [Target] = []
+let coreML: [Target.Dependency] = []
+let foundationModels: [Target.Dependency] = []
+#endif
+
+let package = Package(
+    name: "Shardmill",
+    platforms: [.macOS(.v15), .iOS(.v18), .visionOS(.v2)],
+    products: [
+        .library(name: "Shardmill", targets: ["Shardmill"]),
+        .executable(name: "shardmill-check", targets: ["shardmill-check"]),
+    ],
+    targets: stubs + [
+        .target(name: "ShardmillDecode", path: "swift/Sources/Decode"),
+        .target(name: "ShardmillText", dependencies: ["ShardmillDecode"], path: "swift/Sources/Text"),
+        .target(name: "ShardmillCoreML", dependencies: ["ShardmillDecode"] + coreML, path: "swift/Sources/CoreML"),
+        .target(
+            name: "Shardmill", dependencies: ["ShardmillDecode", "ShardmillText", "ShardmillCoreML"] + foundationModels,
+            path: "swift/Sources/Shardmill"),
+        .target(name: "ShardmillPipe", dependencies: ["ShardmillDecode"], path: "swift/Sources/Pipe"),
+        .executableTarget(name: "shardmill-check", dependencies: ["Shardmill", "ShardmillPipe"], path: "swift/Sources/Check"),
+        .testTarget(name: "DecodeTests", dependencies: ["ShardmillDecode"], path: "swift/Tests/DecodeTests"),
+        .testTarget(name: "TextTests", dependencies: ["ShardmillText"], path: "swift/Tests/TextTests"),
+    ],
+    swiftLanguageModes: [.v6]
+)

@@ -1,0 +1,150 @@
+/// The logits of a pass, [V, T]: the rows of all LM-head parts one after the other, a column for each token.
+public struct Logits: Sendable {
+    public let values: [Float]
+    public let tokens: Int
+    public var vocab: Int { tokens == 0 ? 0 : values.count / tokens }
+
+    /// Return the likeliest token after token t; among equals the lowest.
+    public func argmax(_ t: Int) -> Int {
+        values.withUnsafeBufferPointer { values in
+            var best = 0
+            var highest = values[t]
+            var place = t
+            for v in 0..<values.count / tokens {
+                if values[place] > highest { (best, highest) = (v, values[place]) }
+                place += tokens
+            }
+            return best
+        }
+    }
+
+    /// Return the logits [V] after token t.
+    public func row(_ t: Int) -> [Float] {
+        tokens == 1 ? values : (0..<vocab).map { values[$0 * tokens + t] }
+    }
+}
+
+/// A built model in memory: tokens in, logits out.
+///
+/// The host does what the graph contract assigns to it: it looks up embeddings, computes the arrays of a pass, and chains
+/// the parts. A rejected draft needs nothing: its slots are hidden by their positions until they are overwritten.
+public final class Engine {
+    public let manifest: Manifest
+    public private(set) var layout: KVLayout
+    private let table: Table
+    private let carry: Int
+    private var layers: [(program: Program, experts: [(program: Program, count: Int)])] = []
+    private var heads: [Program] = []
+
+    /// Load every program, at the shortest length of its context.
+    ///
+    /// - Parameters:
+    ///   - manifest: the build's model.json.
+    ///   - backend: what runs the programs.
+    ///   - progress: called before each part is loaded, with its place.
+    public init(_ manifest: Manifest, backend: any Backend, progress: (Part, Int) throws -> Void = { _, _ in }) throws {
+        self.manifest = manifest
+        layout = KVLayout(manifest)
+        table = try Table(manifest.embedding)
+        if table.rows < manifest.vocab {
+            throw ShardmillError(.build, "the embedding table has \(table.rows) rows, the vocabulary \(manifest.vocab)")
+        }
+        guard case .fixed(let channels) = manifest.parts[0].inputs["x"]![1], channels >= table.columns else {
+            throw ShardmillError(.build, "\(manifest.parts[0].name): x has fewer channels than the embedding table")
+        }
+        carry = channels - table.columns
+        layout.resize(manifest.lengths[0])
+        for (place, part) in manifest.parts.enumerated() {
+            try progress(part, place)
+            let program = try Program(part, backend: backend)
+            switch part.kind {
+            case .layers: layers.append((program, []))
+            case .experts: layers[layers.count - 1].experts.append((program, part.end - part.start))
+            case .head: heads.append(program)
+            }
+        }
+    }
+
+    /// Forget every slot and go back to the shortest context.
+    public func reset() throws {
+        layout.reset()
+        try move(to: manifest.lengths[0])
+    }
+
+    /// Move to the shortest context of at least `slots` slots; the contents of slots beyond it are forgotten.
+    public func fit(_ slots: Int) throws {
+        guard let length = manifest.lengths.first(where: { $0 >= slots }) else {
+            throw ShardmillError(.promptTooLong, "a text takes \(slots) slots, the context has \(manifest.context): shorten it")
+        }
+        try move(to: length)
+    }
+
+    /// Move every part, or none if one can't be loaded at that length.
+    private func move(to length: Int) throws {
+        if length == layout.length { return }
+        let (before, keep) = (layout.length, !layout.isEmpty)
+        do {
+            for part in layers { try part.program.move(to: length, context: manifest.context, keep: keep) }
+        } catch {
+            for part in layers { try part.program.move(to: before, context: manifest.context, keep: keep) }
+            throw error
+        }
+        layout.resize(length)
+    }
+
+    public func forget(_ slots: [Int]) { layout.forget(slots) }
+
+    public func rewindable(_ position: Int) -> Bool { layout.rewindable(position) }
+
+    /// Write each token's key and value into its slot and return the logits.
+    public func forward(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> Logits {
+        let hidden = try hidden(tokens, slots: slots, positions: positions)
+        var logits = [Float]()
+        logits.reserveCapacity(manifest.vocab * tokens.count)
+        for head in heads { logits += try head.run(["hidden": hidden], tokens: tokens.count).values }
+        return Logits(values: logits, tokens: tokens.count)
+    }
+
+    /// Return the last layer's output [1, d, T, 1], without running the LM head.
+    @discardableResult
+    public func hidden(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> HostArray {
+        var x = try table.columns(of: tokens, carry: carry)
+        if slots.max()! >= layout.length { try fit(slots.max()! + 1) }
+        var given = try layout.arrays(slots: slots, positions: positions)
+        for part in layers {
+            let width = x.shape[1]
+            given["x"] = x
+            let hidden = try part.program.run(given, tokens: tokens.count)
+            x = part.experts.isEmpty ? hidden : try join(hidden, width: width, part.experts)
+        }
+        return x
+    }
+
+    /// Return the next part's x, given the output of a part that ends before routed experts.
+    ///
+    /// The output has the channels of x, then the experts' input z, then each expert's weight for each token. A group of
+    /// experts that no token is routed to does not run.
+    private func join(_ hidden: HostArray, width: Int, _ experts: [(program: Program, count: Int)]) throws -> HostArray {
+        let (stream, tokens) = (table.columns, hidden.shape[2])
+        func channels(_ range: Range<Int>) -> HostArray {
+            HostArray(
+                shape: [1, range.count, tokens, 1],
+                values: Array(hidden.values[range.lowerBound * tokens..<range.upperBound * tokens]))
+        }
+        let count = experts.map(\.count).reduce(0, +)
+        if hidden.shape[1] < width + stream + count {
+            throw ShardmillError(.program, "the output before routed experts has \(hidden.shape[1]) channels")
+        }
+        var x = channels(0..<width)
+        let z = channels(width..<width + stream)
+        var first = width + stream
+        for (program, count) in experts {
+            let weights = channels(first..<first + count)
+            first += count
+            if weights.values.allSatisfy({ $0 == 0 }) { continue }
+            let added = try program.run(["x": z, "weights": weights], tokens: tokens)
+            for place in 0..<stream * tokens { x.values[place] += added.values[place] }
+        }
+        return x
+    }
+}

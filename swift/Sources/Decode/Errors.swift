@@ -1,0 +1,25 @@
+/// An error that an app can show: what is wrong, and what helps.
+public struct ShardmillError: Error, Equatable, Sendable, CustomStringConvertible {
+    public enum Kind: String, Sendable {
+        /// model.json, or a file that it names, is missing, damaged or not supported.
+        case build
+        /// A tokenizer file is damaged or has a part that is not supported.
+        case tokenizer
+        /// A program can't be loaded or run.
+        case program
+        /// The caller asked for something that can't be done.
+        case request
+        /// The prompt does not fit into the context.
+        case promptTooLong
+    }
+
+    public let kind: Kind
+    public let message: String
+
+    public init(_ kind: Kind, _ message: String) {
+        self.kind = kind
+        self.message = message
+    }
+
+    public var description: String { message }
+}

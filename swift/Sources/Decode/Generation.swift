@@ -1,0 +1,133 @@
+/// How a request is decoded, apart from its prompt.
+public struct Options: Sendable {
+    public var maxTokens: Int
+    public var sampling: Sampling
+    /// Rows of a wider pass whose two best tokens are closer than this run again as a single token. For engines whose rows
+    /// differ with the width of the pass; model.json's `margin` says by how much.
+    public var guardMargin: Double
+
+    public init(maxTokens: Int = 256, sampling: Sampling = Sampling(), guardMargin: Double = 0) {
+        self.maxTokens = maxTokens
+        self.sampling = sampling
+        self.guardMargin = guardMargin
+    }
+}
+
+/// Why a generation ended.
+public enum FinishReason: String, Sendable { case eos, length, context, stop }
+
+/// One emitted token.
+public struct Token: Equatable, Sendable {
+    public let id: Int
+    /// True if the drafter had proposed it.
+    public let fromDraft: Bool
+}
+
+/// One request in progress: prefill, then pass after pass draft, verify, accept, until something ends it.
+///
+/// For any drafter, greedy tokens equal those of plain one-token decoding, and sampled tokens have the model's
+/// distribution. A caller may stop at any token; the session then holds what the finished passes committed.
+public final class Generation {
+    public let session: Session
+    public let promptTokens: Int
+    /// Prompt tokens that were reused from the session.
+    public private(set) var reusedTokens = 0
+    public private(set) var passes = 0
+    public private(set) var drafted = 0
+    public private(set) var accepted = 0
+    /// Nil while the generation goes on.
+    public private(set) var reason: FinishReason?
+
+    private let options: Options
+    private let drafter: (any Drafter)?
+    private var lengths: DraftLength
+    private var sampler: Sampler
+    private var emitted: [Int] = []
+    private var ready: [Token] = []
+    private let clock = ContinuousClock()
+
+    /// Prefill a prompt. The session may contain an earlier request: the prefix that both share is not run again.
+    ///
+    /// - Parameter progress: called after each pass with the prompt tokens in the slots; it may throw to stop.
+    public init(
+        _ session: Session, prompt: [Int], options: Options, drafter: (any Drafter)? = nil,
+        progress: (Int) throws -> Void = { _ in }
+    ) throws {
+        if options.maxTokens < 1 { throw ShardmillError(.request, "maxTokens is \(options.maxTokens): it must be at least 1") }
+        try options.sampling.check(vocab: session.engine.manifest.vocab)
+        self.session = session
+        self.options = options
+        self.drafter = drafter
+        promptTokens = prompt.count
+        lengths = DraftLength()
+        sampler = Sampler(options.sampling, prompt: prompt, vocab: session.engine.manifest.vocab)
+        let prefill = try session.prefill(prompt) { try progress($0.held) }
+        reusedTokens = prefill.reused
+        let first = sampler.next(prefill.logits!, prefill.row)
+        drafter?.reset(prompt)
+        drafter?.observe([first])
+        ready = [Token(id: first, fromDraft: false)]
+    }
+
+    /// Return the next token, or nil after the last one; `reason` then says why.
+    public func next() throws -> Token? {
+        if reason != nil { return nil }
+        if ready.isEmpty { try decodePass() }
+        let token = ready.removeFirst()
+        emitted.append(token.id)
+        if session.engine.manifest.eos.contains(token.id) {
+            reason = .eos
+        } else if emitted.count >= options.maxTokens {
+            reason = .length
+        } else if ready.isEmpty && session.room() == 0 {
+            reason = .context
+        }
+        return token
+    }
+
+    /// End the generation before its next token, for example at a stop string.
+    public func stop() { reason = reason ?? .stop }
+
+    /// Feed the pending token and drafts, and keep the drafts that the model itself would have produced.
+    private func decodePass() throws {
+        let most = min(session.room(), options.maxTokens - emitted.count) - 1
+        var draft = most > 0 ? drafter?.propose(most) ?? Draft() : Draft()
+        let vocab = session.engine.manifest.vocab
+        draft = draft.first(min(most, draft.tokens.firstIndex { !(0..<vocab).contains($0) } ?? draft.tokens.count))
+        let proposed = draft
+        draft = draft.first(lengths.choose(draft) { session.passWidth($0) })
+        let start = clock.now
+        let logits = try session.feed([emitted.last!] + draft.tokens)
+        let taken = start.duration(to: clock.now)
+        lengths.timed(
+            session.passWidth(1 + draft.tokens.count),
+            Double(taken.components.seconds) + Double(taken.components.attoseconds) * 1e-18)
+
+        var tokens: [Int] = []
+        var right = 0
+        for place in 0...draft.tokens.count {
+            let isDraft = place < draft.tokens.count
+            let token = try choose(logits, place, drafted: isDraft ? draft.tokens[place] : nil, guarded: !draft.tokens.isEmpty)
+            tokens.append(token)
+            if !isDraft || token != draft.tokens[place] { break }
+            right += 1
+            if session.engine.manifest.eos.contains(token) { break }
+        }
+        session.commit(1 + right)
+        drafter?.observe(tokens)
+        lengths.observe(
+            proposed.first(tokens.count), accepted: zip(proposed.tokens, tokens).prefix { $0 == $1 }.count)
+        passes += 1
+        drafted += draft.tokens.count
+        accepted += right
+        ready = tokens.enumerated().map { Token(id: $1, fromDraft: $0 < right) }
+    }
+
+    private func choose(_ logits: Logits, _ place: Int, drafted: Int?, guarded: Bool) throws -> Int {
+        if guarded && options.guardMargin > 0 && sampler.margin(logits, place) < options.guardMargin {
+            let alone = try session.refeed(place)
+            return drafted.map { sampler.check(alone, 0, drafted: $0) } ?? sampler.next(alone, 0)
+        }
+        return drafted.map { sampler.check(logits, place, drafted: $0) } ?? sampler.next(logits, place)
+    }
+}

@@ -1,0 +1,87 @@
+import Foundation
+
+/// The host's table of embeddings, mapped from its file: rows of fp16, or of int8 with a scale for each row.
+public struct Table: Sendable {
+    public let rows: Int
+    public let columns: Int
+    private let data: Data
+    private let start: Int
+    private let scales: Int?
+
+    private struct Entry: Decodable {
+        let dtype: String
+        let shape: [Int]
+        let data_offsets: [Int]
+    }
+
+    /// Map the tensor `name` of a safetensors file. The file's header says where it lies.
+    ///
+    /// - Throws: `ShardmillError` of kind `build` if the file is truncated, or contains no such table.
+    public init(_ file: URL, name: String = "embedding") throws {
+        func refuse(_ reason: String) -> ShardmillError { ShardmillError(.build, "\(file.path): \(reason)") }
+        guard let data = try? Data(contentsOf: file, options: .alwaysMapped) else { throw refuse("it can't be read") }
+        guard data.count >= 8 else { throw refuse("it is truncated") }
+        let size = data.prefix(8).enumerated().reduce(UInt64(0)) { $0 | UInt64($1.element) << (8 * UInt64($1.offset)) }
+        guard size <= UInt64(data.count - 8), size <= 100_000_000 else { throw refuse("its header is truncated") }
+        let entries: [String: Entry]
+        do {
+            var all = try JSONSerialization.jsonObject(with: data[8..<8 + Int(size)]) as? [String: Any] ?? [:]
+            all["__metadata__"] = nil
+            entries = try JSONDecoder().decode([String: Entry].self, from: JSONSerialization.data(withJSONObject: all))
+        } catch {
+            throw refuse("its header is damaged: \(describe(error))")
+        }
+        /// Return the first byte of a tensor after checking its type, shape and place.
+        func place(_ name: String, _ types: [String: Int], _ extents: Int) throws -> (Int, Entry) {
+            guard let entry = entries[name] else { throw refuse("it contains no tensor '\(name)'") }
+            guard let bytes = types[entry.dtype], entry.shape.count == extents,
+                entry.shape.allSatisfy({ (1...1 << 31).contains($0) }), entry.data_offsets.count == 2
+            else { throw refuse("the tensor '\(name)' is \(entry.dtype) \(entry.shape)") }
+            let begin = entry.data_offsets[0]
+            let end = entry.data_offsets[1]
+            guard begin >= 0, end <= data.count - 8 - Int(size), begin <= end,
+                end - begin == entry.shape.reduce(bytes, *)
+            else { throw refuse("the tensor '\(name)' is truncated") }
+            return (8 + Int(size) + begin, entry)
+        }
+        let (start, entry) = try place(name, ["F16": 2, "I8": 1], 2)
+        rows = entry.shape[0]
+        columns = entry.shape[1]
+        if entry.dtype == "I8" {
+            let (at, scale) = try place(name + ".scale", ["F16": 2], 1)
+            guard scale.shape[0] == rows else { throw refuse("it has \(scale.shape[0]) scales for \(rows) rows") }
+            scales = at
+        } else {
+            scales = nil
+        }
+        self.start = start
+        self.data = data
+    }
+
+    /// Return rows as columns: [1, columns + carry, T, 1], the last `carry` channels zero.
+    public func columns(of tokens: [Int], carry: Int = 0) throws -> HostArray {
+        if let stray = tokens.first(where: { !(0..<rows).contains($0) }) {
+            throw ShardmillError(.request, "token \(stray) is outside the vocabulary of \(rows)")
+        }
+        let count = tokens.count
+        var found = HostArray(zeros: [1, columns + carry, count, 1])
+        data.withUnsafeBytes { bytes in
+            for (t, token) in tokens.enumerated() {
+                if let scales {
+                    let scale = half(bytes, scales + 2 * token)
+                    let row = start + token * columns
+                    for c in 0..<columns { found.values[c * count + t] = Float(Int8(bitPattern: bytes[row + c])) * scale }
+                } else {
+                    let row = start + token * columns * 2
+                    for c in 0..<columns { found.values[c * count + t] = half(bytes, row + 2 * c) }
+                }
+            }
+        }
+        return found
+    }
+}
+
+/// Return the little-endian fp16 number at a byte.
+private func half(_ bytes: UnsafeRawBufferPointer, _ at: Int) -> Float {
+    Float(Float16(bitPattern: UInt16(bytes[at]) | UInt16(bytes[at + 1]) << 8))
+}

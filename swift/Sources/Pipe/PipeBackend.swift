@@ -1,0 +1,136 @@
+import Foundation
+import ShardmillDecode
+
+/// A back end whose programs run in the Python process at the other end of a pipe, on shardmill's portable engine: for
+/// machines without Core ML.
+///
+/// The process is swift/scripts/pipe_engine.py, which starts this one and explains the frames.
+public final class PipeBackend: Backend {
+    private let answers: FileHandle
+    private let requests: FileHandle
+
+    /// Use a pair of pipes; standard input and output if left out.
+    public init(reading answers: FileHandle = .standardInput, writing requests: FileHandle = .standardOutput) {
+        self.answers = answers
+        self.requests = requests
+    }
+
+    public func load(_ part: Part, function: String) throws -> any LoadedFunction {
+        let own = part.bundles[function]
+        let answer = try ask(["op": "load", "path": (own ?? part.program).path, "function": own == nil ? function : ""])
+        return PipeFunction(self, model: try answer.number("model"))
+    }
+
+    public struct Answer {
+        public let header: [String: Any]
+        public let arrays: [String: HostArray]
+
+        func number(_ key: String) throws -> Int {
+            guard let number = header[key] as? Int else { throw ShardmillError(.program, "the engine's answer lacks \(key)") }
+            return number
+        }
+    }
+
+    /// Send a request and wait for its answer.
+    @discardableResult
+    public func ask(_ header: [String: Any], _ arrays: [(String, HostArray)] = []) throws -> Answer {
+        var header = header
+        header["arrays"] = arrays.map { [$0.0, $0.1.shape] as [Any] }
+        let text = try JSONSerialization.data(withJSONObject: header)
+        var frame = withUnsafeBytes(of: UInt32(text.count).littleEndian) { Data($0) } + text
+        for (_, array) in arrays { array.values.withUnsafeBytes { frame.append(contentsOf: $0) } }
+        do {
+            try requests.write(contentsOf: frame)
+        } catch {
+            throw ShardmillError(.program, "the engine's process has ended")
+        }
+        let size = try read(4).enumerated().reduce(0) { $0 | Int($1.element) << (8 * $1.offset) }
+        guard let answer = try JSONSerialization.jsonObject(with: read(size)) as? [String: Any] else {
+            throw ShardmillError(.program, "the engine's answer is damaged")
+        }
+        if let error = answer["error"] as? String { throw ShardmillError(.program, error) }
+        var found: [String: HostArray] = [:]
+        for entry in answer["arrays"] as? [[Any]] ?? [] {
+            guard let name = entry.first as? String, let shape = entry.last as? [Int] else { continue }
+            let bytes = try read(4 * shape.reduce(1, *))
+            let values = [Float](unsafeUninitializedCapacity: bytes.count / 4) { into, count in
+                count = bytes.copyBytes(to: UnsafeMutableRawBufferPointer(into)) / 4
+            }
+            found[name] = HostArray(shape: shape, values: values)
+        }
+        return Answer(header: answer, arrays: found)
+    }
+
+    private func read(_ count: Int) throws -> Data {
+        var found = Data()
+        while found.count < count {
+            guard let more = try answers.read(upToCount: count - found.count), !more.isEmpty else {
+                throw ShardmillError(.program, "the engine's process has ended")
+            }
+            found += more
+        }
+        return found
+    }
+}
+
+private final class PipeFunction: LoadedFunction {
+    private let backend: PipeBackend
+    private let model: Int
+
+    init(_ backend: PipeBackend, model: Int) {
+        self.backend = backend
+        self.model = model
+    }
+
+    func makeState() throws -> any ProgramState {
+        PipeState(backend, number: try backend.ask(["op": "state", "model": model]).number("state"))
+    }
+
+    func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { PipeBuffer(HostArray(zeros: shape)) }
+
+    func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
+        let arrays = inputs.map { ($0.key, ($0.value as! PipeBuffer).array) }  // this back end made every buffer
+        let number = (state as? PipeState)?.number ?? 0
+        let answer = try backend.ask(["op": "run", "model": model, "state": number], arrays)
+        return answer.arrays.mapValues { PipeBuffer($0) }
+    }
+}
+
+private final class PipeState: ProgramState {
+    private let backend: PipeBackend
+    let number: Int
+
+    init(_ backend: PipeBackend, number: Int) {
+        self.backend = backend
+        self.number = number
+    }
+
+    deinit { _ = try? backend.ask(["op": "drop", "state": number]) }
+
+    func read(_ name: String) throws -> HostArray {
+        guard let found = try backend.ask(["op": "read", "state": number, "name": name]).arrays[name] else {
+            throw ShardmillError(.program, "there is no state \(name)")
+        }
+        return found
+    }
+
+    func write(_ name: String, _ array: HostArray) throws {
+        _ = try backend.ask(["op": "write", "state": number, "name": name], [(name, array)])
+    }
+}
+
+private final class PipeBuffer: Buffer {
+    var array: HostArray
+
+    init(_ array: HostArray) { self.array = array }
+
+    var shape: [Int] { array.shape }
+
+    func write(_ values: [Float]) throws { array.values = values }
+
+    func write(_ values: ArraySlice<Float>, at offset: Int) throws {
+        array.values.replaceSubrange(offset..<offset + values.count, with: values)
+    }
+
+    func read() throws -> [Float] { array.values }
+}

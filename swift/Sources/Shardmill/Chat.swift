@@ -1,0 +1,109 @@
+import ShardmillDecode
+
+/// A message of a conversation.
+public struct Message: Equatable, Sendable {
+    public enum Role: String, Sendable { case system, user, assistant }
+
+    public let role: Role
+    public let content: String
+
+    public init(_ role: Role, _ content: String) {
+        self.role = role
+        self.content = content
+    }
+}
+
+/// One conversation with a model. Its tokens stay in the cache between turns, so that a turn only feeds what is new.
+public actor Chat {
+    private let model: ShardmillModel
+    public private(set) var messages: [Message]
+    /// How the last answer ended, and what it took.
+    public private(set) var last: GenerationSummary?
+
+    init(_ model: ShardmillModel, _ messages: [Message]) {
+        self.model = model
+        self.messages = messages
+    }
+
+    /// Answer a message, and yield the answer piece by piece in whole characters.
+    ///
+    /// To cancel, cancel the task that reads the stream, or stop reading: the generation ends after a pass, and the
+    /// conversation goes on from before the message.
+    nonisolated public func stream(_ text: String, options: ShardmillOptions = .init()) -> AsyncThrowingStream<String, any Error> {
+        streaming { emit in try await self.answer(text, options, emit: emit) }
+    }
+
+    /// Answer a message and return the whole answer.
+    public func respond(to text: String, options: ShardmillOptions = .init()) async throws -> String {
+        try await answer(text, options) { _ in }
+    }
+
+    @discardableResult
+    private func answer(_ text: String, _ options: ShardmillOptions, emit: @escaping @Sendable (String) -> Void) async throws -> String {
+        let asked = messages + [Message(.user, text)]
+        let prompt = try model.prompt(asked)
+        let found = Pieces()
+        last = try await model.generate(prompt, options, stop: Set(model.manifest.chat?.stop ?? [])) { piece in
+            found.add(piece)
+            emit(piece)
+        }
+        messages = asked + [Message(.assistant, found.text)]
+        return found.text
+    }
+}
+
+/// The pieces of an answer, gathered on the model's thread and read after its end.
+private final class Pieces: @unchecked Sendable {
+    private(set) var text = ""
+
+    func add(_ piece: String) { text += piece }
+}
+
+extension ShardmillModel {
+    /// Begin a conversation.
+    ///
+    /// - Parameter instructions: the system's message; none if empty.
+    nonisolated public func chat(instructions: String = "") -> Chat {
+        Chat(self, instructions.isEmpty ? [] : [Message(.system, instructions)])
+    }
+
+    /// Continue a text, and yield the continuation piece by piece.
+    nonisolated public func complete(_ text: String, options: ShardmillOptions = .init()) -> AsyncThrowingStream<String, any Error> {
+        streaming { emit in
+            let prompt = try self.codec.encode(text, addSpecialTokens: true)
+            _ = try await self.generate(prompt, options, stop: [], emit: emit)
+        }
+    }
+
+    /// Answer a conversation that the caller keeps, and yield the answer piece by piece.
+    nonisolated public func answer(to messages: [Message], options: ShardmillOptions = .init()) -> AsyncThrowingStream<String, any Error> {
+        streaming { emit in
+            let prompt = try self.prompt(messages)
+            _ = try await self.generate(prompt, options, stop: Set(self.manifest.chat?.stop ?? []), emit: emit)
+        }
+    }
+
+    /// Return the tokens of a conversation, up to where the answer begins.
+    ///
+    /// - Throws: `ShardmillError` if the build has no chat format, or the format no place for a message.
+    nonisolated func prompt(_ messages: [Message]) throws -> [Int] {
+        guard let format = manifest.chat else {
+            throw ShardmillError(.request, "\(manifest.model) has no chat format that this package can apply: use complete()")
+        }
+        var text = format.begin
+        for message in messages {
+            let around: ChatFormat.Around
+            switch message.role {
+            case .user: around = format.user
+            case .assistant: around = format.assistant
+            case .system:
+                guard let system = format.system else {
+                    throw ShardmillError(.request, "\(manifest.model)'s chat format has no place for instructions")
+                }
+                around = system
+            }
+            text += around.before + message.content + around.after
+        }
+        return try codec.encode(text + format.generate, addSpecialTokens: false)
+    }
+}

@@ -1,0 +1,102 @@
+import ShardmillDecode
+
+/// A step from tokens back to text.
+indirect enum Decoder {
+    case sequence([Decoder])
+    case byteLevel
+    case replace(Pattern, ArraySlice<UInt8>)
+    case byteFallback
+    case fuse
+    case strip(ArraySlice<UInt8>, start: Int, stop: Int)
+    case wordPiece(ArraySlice<UInt8>, cleanup: Bool)
+    case metaspace(ArraySlice<UInt8>, prepends: Bool)
+
+    /// - Throws: `ShardmillError` that names a type which this version does not support.
+    init(_ json: JSON) throws {
+        switch json["type"]?.text ?? "" {
+        case "Sequence": self = .sequence(try (json["decoders"]?.items ?? []).map(Decoder.init))
+        case "ByteLevel": self = .byteLevel
+        case "Replace": self = .replace(try Pattern(json["pattern"]), json["content"]?.bytes ?? [])
+        case "ByteFallback": self = .byteFallback
+        case "Fuse": self = .fuse
+        case "Strip":
+            self = .strip(json["content"]?.bytes ?? ArraySlice(" ".utf8), start: json["start"]?.int ?? 0, stop: json["stop"]?.int ?? 0)
+        case "WordPiece":
+            self = .wordPiece(json["prefix"]?.bytes ?? ArraySlice("##".utf8), cleanup: json["cleanup"]?.bool ?? true)
+        case "Metaspace":
+            let prepends = json["prepend_scheme"]?.text.map { $0 != "never" } ?? json["add_prefix_space"]?.bool ?? true
+            self = .metaspace(json["replacement"]?.bytes ?? ArraySlice("\u{2581}".utf8), prepends: prepends)
+        case let type: throw ShardmillError(.tokenizer, "the decoder '\(type)' is not supported")
+        }
+    }
+
+    func apply(_ tokens: [ArraySlice<UInt8>]) -> [ArraySlice<UInt8>] {
+        switch self {
+        case .sequence(let steps): return steps.reduce(tokens) { $1.apply($0) }
+        case .byteLevel: return [tokens.flatMap { ByteAlphabet.bytes($0) }[...]]
+        case .fuse: return [tokens.flatMap { $0 }[...]]
+        case .byteFallback: return fallback(tokens)
+        case .replace(let pattern, let content):
+            return tokens.map { token in
+                Array(pattern.split(token).map { $0.matches ? content : token[$0.range] }.joined())[...]
+            }
+        case .strip(let content, let start, let stop):
+            return tokens.map { token in
+                var token = token
+                for _ in 0..<max(0, start) where !content.isEmpty && token.starts(with: content) { token = token.dropFirst(content.count) }
+                for _ in 0..<max(0, stop) where !content.isEmpty && token.suffix(content.count).elementsEqual(content) {
+                    token = token.dropLast(content.count)
+                }
+                return token
+            }
+        case .wordPiece(let prefix, let cleanup):
+            return tokens.enumerated().map { place, token in
+                var text = token
+                if place > 0 { text = token.starts(with: prefix) ? token.dropFirst(prefix.count) : [0x20] + token }
+                return cleanup ? cleaned(text) : text
+            }
+        case .metaspace(let mark, let prepends):
+            return tokens.enumerated().map { place, token in
+                let text = Array(Pattern.text(mark).split(token).flatMap { $0.matches ? [0x20] : token[$0.range] })
+                return place == 0 && prepends && text.first == 0x20 ? text.dropFirst() : text[...]
+            }
+        }
+    }
+
+    /// Turn runs of tokens <0xXX> into the characters that their bytes are; each byte of a wrong run becomes U+FFFD.
+    private func fallback(_ tokens: [ArraySlice<UInt8>]) -> [ArraySlice<UInt8>] {
+        var found: [ArraySlice<UInt8>] = []
+        var run: [UInt8] = []
+        func end() {
+            if run.isEmpty { return }
+            if String(validating: run, as: UTF8.self) != nil {
+                found.append(run[...])
+            } else {
+                found += run.map { _ in ArraySlice("\u{FFFD}".utf8) }
+            }
+            run = []
+        }
+        for token in tokens {
+            if token.count == 6, token.starts(with: "<0x".utf8), token.last == UInt8(ascii: ">"),
+                let byte = UInt8(string(token.dropFirst(3).dropLast()), radix: 16)
+            {
+                run.append(byte)
+            } else {
+                end()
+                found.append(token)
+            }
+        }
+        end()
+        return found
+    }
+
+    private func cleaned(_ text: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
+        let changes = [
+            (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"),
+            (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+        ]
+        return changes.reduce(text) { text, change in
+            Normalizer.replace(.text(ArraySlice(change.0.utf8)), ArraySlice(change.1.utf8)).apply(text)
+        }
+    }
+}

@@ -1,0 +1,174 @@
+import Foundation
+import ShardmillDecode
+
+/// A division of the text into words.
+indirect enum PreTokenizer {
+    /// What becomes of a match: a word of its own, nothing, or a part of the word before or after it.
+    enum Behavior: String { case Isolated, Removed, MergedWithPrevious, MergedWithNext, Contiguous }
+
+    enum Prepend: String { case always, first, never }
+
+    case sequence([PreTokenizer])
+    case split(Pattern, Behavior, invert: Bool)
+    case byteLevel(prefixSpace: Bool, pattern: Pattern?)
+    case digits(individual: Bool)
+    case metaspace(ArraySlice<UInt8>, Prepend, splits: Bool)
+    case bert
+    case whitespace(Pattern)
+    case whitespaceSplit
+    case punctuation(Behavior)
+
+    private static let gpt2 = #"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"#
+
+    /// - Throws: `ShardmillError` that names a type which this version does not support.
+    init(_ json: JSON) throws {
+        func behavior() throws -> Behavior {
+            let name = json["behavior"]?.text ?? "Isolated"
+            guard let found = Behavior(rawValue: name) else {
+                throw ShardmillError(.tokenizer, "the behavior '\(name)' of a split is not supported")
+            }
+            return found
+        }
+        switch json["type"]?.text ?? "" {
+        case "Sequence": self = .sequence(try (json["pretokenizers"]?.items ?? []).map(PreTokenizer.init))
+        case "Split": self = .split(try Pattern(json["pattern"]), try behavior(), invert: json["invert"]?.bool ?? false)
+        case "ByteLevel":
+            let pattern = json["use_regex"]?.bool ?? true ? Pattern.regex(try NSRegularExpression(pattern: Self.gpt2)) : nil
+            self = .byteLevel(prefixSpace: json["add_prefix_space"]?.bool ?? true, pattern: pattern)
+        case "Digits": self = .digits(individual: json["individual_digits"]?.bool ?? false)
+        case "Metaspace":
+            let scheme = json["prepend_scheme"]?.text ?? (json["add_prefix_space"]?.bool ?? true ? "always" : "never")
+            guard let prepend = Prepend(rawValue: scheme) else {
+                throw ShardmillError(.tokenizer, "the prepend_scheme '\(scheme)' is not supported")
+            }
+            self = .metaspace(
+                json["replacement"]?.bytes ?? ArraySlice("\u{2581}".utf8), prepend, splits: json["split"]?.bool ?? true)
+        case "BertPreTokenizer": self = .bert
+        case "Whitespace": self = .whitespace(.regex(try NSRegularExpression(pattern: #"\w+|[^\w\s]+"#)))
+        case "WhitespaceSplit": self = .whitespaceSplit
+        case "Punctuation": self = .punctuation(try behavior())
+        case let type: throw ShardmillError(.tokenizer, "the pre-tokenizer '\(type)' is not supported")
+        }
+    }
+
+    /// Divide words further.
+    ///
+    /// - Parameters:
+    ///   - words: pieces of the text, in order.
+    ///   - first: whether the first piece begins the text.
+    func apply(_ words: [ArraySlice<UInt8>], first: Bool) -> [ArraySlice<UInt8>] {
+        switch self {
+        case .sequence(let steps): return steps.reduce(words) { $1.apply($0, first: first) }
+        case .split(let pattern, let behavior, let invert):
+            return words.flatMap { word in
+                let pieces = pattern.split(word).map { Pattern.Piece(range: $0.range, matches: $0.matches != invert) }
+                return join(word, pieces, behavior)
+            }
+        case .byteLevel(let prefixSpace, let pattern):
+            return words.flatMap { word in
+                let spaced = prefixSpace && word.first != 0x20 && !word.isEmpty ? [0x20] + word : word
+                let pieces = pattern.map { $0.split(spaced).map { spaced[$0.range] } } ?? [spaced]
+                return pieces.map(ByteAlphabet.letters)
+            }
+        case .digits(let individual):
+            return words.flatMap { divide($0, individual ? .Isolated : .Contiguous) { $0.properties.numericType != nil } }
+        case .metaspace(let mark, let prepend, let splits):
+            return words.enumerated().flatMap { place, word in
+                var marked = Array(word.split(separator: 0x20, omittingEmptySubsequences: false).joined(separator: mark))
+                let wanted = prepend == .always || (prepend == .first && first && place == 0)
+                if wanted && !marked.isEmpty && !marked.starts(with: mark) { marked.insert(contentsOf: mark, at: 0) }
+                return splits ? join(marked[...], Pattern.text(mark).split(marked[...]), .MergedWithNext) : [marked[...]]
+            }
+        case .bert:
+            return words.flatMap { divide($0, .Removed, isSpace) }.flatMap { divide($0, .Isolated, isPunctuation) }
+        case .whitespace(let pattern):
+            return words.flatMap { word in pattern.split(word).filter(\.matches).map { word[$0.range] } }
+        case .whitespaceSplit: return words.flatMap { divide($0, .Removed, isSpace) }
+        case .punctuation(let behavior): return words.flatMap { divide($0, behavior, isPunctuation) }
+        }
+    }
+
+    /// Divide a word at the scalars for which a function is true.
+    private func divide(
+        _ word: ArraySlice<UInt8>, _ behavior: Behavior, _ wanted: (Unicode.Scalar) -> Bool
+    ) -> [ArraySlice<UInt8>] {
+        var pieces: [Pattern.Piece] = []
+        var at = word.startIndex
+        for scalar in string(word).unicodeScalars {
+            let end = at + UTF8.width(scalar)
+            let matches = wanted(scalar)
+            if !matches, let last = pieces.last, !last.matches {
+                pieces[pieces.count - 1] = Pattern.Piece(range: last.range.lowerBound..<end, matches: false)
+            } else {
+                pieces.append(Pattern.Piece(range: at..<end, matches: matches))
+            }
+            at = end
+        }
+        return join(word, pieces, behavior)
+    }
+
+    private func join(_ word: ArraySlice<UInt8>, _ pieces: [Pattern.Piece], _ behavior: Behavior) -> [ArraySlice<UInt8>] {
+        var found: [Range<Int>] = []
+        var joinsNext = false
+        var lastMatches = false
+        for piece in pieces {
+            switch behavior {
+            case .Removed where piece.matches: break
+            case .MergedWithPrevious where piece.matches && !lastMatches && !found.isEmpty,
+                .Contiguous where piece.matches && lastMatches:
+                found[found.count - 1] = found.last!.lowerBound..<piece.range.upperBound
+            case .MergedWithNext where joinsNext && !piece.matches:
+                found[found.count - 1] = found.last!.lowerBound..<piece.range.upperBound
+            default: found.append(piece.range)
+            }
+            joinsNext = piece.matches
+            lastMatches = piece.matches
+        }
+        return found.map { word[$0] }
+    }
+}
+
+/// The letters that stand for bytes in GPT-2's vocabulary and those made after it.
+enum ByteAlphabet {
+    private static let scalars: [Unicode.Scalar] = {
+        var next: UInt32 = 256
+        return (UInt32(0)...255).map { byte in
+            if (0x21...0x7E).contains(byte) || (0xA1...0xAC).contains(byte) || (0xAE...0xFF).contains(byte) {
+                return Unicode.Scalar(byte)!
+            }
+            defer { next += 1 }
+            return Unicode.Scalar(next)!
+        }
+    }()
+
+    private static let utf8 = scalars.map { Array(UTF8.encode($0)!) }
+    private static let bytes = Dictionary(uniqueKeysWithValues: scalars.enumerated().map { ($1, UInt8($0)) })
+
+    /// Return the letters of some bytes.
+    static func letters(_ bytes: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
+        var found: [UInt8] = []
+        found.reserveCapacity(2 * bytes.count)
+        for byte in bytes { found += utf8[Int(byte)] }
+        return found[...]
+    }
+
+    /// Return the bytes of some letters; the text itself if it has others.
+    static func bytes(_ letters: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
+        var found: [UInt8] = []
+        for scalar in string(letters).unicodeScalars {
+            guard let byte = bytes[scalar] else { return letters }
+            found.append(byte)
+        }
+        return found[...]
+    }
+}
+
+private func isPunctuation(_ scalar: Unicode.Scalar) -> Bool {
+    if scalar.isASCII { return (0x21...0x2F).contains(scalar.value) || (0x3A...0x40).contains(scalar.value)
+        || (0x5B...0x60).contains(scalar.value) || (0x7B...0x7E).contains(scalar.value) }
+    switch scalar.properties.generalCategory {
+    case .connectorPunctuation, .dashPunctuation, .openPunctuation, .closePunctuation, .initialPunctuation,
+        .finalPunctuation, .otherPunctuation: return true
+    default: return false
+    }
+}

@@ -1,0 +1,123 @@
+// Declarations of Apple's Core ML, as far as this package uses it, so that its files type-check where there is no Core ML.
+// No body may ever run. swift/Stubs/signatures.txt has Apple's page for every line, and a test compares the two.
+@_exported import Foundation
+
+public enum MLComputeUnits: Int, Sendable {
+    case cpuOnly = 0
+    case cpuAndGPU = 1
+    case all = 2
+    case cpuAndNeuralEngine = 3
+}
+
+public struct MLOptimizationHints: Sendable {
+    public enum ReshapeFrequency: Sendable {
+        case frequent
+        case infrequent
+    }
+    public var reshapeFrequency: ReshapeFrequency { get { fatalError() } set { fatalError() } }
+}
+
+open class MLModelConfiguration: NSObject {
+    open var computeUnits: MLComputeUnits { get { fatalError() } set { fatalError() } }
+    open var functionName: String? { get { fatalError() } set { fatalError() } }
+    open var modelDisplayName: String? { get { fatalError() } set { fatalError() } }
+    open var optimizationHints: MLOptimizationHints { get { fatalError() } set { fatalError() } }
+}
+
+public enum MLMultiArrayDataType: Int, Sendable {
+    case double = 0x10040
+    case float32 = 0x10020
+    case float16 = 0x10010
+    case int32 = 0x20020
+}
+
+open class MLMultiArray: NSObject {
+    public init(shape: [NSNumber], dataType: MLMultiArrayDataType) throws { fatalError() }
+    open var dataType: MLMultiArrayDataType { fatalError() }
+    open var shape: [NSNumber] { fatalError() }
+    open var strides: [NSNumber] { fatalError() }
+    public func withUnsafeBytes<R>(_ body: (UnsafeRawBufferPointer) throws -> R) rethrows -> R { fatalError() }
+    public func withUnsafeMutableBytes<R>(_ body: (UnsafeMutableRawBufferPointer, [Int]) throws -> R) rethrows -> R { fatalError() }
+}
+
+open class MLFeatureValue: NSObject {
+    public convenience init(multiArray value: MLMultiArray) { fatalError() }
+    open var multiArrayValue: MLMultiArray? { fatalError() }
+}
+
+public protocol MLFeatureProvider {
+    var featureNames: Set<String> { get }
+    func featureValue(for featureName: String) -> MLFeatureValue?
+}
+
+open class MLPredictionOptions: NSObject {
+    open var outputBackings: [String: Any] { get { fatalError() } set { fatalError() } }
+}
+
+open class MLMultiArrayConstraint: NSObject {
+    open var shape: [NSNumber] { fatalError() }
+    open var dataType: MLMultiArrayDataType { fatalError() }
+}
+
+open class MLFeatureDescription: NSObject {
+    open var multiArrayConstraint: MLMultiArrayConstraint? { fatalError() }
+}
+
+open class MLModelDescription: NSObject {
+    open var inputDescriptionsByName: [String: MLFeatureDescription] { fatalError() }
+    open var outputDescriptionsByName: [String: MLFeatureDescription] { fatalError() }
+}
+
+public final class MLState: NSObject, @unchecked Sendable {
+    public func withMultiArray<R>(for stateName: String, _ body: (MLMultiArray) throws -> R) rethrows -> R { fatalError() }
+}
+
+open class MLModel: NSObject {
+    public init(contentsOf url: URL, configuration: MLModelConfiguration) throws { fatalError() }
+    open class func compileModel(at url: URL) async throws -> URL { fatalError() }
+    open var modelDescription: MLModelDescription { fatalError() }
+    open func makeState() -> MLState { fatalError() }
+    open func prediction(from input: any MLFeatureProvider, options: MLPredictionOptions) throws -> any MLFeatureProvider { fatalError() }
+    open func prediction(from inputFeatures: any MLFeatureProvider, using state: MLState, options: MLPredictionOptions) throws -> any MLFeatureProvider { fatalError() }
+}
+
+public enum MLComputeDevice {
+    case cpu(MLCPUComputeDevice)
+    case gpu(MLGPUComputeDevice)
+    case neuralEngine(MLNeuralEngineComputeDevice)
+}
+
+open class MLCPUComputeDevice: NSObject {}
+open class MLGPUComputeDevice: NSObject {}
+open class MLNeuralEngineComputeDevice: NSObject {}
+
+public enum MLModelStructure {
+    case program(MLModelStructure.Program)
+    case unsupported
+
+    public struct Program {
+        public var functions: [String: MLModelStructure.Program.Function] { fatalError() }
+
+        public struct Function {
+            public var block: MLModelStructure.Program.Block { fatalError() }
+        }
+
+        public struct Block {
+            public var operations: [MLModelStructure.Program.Operation] { fatalError() }
+        }
+
+        public struct Operation {
+            public var operatorName: String { fatalError() }
+        }
+    }
+}
+
+public final class MLComputePlan: @unchecked Sendable {
+    public struct DeviceUsage {
+        public var preferred: MLComputeDevice { fatalError() }
+    }
+
+    public static func load(contentsOf url: URL, configuration: MLModelConfiguration) async throws -> MLComputePlan { fatalError() }
+    public var modelStructure: MLModelStructure { fatalError() }
+    public func deviceUsage(for operation: MLModelStructure.Program.Operation) -> MLComputePlan.DeviceUsage? { fatalError() }
+}

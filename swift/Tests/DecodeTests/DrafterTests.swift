@@ -1,0 +1,46 @@
+import Foundation
+import Testing
+
+@testable import ShardmillDecode
+
+private struct Rounds: Decodable {
+    struct Round: Decodable {
+        let tokens: [Int]
+        let confidence: [Double]
+    }
+
+    let drafter: String
+    let text: [Int]
+    let rounds: [Round]
+}
+
+@Test("drafters propose what Python's do, as a text grows")
+func proposals() throws {
+    for one in try vectors("drafts", Rounds.self) {
+        let drafter: any Drafter = one.drafter == "ngram" ? NgramDrafter() : SuffixDrafter()
+        drafter.reset(Array(one.text[..<20]))
+        for (place, round) in one.rounds.enumerated() {
+            let draft = drafter.propose(6)
+            #expect(draft.tokens == round.tokens, "\(one.drafter), round \(place)")
+            #expect(zip(draft.confidence, round.confidence).allSatisfy { abs($0 - $1) < 1e-12 })
+            let start = 20 + 3 * place
+            drafter.observe(Array(one.text[start..<min(start + 3, one.text.count)]))
+        }
+    }
+}
+
+@Test("drafts that are always right are verified, and drafts that never are are given up, but for a probe")
+func lengths() {
+    var length = DraftLength()
+    for _ in 0..<3 {
+        length.timed(1, 1)
+        length.timed(4, 1.4)
+    }
+    let draft = Draft(tokens: [1, 2, 3], confidence: [0.5, 0.5, 0.5])
+    let width = { (count: Int) in count > 1 ? 4 : 1 }
+    for _ in 0..<20 { length.observe(draft, accepted: 3) }
+    #expect(length.choose(draft, width: width) == 3)
+    for _ in 0..<400 { length.observe(draft, accepted: 0) }
+    let chosen = (0..<64).map { _ in length.choose(draft, width: width) }
+    #expect(chosen.filter { $0 > 0 }.count == 2)
+}

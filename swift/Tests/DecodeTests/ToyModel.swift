@@ -1,0 +1,109 @@
+import Foundation
+
+@testable import ShardmillDecode
+
+/// A model of one layer that changes nothing and a head that does not either: the logits of a token are its row of the
+/// embedding table. What a pass would write where is in the masks, which the back end records.
+final class ToyBackend: Backend {
+    var slots: [[Int]] = []
+    var functions: [String] = []
+
+    func load(_ part: Part, function: String) throws -> any LoadedFunction {
+        functions.append(function)
+        return ToyFunction(self, part)
+    }
+}
+
+private final class ToyFunction: LoadedFunction {
+    private let backend: ToyBackend
+    private let part: Part
+
+    init(_ backend: ToyBackend, _ part: Part) {
+        self.backend = backend
+        self.part = part
+    }
+
+    func makeState() throws -> any ProgramState { ToyState() }
+
+    func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { ToyBuffer(HostArray(zeros: shape)) }
+
+    func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
+        if let mask = (inputs["kv_write_mask"] as? ToyBuffer)?.array {
+            let count = mask.shape[3]
+            backend.slots.append((0..<count).compactMap { t in (0..<mask.shape[2]).first { mask.values[$0 * count + t] == 1 } })
+        }
+        return part.kind == .head ? ["logits": inputs["hidden"]!] : ["hidden": inputs["x"]!]
+    }
+}
+
+private final class ToyState: ProgramState {
+    private var arrays: [String: HostArray] = [:]
+
+    func read(_ name: String) throws -> HostArray { arrays[name] ?? HostArray(zeros: [1, 1, 1, 1]) }
+    func write(_ name: String, _ array: HostArray) throws { arrays[name] = array }
+}
+
+private final class ToyBuffer: Buffer {
+    var array: HostArray
+
+    init(_ array: HostArray) { self.array = array }
+
+    var shape: [Int] { array.shape }
+    func write(_ values: [Float]) throws { array.values = values }
+    func write(_ values: ArraySlice<Float>, at offset: Int) throws {
+        array.values.replaceSubrange(offset..<offset + values.count, with: values)
+    }
+    func read() throws -> [Float] { array.values }
+}
+
+/// A folder with the toy's model.json and embedding table.
+final class ToyBuild {
+    static let vocab = 32
+    let folder: URL
+
+    init(_ change: (inout [String: Any]) -> Void = { _ in }) throws {
+        folder = FileManager.default.temporaryDirectory.appendingPathComponent("toy-\(UUID().uuidString)")
+        try FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true)
+        var manifest = Self.manifest()
+        change(&manifest)
+        try JSONSerialization.data(withJSONObject: manifest).write(to: folder.appendingPathComponent("model.json"))
+        try table().write(to: folder.appendingPathComponent("embedding.safetensors"))
+    }
+
+    deinit { try? FileManager.default.removeItem(at: folder) }
+
+    static func manifest(slots: Int = 64, widths: [Int] = [1, 4], verify: Int = 4) -> [String: Any] {
+        let layers: [String: Any] = [
+            "name": "layers_00_01", "kind": "layers", "start": 0, "end": 1, "states": ["k_0": [1, 1, slots, 4]],
+            "output": "hidden", "program": ["path": "layers.mlmodelc", "compiler": ["name": "portable"]],
+            "inputs": [
+                "x": [1, vocab, "T", 1], "rope_cos": ["T", 2], "rope_sin": ["T", 2], "attn_mask": [1, 1, "T", slots],
+                "kv_write_mask": [1, 1, slots, "T"],
+            ] as [String: Any],
+        ]
+        let head: [String: Any] = [
+            "name": "head_0", "kind": "head", "start": 0, "end": vocab, "states": [String: Any](), "output": "logits",
+            "inputs": ["hidden": [1, vocab, "T", 1]], "program": ["path": "head.mlmodelc"],
+        ]
+        return [
+            "format": 2, "model": "toy", "context": slots, "tokens_max": widths.max()!, "widths": widths, "verify": verify,
+            "vocab": vocab, "eos_token_ids": [31], "rope": ["rope": ["inv_freq": [1.0, 0.1], "scale": 1.0]],
+            "window": NSNull(), "window_slots": 0, "conv_taps": 0, "embedding": ["path": "embedding.safetensors"],
+            "tokenizer": ["path": "tokenizer.json"], "parts": [layers, head],
+        ]
+    }
+
+    /// Row t is 1 at (7 t + 3) mod 32: a text goes on by a rule that drafters can learn.
+    private func table() -> Data {
+        let count = Self.vocab
+        let header = #"{"embedding":{"dtype":"F16","shape":[\#(count),\#(count)],"data_offsets":[0,\#(2 * count * count)]}}"#
+        var data = withUnsafeBytes(of: UInt64(header.utf8.count).littleEndian) { Data($0) } + Data(header.utf8)
+        for row in 0..<count {
+            for column in 0..<count {
+                let value = Float16(column == (7 * row + 3) % count ? 1 : 0).bitPattern.littleEndian
+                withUnsafeBytes(of: value) { data.append(contentsOf: $0) }
+            }
+        }
+        return data
+    }
+}

@@ -1,0 +1,234 @@
+"""Write what the Python runtime does, for the Swift tests: swift/Tests/Vectors/*.json.
+
+    python swift/scripts/write_vectors.py [FOLDER]
+
+tests/swift/test_vectors.py writes the files again and compares, so neither side can drift from the other.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardmill.decode.drafters import create_drafter
+from shardmill.decode.sampler import Sampler, Sampling
+from shardmill.decode.session import Session
+from shardmill.decode.text import TextStream
+from shardmill.models.host import KVLayout
+
+VECTORS = Path(__file__).parents[1] / "Tests" / "Vectors"
+ROPE = {"inv_freq": [1.0, 0.31622776, 0.1, 0.0316], "scale": 1.19}
+LOCAL = {"inv_freq": [1.0, 0.01], "scale": 1.0}
+
+
+def layouts() -> Iterator[dict[str, Any]]:
+    """Yield scripted passes over each kind of layout, and the arrays of every pass."""
+    plain = {"context": 12, "rope": {"rope": ROPE}, "window": None, "window_slots": 0, "conv_taps": 0}
+    masked = plain | {"rope": {"rope": ROPE, "rope_local": LOCAL}, "window": 4}
+    ring = masked | {"window_slots": 8}
+    conv = plain | {"context": 64, "conv_taps": 3}
+    forward = [["pass", [0, 1, 2], [0, 1, 2]], ["pass", [3], [3]], ["pass", [4, 5, 6, 7], [4, 5, 6, 7]]]
+    rejected = [["pass", [5, 6], [5, 6]], ["rewindable", 2], ["rewindable", 5]]
+    slide = [["forget", [4, 5]], ["pass", [4, 5], [12, 13]]]
+    lengths = [
+        ["resize", 6],
+        ["pass", [4, 5], [4, 5]],
+        ["resize", 12],
+        ["pass", [6], [6]],
+        ["reset"],
+        ["pass", [0], [0]],
+    ]
+    far = [["pass", list(range(8, 12)), list(range(8, 12))], ["pass", [0, 1], [0, 1]]]
+    long = [["pass", list(range(s, s + 8)), list(range(s, s + 8))] for s in range(8, 48, 8)]
+    for runtime, script in (
+        (plain, [*forward, *rejected, *slide]),
+        (masked, [*forward, *rejected, *lengths]),
+        (ring, [*forward, *rejected, *far]),
+        (conv, [*forward, *rejected, *long, ["rewindable", 20], ["pass", [9], [9]], ["rewindable", 40]]),
+    ):
+        yield {
+            "runtime": runtime,
+            "steps": [_stepped(step, layout) for layout in [KVLayout(runtime)] for step in script],
+        }
+
+
+def _stepped(step: Sequence[Any], layout: KVLayout) -> dict[str, Any]:
+    """Run one step of a script; return it with its result."""
+    name, *given = step
+    found: dict[str, Any] = {"step": name, "given": given}
+    if name == "pass":
+        try:
+            arrays = layout.arrays(*given)
+        except ValueError as error:
+            return found | {"error": str(error)}
+        return found | {"arrays": {key: [list(a.shape), a.ravel().tolist()] for key, a in arrays.items()}}
+    if name == "rewindable":
+        return found | {"result": layout.rewindable(*given)}
+    getattr(layout, name)(*given)
+    return found
+
+
+def samplers() -> Iterator[dict[str, Any]]:
+    """Yield settings, rows of logits, and the tokens that are drawn from them."""
+    rng = np.random.default_rng(5)
+    settings: list[dict[str, Any]] = [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9, "seed": 11},
+        {"temperature": 1.3, "top_k": 5, "seed": 2**63 + 9},
+        {"temperature": 0.9, "min_p": 0.1, "repetition_penalty": 1.2},
+        {"temperature": 1.0, "top_k": 40, "top_p": 0.8, "min_p": 0.02, "seed": 3, "logit_bias": {7: 2.5, 11: -100.0}},
+        {"repetition_penalty": 1.5, "logit_bias": {3: 1.0}},
+        {"temperature": 1e-4, "seed": 4},
+    ]
+    for values in settings:
+        for vocab in (16, 301):
+            rows = (np.round(rng.standard_normal((12, vocab)) * 96) / 32).astype(np.float32)  # short in JSON
+            rows[3] = np.round(rows[3])  # ties
+            prompt = [int(t) for t in rng.integers(0, vocab, 5)]
+            sampler = Sampler(Sampling(**values), prompt, vocab)
+            yield {
+                "sampling": values | {"logit_bias": {str(t): b for t, b in values.get("logit_bias", {}).items()}},
+                "prompt": prompt,
+                "rows": rows.tolist(),
+                "margin": _finite(sampler.margin(rows[0])),
+                "tokens": [sampler.next(row) for row in rows],
+            }
+
+
+def _finite(number: float) -> float | None:
+    """Return a number, or None for infinity, which JSON can't say."""
+    return number if np.isfinite(number) else None
+
+
+def generators() -> Iterator[dict[str, Any]]:
+    """Yield random numbers by seed and index: raw, uniform and exponential."""
+    for seed, index in ((0, 0), (1, 7), (2**64 - 1, 2**40)):
+        counter = [0, 0, 2, index]
+        yield {
+            "seed": str(seed),
+            "index": str(index),
+            "raw": [str(n) for n in np.random.Philox(key=seed, counter=counter).random_raw(9)],
+            "uniform": np.random.Generator(np.random.Philox(key=seed, counter=counter)).random(9).tolist(),
+            "exponential": _generator(seed, counter).standard_exponential(1500).tolist(),
+        }
+
+
+def _generator(seed: int, counter: list[int]) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed, counter=counter))
+
+
+def drafts() -> Iterator[dict[str, Any]]:
+    """Yield texts that repeat themselves, and what each drafter proposes as they grow."""
+    rng = random.Random(3)
+    for name in ("ngram", "suffix"):
+        for kinds in (2, 5, 40):
+            text = [rng.randrange(kinds) for _ in range(60)]
+            text += text[10:40]
+            drafter = create_drafter(name)
+            drafter.reset(text[:20])
+            rounds = []
+            for start in range(20, len(text), 3):
+                draft = drafter.propose(text[:start], 6)
+                rounds.append({"tokens": list(draft.tokens), "confidence": list(draft.confidence)})
+                drafter.observe(text[start : start + 3], 0)
+            yield {"drafter": name, "text": text, "rounds": rounds}
+
+
+class _Recorder:
+    """An engine that records its calls and returns a row that its tokens and positions decide."""
+
+    def __init__(self, slots: int, widths: Sequence[int], verify: int) -> None:
+        self.slots, self.vocab, self.widths, self.verify = slots, 32, widths, verify
+        self.calls: list[Any] = []
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+        self.calls.append([list(slots), list(positions)])
+        return np.eye(32, dtype=np.float32)[[(7 * t + p) % 32 for t, p in zip(tokens, positions, strict=True)]]
+
+    def forget(self, slots: Sequence[int]) -> None:
+        self.calls.append(["forget", list(slots)])
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+
+def sessions() -> Iterator[dict[str, Any]]:
+    """Yield requests to a session, and the engine's calls for them: slots and positions."""
+    for slots, widths, verify, policy, lengths in (
+        (64, [1, 4], 4, "stop", [10, 3, 30]),
+        (64, [1, 2, 4, 16], 4, "stop", [1, 7, 50]),
+        (64, [1, 4, 16], 4, "slide", [20, 90, 200]),
+        (48, [1, 2], 2, "slide", [47, 60]),
+    ):
+        engine = _Recorder(slots, widths, verify)
+        session = Session(engine, context_policy=policy)  # type: ignore[arg-type]  # both are policies
+        steps = []
+        for length in lengths:
+            prompt = [(3 * i + length // 20) % 32 for i in range(length)]
+            prefill = session.prefill(prompt)
+            engine.calls.append({"prefill": [prefill.held, prefill.reused, prefill.passes, prefill.width]})
+            fed = []
+            for wanted in (1, 2, 4, 1, 3):
+                if count := min(wanted, session.room()):
+                    session.feed([5] * count)
+                    session.commit(max(1, count - 1))
+                    fed.append([count, session.room()])
+            steps.append({"prompt": prompt, "fed": fed, "calls": engine.calls[:]})
+            engine.calls.clear()
+        yield {"slots": slots, "widths": widths, "verify": verify, "policy": policy, "requests": steps}
+
+
+def streams() -> Iterator[dict[str, Any]]:
+    """Yield tokens that are pieces of bytes, and the text that becomes final with each."""
+    text = "a é 日本 👨‍👩‍👧 naïve END of it \ufffd and more, STO".encode()
+    rng = random.Random(9)
+    for prompt, stop in ((0, []), (3, ["END"]), (5, ["STOP", "it \ufffd"]), (7, ["never"])):
+        pieces, at = [], 0
+        while at < len(text):
+            step = rng.randrange(1, 4)
+            pieces.append(text[at : at + step])
+            at += step
+        pieces += [b"\xe6", b"\xff", b"x"]
+
+        def decode(tokens: Sequence[int], pieces: list[bytes] = pieces) -> str:
+            return b"".join(pieces[t] for t in tokens).decode(errors="replace")
+
+        stream = TextStream(decode, stop, range(prompt))
+        pushed = [stream.push(token) for token in range(prompt, len(pieces))]
+        yield {
+            "pieces": [list(piece) for piece in pieces],
+            "prompt": prompt,
+            "stop": stop,
+            "pushed": pushed,
+            "stopped": stream.stopped,
+            "rest": stream.flush(),
+        }
+
+
+WRITERS = {
+    "layouts": layouts,
+    "samplers": samplers,
+    "generators": generators,
+    "drafts": drafts,
+    "sessions": sessions,
+    "streams": streams,
+}
+
+
+def write(folder: Path) -> None:
+    """Write every file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, cases in WRITERS.items():
+        lines = ",\n".join(json.dumps(case, ensure_ascii=True) for case in cases())
+        (folder / f"{name}.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else VECTORS)
