@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shardmill.attest.statement import read_provenance
+from shardmill.attest import read_provenance
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError, UnreadableError

@@ -13,12 +13,13 @@ from typing import Any
 from packageurl import PackageURL
 
 from shardmill import __version__
-from shardmill.attest.packages import interpreter, package_descriptors
-from shardmill.attest.statement import (
+from shardmill.attest import (
     BUILD_TYPE,
     BUILDER,
     PROVENANCE,
     gate_statement,
+    interpreter,
+    package_descriptors,
     parameters,
     resource_descriptor,
     statement,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import shardmill
 from shardmill import files
-from shardmill.attest.statement import PATHS
+from shardmill.attest import PATHS
 from shardmill.config import Benchmark, Config, Parity, parse
 from shardmill.config.reading import read_yaml
 from shardmill.errors import ConfigError, ShardmillError

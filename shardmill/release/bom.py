@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from packageurl import PackageURL
 
-from shardmill.attest.packages import installed
-from shardmill.attest.statement import HOME, read_provenance
+from shardmill.attest import HOME, installed, read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, write_json

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill import __version__
-from shardmill.attest.statement import HOME, read_provenance
+from shardmill.attest import HOME, read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called

@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardmill.attest.packages import versions
-from shardmill.attest.statement import read_provenance
+from shardmill.attest import read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmill.attest.statement import read_provenance
+from shardmill.attest import read_provenance
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import ATTESTATION, BUNDLE, added
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files

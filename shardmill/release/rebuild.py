@@ -22,8 +22,7 @@ import numpy as np
 import yaml
 from safetensors import safe_open
 
-from shardmill.attest.packages import OURS, installed, versions
-from shardmill.attest.statement import BUILD_TYPE, read_provenance
+from shardmill.attest import BUILD_TYPE, OURS, installed, read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, replacing

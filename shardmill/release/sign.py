@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill import files as shardmill_files
-from shardmill.attest.statement import PAYLOAD_TYPE
+from shardmill.attest import PAYLOAD_TYPE
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json, write_text
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, is_signature

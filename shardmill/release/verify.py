@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardmill.attest.statement import PROVENANCE as PROVENANCE_TYPE
-from shardmill.attest.statement import read_provenance
+from shardmill.attest import PROVENANCE as PROVENANCE_TYPE
+from shardmill.attest import read_provenance
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError

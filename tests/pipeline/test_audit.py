@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from shardmill.attest.statement import with_seal
+from shardmill.attest import with_seal
 from shardmill.cli import app
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json

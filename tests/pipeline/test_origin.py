@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardmill import config
-from shardmill.attest.statement import PATHS
+from shardmill.attest import PATHS
 from shardmill.errors import ConfigError
 from shardmill.pipeline.resolve import grounded, load_resolved, workflow_root
 

@@ -15,9 +15,8 @@ from in_toto_attestation.v1.statement import Statement
 from manifests import manifest
 from packageurl import PackageURL
 
-from shardmill.attest import statement as workflow_module
-from shardmill.attest.packages import package_descriptors, versions
-from shardmill.attest.statement import parameters, read_provenance
+from shardmill import attest
+from shardmill.attest import package_descriptors, parameters, read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, dumps, sealed, write_json
@@ -237,11 +236,11 @@ def test_a_number_that_missed_is_a_failed_test(tmp_path: Path) -> None:
 def test_a_commit_is_told_where_there_is_one(tmp_path: Path, monkeypatch: Any) -> None:
     package = tmp_path / "shardmill"
     package.mkdir()
-    monkeypatch.setattr(workflow_module.shardmill, "__file__", str(package / "__init__.py"))
-    assert workflow_module.workflow() == {"name": "workflow", "uri": "pkg:pypi/shardmill@0.1.0"}
+    monkeypatch.setattr(attest.shardmill, "__file__", str(package / "__init__.py"))
+    assert attest.workflow() == {"name": "workflow", "uri": "pkg:pypi/shardmill@0.1.0"}
     (package / "workflow").mkdir()
     (package / "workflow/commit.txt").write_text("a" * 40 + "\n")
-    row = workflow_module.workflow()
+    row = attest.workflow()
     assert row["digest"] == {"gitCommit": "a" * 40} and row["uri"].startswith("git+https://")
 
 
@@ -250,12 +249,12 @@ def test_files_that_are_not_the_commit_s_are_told(tmp_path: Path, monkeypatch: A
     package.mkdir()
     (package / "__init__.py").write_text("1")
     for words in (["init", "-q"], ["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]):
-        workflow_module._git(tmp_path, *words)
-    monkeypatch.setattr(workflow_module.shardmill, "__file__", str(package / "__init__.py"))
-    row = workflow_module.workflow()
+        attest._git(tmp_path, *words)
+    monkeypatch.setattr(attest.shardmill, "__file__", str(package / "__init__.py"))
+    row = attest.workflow()
     assert len(row["digest"]["gitCommit"]) == 40 and "annotations" not in row
     (package / "__init__.py").write_text("2")
-    assert "modified" in workflow_module.workflow()["annotations"]
+    assert "modified" in attest.workflow()["annotations"]
 
 
 def test_damage_shows(made: dict[str, Any], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pipeline import made
 from pipeline.project import ROOT
 from pipeline.undisturbed import undisturbed
 
-from shardmill.attest.statement import with_seal
+from shardmill.attest import with_seal
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.release import rebuild

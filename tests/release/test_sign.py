@@ -15,7 +15,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from pipeline import made
 
-from shardmill.attest.statement import with_seal
+from shardmill.attest import with_seal
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.gates.thresholds import THRESHOLDS

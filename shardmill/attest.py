@@ -1,24 +1,28 @@
-"""in-toto statements (https://in-toto.io/Statement/v1): their frame, and the digest that shows damage.
+"""Statements about a build that other tools can read: in-toto statements of SLSA provenance and of test results.
 
-Strict parsers refuse unknown fields. So the digest is stored among the builder's internal parameters, where SLSA allows
-any field.
+Strict parsers refuse unknown fields (https://in-toto.io/Statement/v1). So the digest that shows damage is stored among
+the builder's internal parameters, where SLSA allows any field.
 """
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
+from importlib import metadata
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from packageurl import PackageURL
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import shardmill
 from shardmill import files
 from shardmill.errors import UnreadableError
-from shardmill.files import SEAL, digest, dumps, read_json
+from shardmill.files import SEAL, digest, dumps, parse_json, read_json
 
 HOME = "https://github.com/shardmill/shardmill"
 PAGE = f"{HOME}/blob/main/docs/attestations.md"
@@ -26,7 +30,7 @@ BUILD_TYPE = f"{PAGE}#build-type-v1"
 BUILDER = f"{PAGE}#builder"
 
 
-def package_url(name: str, version: str) -> str:
+def _package_url(name: str, version: str) -> str:
     """Return pkg:pypi/NAME@VERSION."""
     return str(PackageURL("pypi", None, name, version))
 
@@ -37,7 +41,7 @@ COMMIT_FILE = "workflow/commit.txt"  # the build of a wheel writes it; see hatch
 
 def workflow() -> dict[str, Any]:
     """Return a resource descriptor of the running code, without a commit if the commit is not known."""
-    row: dict[str, Any] = {"name": "workflow", "uri": package_url("shardmill", shardmill.__version__)}
+    row: dict[str, Any] = {"name": "workflow", "uri": _package_url("shardmill", shardmill.__version__)}
     package = Path(shardmill.__file__).parent
     commit, modified = _of_clone(package.parent) or (_of_wheel(package), False)
     if COMMIT.fullmatch(commit):
@@ -182,3 +186,75 @@ def gate_statement(
     if tests[False]:
         predicate["failedTests"] = tests[False]
     return statement(TEST_RESULT, subjects, predicate)
+
+
+# The Python packages that a build ran with, as package URLs (https://github.com/package-url/purl-spec).
+OURS = ("shardmill", "portable-coreml")
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def interpreter() -> dict[str, Any]:
+    """Return the Python that ran."""
+    name = platform.python_implementation().lower()
+    return {"name": name, "uri": str(PackageURL("generic", None, name, platform.python_version()))}
+
+
+def package_descriptors(deciding: Iterable[str]) -> list[dict[str, Any]]:
+    """Return a resource descriptor of each package that is installed here and needed, by name.
+
+    Args:
+        deciding: packages whose versions decide bytes; they are marked.
+    """
+    marked = {canonicalize_name(name) for name in deciding}
+    rows = []
+    for name in sorted(_needed({*marked, *OURS})):
+        row: dict[str, Any] = {"name": name, "uri": _package_url(name, metadata.version(name))}
+        found = _wheel_hash(name)
+        if found:
+            row["digest"] = {"sha256": found}
+        if name in marked:
+            row["annotations"] = {"decides": "bytes"}
+        rows.append(row)
+    return rows
+
+
+def versions(dependencies: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Return versions by name of the Python packages among resolved dependencies."""
+    urls = [PackageURL.from_string(row["uri"]) for row in dependencies if row.get("uri", "").startswith("pkg:pypi/")]
+    return {url.name: str(url.version) for url in urls}
+
+
+def installed(name: str) -> str:
+    """Return a package's installed version; empty if the package is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _needed(roots: Iterable[str]) -> set[str]:
+    """Return the installed packages among these packages and all their requirements."""
+    found: set[str] = set()
+    waiting = list(roots)
+    while waiting:
+        name = waiting.pop()
+        if name not in found and installed(name):
+            found.add(name)
+            waiting += _requirements(name)
+    return found
+
+
+def _requirements(name: str) -> Iterator[str]:
+    for requirement in map(Requirement, metadata.requires(name) or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield canonicalize_name(requirement.name)
+
+
+def _wheel_hash(name: str) -> str:
+    """Return sha256 of the archive that a package was installed from, if the installer recorded it (PEP 610)."""
+    text = metadata.distribution(name).read_text("direct_url.json")
+    try:
+        found = str(parse_json(text or "{}")["archive_info"]["hashes"]["sha256"])
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return found if SHA256.fullmatch(found) else ""
