@@ -9,14 +9,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from shardmill.files import leaves
 from shardmill.forms.recipe import called, costliest
 from shardmill.report import wording
-from shardmill.report.devices import device_sections
 from shardmill.report.gates import gate_questions
 from shardmill.report.points import front_plot, front_steps, judged, measured_points
-from shardmill.report.provenance import origin
 from shardmill.report.read import Build, Json, PartRow
-from shardmill.report.residency import STATUS, placement
+from shardmill.report.residency import STATUS, device_sections, placement
 from shardmill.report.speed import close_calls, measured_speed, noisy, plots, speed_groups
 from shardmill.report.stages import STATES, step_states
 from shardmill.report.verdict import verdict
@@ -86,7 +85,7 @@ def context(build: Build) -> dict[str, Any]:
         "statuses": STATUS,
         "speed": build.speed,
         "close_calls": partial(close_calls, margin=build.turned),
-        "origin": origin(build),
+        "origin": _origin(build),
         "encodes": build.encodes,
         "search": build.search,
         **(_search_rows(build.search, build.points) if build.search else {}),
@@ -103,7 +102,7 @@ def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
         "front_steps": front_steps(search),
         "costliest": costliest(search),
         "points": found,
-        "judgement": judged(found) if found else None,
+        "judgement": judged(found) if found else (),
     }
 
 
@@ -143,6 +142,30 @@ def decoding(speed: Json) -> dict[str, Any]:
 def _label_types(labels: Sequence[str]) -> list[str]:
     """Return the types that an encoder distinguishes: its labels without their prefixes and without `O`."""
     return list(dict.fromkeys(label.split("-", 1)[-1] for label in labels if label != "O"))
+
+
+def _origin(build: Build) -> dict[str, Any]:
+    """Return the place and the files of the checkpoint, and the packages, tools, receipts and settings of the build."""
+    commit = build.source["commit"]
+    tools: dict[str, set[str]] = {}
+    for receipt in build.receipts.values():
+        for name, version in receipt["packages"].items():
+            tools.setdefault(name, set()).add(version)
+    return {
+        "place": build.source["repo"] or build.settings["source"]["path"] or "not recorded",
+        "commit": "local folder, no commit" if commit == "local" else commit,
+        "files": sorted(build.source["files"].items()),
+        "packages": [(p.name, _package_hash(build, p.name)) for p in build.pieces if p.kind != "embedding"],
+        "tools": [(name, ", ".join(sorted(versions))) for name, versions in sorted(tools.items())],  # steps may differ
+        "receipts": sorted(build.receipts.items()),
+        "settings": leaves(build.settings),
+    }
+
+
+def _package_hash(build: Build, part: str) -> str:
+    """Return the hash of a part's package from its receipt; empty if there is no receipt."""
+    receipt = build.receipts.get(f"packages/{part}", {"outputs": {}})
+    return str(receipt["outputs"].get("package", ""))
 
 
 def state_bytes(piece: PartRow, build: Build) -> int:

@@ -1,4 +1,4 @@
-"""Where operations run: counts per part and per kind of operation, and the findings, folded over parts."""
+"""Where operations run, per part and per kind of operation, the findings, and the measurements on devices."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from shardmill.evidence.build import Contradiction, contradictions
+from shardmill.evidence.file import Evidence
 from shardmill.report.read import Json
 
 # Predicted is never called resident: what the rules allow is "could run".
@@ -104,3 +106,65 @@ def findings(files: Sequence[Json]) -> tuple[ReportedFinding, ...]:
         )
         for (severity, rule, remedy), whys in sorted(folded.items())
     )
+
+
+@dataclass(frozen=True)
+class DevicePass:
+    """Passes of one width through all programs."""
+
+    slots: int  # slots of the context; 0 for an encoder
+    width: int
+    ms: float | None
+    tokens_per_second: float | None
+    agree: int | None  # number of tokens that are chosen as in fp32
+    tokens: int | None
+    mj: float | None  # millijoules of energy for a pass
+    status: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """The measurements on one chip and system, and where they contradict the rules."""
+
+    evidence: Evidence
+    passes: tuple[DevicePass, ...]
+    counts: Counter[str]  # operations by status, over all programs and widths of the whole context
+    contradictions: tuple[Contradiction, ...]
+
+
+def device_sections(found: Sequence[Evidence], verdicts: Sequence[Json]) -> list[Device]:
+    """Return a block for each file of evidence; `verdicts` are the build's residency/PART.json."""
+    return [
+        Device(
+            evidence=evidence,
+            passes=tuple(_pass(one, width) for one in (evidence, *evidence.shorter) for width in one.widths),
+            counts=_operation_counts(evidence),
+            contradictions=tuple(contradictions(evidence, verdicts)),
+        )
+        for evidence in found
+    ]
+
+
+def _pass(evidence: Evidence, width: int) -> DevicePass:
+    key = f"pass.T={width}"
+    line = evidence.lines.get(key, {"status": "not_run", "value": {}})
+    ms = evidence.timing(key, "ms")
+    return DevicePass(
+        slots=evidence.context,
+        width=width,
+        ms=ms,
+        tokens_per_second=1e3 * width / ms if ms else None,
+        agree=line["value"].get("agree"),
+        tokens=line["value"].get("tokens"),
+        mj=evidence.timing(f"energy.T={width}", "mj_per_pass"),
+        status=line["status"],
+    )
+
+
+def _operation_counts(evidence: Evidence) -> Counter[str]:
+    """Return the number of operations with each status in the compute plans."""
+    found: Counter[str] = Counter()
+    for key, line in evidence.lines.items():
+        if "/residency." in key:
+            found.update(line["value"].get("counts", {}))
+    return found

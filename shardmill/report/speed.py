@@ -113,37 +113,35 @@ class Series:
     marker: str
 
 
+def drawn(name: str, title: str, note: str, draw: Draw, width: float = HALF) -> Plot:
+    """Return a figure of this width in inches."""
+    return Plot(name, title, note, width == WHOLE, figure(name, title, draw, width))
+
+
 def plots(speed: Json) -> list[Plot]:
     """Return the figures that the measurements allow."""
-    return [
-        Plot(name, title, note, width == WHOLE, figure(name, title, draw, width))
-        for name, title, note, draw, width in _wanted_plots(speed)
-    ]
-
-
-def _wanted_plots(speed: Json) -> Iterator[tuple[str, str, str, Draw, float]]:
-    """Yield name, title, note, drawing and width of each figure."""
     sweep, tasks = speed["sweep"], speed["tasks"]
-    series = _styled(drafters(tuple(measured_speed(speed))))
+    names = drafters(tuple(measured_speed(speed)))
+    series = [Series(name, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)]
+    found = []
     if sweep and series:
         title = "Speed-up over prompt length, tiled code"
-        yield "sweep", title, AS_FAST, partial(_draw_sweep, rows=sweep, series=series), HALF
+        found.append(drawn("sweep", title, AS_FAST, partial(_draw_sweep, rows=sweep, series=series)))
     if len(speed["pass_seconds"]) > 1:
         note = "dotted: T = 1 decoding; where it crosses the wide pass, drafting breaks even"
-        yield "widths", "Time of a pass by its width", note, partial(_draw_widths, speed=speed), HALF
+        found.append(drawn("widths", "Time of a pass by its width", note, partial(_draw_widths, speed=speed)))
     for kind, words, of in KINDS if series else ():
         rows, note = (tasks, f"{of}, all tasks") if tasks else (sweep, f"{of}, tiled code")
         title = f"Drafts accepted by position, {words}"
-        yield f"{kind}-position", title, note, partial(_draw_positions, rows=rows, series=series, kind=kind), HALF
+        draw = partial(_draw_positions, rows=rows, series=series, kind=kind)
+        found.append(drawn(f"{kind}-position", title, note, draw))
     if tasks and series:
         note = "bar: live; line across it: replayed, an upper bound"
-        yield "task-passes", "Tokens per pass by task", note, partial(_draw_passes, rows=tasks, series=series), WHOLE
-        yield "task-speedup", "Speed-up by task", AS_FAST, partial(_draw_tasks, rows=tasks, series=series), WHOLE
-
-
-def _styled(names: Sequence[str]) -> tuple[Series, ...]:
-    """Return a colour and a marker for each drafter."""
-    return tuple(Series(name, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names))
+        draw = partial(_draw_passes, rows=tasks, series=series)
+        found.append(drawn("task-passes", "Tokens per pass by task", note, draw, WHOLE))
+        draw = partial(_draw_tasks, rows=tasks, series=series)
+        found.append(drawn("task-speedup", "Speed-up by task", AS_FAST, draw, WHOLE))
+    return found
 
 
 def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:

@@ -15,7 +15,7 @@ from shardmill.device.rank import rank_builds
 from shardmill.device.recording import import_result
 from shardmill.evidence.file import of_build
 from shardmill.files import load_json, sealed, write_json
-from shardmill.report.devices import device_sections
+from shardmill.report.residency import device_sections
 
 from .finished import LAYERS, SETTINGS, finish
 from .lane import measured, unpacked
