@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -72,19 +71,11 @@ def verify(
 
 
 def _tell(proof: VerificationReport) -> None:
-    """Print a table of all statements, each with its proof and its result."""
-    lines = [("what", "proved by", "result"), *((row.what, row.by, row.result) for row in proof.rows)]
+    """Print a table of all claims, each with its proof and its result."""
+    lines = [("what", "proved by", "result"), *proof.rows]
     widths = [max(len(line[column]) for line in lines) for column in (0, 1)]
     for what, by, result in lines:
         typer.echo(f"{what:{widths[0]}}  {by:{widths[1]}}  {result}")
-
-
-class Programs(StrEnum):
-    """The kinds of programs in a repository."""
-
-    packages = "packages"
-    compiled = "compiled"
-    both = "both"
 
 
 def publish(
@@ -92,7 +83,8 @@ def publish(
     repo: Annotated[str, typer.Argument(metavar="REPO_ID", help="owner/name on the hub.")],
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     include: Annotated[
-        Programs | None, typer.Option(help="Programs to upload; default: those that were signed, or both.")
+        Literal["packages", "compiled", "both"] | None,
+        typer.Option(help="Programs to upload; default: those that were signed, or both."),
     ] = None,
     license: Annotated[
         str | None, typer.Option(help="License identifier; default: that of the checkpoint's repository.")
@@ -111,7 +103,7 @@ def publish(
     """
     from shardmill.release.publish import PublishOptions, prepare_upload, upload
 
-    wish = PublishOptions(repo, private, include.value if include else None, license, may, key)
+    wish = PublishOptions(repo, private, include, license, may, key)
     files = prepare_upload(build, wish)
     size = sum((build / name).stat().st_size for name in files)
     if dry_run:
@@ -157,26 +149,18 @@ def rebuild(
     Exit code 1 if a byte differs, with the step and the ingredient that explain it. For a build with a calibration text
     it says how many codes differ. If packages have other versions, or shardmill has other code, nothing is built.
     """
-    from shardmill.release.rebuild import (
-        build_again,
-        check_tools,
-        codes_compared,
-        compare_rebuilt,
-        read_original,
-        state,
-    )
+    from shardmill.release import rebuild
 
-    original = read_original(build)
-    check_tools(original)
-    again = build_again(original, out, cores, source)
-    told = compare_rebuilt(original, again)
-    for line in (*told, *codes_compared(original, again)):
+    original = rebuild.read_original(build)
+    rebuild.check_tools(original)
+    again = rebuild.build_again(original, out, cores, source)
+    told = rebuild.compare_rebuilt(original, again)
+    for line in (*told, *rebuild.codes_compared(original, again)):
         typer.echo(line, err=bool(told))
-    count = len(original.statement["subject"])
     if told:
         raise typer.Exit(1)
-    typer.echo(f"{count} subjects, 0 differing bytes: {again}")
-    for path in state(again, sign, original.folder) if sign else ():
+    typer.echo(f"{len(original.statement['subject'])} subjects, 0 differing bytes: {again}")
+    for path in rebuild.state(again, sign, original.folder) if sign else ():
         typer.echo(f"signed: {path}")
 
 
@@ -200,7 +184,7 @@ def diff(
     before: Build,
     after: Build,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help=f"Show more than {SHOWN} lines of a kind.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help=f"Show more than {DIFFERENCES} lines of a kind.")] = False,
 ) -> None:
     """Show what differs between two builds, from the checkpoint's tensors to the gates' numbers, and why.
 
@@ -230,7 +214,7 @@ def _print_differences(words: str, found: list[Difference], everything: bool) ->
     for each in found if everything else found[:DIFFERENCES]:
         typer.echo(f"  {one_line(each.name)}: {_shown(each.before)} -> {_shown(each.after)}")
     if len(found) > DIFFERENCES and not everything:
-        typer.echo(f"  ... and {len(found) - SHOWN} more (--all shows them)")
+        typer.echo(f"  ... and {len(found) - DIFFERENCES} more (--all shows them)")
 
 
 def _shown(value: Any) -> str:

@@ -1,28 +1,47 @@
-"""Publishes a build as a repository on a hub."""
+"""Publishes a build as a repository on a hub, with a card that the hub indexes and a person reads first."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shardmill.attest import read_provenance
+from shardmill import __version__
+from shardmill.attest import HOME, read_provenance
+from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
-from shardmill.pipeline.audit import ATTESTATION, BUNDLE, added
+from shardmill.files import read_json, sealed, write_json, write_text
+from shardmill.forms.recipe import called
+from shardmill.gates.measurement import nearness
+from shardmill.pipeline.audit import ATTESTATION, BUNDLE, CARD_RECORD, added
+from shardmill.pipeline.provenance import PARITY_TEXT, verdict_hashes
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files
-from shardmill.release.card import Published, card_text, write_card
 from shardmill.release.publishable import License, check_leaks, check_license, license_of
-from shardmill.release.sign import SIGNATURE, read_private, sign_build, sign_bundle, signed_files
+from shardmill.release.sign import (
+    PROVENANCE,
+    SIGNATURE,
+    read_envelopes,
+    read_private,
+    sign_build,
+    sign_bundle,
+    signed_files,
+)
 from shardmill.release.verify import prove
+from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 if TYPE_CHECKING:
     from shardmill.checkpoint.hub import HubAccess
 
 MARKS = (BUNDLE, "model.json")  # a repository with one of these files holds a build
 OF_ANY = (".gitattributes",)  # files that a hub adds to every new repository
+
+TEMPLATE = Path(__file__).parent / "templates" / "card.md.j2"
+TEXT = "text-generation"
+TAGS = ["coreml", "apple-neural-engine", "shardmill"]
+METRICS = {"kl": "kl_divergence", "top1_agreement": "accuracy", "perplexity_ratio": "perplexity_ratio"}
 
 
 @dataclass(frozen=True)
@@ -67,25 +86,21 @@ def prepare_upload(build: Path, wish: PublishOptions) -> list[str]:
     elif include != added(build)["include"]:
         raise ShardmillError(f"{build}: was signed with other programs in it; give --key to sign it anew")
     key = read_private(wish.key).public_key.keyid[:16] if wish.key else _signer(build) if signed else ""
-    published = Published(wish.repo, license, key)
+    card = _card_text(build, wish.repo, license, key)
     if wish.key is None and signed and CARD in signed_files(build):
-        _check_signed_card(build, published)
+        if (build / CARD).read_text(encoding="utf-8") != card:
+            raise ShardmillError(
+                f"{build / CARD}: was signed for another repository or license, or changed since; "
+                "give --key to sign it anew"
+            )
     else:
-        write_card(build, published)
+        write_text(build / CARD, card)
+        write_json(build / CARD_RECORD, sealed({"files": {CARD: hash_file(build / CARD)}}))
     if wish.key is not None:
         sign_bundle(build, wish.key)
     files = bundle_files(build)
     check_leaks(build, files)
     return files
-
-
-def _check_signed_card(build: Path, published: Published) -> None:
-    """Raise ShardmillError if the signed card is not the card for this repository and license."""
-    if (build / CARD).read_text(encoding="utf-8") != card_text(build, published):
-        raise ShardmillError(
-            f"{build / CARD}: was signed for another repository or license, or changed since; "
-            "give --key to sign it anew"
-        )
 
 
 def _check_repository(name: str) -> None:
@@ -161,14 +176,109 @@ def _writing(repo: str, endpoint: str) -> Iterator[None]:
 
 
 def _license(build: Path) -> License | None:
-    source = read_provenance(build / ATTESTATION)["predicate"]["buildDefinition"]["externalParameters"]["config"][
-        "source"
-    ]
+    definition = read_provenance(build / ATTESTATION)["predicate"]["buildDefinition"]
+    source = definition["externalParameters"]["config"]["source"]
     return license_of(source["repo"], source["revision"]) if "repo" in source else None
 
 
 def _signer(build: Path) -> str:
     """Return the identity of the key that signed a build's provenance."""
-    from shardmill.release.sign import PROVENANCE, read_envelopes
-
     return str(next(iter(read_envelopes(build / PROVENANCE)[0].signatures)))[:16]
+
+
+def _card_text(build: Path, repo: str, license: License, key: str) -> str:
+    """Return the card's text; the hub client's own classes write its metadata.
+
+    `license` is the checkpoint's, and `key` the identity of the signing key, empty if the build is not signed.
+    """
+    from huggingface_hub import ModelCardData
+    from jinja2 import Environment, StrictUndefined
+
+    statement = read_provenance(build / ATTESTATION)
+    definition = statement["predicate"]["buildDefinition"]
+    dependencies = {row["name"]: row for row in definition["resolvedDependencies"]}
+    config, model = definition["externalParameters"]["config"], read_manifest(build, COMPLETE)
+    steps = definition["internalParameters"]["steps"]
+    found = [read_json(build / name) for name, _ in sorted(verdict_hashes(steps))]
+    base = config["source"].get("repo")
+    text = dependencies[PARITY_TEXT]["digest"]["sha256"]
+    body = Environment(undefined=StrictUndefined).from_string(TEMPLATE.read_text(encoding="utf-8"))
+    rows = list(_worst(found))
+    data = ModelCardData(
+        license=license.id,
+        license_name=license.name,
+        license_link=license.link,
+        base_model=base,
+        base_model_relation="quantized" if base else None,
+        pipeline_tag=_task(model),
+        tags=[*TAGS, called(config["convert"]).lower()],
+        model_name=model["model"],
+        eval_results=list(_results(found, text)),
+    )
+    told = body.render(
+        model=model,
+        encodes=_task(model) != TEXT,
+        base=base,
+        commit=config["source"].get("revision"),
+        weights=called(config["convert"]),
+        home=HOME,
+        version=__version__,
+        engine=_engine(found),
+        predicted=any(row["evidence"] == "predicted" for row in rows),
+        rows=rows,
+        text=text,
+        missing=sorted({name for verdict in found for name in verdict.get("not_run", {})}),
+        left_out=_left_out(added(build)["left_out"]),
+        repo=repo,
+        license=license,
+        key=key,
+    )
+    return f"---\n{data.to_yaml()}\n---\n\n{told.strip()}\n"
+
+
+def _task(model: Mapping[str, Any]) -> str:
+    """Return the hubs' name for the model's task."""
+    if all(part["kind"] != "encoder" for part in model["parts"]):
+        return TEXT
+    return "token-classification" if model.get("labels") else "feature-extraction"
+
+
+def _engine(found: list[Mapping[str, Any]]) -> str:
+    engines = {" ".join(verdict["engine"].values()) for verdict in found if "engine" in verdict}
+    return ", ".join(sorted(engines)) or "not recorded"
+
+
+def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield for each number the row that is nearest to its threshold or furthest beyond it."""
+    worst: dict[str, dict[str, Any]] = {}
+    for verdict in found:
+        for row in verdict["gate"]:
+            if row["name"] not in worst or nearness(row) > nearness(worst[row["name"]]):
+                evidence = verdict.get("evidence", "measured")
+                worst[row["name"]] = {**row, "gate": verdict["part"], "evidence": evidence}
+    yield from (worst[name] for name in sorted(worst))
+
+
+def _results(found: list[Mapping[str, Any]], text: str) -> Iterator[Any]:
+    """Yield the measurements of the stack's gate in the form of a model index."""
+    from huggingface_hub import EvalResult
+
+    for verdict in found:
+        for row in verdict["gate"]:
+            if row["name"] in METRICS and verdict["part"] == "stack":
+                yield EvalResult(
+                    task_type="text-generation",
+                    dataset_type="shardmill-parity-text",
+                    dataset_name="the text that the parity gates are fed with",
+                    dataset_revision=text,
+                    metric_type=METRICS[row["name"]],
+                    metric_name=row["meaning"],
+                    metric_value=row["value"],
+                )
+
+
+def _left_out(names: list[str]) -> str:
+    """Describe the kinds of files that were left out."""
+    kinds = {"source/": "the checkpoint's weights", "reference": "the reference's states"}
+    kinds |= {"packages/": "the packages", "compiled/": "the compiled programs"}
+    return ", ".join(what for start, what in kinds.items() if any(name.startswith(start) for name in names))

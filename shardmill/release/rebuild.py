@@ -12,6 +12,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -36,68 +37,40 @@ from shardmill.pipeline.task import SOURCE
 from shardmill.release.compare import explain_difference, steps_of, subject_differences
 from shardmill.release.sign import ATTESTATIONS, PublicKey, read_private, write_envelopes
 
-FOLDER = "codes"
-CODES = "codes"  # name of a matrix' codes; other names are scales or tables
-
-
-@dataclass(frozen=True)
-class Count:
-    """The numbers in two files of codes, and the numbers that differ.
-
-    Attributes:
-        codes: number of codes of matrices.
-        other_codes: number of codes that differ.
-        beside: number of scales and table entries.
-        other_beside: number of scales and table entries that differ.
-    """
-
-    codes: int = 0
-    other_codes: int = 0
-    beside: int = 0
-    other_beside: int = 0
-
-    def __add__(self, other: Count) -> Count:
-        return Count(*(getattr(self, key) + getattr(other, key) for key in self.__dataclass_fields__))
-
-    @property
-    def same(self) -> bool:
-        """Return whether nothing differs."""
-        return not self.other_codes and not self.other_beside
-
-    def __str__(self) -> str:
-        return (
-            f"{self.other_codes:,} of {self.codes:,} codes and {self.other_beside:,} of {self.beside:,} scales differ"
-        )
+CODES = "codes"  # the folder of codes, and the name of a matrix' codes; other names are scales or tables
 
 
 def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]:
-    """Yield lines for a person: the total, then each matrix that differs.
+    """Yield lines for a person: the codes and scales that differ in total, then in each matrix that differs.
 
     Args:
         before: the original build's folder.
         after: the rebuild's folder.
         names: the steps of a build; only steps that write codes count.
     """
-    files = sorted(f"{name}.safetensors" for name in names if name.startswith(f"{FOLDER}/"))
+    files = sorted(f"{name}.safetensors" for name in names if name.startswith(f"{CODES}/"))
     if not files:
         return
     if absent := [file for file in files if not ((before / file).is_file() and (after / file).is_file())]:
         yield f"codes: {absent[0]} is not in both builds, so no codes were compared"
         return
     found = {
-        f"{file.removesuffix('.safetensors')}: {matrix}": count
+        f"{file.removesuffix('.safetensors')}: {matrix}": counts
         for file in files
-        for matrix, count in _by_matrix(before / file, after / file).items()
+        for matrix, counts in _by_matrix(before / file, after / file).items()
     }
-    other = {name: count for name, count in found.items() if not count.same}
+    other = {name: counts for name, counts in found.items() if counts["other codes"] or counts["other scales"]}
     where = f", in {len(other)} of {len(found)} matrices" if other else ""
-    yield f"codes: {sum(found.values(), Count())}{where}"
-    yield from (f"{name}: {count}" for name, count in other.items())
+    yield f"codes: {_counted(sum(found.values(), Counter()))}{where}"
+    yield from (f"{name}: {_counted(counts)}" for name, counts in other.items())
 
 
-def _by_matrix(before: Path, after: Path) -> Mapping[str, Count]:
-    """Return the counts by matrix and form; if only one file has a tensor, all its numbers count as different."""
-    found: dict[str, Count] = {}
+def _by_matrix(before: Path, after: Path) -> dict[str, Counter[str]]:
+    """Return by matrix and form how many codes and scales there are, and how many of them differ.
+
+    If only one file has a tensor, all its numbers count as different. Entries of tables count as scales.
+    """
+    found: dict[str, Counter[str]] = {}
     with safe_open(before, framework="numpy") as one, safe_open(after, framework="numpy") as two:
         names = [{*file.keys()} for file in (one, two)]
         for name in sorted(names[0] | names[1]):
@@ -105,10 +78,15 @@ def _by_matrix(before: Path, after: Path) -> Mapping[str, Count]:
             alike = len(held) == 2 and held[0].shape == held[1].shape
             size = max(values.size for values in held)
             other = int(np.count_nonzero(held[0] != held[1])) if alike else size
-            matrix, _, what = name.rpartition(".")
-            count = Count(size, other) if what == CODES else Count(0, 0, size, other)
-            found[matrix] = found.get(matrix, Count()) + count
+            matrix, _, last = name.rpartition(".")
+            what = "codes" if last == CODES else "scales"
+            found.setdefault(matrix, Counter()).update({what: size, f"other {what}": other})
     return found
+
+
+def _counted(counts: Counter[str]) -> str:
+    codes = f"{counts['other codes']:,} of {counts['codes']:,} codes"
+    return f"{codes} and {counts['other scales']:,} of {counts['scales']:,} scales differ"
 
 
 CONFIG = "rebuild.yaml"

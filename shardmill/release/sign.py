@@ -14,8 +14,7 @@ from shardmill.attest import PAYLOAD_TYPE
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json, write_text
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, is_signature
-from shardmill.release.bom import signing_libraries
-from shardmill.release.bundle import CARD, Include, assemble, bundle_files, remove_marks, unsigned
+from shardmill.release.bundle import CARD, Include, assemble, bundle_files, remove_marks, signing_libraries, unsigned
 from shardmill.release.publishable import License
 
 if TYPE_CHECKING:

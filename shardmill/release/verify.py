@@ -35,6 +35,8 @@ from shardmill.release.sign import (
 )
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
+Fault = tuple[str, str]  # a file of the build, and what is wrong with it
+Claim = tuple[str, str, str]  # a claim, who or what proves it, and the result
 NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised if a file is not a verdict
 
 
@@ -103,98 +105,29 @@ def _paths(build: Path) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class Rebuilders:
-    """The builders who signed a build's subjects.
-
-    Attributes:
-        builders: the builders' keys, the original builder's key first.
-        unchecked: number of rebuild statements that were not signed by a given key.
-        wrong: (file, fault) of each rebuild statement that does not hold.
-    """
-
-    builders: tuple[PublicKey, ...]
-    unchecked: int
-    wrong: list[tuple[str, str]]
-
-
-def _rebuilders(build: Path, keys: Sequence[PublicKey]) -> Rebuilders:
-    """Find the keys that signed a provenance statement about a build's subjects."""
-    subjects = read_provenance(build / ATTESTATION)["subject"]
-    believed: dict[str, PublicKey] = {}
-    unchecked, wrong = 0, []
-    for path in (build / PROVENANCE, *sorted((build / ATTESTATIONS).glob("rebuild-*"))):
-        if not path.is_file():
-            continue
-        name = path.relative_to(build).as_posix()
-        try:
-            found = _who(path, subjects, keys) if keys else []
-        except ShardmillError as error:
-            wrong += [] if path == build / PROVENANCE else [(name, str(error).removeprefix(f"{path}: "))]
-            continue
-        unchecked += not found and path != build / PROVENANCE
-        believed |= {key.short: key for key in found}
-    return Rebuilders(tuple(believed.values()), unchecked, wrong)
-
-
-def _who(path: Path, subjects: list[object], keys: Sequence[PublicKey]) -> list[PublicKey]:
-    """Return the keys that signed a statement about these subjects. Raises ShardmillError if it is about others."""
-    (envelope, *others) = read_envelopes(path)
-    try:
-        statement = parse_json(envelope.payload)
-        right = not others and statement["predicateType"] == PROVENANCE_TYPE and statement["subject"] == subjects
-    except (ValueError, LookupError, TypeError) as error:
-        raise ShardmillError(f"{path}: holds no statement ({error})") from error
-    if not right:
-        raise ShardmillError(f"{path}: speaks of other bytes than this build's")
-    found = signers(envelope, keys)
-    named = path.name.removeprefix("rebuild-").split(".")[0]
-    if path.name.startswith("rebuild-") and found and all(key.short != named for key in found):
-        raise ShardmillError(f"{path}: not the envelope of the key that its name says")
-    return found
-
-
-Fault = tuple[str, str]  # a file of the build, and what is wrong with it
-
-
-@dataclass(frozen=True)
-class ClaimRow:
-    """A row of the table: a claim, who or what proves it, and the result."""
-
-    what: str
-    by: str
-    result: str
-
-
-@dataclass(frozen=True)
 class VerificationReport:
     """The result of a verification.
 
     Attributes:
         audit: the audit of every byte.
-        rows: the rows of the table.
+        rows: every claim.
         wrong: every fault, the audit's faults first.
     """
 
     audit: Audit
-    rows: tuple[ClaimRow, ...]
+    rows: tuple[Claim, ...]
     wrong: tuple[Fault, ...]
 
 
 def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> VerificationReport:
     """Verify every file, statement and signature of a build.
 
-    Args:
-        build: the build's folder.
-        keys: public keys of trusted signers; signatures are not checked if no key is given.
-        cache: a cache of hashes, see `audit`.
-
-    Raises:
-        ShardmillError: the build or its attestation is missing.
+    Signatures are not checked if no public key of a trusted signer is given. The cache of hashes is that of `audit`.
+    Raises ShardmillError if the build or its attestation is missing.
     """
     found = audit(build, cache)
-    rows = [
-        ClaimRow(f"{found.checked} files", f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}", _count(found.wrong))
-    ]
+    seal = f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}"
+    rows = [(f"{found.checked} files", seal, _result(found.wrong, "as they were made"))]
     wrong = list(found.wrong)
     claims = [] if wrong else [_statements(build), _verdicts(build)]  # on damaged files these checks prove nothing
     for row, faults in (*claims, *_signatures(build, keys, found), _rebuilt(build, keys)):
@@ -203,51 +136,42 @@ def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None
     return VerificationReport(found, tuple(rows), tuple(dict.fromkeys(wrong)))
 
 
-def _count(faults: Sequence[Fault]) -> str:
-    return f"{len(faults)} wrong" if faults else "as they were made"
+def _result(faults: Sequence[Fault], fine: str) -> str:
+    return f"{len(faults)} wrong" if faults else fine
 
 
-def _statements(build: Path) -> tuple[ClaimRow, list[Fault]]:
+def _statements(build: Path) -> tuple[Claim, list[Fault]]:
     faults = [(ATTESTATION, fault) for fault in _missing_subjects(build)]
     faults += [(RESULTS, fault) for fault in _missing_statements(build)]
     count = len(read_provenance(build / ATTESTATION)["subject"])
-    return ClaimRow(
-        f"{count} subjects", "model.json and the receipts", _count(faults) if faults else "none is missing"
-    ), faults
+    return (f"{count} subjects", "model.json and the receipts", _result(faults, "none is missing")), faults
 
 
-def _verdicts(build: Path) -> tuple[ClaimRow, list[Fault]]:
+def _verdicts(build: Path) -> tuple[Claim, list[Fault]]:
     gates, numbers, faults = _verdict_faults(build)
-    return ClaimRow(f"{numbers} numbers of {gates} gates", "the thresholds of this shardmill", _result(faults)), faults
+    result = _result(faults, "within")
+    return (f"{numbers} numbers of {gates} gates", "the thresholds of this shardmill", result), faults
 
 
-def _result(faults: Sequence[Fault]) -> str:
-    return f"{len(faults)} wrong" if faults else "within"
-
-
-def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterator[tuple[ClaimRow, list[Fault]]]:
+def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterator[tuple[Claim, list[Fault]]]:
     if not keys:
         there = [name for name in found.signatures if "rebuild-" not in name]
-        yield (
-            ClaimRow("statements and bundle", "nobody", "signed, not checked: give --key" if there else "not signed"),
-            [],
-        )
+        yield ("statements and bundle", "nobody", "signed, not checked: give --key" if there else "not signed"), []
         return
     for envelopes, statements in STATEMENTS.items():
-        yield _signed(
-            statements, keys, [_check_envelopes(build, envelopes, statements, key) for key in keys], envelopes
-        )
+        told = [_check_envelopes(build, envelopes, statements, key) for key in keys]
+        yield _signed(statements, keys, told, envelopes)
     yield _signed("the bundle", keys, [_check_bundle(build, key) for key in keys], SIGNATURE)
     if (build / CARD).is_file() and (build / SIGNATURE).is_file() and CARD not in _signed_files(build):
-        yield ClaimRow("the card", "nobody", f"not signed: {CARD} may say anything"), []
+        yield ("the card", "nobody", f"not signed: {CARD} may say anything"), []
 
 
-def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature: str) -> tuple[ClaimRow, list[Fault]]:
+def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature: str) -> tuple[Claim, list[Fault]]:
     """Return a row and its faults: the key that signed, or every key's objection."""
     by = next((key for key, fault in zip(keys, told, strict=True) if not fault), None)
     if by:
-        return ClaimRow(what, f"key {by.short} ({by.file.name})", "signed"), []
-    return ClaimRow(what, "nobody who is believed", "not proved"), [(signature, "; ".join(dict.fromkeys(told)))]
+        return (what, f"key {by.short} ({by.file.name})", "signed"), []
+    return (what, "nobody who is believed", "not proved"), [(signature, "; ".join(dict.fromkeys(told)))]
 
 
 def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKey) -> str:
@@ -291,11 +215,39 @@ def _is_to_be_signed(name: str) -> bool:
     return not is_signature(name) and name not in (CARD_RECORD, CARD)
 
 
-def _rebuilt(build: Path, keys: Sequence[PublicKey]) -> tuple[ClaimRow, list[Fault]]:
-    found = _rebuilders(build, keys)
-    count = len(found.builders)
-    by = ", ".join(key.short for key in found.builders) or "nobody"
-    more = f", {found.unchecked} not checked: whose key is not given" if found.unchecked else ""
-    return ClaimRow(
-        "the same bytes, built", f"keys {by}" if count else by, f"by {count} independently{more}"
-    ), found.wrong
+def _rebuilt(build: Path, keys: Sequence[PublicKey]) -> tuple[Claim, list[Fault]]:
+    """Return how many keys signed a provenance statement about a build's subjects, the original builder's key first."""
+    subjects = read_provenance(build / ATTESTATION)["subject"]
+    believed: dict[str, PublicKey] = {}
+    unchecked, wrong = 0, []
+    for path in (build / PROVENANCE, *sorted((build / ATTESTATIONS).glob("rebuild-*"))):
+        if not path.is_file():
+            continue
+        name = path.relative_to(build).as_posix()
+        try:
+            found = _who(path, subjects, keys) if keys else []
+        except ShardmillError as error:
+            wrong += [] if path == build / PROVENANCE else [(name, str(error).removeprefix(f"{path}: "))]
+            continue
+        unchecked += not found and path != build / PROVENANCE
+        believed |= {key.short: key for key in found}
+    by = f"keys {', '.join(believed)}" if believed else "nobody"
+    more = f", {unchecked} not checked: whose key is not given" if unchecked else ""
+    return ("the same bytes, built", by, f"by {len(believed)} independently{more}"), wrong
+
+
+def _who(path: Path, subjects: list[object], keys: Sequence[PublicKey]) -> list[PublicKey]:
+    """Return the keys that signed a statement about these subjects. Raises ShardmillError if it is about others."""
+    (envelope, *others) = read_envelopes(path)
+    try:
+        statement = parse_json(envelope.payload)
+        right = not others and statement["predicateType"] == PROVENANCE_TYPE and statement["subject"] == subjects
+    except (ValueError, LookupError, TypeError) as error:
+        raise ShardmillError(f"{path}: holds no statement ({error})") from error
+    if not right:
+        raise ShardmillError(f"{path}: speaks of other bytes than this build's")
+    found = signers(envelope, keys)
+    named = path.name.removeprefix("rebuild-").split(".")[0]
+    if path.name.startswith("rebuild-") and found and all(key.short != named for key in found):
+        raise ShardmillError(f"{path}: not the envelope of the key that its name says")
+    return found

@@ -11,7 +11,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 from pipeline import made
 
 from shardmill.files import read_json
-from shardmill.release.bom import BOM, write_bom
+from shardmill.release.bundle import BOM, write_bom
 from shardmill.release.publishable import License
 
 

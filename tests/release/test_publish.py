@@ -155,7 +155,7 @@ def test_the_card_passes_the_hub_client_s_own_validation(build: Path, hub: Store
 def test_the_card_of_an_encoder_says_how_to_label(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = read_json(build / "model.json")
     model["parts"][0]["kind"] = "encoder"
-    monkeypatch.setattr("shardmill.release.card.read_manifest", lambda *_: model | {"labels": ["O"]})
+    monkeypatch.setattr("shardmill.release.publish.read_manifest", lambda *_: model | {"labels": ["O"]})
     prepare_upload(build, WISH)
     card = ModelCard.load(build / "README.md")
     assert card.data.pipeline_tag == "token-classification"
