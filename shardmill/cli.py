@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from shardmill import __version__, interrupt
-from shardmill.commands import bench, chat, device, generate, pipeline, programs, quality, release, serve
+from shardmill.commands import bench, chat, device, doctor, generate, pipeline, programs, quality, release, serve
 from shardmill.imports import spare_coremltools
 from shardmill.printable import one_line
 
@@ -112,7 +112,7 @@ COMMANDS = (
     quality.why_quality,
     quality.witness,
     pipeline.gc,
-    pipeline.doctor,
+    doctor.doctor,
     pipeline.synth_checkpoint,
     release.rotate,
     programs.compare_compiled,

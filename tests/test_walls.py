@@ -35,7 +35,6 @@ MAY_USE: dict[str, set[str]] = {
     "models": {"checkpoint"},
     "config": {"checkpoint", "forms", "models"},
     "plan": {"checkpoint", "config", "forms", "models"},
-    "catalogue": {"config", "models"},
     "runtime": {"checkpoint", "models", "decode", "lane"},
     "convert": {"checkpoint", "forms", "models", "plan"},
     "topology": {"config", "convert", "forms", "models", "plan"},
@@ -53,9 +52,8 @@ MAY_USE: dict[str, set[str]] = {
     },
     "release": {"attest", "checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
     "device": {"checkpoint", "config", "evidence", "forms", "gates", "lane", "models", "pipeline", "runtime"},
-    "doctor": {"checkpoint", "runtime"},
     "commands": {
-        "bench", "catalogue", "checkpoint", "config", "decode", "device", "doctor", "evidence", "forms", "gates",
+        "bench", "checkpoint", "config", "decode", "device", "evidence", "forms", "gates",
         "models", "pipeline", "plan", "precision", "release", "runtime", "serve", "witness",
     },
     "cli": {"commands"},

@@ -1,11 +1,15 @@
-"""Functions that the commands share: to accept a build as an argument, and to print a size."""
+"""What the commands share: a build as an argument, sizes, and tables."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -16,6 +20,21 @@ def size(count: float) -> str:
     while count >= 1000 and unit < len(UNITS) - 1:
         count, unit = count / 1000, unit + 1
     return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {UNITS[unit]}"
+
+
+def make_table(*columns: str, right: Collection[str] = (), fold: Collection[str] = ()) -> Table:
+    """Return an empty table; columns of numbers are aligned to the `right`, and long texts are wrapped in `fold`."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE)
+    for column in columns:
+        made.add_column(
+            column,
+            justify="right" if column in right else "left",
+            overflow="fold" if column in fold else "ellipsis",
+        )
+    return made
 
 
 def located_build(text: str) -> Path:

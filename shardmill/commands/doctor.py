@@ -1,10 +1,11 @@
-"""What this machine can and cannot do: one finding per question, each with its consequence.
+"""`shardmill doctor`: what this machine can and cannot do, one finding per question, each with its consequence.
 
 `examine` queries the machine. The functions below it judge plain values, so tests can simulate every machine.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import re
@@ -12,12 +13,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from shardmill.config.reading import read_yaml
+import typer
+
 from shardmill.errors import ConfigError
 from shardmill.machine import NATIVE_MISSING, ask, macos, memory_bytes, native_present
 
@@ -37,6 +39,30 @@ class DoctorFinding:
     value: str
     verdict: Verdict
     meaning: str
+
+
+STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False) -> None:
+    """Say what this machine can and cannot do. Exit code 1 if something that a build needs is missing."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    findings = examine()
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        columns = [Column(name, no_wrap=True) for name in ("", "", "found")]
+        table = Table(*columns, Column("which means", overflow="fold"), box=box.SIMPLE)
+        for finding in findings:
+            mark = Text(finding.verdict, style=STYLES[finding.verdict])
+            table.add_row(mark, finding.subject, finding.value, finding.meaning)
+        Console(markup=False).print(table)
+    if any(finding.verdict == "missing" for finding in findings):
+        raise typer.Exit(1)
 
 
 def examine() -> list[DoctorFinding]:
@@ -243,6 +269,8 @@ def _has_rosetta() -> bool:
 
 def _schedulers() -> dict[str, str]:
     """Return the scheduler in each profile, by its file: the profiles here and in $SNAKEMAKE_PROFILE."""
+    from shardmill.config.reading import read_yaml
+
     named = os.environ.get("SNAKEMAKE_PROFILE", "").strip()
     files = [*sorted(Path("profiles").glob("[!.]*/config.yaml")), *([Path(named, "config.yaml")] if named else [])]
     found = {}

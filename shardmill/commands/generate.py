@@ -21,30 +21,28 @@ if TYPE_CHECKING:
     from shardmill.runtime.label import Labelled, Reader
 
 
-def _read_prompt(prompt: str | None, prompt_file: str | None) -> str:
-    """Read the text to continue.
+def _read_text(text: str | None, file: str | None, what: str, refusal: str) -> str:
+    """Return the text to work on.
 
     Args:
-        prompt: the text itself.
-        prompt_file: a file's name; "-" is standard input.
+        text: the text itself.
+        file: a file's name; "-" is standard input.
+        what: the text's name in errors.
+        refusal: the error if both of them are given, or neither is.
 
     Raises:
-        typer.BadParameter: both arguments are given, or neither is.
+        typer.BadParameter: not exactly one of them is given.
         ShardmillError: the text cannot be read or is not UTF-8.
     """
-    if (prompt is None) == (prompt_file is None):
-        raise typer.BadParameter("give the text to continue with either --prompt or --prompt-file")
-    if prompt is not None:
-        return checked_text(prompt, "the prompt")
-    return _read_stdin() if prompt_file == "-" else read_prompt_file(Path(str(prompt_file)))
+    if (text is None) == (file is None):
+        raise typer.BadParameter(refusal)
+    if text is not None:
+        return checked_text(text, what)
+    return _read_stdin() if file == "-" else read_prompt_file(Path(str(file)))
 
 
 def read_prompt_file(file: Path) -> str:
-    """Read a file's text.
-
-    Raises:
-        ShardmillError: the file cannot be read or is not UTF-8.
-    """
+    """Return a file's text. Raises ShardmillError if the file cannot be read or is not UTF-8."""
     try:
         return files.read_text(file)
     except OSError as error:
@@ -54,10 +52,9 @@ def read_prompt_file(file: Path) -> str:
 
 
 def checked_text(text: str, what: str) -> str:
-    """Return `text` from the command line if its bytes were UTF-8.
+    """Return `text` from the command line. Raises ShardmillError if its bytes were not UTF-8.
 
-    Raises:
-        ShardmillError: the bytes were not UTF-8; Python then stores them as halves of surrogate pairs.
+    Python stores bytes that are not UTF-8 as halves of surrogate pairs.
     """
     try:
         text.encode()
@@ -114,13 +111,7 @@ def _result_json(result: GenerationResult) -> dict[str, Any]:
 
 
 def closing_line(result: GenerationResult, engine: str, accept_top_p: float | None = None) -> str:
-    """Return the cost of a generation in one line, which begins with a warning if the text is not exact.
-
-    Args:
-        result: the result of the generation.
-        engine: the engine that ran the programs.
-        accept_top_p: the share of lossy acceptance, if the user asked for it.
-    """
+    """Return the cost of a generation in one line, which begins with a warning if the text is not exact."""
     figures = _result_json(result)
     speeds = ", ".join(
         f"{name} {figures[key]:.1f} tok/s"
@@ -174,10 +165,7 @@ Precision = Annotated[
 def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = False) -> None:
     """Refuse a drafter that does not exist, and a second build that is missing or would not be used.
 
-    Args:
-        name: the value of --drafter.
-        draft_build: the value of --draft-build.
-        may_change: requests may name another drafter, so a second build is never useless.
+    If `may_change`, requests may name another drafter, so a second build is never useless.
 
     Raises:
         ShardmillError: no drafter has that name, or the drafter needs a second build.
@@ -195,11 +183,7 @@ def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = Fal
 
 
 def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse a draft model that is not built, or that has another vocabulary than the model of `manifest`.
-
-    Raises:
-        ShardmillError: the draft model cannot draft for this model.
-    """
+    """Raise ShardmillError if a draft model is not built, or has another vocabulary than the model of `manifest`."""
     ours, theirs = manifest["vocab"], read_manifest(draft_build)["vocab"]
     if ours != theirs:
         raise ShardmillError(
@@ -208,11 +192,7 @@ def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def check_policy(name: str) -> None:
-    """Refuse a policy that does not exist.
-
-    Raises:
-        ShardmillError: no policy has that name.
-    """
+    """Raise ShardmillError if no policy has that name."""
     from shardmill.decode import POLICIES as KNOWN
 
     if name not in KNOWN:
@@ -220,11 +200,7 @@ def check_policy(name: str) -> None:
 
 
 def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
-    """Refuse a sliding context that is too small.
-
-    Raises:
-        DecodeError: the context is too small to slide.
-    """
+    """Raise DecodeError if a sliding context is too small."""
     from shardmill.decode import choose_layout
     from shardmill.runtime.manifest import verify_width
 
@@ -234,22 +210,15 @@ def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
 def make_drafter(
     name: str, draft_build: Path | None, vocab: int, precision: str, context_policy: ContextPolicy
 ) -> Drafter:
-    """Make the drafter with a name; a draft model is loaded like the target model.
+    """Return a drafter that `check_drafter` has accepted; a draft model is loaded like the target model.
 
-    Args:
-        name: a drafter that `check_drafter` has accepted.
-        draft_build: the draft model's build folder, if the drafter is a draft model.
-        vocab: the target's vocabulary size.
-        precision: see `load_engine`.
-        context_policy: the behaviour of the draft model when its context is full.
+    `vocab` is the target's vocabulary size, and `context_policy` what the draft model does when its context is full.
     """
     from shardmill.decode import Session, create_drafter
 
-    session = (
-        None
-        if draft_build is None
-        else Session(load.load_engine(draft_build, precision), context_policy=context_policy)
-    )
+    session = None
+    if draft_build is not None:
+        session = Session(load.load_engine(draft_build, precision), context_policy=context_policy)
     return create_drafter(name, draft_session=session, vocab=vocab)
 
 
@@ -274,7 +243,8 @@ def generate(
 
     check_drafter(drafter, draft_build)
     check_policy(policy)
-    text = _read_prompt(prompt, prompt_file)
+    refusal = "give the text to continue with either --prompt or --prompt-file"
+    text = _read_text(prompt, prompt_file, "the prompt", refusal)
     sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
     manifest = read_manifest(build)
     if draft_build is not None:
@@ -319,12 +289,7 @@ def label(
     from shardmill.imports import quiet_coremltools
     from shardmill.runtime import label as reading
 
-    if (text is None) == (file is None):
-        raise typer.BadParameter("give the text with either --text or --file")
-    if file is None:
-        content = checked_text(str(text), "the text")
-    else:
-        content = _read_stdin() if file == "-" else read_prompt_file(Path(file))
+    content = _read_text(text, file, "the text", "give the text with either --text or --file")
     with quiet_coremltools():
         reader = reading.load_reader(build, precision)
     if redact and reader.classifies:
@@ -341,10 +306,8 @@ def label(
 
 def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
     """Print the labels of a whole text, each after `line`."""
-    from shardmill.runtime.load import engine_name
-
     if as_json:
-        typer.echo(json.dumps({"labels": shares, "engine": engine_name()}))
+        typer.echo(json.dumps({"labels": shares, "engine": load.engine_name()}))
         return
     for name, share in shares.items():
         typer.echo(f"{line}{share:.4f}\t{name}")
@@ -353,10 +316,9 @@ def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
 def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: bool, as_json: bool) -> None:
     """Print spans, each after `line`, or the text without the spans."""
     from shardmill.runtime.label import as_object, redacted
-    from shardmill.runtime.load import engine_name
 
     if as_json:
-        content = as_object(text, found) | {"engine": engine_name()}
+        content = as_object(text, found) | {"engine": load.engine_name()}
         typer.echo(json.dumps(content | ({"redacted": redacted(text, found.spans)} if redact else {})))
         return
     if redact:

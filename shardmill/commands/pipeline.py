@@ -1,16 +1,17 @@
-"""Commands around the pipeline: init, plan, why, gc, families, doctor, synth-checkpoint."""
+"""Commands around the pipeline: init, plan, why, gc, families, synth-checkpoint."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmill.commands.arguments import size
+from shardmill.commands.arguments import make_table, size
+from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.forms.recipe import SEARCH
 from shardmill.models.interface import FIXED, RANGE
@@ -28,7 +29,6 @@ def plan(
     """Show what a config would build, without building. Exit code 1 if it can't be built."""
     from rich.console import Console
 
-    from shardmill.errors import ConfigError, ShardmillError
     from shardmill.pipeline.resolve import load_resolved
 
     chosen = load_resolved(config)
@@ -89,13 +89,9 @@ UNIFORM = "where experts are routed, that is expected of tokens that take any se
 
 
 def _by_form(found: Preview) -> Table:
-    """Print the costs of passes with all experts in the layers' programs, and with groups of experts."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in ("experts", "tokens of a pass", "dispatches", "reads"):
-        table.add_column(column, justify="left" if column == "experts" else "right")
+    """Return the costs of passes with all experts in the layers' programs, and with groups of experts."""
+    figures = ("tokens of a pass", "dispatches", "reads")
+    table = make_table("experts", *figures, right=figures)
     for p in found.passes:
         form = f"routed, {p.groups} groups a layer" if p.groups else p.experts
         table.add_row(form, str(p.tokens), f"{p.dispatches:.4g}", size(p.bytes))
@@ -104,12 +100,8 @@ def _by_form(found: Preview) -> Table:
 
 def _by_length(found: Preview) -> Table:
     """Return the costs of a token in each context."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in ("context", "keys and values", "a token reads", "operations"):
-        table.add_column(column, justify="right")
+    columns = ("context", "keys and values", "a token reads", "operations")
+    table = make_table(*columns, right=columns)
     for one in found.lengths:
         table.add_row(str(one.slots), size(one.kept), size(one.bytes), f"{one.operations:.3g}")
     return table
@@ -137,30 +129,16 @@ TENSORS = {
 
 
 def _programs(found: Preview) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    table.add_column("program")
-    table.add_column("holds", overflow="fold")
-    for column in ("weights", "of the limit", f"states at {found.context}"):
-        table.add_column(column, justify="right")
+    figures = ("weights", "of the limit", f"states at {found.context}")
+    table = make_table("program", "holds", *figures, right=figures, fold=("holds",))
     for p in found.programs:
+        layers = ", ".join(f"{count} {name}" for name, count in p.layers.items())
+        holds = layers or f"{p.end - p.start} {'experts' if p.kind == 'experts' else 'rows'}"
         share = f"{p.weight_bytes / found.weight_file_limit:.1%}"
-        table.add_row(
-            p.name,
-            _holds(p.layers) or f"{p.end - p.start} {'experts' if p.kind == 'experts' else 'rows'}",
-            size(p.weight_bytes),
-            share,
-            _states(p.state_bytes),
-        )
+        table.add_row(p.name, holds, size(p.weight_bytes), share, _states(p.state_bytes))
     table.add_section()
     table.add_row("all", "", size(found.weight_bytes), "", _states(found.state_bytes))
     return table
-
-
-def _holds(layers: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in layers.items())
 
 
 def _states(count: int) -> str:
@@ -179,7 +157,6 @@ def why(
     from rich.table import Table
 
     from shardmill import config
-    from shardmill.errors import ConfigError
     from shardmill.pipeline import resolve, snakefile, why
     from shardmill.pipeline.cache import remote
     from shardmill.pipeline.cache.store import Store
@@ -193,9 +170,7 @@ def why(
         raise ConfigError(f"{settings.model}: {problem}")
     settings = resolve_config(settings, str(file), build.parent / ".store")
     verdicts = why.forecast(settings, build, Store(build.parent / ".store", shared=remote.configured()))
-    table = Table(box=None, pad_edge=False)
-    for column in ("step", "", "because of"):
-        table.add_column(column)
+    table = Table("step", "", "because of", box=None, pad_edge=False)
     for verdict in verdicts:
         if everything or verdict.status != "unchanged":
             table.add_row(verdict.step, verdict.status, verdict.reason)
@@ -212,7 +187,6 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be removed.")] = False,
 ) -> None:
     """Remove stored artifacts that no build refers to, and what killed runs left behind."""
-    from shardmill.errors import ShardmillError
     from shardmill.pipeline.cache import gc
     from shardmill.pipeline.cache.lock import hold_lock, hold_store
 
@@ -235,23 +209,28 @@ def init(
     typer.echo(f"cd {folder} && snakemake --cores 4 all    # the demo; your own: configs/README.md")
 
 
+@dataclass(frozen=True)
+class Family:
+    """A model_type with its kind of build, the checkpoints that it covers, and the configs for these checkpoints."""
+
+    model_type: str
+    kind: str  # "decoder" or "encoder"
+    covers: str
+    configs: tuple[str, ...]
+
+
 def families(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """List the model families that can be built, the checkpoints that they cover, and the configs for them."""
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    from shardmill.commands import catalogue
-
-    found, unknown = catalogue.list_families(), catalogue.unknown()
+    found, unknown = list_families(Path("configs"))
     if as_json:
         typer.echo(json.dumps({"families": [asdict(family) for family in found], "unknown": unknown}))
         return
-    table = Table(box=box.SIMPLE)
-    table.add_column("model_type", no_wrap=True)
-    table.add_column("builds as")
-    table.add_column("covers", overflow="fold")
-    table.add_column("configs", overflow="fold")
+    folded = [Column(name, overflow="fold") for name in ("covers", "configs")]
+    table = Table(Column("model_type", no_wrap=True), "builds as", *folded, box=box.SIMPLE)
     for family in found:
         table.add_row(family.model_type, family.kind, family.covers, "\n".join(family.configs))
     console = Console(markup=False, highlight=False)
@@ -260,32 +239,43 @@ def families(as_json: Annotated[bool, typer.Option("--json", help="Print one JSO
         console.print(f"not known before the checkpoint is fetched: {', '.join(unknown)}", soft_wrap=True)
 
 
-STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
+def list_families(folder: Path) -> tuple[list[Family], list[str]]:
+    """Return every supported family with the configs in a folder, and the configs whose model_type is not known."""
+    from shardmill.models import FOLDERS, supported
+
+    types = {str(file): _model_type(file) for file in sorted(folder.glob("*.yaml"))}
+    found = [
+        Family(name, kind, covers(name, kind), tuple(file for file, used in types.items() if used == name))
+        for kind in FOLDERS
+        for name in supported(kind)
+    ]
+    return found, [file for file, used in types.items() if not used]
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False) -> None:
-    """Say what this machine can and cannot do. Exit code 1 if something that a build needs is missing."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def covers(name: str, kind: str) -> str:
+    """Return the checkpoints that a family covers, in the words of its module."""
+    from shardmill.models import family
 
-    from shardmill.commands.doctor import examine
+    text = family(name, kind).__doc__ or ""
+    return text.partition("\n")[0].removeprefix(f"model_type {name}: ")
 
-    findings = examine()
-    if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in findings]))
-    else:
-        table = Table(box=box.SIMPLE)
-        for column in ("", "", "found"):
-            table.add_column(column, no_wrap=True)
-        table.add_column("which means", overflow="fold")
-        for finding in findings:
-            mark = Text(finding.verdict, style=STYLES[finding.verdict])
-            table.add_row(mark, finding.subject, finding.value, finding.meaning)
-        Console(markup=False).print(table)
-    if any(finding.verdict == "missing" for finding in findings):
-        raise typer.Exit(1)
+
+def _model_type(file: Path) -> str:
+    """Return the model_type of a config's model from the first config.json on this machine; "" if it is missing."""
+    from shardmill.config.reading import read_yaml
+
+    try:
+        content = read_yaml(file)
+        name, path = content["model"], content["source"].get("path")
+        folders = [*([Path(path)] if path else []), Path("build") / name / "source", Path("resources") / name]
+    except (ConfigError, LookupError, TypeError, AttributeError):  # not a config of a model
+        return ""
+    for folder in folders:
+        try:
+            return str(load_json(folder / "config.json")["model_type"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    return ""
 
 
 def synth_checkpoint(
@@ -296,7 +286,6 @@ def synth_checkpoint(
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
     from shardmill.config.reading import read_yaml
-    from shardmill.errors import ConfigError
     from shardmill.models.hf_config import content_fault
     from shardmill.models.synthetic import write_synthetic_checkpoint as write
     from shardmill.pipeline.resolve import located, workflow_root

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import Build, size
+from shardmill.commands.arguments import Build, make_table, size
 from shardmill.commands.generate import Precision
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
-    from portable_coreml.files.compare import Contents, ShownFeature, ShownFunction, Weights
+    from portable_coreml.files.compare import Contents, ShownFunction, Weights
     from rich.table import Table
 
 
@@ -55,12 +55,8 @@ def _render_inspection(contents: Contents) -> Iterable[str | Table]:
 
 
 def _features(function: ShownFunction) -> Table:
-    table = _table("", "name", "dtype", "shape")
-    groups: tuple[tuple[str, tuple[ShownFeature, ...]], ...] = (
-        ("input", function.inputs),
-        ("output", function.outputs),
-        ("state", function.states),
-    )
+    table = make_table("", "name", "dtype", "shape")
+    groups = (("input", function.inputs), ("output", function.outputs), ("state", function.states))
     for kind, features in groups:
         for feature in features:
             table.add_row(kind, one_line(feature.name), feature.dtype, feature.shape)
@@ -68,7 +64,7 @@ def _features(function: ShownFunction) -> Table:
 
 
 def _operations(function: ShownFunction) -> Table:
-    table = _table("operation", "count")
+    table = make_table("operation", "count", right=("count",))
     for name, count in function.operations:
         table.add_row(one_line(name), str(count))
     table.add_section()
@@ -77,19 +73,10 @@ def _operations(function: ShownFunction) -> Table:
 
 
 def _weights(rows: Iterable[Weights]) -> Table:
-    table = _table("weights", "tensors", "elements", "size")
+    figures = ("tensors", "elements", "size")
+    table = make_table("weights", *figures, right=figures)
     for row in rows:
         table.add_row(row.dtype, str(row.tensors), f"{row.elements:,}", size(row.bytes))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("count", "tensors", "elements", "size") else "left")
     return table
 
 
@@ -104,7 +91,7 @@ def lint(
 ) -> None:
     """Predict by the placement rules what leaves the Neural Engine. Exit code 1 if there is an error."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     from shardmill.imports import quiet_coremltools
@@ -118,9 +105,8 @@ def lint(
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows]))
     else:
-        table = Table(box=None, pad_edge=False)
-        for column in ("", "rule", "operation", "why", "what to do instead"):
-            table.add_column(column, overflow="fold")
+        columns = ("", "rule", "operation", "why", "what to do instead")
+        table = Table(*(Column(name, overflow="fold") for name in columns), box=None, pad_edge=False)
         several = len({row.function for row in rows}) > 1
         for row in rows:
             mark = Text(row.severity, style=STYLES[row.severity])

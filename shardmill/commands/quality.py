@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import Build, size
+from shardmill.commands.arguments import Build, make_table, size
 from shardmill.commands.generate import read_prompt_file
-from shardmill.forms.recipe import WORST, costliest
+from shardmill.errors import GateError, ShardmillError
+from shardmill.files import dumps, read_json
+from shardmill.forms.recipe import WORST, costliest, read_recipe
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest
 
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
     from shardmill.plan import Part
 
 WIDE = 200  # columns if the output is no terminal, so that no name is broken
-RIGHT = {"nat", "of all", "saves", "for", "dB"}
 
 
 def why_quality(
@@ -35,8 +36,6 @@ def why_quality(
     """List the matrices that cost a build most quality: by its search, or else by how far they were rounded."""
     from rich.console import Console
 
-    from shardmill.errors import ShardmillError
-    from shardmill.files import read_json
     from shardmill.imports import quiet_coremltools
 
     if not (build / "plan.json").is_file():
@@ -59,7 +58,6 @@ def why_quality(
 
 def _measured(build: Path) -> Iterator[str]:
     """Yield the measurements of the gate of the whole stack, passed or not."""
-    from shardmill.files import read_json
     from shardmill.gates.thresholds import COST
     from shardmill.pipeline.verdict import failed
 
@@ -75,19 +73,17 @@ def _measured(build: Path) -> Iterator[str]:
 
 def _is_past(search: Mapping[str, Any], build: Path) -> bool:
     """Return whether the build no longer has the forms that a search chose, because the config names a recipe now."""
-    from shardmill.files import read_json
-    from shardmill.forms import recipe
-
     file = build / "precision.json"
     if not file.is_file():
         return False
-    now = recipe.read_recipe(read_json(file), file.name)
+    now = read_recipe(read_json(file), file.name)
     return any(now.form(path) != form for path, form in search["forms"].items())
 
 
 def _searched(search: Mapping[str, Any]) -> Table:
     """Return each matrix's predicted cost in the chosen form, and the saving of a form with more bits."""
-    table = _table("matrix", "form", "nat", "of all", "saves", "for")
+    columns = ("matrix", "form", "nat", "of all", "saves", "for")
+    table = make_table(*columns, right=columns[2:], fold=columns)
     for one in costliest(search):
         more = (f"{one.saves:.2g}", size(one.takes)) if one.takes else ("", "")
         table.add_row(one.path, one.form, f"{one.nats:.2g}", f"{one.share:.1%}", *more)
@@ -99,9 +95,6 @@ def _rounded(build: Path) -> Table:
 
     Raises ShardmillError if a file that this function needs is not built yet.
     """
-    from shardmill.errors import ShardmillError
-    from shardmill.files import read_json
-    from shardmill.forms import recipe
     from shardmill.gates.rounding import kept_db
     from shardmill.gates.weights import PackageWeights
     from shardmill.pipeline.task import source_folder
@@ -112,7 +105,7 @@ def _rounded(build: Path) -> Table:
     needed = [package for name, package in packages.items() if name != "embedding"]
     if gone := [path for path in (source / "config.json", *needed) if not path.exists()]:
         raise ShardmillError(f"{gone[0]}: is not there (yet); build it first, whether its gate passes or not")
-    chosen = recipe.read_recipe(read_json(build / "precision.json"), "precision.json")
+    chosen = read_recipe(read_json(build / "precision.json"), "precision.json")
     kept: dict[str, tuple[float, str]] = {}  # for a matrix in several programs, the program that lost most
     for row in content["parts"]:
         part = load_part(build / f"parts/{row['name']}.json")
@@ -122,19 +115,10 @@ def _rounded(build: Path) -> Table:
             for path, db in kept_db(stored, source).items():
                 name = part.in_model(path)
                 kept[name] = min(kept.get(name, (math.inf, "")), (db, forms[path]))
-    table = _table("matrix", "form", "dB")
+    columns = ("matrix", "form", "dB")
+    table = make_table(*columns, right=("dB",), fold=columns)
     for path, (db, form) in sorted(kept.items(), key=lambda item: item[1][0])[:WORST]:
         table.add_row(path, form, f"{db:.1f}")
-    return table
-
-
-def _table(*columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE)
-    for column in columns:
-        table.add_column(column, justify="right" if column in RIGHT else "left", overflow="fold")
     return table
 
 
@@ -155,7 +139,6 @@ def audit_range(
     from rich.console import Console
 
     from shardmill import machine
-    from shardmill.errors import ShardmillError
     from shardmill.imports import quiet_coremltools
     from shardmill.runtime import engine
 
@@ -216,8 +199,6 @@ def witness(
     Every part is run at every width of a pass, in mixtures of widths and with rejected drafts. Exit code 1 if a
     number misses its limit.
     """
-    from shardmill.errors import GateError, ShardmillError
-    from shardmill.files import dumps, read_json
     from shardmill.gates.measurement import demand
     from shardmill.imports import quiet_coremltools, quiet_transformers
     from shardmill.machine import engine
@@ -253,7 +234,6 @@ def _verdict(
     """Return a part's verdict, with its seconds and this process's peak memory so far."""
     from safetensors.torch import load_file
 
-    from shardmill.errors import ShardmillError
     from shardmill.gates.weights import PackageWeights
     from shardmill.pipeline.job import peak_mb
     from shardmill.pipeline.task import source_folder

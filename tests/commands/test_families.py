@@ -1,4 +1,4 @@
-"""The families that build, and the configs there are for them."""
+"""`shardmill families`: the families that build, and the configs there are for them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill import cli
-from shardmill.commands import catalogue
+from shardmill.commands.pipeline import covers, list_families
 from shardmill.models import FOLDERS, supported
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_family_says_what_it_covers() -> None:
     """Its module's first line is "model_type X: what it covers"; without that the list would be empty there."""
     for kind in FOLDERS:
         for name in supported(kind):
-            said = catalogue.covers(name, kind)
+            said = covers(name, kind)
             assert said and not said.startswith("model_type"), name
 
 
@@ -35,11 +35,12 @@ def test_configs_are_found_by_the_model_that_they_name(tmp_path: Path, monkeypat
         Path(folder, "config.json").write_text(json.dumps({"model_type": kind}))
     Path("configs/other.yaml").write_text("model: other\nsource: {repo: a/b}\n")
     Path("configs/broken.yaml").write_text("model: [")
-    found = {family.model_type: family.configs for family in catalogue.list_families()}
+    families, unknown = list_families(Path("configs"))
+    found = {family.model_type: family.configs for family in families}
     assert found["llama"] == ("configs/here.yaml", "configs/shapes.yaml")
     assert found["qwen3"] == ("configs/fetched.yaml",)
     assert found["phi3"] == ()
-    assert catalogue.unknown() == ("configs/broken.yaml", "configs/other.yaml")
+    assert unknown == ["configs/broken.yaml", "configs/other.yaml"]
 
 
 def test_the_command_lists_them_for_people_and_programs(monkeypatch: pytest.MonkeyPatch) -> None:
