@@ -77,13 +77,13 @@ def digest(content: Any) -> str:
     return hashlib.sha256(dumps(content).encode()).hexdigest()
 
 
-def leaves(content: Any, prefix: str = "") -> dict[str, Any]:
+def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
     """Return the leaves of nested mappings, and of lists of mappings, by dotted name."""
     rows = content.items() if isinstance(content, Mapping) else enumerate(content)
     found: dict[str, Any] = {}
     for key, value in rows:
         nested = isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(v, Mapping) for v in value))
-        found |= leaves(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+        found |= flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
     return found
 
 

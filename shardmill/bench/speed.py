@@ -27,26 +27,21 @@ from shardmill.decode.verify import agreement
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest, verify_width
 
+log = logging.getLogger(__name__)
+START_TOKENS = 16  # of the answer in which the first request is compared with later ones
 PACKAGES = ("coremltools", "numpy", "shardmill", "torch")
+Json = dict[str, Any]
 Say = Callable[[str], None]  # receives lines about a benchmark's progress
 
 
 def conditions(precision: str, threads: int | None) -> dict[str, Any]:
-    """Return the conditions for speed.json.
-
-    Args:
-        precision: the portable engine's precision.
-        threads: number of the portable engine's threads; None for Core ML, whose precision and threads are fixed.
-    """
+    """Return the conditions for speed.json; `threads` is None for Core ML, whose precision and threads are fixed."""
     computed = {"threads": threads, "precision": precision} if threads else {}
     return {
         "engine": machine.engine(),
         "machine": machine.machine() | computed,
         "versions": machine.package_versions(PACKAGES),
     }
-
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -138,10 +133,6 @@ def pass_seconds(pairs: Sequence[Pair], widths: Sequence[int]) -> dict[str, floa
         for drafted, seconds in zip(run.drafted, run.pass_seconds, strict=True):
             found.setdefault(min(w for w in widths if w > drafted), []).append(seconds)
     return {str(width): median(found[width]) for width in sorted(found)}
-
-
-log = logging.getLogger(__name__)
-START_TOKENS = 16  # of the answer in which the first request is compared with later ones
 
 
 @dataclass(frozen=True)
@@ -262,12 +253,7 @@ def speed_summary(
 ) -> Json:
     """Return the figures of all decoded answers; a text that ends with its first token has no decoding.
 
-    Args:
-        pairs: the answers.
-        prefills: the prompts alone.
-        asked: the prompts.
-        widths: the widths of decode passes.
-        wide: the most tokens of a prompt's pass.
+    `widths` are those of decode passes, and `wide` is the most tokens of a prompt's pass.
     """
     pairs = [pair for pair in pairs if min(pair.plain.decoded, pair.drafted.decoded) > 0]
     seconds, widest = pass_seconds(pairs, widths), max(widths)

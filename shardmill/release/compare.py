@@ -11,7 +11,7 @@ from typing import Any
 from shardmill.attest import read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
-from shardmill.files import leaves, read_json
+from shardmill.files import flattened, read_json
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache.receipts import key_differences
 from shardmill.pipeline.provenance import verdict_hashes
@@ -135,7 +135,7 @@ def _differing(kind: str, before: Values, after: Values) -> Iterator[Difference]
 
 
 def _config(side: Side) -> Values:
-    return leaves(side.definition["externalParameters"]["config"])
+    return flattened(side.definition["externalParameters"]["config"])
 
 
 def _workflow(side: Side) -> Values:
@@ -221,4 +221,4 @@ def _figures(side: Side) -> Values:
     """Return the benchmark's figures, which differ from run to run; empty without a benchmark."""
     speed = side.build / SPEED
     content = read_json(speed) if speed.is_file() else {}
-    return leaves({key: content[key] for key in FIGURES if key in content})
+    return flattened({key: content[key] for key in FIGURES if key in content})

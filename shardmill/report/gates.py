@@ -11,32 +11,10 @@ from shardmill.report.read import Build, Json
 
 
 @dataclass(frozen=True)
-class GateNumber:
-    """One number of a gate file."""
-
-    part: str
-    name: str
-    value: float
-    threshold: str  # "<= 0.0001"
-    passed: bool
-    detail: str
-    question: str
-    meaning: str
-    evidence: str  # "measured" or "predicted"
-    why: str = ""  # the reason for the threshold, if this model has a special one
-
-    @property
-    def badness(self) -> float:
-        """Grow as the value nears and passes its threshold; different parts may have different thresholds."""
-        return nearness({"value": self.value, "threshold": self.threshold})
-
-
-@dataclass(frozen=True)
 class Cell:
     """A part's worst value of a measure, or the reason why the part has no value."""
 
-    worst: GateNumber | None
-    count: int = 0
+    worst: Json | None
     state: str = "run"  # "n/a" or "not_run" if there is no number
     reason: str = ""
 
@@ -49,7 +27,7 @@ class Measure:
     meaning: str
     why: str
     threshold: str
-    worst: GateNumber | None
+    worst: Json | None
     count: int
     alike: bool  # the same value wherever it was measured
     refused: bool  # a gate gives a reason why it could not measure
@@ -66,7 +44,7 @@ class Question:
     measures: tuple[Measure, ...]
     columns: tuple[Measure, ...]  # measures with a number or a refusal in several parts
     parts: tuple[tuple[str, tuple[Cell, ...]], ...]  # a cell per column; parts without numbers are left out
-    numbers: tuple[GateNumber, ...]
+    numbers: tuple[Json, ...]
 
     @property
     def ragged(self) -> bool:
@@ -132,25 +110,19 @@ ON_CORE_ML = {
 }
 
 
-def numbers(build: Build) -> tuple[GateNumber, ...]:
-    """Return all numbers of all gate files."""
-    return tuple(n for file in (*build.parity, *build.witness, *build.residency) for n in _numbers_of(file))
-
-
-def _numbers_of(file: Json) -> Iterator[GateNumber]:
-    """Yield the numbers of one gate file; parity has no evidence field, since it is always measured."""
+def _numbers_of(file: Json) -> Iterator[Json]:
+    """Yield the rows of one gate file with part and evidence; parity has no such field, since it is always measured."""
     for row in file["gate"]:
-        fields = {key: row[key] for key in ("name", "value", "threshold", "passed", "detail", "question", "meaning")}
-        evidence, why = file.get("evidence", "measured"), row.get("limit_why", "")
-        yield GateNumber(part=file["part"], evidence=evidence, why=why, **fields)
+        more = {"part": file["part"], "evidence": file.get("evidence", "measured")}
+        yield {"limit_why": ""} | row | more
 
 
 def gate_questions(build: Build) -> tuple[Question, ...]:
     """Return the questions of parity and residency, in order, then any other questions in the gate files."""
-    found = numbers(build)
+    found = [n for file in (*build.parity, *build.witness, *build.residency) for n in _numbers_of(file)]
     known = [key for key in TITLES if key != WITNESS or build.witness]
-    keys = [*known, *dict.fromkeys(n.question for n in found if n.question not in TITLES)]
-    return tuple(question(key, [n for n in found if n.question == key], build) for key in keys)
+    keys = [*known, *dict.fromkeys(n["question"] for n in found if n["question"] not in TITLES)]
+    return tuple(_question(key, [n for n in found if n["question"] == key], build) for key in keys)
 
 
 def _asked(key: str, build: Build) -> list[str]:
@@ -161,14 +133,14 @@ def _asked(key: str, build: Build) -> list[str]:
     return [name for name, known in THRESHOLDS.items() if known.question == key and known.of in kinds]
 
 
-def question(key: str, found: Sequence[GateNumber], build: Build) -> Question:
+def _question(key: str, found: Sequence[Json], build: Build) -> Question:
     """Return one question; a measure of the table of thresholds that nothing reports is listed as not run."""
     files = {PLACEMENT: build.residency, WITNESS: build.witness}.get(key, build.parity)
     names = _asked(key, build)
-    names += [name for name in dict.fromkeys(n.name for n in found) if name not in names]
+    names += [name for name in dict.fromkeys(n["name"] for n in found) if name not in names]
     title, method = (ENCODER_TITLES if build.encodes else {}).get(key) or TITLES.get(key, (key, ""))
     measures = tuple(_gate_measure(name, found, files) for name in names)
-    columns = tuple(m for m in measures if sum(answers(file, m.name) for file in files) > 1)
+    columns = tuple(m for m in measures if sum(_answers(file, m.name) for file in files) > 1)
     return Question(
         key=key,
         title=title,
@@ -176,29 +148,29 @@ def question(key: str, found: Sequence[GateNumber], build: Build) -> Question:
         measures=measures,
         columns=columns,
         parts=tuple(
-            (file["part"], tuple(cell(file, m.name) for m in columns))
+            (file["part"], tuple(_cell(file, m.name) for m in columns))
             for file in files
-            if any(answers(file, m.name) for m in columns)
+            if any(_answers(file, m.name) for m in columns)
         ),
         numbers=tuple(found),
     )
 
 
-def _gate_measure(name: str, found: Iterable[GateNumber], files: Sequence[Json]) -> Measure:
+def _gate_measure(name: str, found: Iterable[Json], files: Sequence[Json]) -> Measure:
     """Return one measure with its worst number, or with the reason why it has no number."""
-    same = [n for n in found if n.name == name]
-    worst = max(same, key=lambda n: n.badness, default=None)
+    same = [n for n in found if n["name"] == name]
+    worst = max(same, key=nearness, default=None)
     known = THRESHOLDS.get(name)
     sign = ">=" if known and known.at_least else "<="
     return Measure(
         name=name,
-        meaning=same[0].meaning if same else known.meaning if known else "",
-        why=worst.why if worst and worst.why else known.why if known else "",
-        threshold=worst.threshold if worst else f"{sign} {known.limit:g}" if known else "",
+        meaning=same[0]["meaning"] if same else known.meaning if known else "",
+        why=worst["limit_why"] if worst and worst["limit_why"] else known.why if known else "",
+        threshold=worst["threshold"] if worst else f"{sign} {known.limit:g}" if known else "",
         worst=worst,
         count=len(same),
-        alike=len({n.value for n in same}) == 1,
-        refused=any(name in refusals(file) for file in files),
+        alike=len({n["value"] for n in same}) == 1,
+        refused=any(name in _refusals(file) for file in files),
         reason="" if same else _why_not(name, files),
     )
 
@@ -206,8 +178,8 @@ def _gate_measure(name: str, found: Iterable[GateNumber], files: Sequence[Json])
 def _why_not(name: str, files: Sequence[Json]) -> str:
     """Return why nothing reports a measure: a gate file's reason, or the measure that replaces it here."""
     for file in files:
-        if name in refusals(file):
-            return str(refusals(file)[name])
+        if name in _refusals(file):
+            return str(_refusals(file)[name])
     if name in ON_CORE_ML and any(file["engine"]["name"] != "portable" for file in files):
         return ON_CORE_ML[name]
     other = SUBSTITUTE.get(name)
@@ -216,22 +188,22 @@ def _why_not(name: str, files: Sequence[Json]) -> str:
     return "no gate file of this build reports it"
 
 
-def cell(file: Json, name: str) -> Cell:
+def _cell(file: Json, name: str) -> Cell:
     """Return a part's worst value of one measure."""
-    same = [n for n in _numbers_of(file) if n.name == name]
+    same = [n for n in _numbers_of(file) if n["name"] == name]
     if same:
-        return Cell(max(same, key=lambda n: n.badness), len(same))
-    if name in refusals(file):
-        return Cell(None, state="not_run", reason=str(refusals(file)[name]))
+        return Cell(max(same, key=nearness))
+    if name in _refusals(file):
+        return Cell(None, state="not_run", reason=str(_refusals(file)[name]))
     return Cell(None, state="n/a")
 
 
-def answers(file: Json, name: str) -> bool:
+def _answers(file: Json, name: str) -> bool:
     """Return whether a gate file has a number of this name, or says why not."""
-    return name in refusals(file) or any(row["name"] == name for row in file["gate"])
+    return name in _refusals(file) or any(row["name"] == name for row in file["gate"])
 
 
-def refusals(file: Json) -> Json:
-    """Measure that the gate could not make, with the reason."""
+def _refusals(file: Json) -> Json:
+    """Return the measures that the gate could not make, each with the reason."""
     refused: Json = file.get("not_run", {})
     return refused

@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from shardmill.files import leaves
+from shardmill.files import flattened
 from shardmill.forms.recipe import called, costliest
 from shardmill.report import wording
 from shardmill.report.gates import gate_questions
@@ -158,7 +158,7 @@ def _origin(build: Build) -> dict[str, Any]:
         "packages": [(p.name, _package_hash(build, p.name)) for p in build.pieces if p.kind != "embedding"],
         "tools": [(name, ", ".join(sorted(versions))) for name, versions in sorted(tools.items())],  # steps may differ
         "receipts": sorted(build.receipts.items()),
-        "settings": leaves(build.settings),
+        "settings": flattened(build.settings),
     }
 
 

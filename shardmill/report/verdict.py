@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardmill.gates.thresholds import PLACEMENT
-from shardmill.report.gates import GateNumber, Question
+from shardmill.report.gates import Question
 from shardmill.report.read import Build, Json
 from shardmill.report.speed import close_calls, described, measured_speed
 from shardmill.report.wording import number, plural
@@ -35,44 +35,44 @@ class Verdict:
     passed: bool
     line: str
     remedies: tuple[tuple[str, str, str], ...]  # command, where, what it measures
-    missed: tuple[GateNumber, ...]
+    missed: tuple[Json, ...]
     caveats: tuple[Caveat, ...]
 
 
 def verdict(build: Build, questions: Sequence[Question]) -> Verdict:
     """Return the verdict on a build."""
     numbers = [n for q in questions for n in q.numbers]
-    missed = tuple(n for n in numbers if not n.passed)
-    found = tuple(caveats(build, questions))
-    lines = [outcome(numbers, missed)]
+    missed = tuple(n for n in numbers if not n["passed"])
+    found = tuple(_caveats(build, questions))
+    lines = [_outcome(numbers, missed)]
     for state, word in (("failed", "Failed"), ("predicted", "Predicted, not measured"), ("not_run", "Not run")):
         named = [c.subject for c in found if c.state == state and (c.headline or state == "failed")]
         lines += [f"{word}: {', '.join(named)}."] if named else []
     passed = bool(numbers) and not missed and not any(c.state == "failed" for c in found)
-    return Verdict(passed, " ".join(lines), remedies(found), missed, found)
+    return Verdict(passed, " ".join(lines), _remedies(found), missed, found)
 
 
-def outcome(numbers: Sequence[GateNumber], missed: Sequence[GateNumber]) -> str:
+def _outcome(numbers: Sequence[Json], missed: Sequence[Json]) -> str:
     """Return a sentence about the results of the gates."""
     if missed:
         return f"{number(len(missed))} of {plural(len(numbers), 'gate number')} missed the threshold."
     if not numbers:
         return "No gate was run."
-    predicted = sum(n.evidence == "predicted" for n in numbers)
+    predicted = sum(n["evidence"] == "predicted" for n in numbers)
     among = f", {number(predicted)} of them by prediction" if predicted else ""
     return f"All {plural(len(numbers), 'gate number')} hold{among}."
 
 
-def remedies(found: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
+def _remedies(found: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
     """Return the commands that would measure the caveats in the first line, each command once."""
     named = [c for c in found if c.headline]
     ways = dict.fromkeys((c.command, c.where) for c in named)
     return tuple((*way, ", ".join(c.subject for c in named if (c.command, c.where) == way)) for way in ways)
 
 
-def caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
+def _caveats(build: Build, questions: Sequence[Question]) -> Iterator[Caveat]:
     """Yield everything that is predicted, not run or unverified, the most important first."""
-    yield from exactness(build)
+    yield from _exactness(build)
     yield from _residency_caveats(build)
     yield from _speed_caveats(build)
     for question in questions:
@@ -95,7 +95,7 @@ def _residency_caveats(build: Build) -> Iterator[Caveat]:
         yield Caveat("Neural Engine residency", "not_run", "There is no residency file.", BUILD, ON_A_MAC, True)
 
 
-def exactness(build: Build) -> Iterator[Caveat]:
+def _exactness(build: Build) -> Iterator[Caveat]:
     """Yield a caveat if drafting gave other tokens than plain decoding, because of a close call or a fault."""
     if build.encodes or build.speed is None:
         return
