@@ -65,7 +65,7 @@ def _described(error: Exception) -> str:
 
 
 def _is_expected(error: Exception) -> bool:
-    """Return whether the error was raised for a person to read: all of them are classes of the two distributions."""
+    """Return whether the error was raised for a person to read: every class of such errors is shardmill's."""
     return type(error).__module__.partition(".")[0] in ("shardmill", "portable_coreml")
 
 

@@ -15,7 +15,7 @@ from manifests import manifest
 from reciter import failure, reciting, shardmill
 
 from shardmill import cli
-from shardmill.commands import generate
+from shardmill.commands import arguments as shared
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
 from shardmill.runtime import load
@@ -33,8 +33,8 @@ def test_the_help_names_every_drafter_and_policy() -> None:
     """What can be asked for is what --help says."""
     from shardmill.decode import DRAFTERS, POLICIES
 
-    assert set(re.findall(r"\w+", generate.DRAFTERS)) - {"or"} == set(DRAFTERS)
-    assert set(re.findall(r"\w+", generate.POLICIES)) - {"or"} == set(POLICIES)
+    assert set(re.findall(r"\w+", shared.DRAFTERS)) - {"or"} == set(DRAFTERS)
+    assert set(re.findall(r"\w+", shared.POLICIES)) - {"or"} == set(POLICIES)
 
 
 def test_a_wrong_command_line_is_exit_code_2(build: Path) -> None:

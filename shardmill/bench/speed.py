@@ -35,7 +35,7 @@ Say = Callable[[str], None]  # receives lines about a benchmark's progress
 
 
 def conditions(precision: str, threads: int | None) -> dict[str, Any]:
-    """Return the conditions for speed.json; `threads` is None for Core ML, whose precision and threads are fixed."""
+    """Return the conditions for speed.json; Core ML has no `threads` (None), and its precision is fixed."""
     computed = {"threads": threads, "precision": precision} if threads else {}
     return {
         "engine": machine.engine(),
@@ -253,7 +253,7 @@ def speed_summary(
 ) -> Json:
     """Return the figures of all decoded answers; a text that ends with its first token has no decoding.
 
-    `widths` are those of decode passes, and `wide` is the most tokens of a prompt's pass.
+    `widths` are the widths of decode passes, and `wide` is the most tokens of a prompt's pass.
     """
     pairs = [pair for pair in pairs if min(pair.plain.decoded, pair.drafted.decoded) > 0]
     seconds, widest = pass_seconds(pairs, widths), max(widths)

@@ -1,15 +1,22 @@
-"""What the commands share: a build as an argument, sizes, and tables."""
+"""What the commands share: arguments and options with their checks, texts from files, sizes, and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from shardmill import files
+from shardmill.errors import ShardmillError
+from shardmill.runtime import load
+from shardmill.runtime.manifest import read_manifest
+
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from shardmill.decode import ContextPolicy, Drafter
 
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -52,3 +59,115 @@ Build = Annotated[
         parser=located_build,
     ),
 ]
+
+# Written out, because --help must not wait for the imports of decode; a test compares them with decode's names.
+DRAFTERS = "none, ngram, suffix, learned or draft_model"
+POLICIES = "cost_model or always"
+EFFECT = "Affects the speed only, except that draft_model at a temperature also changes what a seed gives."
+
+DrafterName = Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")]
+DraftBuild = Annotated[
+    Path | None,
+    typer.Option(help="For draft_model: the draft model's build, a folder or hf:OWNER/NAME.", parser=located_build),
+]
+PolicyName = Annotated[str, typer.Option(help=f"What decides how much is drafted: {POLICIES}.")]
+ContextOption = Annotated[
+    Literal["stop", "slide"],
+    typer.Option(help="When the context is full: stop, or slide on and forget the oldest, except the first four."),
+]
+TemplateFile = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="File with a chat template to use instead of the checkpoint's."),
+]
+Lossy = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="LOSSY, off by default: also accept a drafted token that is not the model's "
+                 "choice, if it is among the most likely ones that make up this share of the probability, e.g. 0.9."),
+]  # fmt: skip
+Precision = Annotated[
+    Literal["fp32", "fp16"],
+    typer.Option(help="Of the portable engine; Core ML has no choice. fp16 rounds as the Neural Engine does, so a near "
+                 "tie may fall differently in a wide pass than in a narrow one."),
+]  # fmt: skip
+
+
+def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = False) -> None:
+    """Refuse a drafter that does not exist, and a second build that is missing or would not be used.
+
+    If `may_change`, requests may name another drafter, so a second build is never useless.
+
+    Raises:
+        ShardmillError: no drafter has that name, or the drafter needs a second build.
+        typer.BadParameter: a second build is given, but the drafter does not need it.
+    """
+    from shardmill.decode.drafters import DRAFT_MODEL
+    from shardmill.decode.drafters import DRAFTERS as KNOWN
+
+    if name not in KNOWN:
+        raise ShardmillError(f"no drafter is called {name!r}: use one of {', '.join(KNOWN)}")
+    if name == DRAFT_MODEL and draft_build is None:
+        raise ShardmillError("drafter draft_model needs a draft model: name a second build with --draft-build")
+    if name != DRAFT_MODEL and draft_build is not None and not may_change:
+        raise typer.BadParameter("--draft-build goes with --drafter draft_model")
+
+
+def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise ShardmillError if a draft model is not built, or has another vocabulary than the model of `manifest`."""
+    ours, theirs = manifest["vocab"], read_manifest(draft_build)["vocab"]
+    if ours != theirs:
+        raise ShardmillError(
+            f"{draft_build}: the draft model has {theirs} tokens, the model {ours}: they must share a tokenizer"
+        )
+
+
+def check_policy(name: str) -> None:
+    """Raise ShardmillError if no policy has that name."""
+    from shardmill.decode import POLICIES as KNOWN
+
+    if name not in KNOWN:
+        raise ShardmillError(f"no draft policy is called {name!r}: use one of {', '.join(KNOWN)}")
+
+
+def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
+    """Raise DecodeError if a sliding context is too small."""
+    from shardmill.decode import choose_layout
+    from shardmill.runtime.manifest import verify_width
+
+    choose_layout(policy, manifest["context"], verify_width(manifest))
+
+
+def make_drafter(
+    name: str, draft_build: Path | None, vocab: int, precision: str, context_policy: ContextPolicy
+) -> Drafter:
+    """Return a drafter that `check_drafter` has accepted; a draft model is loaded like the target model.
+
+    `vocab` is the target's vocabulary size, and `context_policy` what the draft model does when its context is full.
+    """
+    from shardmill.decode import Session, create_drafter
+
+    session = None
+    if draft_build is not None:
+        session = Session(load.load_engine(draft_build, precision), context_policy=context_policy)
+    return create_drafter(name, draft_session=session, vocab=vocab)
+
+
+def read_prompt_file(file: Path) -> str:
+    """Return a file's text. Raises ShardmillError if the file cannot be read or is not UTF-8."""
+    try:
+        return files.read_text(file)
+    except OSError as error:
+        raise ShardmillError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ShardmillError(f"{file}: not UTF-8 text") from error
+
+
+def checked_text(text: str, what: str) -> str:
+    """Return `text` from the command line. Raises ShardmillError if its bytes were not UTF-8.
+
+    Python stores bytes that are not UTF-8 as halves of surrogate pairs.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ShardmillError(f"{what} is not UTF-8 text: check its bytes or the terminal's encoding") from error
+    return text

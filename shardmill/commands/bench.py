@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import Build, located_build
-from shardmill.commands.generate import Precision, check_draft_build
+from shardmill.commands.arguments import Build, Precision, check_draft_build, located_build
 from shardmill.commands.serve import GuardMargin
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 

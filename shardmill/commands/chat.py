@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill import interrupt
-from shardmill.commands.arguments import Build
-from shardmill.commands.generate import (
+from shardmill.commands.arguments import (
+    Build,
     ContextOption,
     DraftBuild,
     DrafterName,
@@ -27,9 +27,9 @@ from shardmill.commands.generate import (
     check_drafter,
     check_sliding,
     checked_text,
-    closing_line,
     make_drafter,
 )
+from shardmill.commands.generate import closing_line
 from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import read_manifest
 

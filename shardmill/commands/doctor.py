@@ -29,6 +29,10 @@ PYTHONS = ((3, 11), (3, 13))  # the oldest and newest Python with wheels for the
 STATES_NEED = 15  # macOS 15 is the first version whose Core ML has states
 MEMORY = 8 << 30  # bytes; with less, the parallel jobs of a build may not fit
 DISK = 2 << 30  # bytes; ample for the demo's artifacts, too few for a larger model's artifacts
+GREEDY = "greedy"
+TRANSLATED = ("sysctl", "-n", "sysctl.proc_translated")  # 1 in a process that Rosetta runs
+SHOWN = ("coremltools", "torch", "transformers", "snakemake")  # others are shown only if they have a problem
+REINSTALL = "pip install -c constraints.txt -e ."
 
 
 @dataclass(frozen=True)
@@ -93,17 +97,12 @@ def python(version: tuple[int, ...]) -> DoctorFinding:
 def system(name: str, macos: str, machine: str, translated: bool = False) -> DoctorFinding:
     """Judge system and processor: coremltools and torch have packages for two combinations only.
 
-    Args:
-        name: the system's name.
-        macos: the version of macOS, if this is a Mac.
-        machine: the processor of this Python build.
-        translated: whether Rosetta runs this Python on another processor.
+    `machine` is the processor of this Python build, which Rosetta may run on another processor (`translated`).
     """
     found = f"macOS {macos} {machine}" if name == "Darwin" else f"{name} {machine}"
     if translated:
-        return DoctorFinding(
-            "system", found, "missing", "Rosetta runs this Python, which is Intel's: install one for arm64"
-        )
+        meaning = "Rosetta runs this Python, which is Intel's: install one for arm64"
+        return DoctorFinding("system", found, "missing", meaning)
     if (name, machine) == ("Darwin", "arm64"):
         return DoctorFinding("system", found, "ok", "Apple silicon")
     if (name, machine) == ("Linux", "x86_64"):
@@ -114,10 +113,7 @@ def system(name: str, macos: str, machine: str, translated: bool = False) -> Doc
 def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding]:
     """Return the engine that runs programs, and the consequences for residency, latency and energy.
 
-    Args:
-        darwin: whether this is a Mac.
-        native: whether coremltools' native module can be imported.
-        macos: the version of macOS, if this is a Mac.
+    `native` tells whether coremltools' native module can be imported.
     """
     if not darwin:
         return [
@@ -128,9 +124,8 @@ def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding
     if not native:
         return [DoctorFinding("engine", "none", "missing", NATIVE_MISSING)]
     if int(macos.split(".")[0]) < STATES_NEED:
-        return [
-            DoctorFinding("engine", f"Core ML of macOS {macos}", "missing", f"states need macOS {STATES_NEED} or newer")
-        ]
+        meaning = f"states need macOS {STATES_NEED} or newer"
+        return [DoctorFinding("engine", f"Core ML of macOS {macos}", "missing", meaning)]
     return [
         DoctorFinding("engine", "Core ML", "ok", "programs run where they will run"),
         DoctorFinding("residency", "measured", "ok", "by the compute plan"),
@@ -155,19 +150,16 @@ def scheduler(darwin: bool, solver: bool, asked: Mapping[str, str]) -> DoctorFin
         solver: whether PATH contains another solver.
         asked: the scheduler in each profile, by the profile's file; "" if the profile names no scheduler.
     """
-    others = [f"{file} asks for {name or 'none'}" for file, name in asked.items() if name != GREEDY]
     if not darwin or solver:
         return DoctorFinding("scheduler", "any", "ok", "Snakemake's solver can be started")
+    others = [f"{file} asks for {name or 'none'}" for file, name in asked.items() if name != GREEDY]
     if others:
         remedy = f"it has no solver for Apple silicon: write scheduler: {GREEDY}"
         return DoctorFinding("scheduler", GREEDY, "limited", f"{', '.join(others)}; {remedy}")
+    meaning = "as the profiles here ask; the usual one has no solver for Apple silicon"
     if not asked:
-        return DoctorFinding(
-            "scheduler", GREEDY, "ok", f"Snakemake warns that it finds no solver: --scheduler {GREEDY}"
-        )
-    return DoctorFinding(
-        "scheduler", GREEDY, "ok", "as the profiles here ask; the usual one has no solver for Apple silicon"
-    )
+        meaning = f"Snakemake warns that it finds no solver: --scheduler {GREEDY}"
+    return DoctorFinding("scheduler", GREEDY, "ok", meaning)
 
 
 def mac(rosetta: bool, power: str, source: str) -> list[DoctorFinding]:
@@ -212,12 +204,6 @@ def packages(requirements: list[str]) -> list[DoctorFinding]:
     return findings
 
 
-GREEDY = "greedy"
-TRANSLATED = ("sysctl", "-n", "sysctl.proc_translated")  # 1 in a process that Rosetta runs
-SHOWN = ("coremltools", "torch", "transformers", "snakemake")  # others are shown only if they have a problem
-REINSTALL = "pip install -c constraints.txt -e ."
-
-
 def memory(size: int) -> DoctorFinding:
     """Return the finding about the memory that processes may use on this machine."""
     value = f"{size / (1 << 30):.1f} GiB"
@@ -239,11 +225,8 @@ def hub() -> list[DoctorFinding]:
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
-        return [
-            DoctorFinding(
-                "hub", "offline", "limited", "HF_HUB_OFFLINE is set: only what is cached or in a local folder"
-            )
-        ]
+        meaning = "HF_HUB_OFFLINE is set: only what is cached or in a local folder"
+        return [DoctorFinding("hub", "offline", "limited", meaning)]
     if get_token():
         return [DoctorFinding("hub", "token found", "ok", "gated checkpoints can be fetched where access was granted")]
     return [DoctorFinding("hub", "no token", "ok", "public checkpoints only; for gated ones: hf auth login")]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import Build, make_table, size
-from shardmill.commands.generate import Precision
+from shardmill.commands.arguments import Build, Precision, make_table, size
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.printable import one_line

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import Build, make_table, size
-from shardmill.commands.generate import read_prompt_file
+from shardmill.commands.arguments import Build, make_table, read_prompt_file, size
 from shardmill.errors import GateError, ShardmillError
 from shardmill.files import dumps, read_json
 from shardmill.forms.recipe import WORST, costliest, read_recipe

@@ -7,13 +7,13 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from shardmill.commands.arguments import Build
-from shardmill.commands.generate import (
+from shardmill.commands.arguments import (
     DRAFTERS,
+    Build,
     ContextOption,
     DraftBuild,
     PolicyName,
@@ -25,9 +25,6 @@ from shardmill.commands.generate import (
 )
 from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
-
-if TYPE_CHECKING:
-    from shardmill.serve.model import Settings
 
 LIMIT = "default: as many tokens as the context holds"
 LONGEST_GRACE = 3600.0  # seconds
@@ -97,8 +94,12 @@ def serve(
     guard_margin: GuardMargin = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
+    from shardmill.runtime import label
+    from shardmill.serve import loading
     from shardmill.serve.http import is_loopback
     from shardmill.serve.model import Limits, Settings
+    from shardmill.serve.server import serve as serve_decoder
+    from shardmill.serve.server import serve_encoder
 
     private, allowed = is_loopback(host), tuple(allowed_hosts or ())
     _check_allowed(allowed, host, private)
@@ -108,13 +109,6 @@ def serve(
         check_draft_build(draft_build, read_manifest(build))
     if draft_table is not None:
         _check_table(draft_table)
-    limits = Limits(
-        queue=queue,
-        prompt_tokens=max_prompt_tokens,
-        max_tokens=max_tokens,
-        body_bytes=max_body_bytes,
-        grace_seconds=grace_seconds,
-    )
     settings = Settings(
         host=host,
         port=port,
@@ -125,32 +119,23 @@ def serve(
         draft_table=draft_table,
         guard_margin=guard_margin,
         context_policy=context_policy,
-        limits=limits,
+        limits=Limits(
+            queue=queue,
+            prompt_tokens=max_prompt_tokens,
+            max_tokens=max_tokens,
+            body_bytes=max_body_bytes,
+            grace_seconds=grace_seconds,
+        ),
     )
     if settings.api_key is None and (allowed or not private):
         reached = ", ".join(allowed) or host
         typer.echo(f"shardmill: anyone who reaches {reached} may use this server: set SHARDMILL_API_KEY", err=True)
-    _run(build, draft_build, settings, precision, chat_template, _programs(build, draft_build) if warm else None)
-
-
-def _run(
-    build: Path,
-    draft_build: Path | None,
-    settings: Settings,
-    precision: str,
-    template: Path | None,
-    warming: int | None,
-) -> None:
-    """Serve until the process is told to end."""
-    from shardmill.runtime import label
-    from shardmill.serve import loading
-    from shardmill.serve.server import serve, serve_encoder
-
+    warming = _programs(build, draft_build) if warm else None
     if holds_encoder(build):
         serve_encoder(lambda: label.load_reader(build, precision), settings, typer.echo, warming)
         return
-    model = partial(loading.load_model, build, draft_build, precision, settings.context_policy, template)
-    serve(model, settings, typer.echo, warming)
+    model = partial(loading.load_model, build, draft_build, precision, context_policy, chat_template)
+    serve_decoder(model, settings, typer.echo, warming)
 
 
 def _programs(build: Path, draft_build: Path | None) -> int:

@@ -6,7 +6,6 @@ error names the packages to install or the commit to check out.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -14,6 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -26,7 +26,7 @@ from safetensors import safe_open
 from shardmill.attest import BUILD_TYPE, OURS, installed, read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
-from shardmill.files import parse_json, replacing
+from shardmill.files import replacing
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.code_digest import fetched_model_type, needs_family, tools
@@ -34,6 +34,7 @@ from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.resolve import lay_out, workflow_root
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
+from shardmill.release.bundle import check_build
 from shardmill.release.compare import explain_difference, steps_of, subject_differences
 from shardmill.release.sign import ATTESTATIONS, PublicKey, read_private, write_envelopes
 
@@ -66,7 +67,7 @@ def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]
 
 
 def _by_matrix(before: Path, after: Path) -> dict[str, Counter[str]]:
-    """Return by matrix and form how many codes and scales there are, and how many of them differ.
+    """Return by matrix and form the counts of all codes and scales, and of the different codes and scales.
 
     If only one file has a tensor, all its numbers count as different. Entries of tables count as scales.
     """
@@ -117,8 +118,8 @@ class RebuildTarget:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Return the original's config."""
-        return parse_json(json.dumps(self.definition["externalParameters"]["config"]))  # type: ignore[no-any-return]
+        """Return a copy of the original's config."""
+        return deepcopy(dict(self.definition["externalParameters"]["config"]))
 
 
 def read_original(path: Path) -> RebuildTarget:
@@ -127,15 +128,12 @@ def read_original(path: Path) -> RebuildTarget:
     Raises:
         ShardmillError: the original is damaged, or this shardmill does not know its build type.
     """
-    from shardmill.release.bundle import check_build
-
     if path.is_dir():
         check_build(path)
     elif path.name == "model.json":
         raise ShardmillError(f"{path}: says nothing of how it was built; give the folder, {path.parent}")
-    original = RebuildTarget(
-        read_provenance(path / ATTESTATION if path.is_dir() else path), path if path.is_dir() else None
-    )
+    folder = path if path.is_dir() else None
+    original = RebuildTarget(read_provenance(folder / ATTESTATION if folder else path), folder)
     if original.definition.get("buildType") != BUILD_TYPE:
         raise ShardmillError(f"{path}: of another build type than {BUILD_TYPE}; use the shardmill that it names")
     return original
@@ -283,10 +281,7 @@ def codes_compared(original: RebuildTarget, again: Path) -> list[str]:
 def state(again: Path, key: Path, beside: Path | None) -> list[Path]:
     """Sign the statement of a rebuild with the same bytes, and return the files that were written.
 
-    Args:
-        again: the new build.
-        key: the rebuilder's private key.
-        beside: the original's folder, which gets the envelope too; None if only the statement is given.
+    The original's folder `beside` gets the envelope too; None if only the statement is given.
     """
     signer = read_private(key)
     name = f"{ATTESTATIONS}/rebuild-{PublicKey(key, signer.public_key).short}.dsse.jsonl"

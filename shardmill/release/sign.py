@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
         SSlibKey,
     )
 
+SIGNATURE = "model.sig"
+ATTESTATIONS = "attestations"
+PROVENANCE = f"{ATTESTATIONS}/provenance.dsse.jsonl"
+# Files of envelopes, each with the file of statements that the envelopes hold.
+STATEMENTS = {PROVENANCE: ATTESTATION, f"{ATTESTATIONS}/test-results.dsse.jsonl": RESULTS}
 CURVES = ("secp256r1", "secp384r1", "secp521r1")
 HOW = "openssl ecparam -name prime256v1 -genkey -noout -out signing.key"
 HOW_PUBLIC = "openssl ec -in signing.key -pubout -out signing.pub"
@@ -137,35 +142,6 @@ def _spelled(envelope: Envelope) -> str:
     return json.dumps(content, sort_keys=True) + "\n"
 
 
-SIGNATURE = "model.sig"
-
-
-def _sign_model(folder: Path, ignored: Iterable[str], key: Path) -> None:
-    """Sign every file of a folder except ignored files, and write model.sig into the folder.
-
-    Args:
-        folder: the bundle.
-        ignored: files and folders in the bundle that are not signed.
-        key: the private key's PEM file.
-    """
-    with signing_libraries():
-        from model_signing import hashing, signing
-    config: Any = signing.Config  # the library has no types
-    hashed: Any = hashing.Config
-    names = sorted(ignored)
-    links = any(path.is_symlink() for name in names for path in (folder / name, *(folder / name).glob("**/*")))
-    files = hashed().set_ignored_paths(paths=names).set_allow_symlinks(links)
-    signature = folder / SIGNATURE
-    scratch = folder / f".{SIGNATURE}"
-    try:
-        config().set_hashing_config(files).use_elliptic_key_signer(private_key=key).sign(folder, scratch)
-        scratch.replace(signature)
-    except ValueError as error:
-        raise ShardmillError(f"{folder}: can't be signed ({error})") from error
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
 def signed_files(folder: Path) -> set[str]:
     """Return the files that a model signature names; the signature is not verified. Raises ShardmillError."""
     try:
@@ -198,23 +174,10 @@ def check_model(folder: Path, key: Path) -> None:
         raise ShardmillError(f"{file}: {error}") from error
 
 
-ATTESTATIONS = "attestations"
-PROVENANCE = f"{ATTESTATIONS}/provenance.dsse.jsonl"
-# Files of envelopes, each with the file of statements that the envelopes hold.
-STATEMENTS = {PROVENANCE: ATTESTATION, f"{ATTESTATIONS}/test-results.dsse.jsonl": RESULTS}
-
-
 def sign_build(build: Path, key: Path, include: Include = "both", license: License | None = None) -> list[str]:
-    """Sign a build as it is, and return the names of the files that were written.
+    """Sign a build as it is, and return the names of the files that were written; see `assemble`.
 
-    Args:
-        build: the build's folder.
-        key: the private key's PEM file.
-        include: which programs the bundle has.
-        license: the checkpoint's license; None if it is not known.
-
-    Raises:
-        ShardmillError: the key can't sign, or a file of the build is not as it was made.
+    Raises ShardmillError if the key can't sign, or if a file of the build is not as it was made.
     """
     signer = read_private(key)
     assemble(build, include, license)
@@ -227,8 +190,22 @@ def sign_build(build: Path, key: Path, include: Include = "both", license: Licen
 
 def sign_bundle(build: Path, key: Path) -> None:
     """Write model.sig for every file of the bundle except signatures; the card is included if it exists."""
+    with signing_libraries():
+        from model_signing import hashing, signing
+    config: Any = signing.Config  # the library has no types
+    hashed: Any = hashing.Config
     files = [name for name in bundle_files(build) if not is_signature(name) and name != CARD_RECORD]
-    _sign_model(build, unsigned(build, files) | {SIGNATURE, ATTESTATIONS, *({CARD} - set(files))}, key)
+    ignored = sorted(unsigned(build, files) | {SIGNATURE, ATTESTATIONS, *({CARD} - set(files))})
+    links = any(path.is_symlink() for name in ignored for path in (build / name, *(build / name).glob("**/*")))
+    hashes = hashed().set_ignored_paths(paths=ignored).set_allow_symlinks(links)
+    scratch = build / f".{SIGNATURE}"
+    try:
+        config().set_hashing_config(hashes).use_elliptic_key_signer(private_key=key).sign(build, scratch)
+        scratch.replace(build / SIGNATURE)
+    except ValueError as error:
+        raise ShardmillError(f"{build}: can't be signed ({error})") from error
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def payloads(build: Path, name: str) -> list[bytes]:

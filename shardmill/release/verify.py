@@ -122,7 +122,7 @@ class VerificationReport:
 def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> VerificationReport:
     """Verify every file, statement and signature of a build.
 
-    Signatures are not checked if no public key of a trusted signer is given. The cache of hashes is that of `audit`.
+    Signatures are not checked if no public key of a trusted signer is given. `audit` explains the cache.
     Raises ShardmillError if the build or its attestation is missing.
     """
     found = audit(build, cache)

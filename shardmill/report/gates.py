@@ -111,7 +111,7 @@ ON_CORE_ML = {
 
 
 def _numbers_of(file: Json) -> Iterator[Json]:
-    """Yield the rows of one gate file with part and evidence; parity has no such field, since it is always measured."""
+    """Yield the rows of one gate file with part and evidence; parity files do not name it, as parity is measured."""
     for row in file["gate"]:
         more = {"part": file["part"], "evidence": file.get("evidence", "measured")}
         yield {"limit_why": ""} | row | more

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,8 @@ def test_a_person_reads_a_few_lines_and_a_program_all(first: Path, second: Path)
     assert "more (--all shows them)" in text and "more" not in run("diff", first, second, "--all")[1]
     content = json.loads(run("diff", first, second, "--json")[1])
     assert {"kind", "name", "before", "after"} == content["differences"][0].keys() and content["reasons"]
+    counts = Counter(row["kind"] for row in content["differences"]).values()
+    assert sorted(re.findall(r"and (.*) more", text)) == sorted(str(count - 12) for count in counts if count > 12)
 
 
 def test_measured_figures_differ_as_well(first: Path, second: Path) -> None:
