@@ -190,10 +190,9 @@ def diff(
 
     Exit code 0 whether or not something differs.
     """
-    from shardmill.release.compare import Side, compare_builds, reasons
+    from shardmill.release.compare import compare_builds, reasons
 
-    sides = Side(before), Side(after)
-    found, why = compare_builds(*sides), reasons(*sides)
+    found, why = compare_builds(before, after), reasons(before, after)
     if as_json:
         content = {"differences": [asdict(each) for each in found], "reasons": why}
         typer.echo(json.dumps(content))

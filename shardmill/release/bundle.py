@@ -68,7 +68,11 @@ def assemble(build: Path, include: Include, license: License | None = None) -> N
             shutil.copyfile(path, temporary)
     write_bom(build, license)
     hashes = {name: hash_file(build / name) for name in (BOM, *(path.name for path in copies))}
-    left_out = sorted(name for name in records(build) if _is_left_out(name, include))
+    left_out = sorted(
+        name
+        for name in records(build)
+        if may_be_absent(name, include) and not is_signature(name) and name not in (BUNDLE, CARD_RECORD)
+    )
     write_json(build / BUNDLE, sealed({"include": include, "files": hashes, "left_out": left_out}))
 
 
@@ -112,10 +116,6 @@ def remove_marks(build: Path) -> None:
     """Remove the marks that Snakemake leaves in folders; Snakemake then uses the folder's own time."""
     for mark in build.rglob(SNAKEMAKE_MARK):
         mark.unlink()
-
-
-def _is_left_out(name: str, include: Include) -> bool:
-    return may_be_absent(name, include) and not is_signature(name) and name not in (BUNDLE, CARD_RECORD)
 
 
 @contextmanager

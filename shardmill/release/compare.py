@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmill.attest import read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
@@ -18,6 +17,9 @@ from shardmill.pipeline.provenance import verdict_hashes
 from shardmill.pipeline.task import SOURCE
 from shardmill.plan import Part, load_part
 from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+if TYPE_CHECKING:
+    from portable_coreml.files.compare import Contents
 
 Steps = Mapping[str, Mapping[str, Any]]
 INGREDIENTS = ("inputs", "params", "code", "packages")  # parts of a step's cache key
@@ -59,21 +61,13 @@ def _outputs(steps: Steps, name: str) -> Any:
     return steps.get(name, {}).get("outputs")
 
 
-Values = Mapping[str, Any]  # by a name that a person understands
 MODEL, SPEED = "model.json", "benchmark/speed.json"
 FIGURES = ("pass_seconds", "prefill", "break_even")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A value that differs between two builds.
-
-    Attributes:
-        kind: the kind of value.
-        name: the name of the value.
-        before: the first build's value; None if it is missing.
-        after: the second build's value; None if it is missing.
-    """
+    """A value that differs between two builds, with the kind of the value; None stands for a missing value."""
 
     kind: str
     name: str
@@ -81,144 +75,88 @@ class Difference:
     after: Any
 
 
-@dataclass(frozen=True)
-class Side:
-    """One of the two builds."""
-
-    build: Path
-
-    @cached_property
-    def statement(self) -> dict[str, Any]:
-        """Return the build's provenance."""
-        return read_provenance(self.build / ATTESTATION)
-
-    @property
-    def definition(self) -> dict[str, Any]:
-        """Return the build definition in the provenance."""
-        found: dict[str, Any] = self.statement["predicate"]["buildDefinition"]
-        return found
-
-
-def compare_builds(before: Side, after: Side) -> list[Difference]:
+def compare_builds(before: Path, after: Path) -> list[Difference]:
     """Return every difference, from the config to the measured figures.
 
     Raises:
         ShardmillError: a build is not finished, or is damaged.
     """
-    readers = {
-        "config": _config,
-        "workflow": _workflow,
-        "package": _packages,
-        "checkpoint": _checkpoint,
-        "tensor": _tensors,
-        "part": _parts,
-        "operations": _operations,
-        "weights": _weights,
-        "bytes": _bytes,
-        "verdict": _verdicts,
-        "figure": _figures,
-    }
-    for side in (before, after):
-        read_manifest(side.build, COMPLETE)
-    return [each for kind, read in readers.items() for each in _differing(kind, read(before), read(after))]
+    for build in (before, after):
+        read_manifest(build, COMPLETE)
+    ours, theirs = _values(before), _values(after)
+    return [
+        Difference(kind, name, ours[kind].get(name), theirs[kind].get(name))
+        for kind in ours
+        for name in sorted({*ours[kind], *theirs[kind]})
+        if ours[kind].get(name) != theirs[kind].get(name)
+    ]
 
 
-def reasons(before: Side, after: Side) -> list[str]:
+def reasons(before: Path, after: Path) -> list[str]:
     """Return a line for each step whose outputs differ, with the parts of its cache key that differ."""
-    return explain_difference(steps_of(before.statement), steps_of(after.statement))
+    ours, theirs = (steps_of(read_provenance(build / ATTESTATION)) for build in (before, after))
+    return explain_difference(ours, theirs)
 
 
-def _differing(kind: str, before: Values, after: Values) -> Iterator[Difference]:
-    for name in sorted({*before, *after}):
-        if before.get(name) != after.get(name):
-            yield Difference(kind, name, before.get(name), after.get(name))
+def _values(build: Path) -> dict[str, Mapping[str, Any]]:
+    """Return everything that is compared, by kind, and by a name that a person understands."""
+    statement = read_provenance(build / ATTESTATION)
+    definition = statement["predicate"]["buildDefinition"]
+    rows = definition["resolvedDependencies"]
+    source = [row for row in rows if row["name"].startswith(SOURCE)]
+    parts = [load_part(path) for path in sorted((build / "parts").glob("*.json"))]
+    programs = list(_programs(build))
+    verdicts = [name for name, _ in verdict_hashes(steps_of(statement))]
+    files = {row["name"]: row["digest"]["sha256"] for row in statement["subject"] if row["name"] not in verdicts}
+    speed = read_json(build / SPEED) if (build / SPEED).is_file() else {}
+    return {
+        "config": flattened(definition["externalParameters"]["config"]),
+        "workflow": {row["name"]: row["uri"] for row in rows if row["name"] == "workflow"},
+        "package": versions(rows),
+        "checkpoint": {row["name"]: row.get("digest", {}).get("sha256") or row["uri"] for row in source},
+        "tensor": dict(_tensors(parts)),
+        "part": {part.name: f"{part.kind} {part.start} to {part.end}" for part in parts},
+        "operations": {
+            f"{name} {function.name}: {operation}": count
+            for name, contents in programs
+            for function in contents.functions
+            for operation, count in function.operations
+        },
+        "weights": {
+            f"{name} {row.dtype}": f"{row.tensors} tensors, {row.elements} elements, {row.bytes} bytes"
+            for name, contents in programs
+            for row in contents.weights
+        },
+        "bytes": files | {MODEL: hash_file(build / MODEL)},  # as model.json is on disk now
+        "verdict": {key: value for name in verdicts for key, value in _numbers(build, name)},
+        "figure": flattened({key: speed[key] for key in FIGURES if key in speed}),  # differ from run to run
+    }
 
 
-def _config(side: Side) -> Values:
-    return flattened(side.definition["externalParameters"]["config"])
+def _tensors(parts: Iterable[Part]) -> Iterator[tuple[str, str]]:
+    """Yield type, shape and sha256 of each checkpoint tensor, or rows of a tensor, that a part contains."""
+    for part in parts:
+        for tensor in part.tensors:
+            for row in (tensor, *tensor.beside):
+                yield row.label, f"{row.dtype} {list(row.stored)} of sha256 {row.sha256[:12]}"
 
 
-def _workflow(side: Side) -> Values:
-    return {row["name"]: row["uri"] for row in side.definition["resolvedDependencies"] if row["name"] == "workflow"}
-
-
-def _packages(side: Side) -> Values:
-    return versions(side.definition["resolvedDependencies"])
-
-
-def _checkpoint(side: Side) -> Values:
-    rows = [row for row in side.definition["resolvedDependencies"] if row["name"].startswith(SOURCE)]
-    return {row["name"]: row.get("digest", {}).get("sha256") or row["uri"] for row in rows}
-
-
-def _each_part(side: Side) -> list[Part]:
-    return [load_part(path) for path in sorted((side.build / "parts").glob("*.json"))]
-
-
-def _tensors(side: Side) -> Values:
-    """Return type, shape and sha256 of each checkpoint tensor, or rows of a tensor, that a part contains."""
-    constants = [tensor for part in _each_part(side) for tensor in part.tensors]
-    rows = [each for tensor in constants for each in (tensor, *tensor.beside)]
-    return {row.label: f"{row.dtype} {list(row.stored)} of sha256 {row.sha256[:12]}" for row in rows}
-
-
-def _parts(side: Side) -> Values:
-    return {part.name: f"{part.kind} {part.start} to {part.end}" for part in _each_part(side)}
-
-
-def _programs(side: Side) -> Iterator[tuple[str, Any]]:
+def _programs(build: Path) -> Iterator[tuple[str, Contents]]:
     """Yield the name and contents of each package, read by the reader of `shardmill inspect`."""
     from shardmill.imports import quiet_coremltools
 
     with quiet_coremltools():
         from portable_coreml.files.compare import read_contents
 
-        for package in sorted((side.build / "packages").glob("*.mlpackage")):
+        for package in sorted((build / "packages").glob("*.mlpackage")):
             yield package.stem, read_contents(package)
 
 
-def _operations(side: Side) -> Values:
-    return {
-        f"{name} {function.name}: {operation}": count
-        for name, contents in _programs(side)
-        for function in contents.functions
-        for operation, count in function.operations
-    }
-
-
-def _weights(side: Side) -> Values:
-    return {
-        f"{name} {row.dtype}": f"{row.tensors} tensors, {row.elements} elements, {row.bytes} bytes"
-        for name, contents in _programs(side)
-        for row in contents.weights
-    }
-
-
-def _bytes(side: Side) -> Values:
-    """Return the sha256 of every file of the model; model.json is hashed as it is on disk now."""
-    gates = {name for name, _ in verdict_hashes(steps_of(side.statement))}
-    built = {row["name"]: row["digest"]["sha256"] for row in side.statement["subject"] if row["name"] not in gates}
-    return built | {MODEL: hash_file(side.build / MODEL)}
-
-
-def _verdicts(side: Side) -> Values:
-    found: dict[str, Any] = {}
-    for name, _ in verdict_hashes(steps_of(side.statement)):
-        try:
-            rows = [(row["name"], _limit(row), row["value"]) for row in read_json(side.build / name)["gate"]]
-        except (LookupError, TypeError) as error:
-            raise ShardmillError(f"{side.build / name}: is no verdict of a gate; build again") from error
-        found |= {f"{name.removesuffix('.json')}.{row} (must be {limit})": value for row, limit, value in rows}
-    return found
-
-
-def _limit(row: Mapping[str, Any]) -> str:
-    """Return a limit in words; a model's own limit may be a different number in the other build."""
-    return "<= the model's own limit" if "limit_why" in row else str(row["threshold"])
-
-
-def _figures(side: Side) -> Values:
-    """Return the benchmark's figures, which differ from run to run; empty without a benchmark."""
-    speed = side.build / SPEED
-    content = read_json(speed) if speed.is_file() else {}
-    return flattened({key: content[key] for key in FIGURES if key in content})
+def _numbers(build: Path, verdict: str) -> Iterator[tuple[str, Any]]:
+    """Yield a verdict's numbers; a model's own limit may be a different number in the other build."""
+    try:
+        for row in read_json(build / verdict)["gate"]:
+            limit = "<= the model's own limit" if "limit_why" in row else str(row["threshold"])
+            yield f"{verdict.removesuffix('.json')}.{row['name']} (must be {limit})", row["value"]
+    except (LookupError, TypeError) as error:
+        raise ShardmillError(f"{build / verdict}: is no verdict of a gate; build again") from error

@@ -16,27 +16,17 @@ NOT_RUN, NOT_FINISHED = "not run", "not finished"
 
 @dataclass(frozen=True)
 class BuildRow:
-    """A model of a batch, or a config that was refused.
+    """A model of a batch, or a config that was refused."""
 
-    Attributes:
-        name: the model's name; for a refused config, the name of its file.
-        error: why the model was not built, in one line; empty for a finished build.
-        kind: "decoder" or "encoder".
-        passed, gates: the count of gate numbers that hold, and of all gate numbers.
-        programs, bytes: the number of programs, and the size of their packages.
-        pass_ms: milliseconds of the narrowest pass on the machine of the benchmark.
-        machine: the machine and engine of the benchmark; NOT_RUN if the config leaves out the benchmark.
-    """
-
-    name: str
-    error: str = ""
-    kind: str = ""
-    passed: int = 0
-    gates: int = 0
+    name: str  # for a refused config, the name of its file
+    error: str = ""  # why the model was not built, in one line; empty for a finished build
+    kind: str = ""  # "decoder" or "encoder"
+    passed: int = 0  # number of gate numbers that hold
+    gates: int = 0  # number of all gate numbers
     programs: int = 0
-    bytes: int = 0
-    pass_ms: float | None = None
-    machine: str = ""
+    bytes: int = 0  # of the programs' packages
+    pass_ms: float | None = None  # the narrowest pass of the benchmark
+    machine: str = ""  # the machine and engine of the benchmark; NOT_RUN if the config leaves out the benchmark
 
 
 def write_index(builds: Path, rows: Sequence[BuildRow]) -> None:

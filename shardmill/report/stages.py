@@ -63,7 +63,7 @@ def _step_state(row: Json, build: Build) -> StepState:
     if amount != row["amount"]:
         amount = plural(row["count"], amount)
     if row["gate"]:
-        return gate(name, row["files"], build, amount)
+        return _gate_states(name, row["files"], build, amount)
     if row["files"][0].endswith(RECEIPT):
         return _receipt_states(name, row["files"], build, amount)
     return StepState(name, amount, tuple((path, "apart" if name == "provenance" else "made") for path in row["files"]))
@@ -72,14 +72,8 @@ def _step_state(row: Json, build: Build) -> StepState:
 def _fetch_state(build: Build) -> StepState:
     """Return the state of `fetch`, with the checkpoint's files as artifacts."""
     files = build.source["files"]
-    return StepState(
-        "fetch", plural(len(files), "file"), tuple((name, "made") for name in sorted(files)) or none("source")
-    )
-
-
-def none(name: str) -> tuple[tuple[str, str], ...]:
-    """Return a placeholder for missing artifacts."""
-    return ((name, "missing"),)
+    artifacts = tuple((name, "made") for name in sorted(files)) or (("source", "missing"),)
+    return StepState("fetch", plural(len(files), "file"), artifacts)
 
 
 def _receipt_states(name: str, expected: Iterable[str], build: Build, amount: str) -> StepState:
@@ -93,7 +87,7 @@ def _receipt_states(name: str, expected: Iterable[str], build: Build, amount: st
     return StepState(name, amount, tuple((path.split("/")[-1], state(path)) for path in names))
 
 
-def gate(name: str, expected: Sequence[str], build: Build, amount: str) -> StepState:
+def _gate_states(name: str, expected: Sequence[str], build: Build, amount: str) -> StepState:
     """Return the state of a gate, part by part: failed, predicted to pass, or passed."""
     names = [path.removesuffix(RECEIPT).split("/") for path in expected]
     known = {(folder, file["part"]): file for folder, files in build.verdicts.items() for file in files}

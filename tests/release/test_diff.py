@@ -13,7 +13,7 @@ import pytest
 import tiny
 from pipeline import driver
 
-from shardmill.release.compare import Side, compare_builds, reasons
+from shardmill.release.compare import compare_builds, reasons
 
 from .signed import run
 
@@ -52,7 +52,7 @@ def second(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_build_does_not_differ_from_itself(first: Path) -> None:
-    assert (compare_builds(Side(first), Side(first)), reasons(Side(first), Side(first))) == ([], [])
+    assert (compare_builds(first, first), reasons(first, first)) == ([], [])
     assert run("diff", first, first) == (0, "no difference\n")
 
 
@@ -64,7 +64,7 @@ def test_model_json_is_compared_as_it_lies_there(first: Path, tmp_path: Path) ->
     content = json.loads(file.read_text())
     file.unlink()
     file.write_text(json.dumps(content | {"vocab": content["vocab"] + 1}))
-    assert [(each.kind, each.name) for each in compare_builds(Side(first), Side(other))] == [("bytes", "model.json")]
+    assert [(each.kind, each.name) for each in compare_builds(first, other)] == [("bytes", "model.json")]
     for damaged in ("", "[" * 100_000, "{}"):
         file.write_text(damaged)
         code, said = run("diff", first, other)
@@ -74,7 +74,7 @@ def test_model_json_is_compared_as_it_lies_there(first: Path, tmp_path: Path) ->
 
 
 def test_what_was_chosen_and_what_came_of_it(first: Path, second: Path) -> None:
-    found = compare_builds(Side(first), Side(second))
+    found = compare_builds(first, second)
     by_name = {(each.kind, each.name): (each.before, each.after) for each in found}
     assert by_name["config", "convert.precision"] == ("int8", "fp16")
     assert by_name["config", "topology"] == ([[0, 2]], [[0, 1], [1, 2]])
@@ -90,7 +90,7 @@ def test_what_was_chosen_and_what_came_of_it(first: Path, second: Path) -> None:
 
 
 def test_the_steps_that_explain_it_come_first(first: Path, second: Path) -> None:
-    why = reasons(Side(first), Side(second))
+    why = reasons(first, second)
     assert "packages/head_0: params.forms differ" in why
     assert why.index("packages/head_0: params.forms differ") < why.index("compiled/head_0: other inputs (package)")
 
@@ -106,7 +106,7 @@ def test_other_tensors_are_named(first: Path, checkpoint: Path, tmp_path: Path, 
     save_file(tensors, file, {"format": "pt"})
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text(tiny.sample_text())
-    found = compare_builds(Side(first), Side(built(tmp_path, changed)))
+    found = compare_builds(first, built(tmp_path, changed))
     assert [each.name for each in found if each.kind == "tensor"] == ["model.norm.weight"]
     assert [each.name for each in found if each.kind == "checkpoint"] == [f"source/{file.name}"]
 
@@ -125,7 +125,7 @@ def test_measured_figures_differ_as_well(first: Path, second: Path) -> None:
     for build, seconds in ((first, 0.5), (second, 0.25)):
         (build / "benchmark").mkdir()
         (build / "benchmark/speed.json").write_text(json.dumps({"pass_seconds": {"1": seconds}}))
-    found = [each for each in compare_builds(Side(first), Side(second)) if each.kind == "figure"]
+    found = [each for each in compare_builds(first, second) if each.kind == "figure"]
     assert [(each.name, each.before, each.after) for each in found] == [("pass_seconds.1", 0.5, 0.25)]
 
 
