@@ -83,17 +83,17 @@ def row(pairs: Sequence[Pair], replays: Sequence[Replay]) -> Json:
         "speedup_range": [min(ratios), max(ratios)],
         "drafter_us_per_token": 1e6 * median(a.drafter_seconds / len(a.tokens) for a in drafted),
         "exact": sum(pair.plain.tokens == pair.drafted.tokens for pair in pairs) / len(pairs),
-        "differs": differences(pairs),
+        "differs": _differences(pairs),
         "verified_again": sum(answer.verified_again for answer in drafted),
         "verified_again_share": sum(a.verified_again for a in drafted) / max(1, sum(a.decoded for a in drafted)),
-        "mj_per_token": millijoules(drafted),
-        "plain_mj_per_token": millijoules([pair.plain for pair in pairs]),
+        "mj_per_token": _millijoules(drafted),
+        "plain_mj_per_token": _millijoules([pair.plain for pair in pairs]),
         "live": acceptance(drafted),
         "oracle": acceptance(replays) if replays else None,
     }
 
 
-def differences(pairs: Sequence[Pair]) -> list[Json]:
+def _differences(pairs: Sequence[Pair]) -> list[Json]:
     """Return the prompts whose drafted answer differs from the answer at T = 1, each with the first different token.
 
     The margin is the distance between the two best logits at that token at T = 1, None if unknown.
@@ -120,7 +120,7 @@ def acceptance(runs: Sequence[TimedAnswer] | Sequence[Replay]) -> Json:
     }
 
 
-def millijoules(answers: Sequence[TimedAnswer]) -> float | None:
+def _millijoules(answers: Sequence[TimedAnswer]) -> float | None:
     """Return the energy of the whole chip per token; None without a meter, or if the meter did not move."""
     used = [answer.joules for answer in answers if answer.joules is not None]
     return 1e3 * sum(used) / sum(len(answer.tokens) for answer in answers) if sum(used) else None

@@ -67,7 +67,7 @@ def context(build: Build) -> dict[str, Any]:
     return {
         "model": build.model,
         "plan": build.plan,
-        "weights": weighed(build),
+        "weights": _weighed(build),
         "verdict": verdict(build, asked),
         "questions": asked,
         "engines": sorted({wording.engine_text(identity) for identity in _engines(build)}),
@@ -76,9 +76,9 @@ def context(build: Build) -> dict[str, Any]:
         "pieces": build.pieces,
         "passes": build.plan["passes"],
         "lengths": build.plan.get("lengths", []),
-        "worth": worth(build.plan["passes"]),
+        "worth": _worth(build.plan["passes"]),
         "limit": build.plan["weight_file_limit"],
-        "state_bytes": {piece.name: state_bytes(piece, build) for piece in build.pieces},
+        "state_bytes": {piece.name: _state_bytes(piece, build) for piece in build.pieces},
         "placement": placement(build.placed),
         "devices": device_sections(build.devices, build.residency),
         "stale": build.stale,
@@ -90,7 +90,7 @@ def context(build: Build) -> dict[str, Any]:
         "search": build.search,
         **(_search_rows(build.search, build.points) if build.search else {}),
         **({"types": _label_types(build.model["labels"])} if build.encodes else {}),
-        **(decoding(build.speed) if build.speed and not build.encodes else {}),
+        **(_decoding(build.speed) if build.speed and not build.encodes else {}),
     }
 
 
@@ -106,7 +106,7 @@ def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
     }
 
 
-def weighed(build: Build) -> dict[str, Any]:
+def _weighed(build: Build) -> dict[str, Any]:
     """Return the name of the weights' form, the bits per weight, and the bytes of weights that a pass reads."""
     programs = [piece for piece in build.pieces if piece.kind != "embedding"]
     read = programs[:1] if build.encodes else programs  # an encoder's pass is one program
@@ -114,7 +114,7 @@ def weighed(build: Build) -> dict[str, Any]:
     return {"called": called(build.settings["convert"]), "bits": 8 * size / count, "bytes": size}
 
 
-def worth(passes: Sequence[Json]) -> dict[int, float]:
+def _worth(passes: Sequence[Json]) -> dict[int, float]:
     """Return, by the tokens of a pass, the bytes that routing saves for each additional program that it calls.
 
     If the Neural Engine takes longer to read these bytes than to start a program, routing is the faster form.
@@ -128,7 +128,7 @@ def worth(passes: Sequence[Json]) -> dict[int, float]:
     return dict(sorted(found.items()))
 
 
-def decoding(speed: Json) -> dict[str, Any]:
+def _decoding(speed: Json) -> dict[str, Any]:
     """Return the values that the templates show about a decoder's benchmark."""
     return {
         "sweep": speed_groups(speed["sweep"]),
@@ -168,7 +168,7 @@ def _package_hash(build: Build, part: str) -> str:
     return str(receipt["outputs"].get("package", ""))
 
 
-def state_bytes(piece: PartRow, build: Build) -> int:
+def _state_bytes(piece: PartRow, build: Build) -> int:
     """Return the bytes of a part's states, or of its caches on the host, both in fp16; 0 for a head."""
     (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
     kept = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]

@@ -96,10 +96,10 @@ def read_pieces(plan: Json, parts: Sequence[Path], artifacts: Sequence[Path]) ->
     """Return the parts in the plan's order, with the sizes of their packages or tables."""
     described = {path.stem: read_json(path) for path in parts}
     made = {artifact.stem: artifact for artifact in artifacts}
-    return tuple(piece(row, described[row["name"]], made.get(row["name"])) for row in plan["parts"])
+    return tuple(_piece(row, described[row["name"]], made.get(row["name"])) for row in plan["parts"])
 
 
-def piece(row: Json, part: Json, made: Path | None) -> PartRow:
+def _piece(row: Json, part: Json, made: Path | None) -> PartRow:
     """Return one part, from its row in plan.json, its parts/P.json, and its package or table."""
     sizes = _file_sizes(made) if made is not None and made.exists() else {}
     weights = [size for name, size in sizes.items() if "weights/" in name or name.endswith(".safetensors")]

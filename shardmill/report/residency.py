@@ -63,9 +63,9 @@ def placement(files: Sequence[Json]) -> Placement:
     return Placement(
         evidence=tuple(sorted({file["evidence"] for file in files})),
         statuses=statuses,
-        parts=tuple(counts(file["part"], file["rows"], statuses) for file in files),
-        kinds=tuple(counts(kind, (r for r in rows if r["operation"] == kind), statuses) for kind in kinds),
-        findings=findings(files),
+        parts=tuple(_counts(file["part"], file["rows"], statuses) for file in files),
+        kinds=tuple(_counts(kind, (r for r in rows if r["operation"] == kind), statuses) for kind in kinds),
+        findings=_findings(files),
         operations=sum(row["status"] != "no_device" for row in rows),
         shapes=tuple(sorted({row["shape"] for row in rows})),
     )
@@ -78,7 +78,7 @@ def _severity_rank(kind: str, rows: Iterable[Json]) -> tuple[int, int, str]:
     return (0 if trouble else 2 if set(statuses) == {"no_device"} else 1, -statuses.total(), kind)
 
 
-def counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
+def _counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
     """Return the counts of the given rows."""
     rows = list(rows)
     found = Counter(row["status"] for row in rows)
@@ -90,7 +90,7 @@ def counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
     )
 
 
-def findings(files: Sequence[Json]) -> tuple[ReportedFinding, ...]:
+def _findings(files: Sequence[Json]) -> tuple[ReportedFinding, ...]:
     """Return findings by severity and rule; equal texts about several parts are merged."""
     folded: dict[tuple[int, str, str], dict[str, list[str]]] = {}
     for file in files:

@@ -54,14 +54,13 @@ def noisy(speed: Json) -> tuple[str, ...]:
     A pass never takes less time than a pass of one token, so the speed-up is at most the tokens per pass. T = 1,
     compared with itself, has a speed-up of 1.
     """
-    return tuple(dict.fromkeys(described(row) for row in measured_speed(speed) if impossible(row)))
-
-
-def impossible(row: Json) -> bool:
-    """Return whether drafting can't explain a row's ratio of times."""
-    if row["speedup"] > TOLERANCE * row["live"]["tokens_per_pass"]:
-        return True
-    return bool(row["drafter"] == CONTROL and row["speedup"] * TOLERANCE < 1)
+    found = [
+        described(row)
+        for row in measured_speed(speed)
+        if row["speedup"] > TOLERANCE * row["live"]["tokens_per_pass"]
+        or (row["drafter"] == CONTROL and row["speedup"] * TOLERANCE < 1)
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 def close_calls(row: Json, margin: float) -> bool:
@@ -149,7 +148,7 @@ def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> N
     lengths = [group.name for group in speed_groups(rows)]
     for one in series:
         known = {_name_of(row): row["speedup"] for row in rows if row["drafter"] == one.name}
-        line(axes, one, [(lengths.index(name), value) for name, value in known.items()])
+        _line(axes, one, [(lengths.index(name), value) for name, value in known.items()])
     for i, group in enumerate(speed_groups(rows)):
         best = max(row["speedup"] for row in group.rows)
         note(axes, f"{best:.2f} ×", (i, best), (0, 7), "center")
@@ -157,7 +156,7 @@ def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> N
     axes.set_xticks(range(len(lengths)), lengths)
     axes.set_xlim(-0.4, len(lengths) - 0.6)
     axes.set_xlabel("prompt tokens")
-    finish(axes)
+    _finish(axes)
 
 
 def _draw_widths(axes: Axes, speed: Json) -> None:
@@ -185,7 +184,7 @@ def _draw_positions(axes: Axes, rows: Sequence[Json], series: Sequence[Series], 
     for one in series:
         shares = by_position(rows, one.name, kind)
         most = max(most, len(shares))
-        line(axes, one, list(enumerate(shares, start=1)))
+        _line(axes, one, list(enumerate(shares, start=1)))
     axes.set_xticks(range(1, most + 1))
     axes.set_xlim(0.7, most + 0.3)
     axes.set_xlabel("draft position")
@@ -199,24 +198,24 @@ def _draw_passes(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> 
     live = [row["live"]["tokens_per_pass"] for row in rows]
     replayed = [row["oracle"]["tokens_per_pass"] if row["oracle"] else 0.0 for row in rows]
     highest = [max(pair) for pair in zip(live, replayed, strict=True)]
-    width = bars(axes, rows, series, live, highest)
+    width = _bars(axes, rows, series, live, highest)
     for i, group in enumerate(speed_groups(rows)):
         for row in group.rows:
             if row["oracle"] is not None and row["drafter"] in {one.name for one in series}:
                 middle, height = _legend_place(i, row["drafter"], series, width), row["oracle"]["tokens_per_pass"]
                 axes.plot([middle - 0.46 * width, middle + 0.46 * width], [height] * 2, color=INK, lw=1.6)
-    finish(axes)
+    _finish(axes)
 
 
 def _draw_tasks(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:
     """Draw a bar per task and drafter."""
     values = [row["speedup"] for row in rows]
-    bars(axes, rows, series, values, [max(value, 1) for value in values])  # nothing is written across the line at 1
+    _bars(axes, rows, series, values, [max(value, 1) for value in values])  # nothing is written across the line at 1
     axes.axhline(1, color=INK, lw=1, dashes=(4, 3))
-    finish(axes)
+    _finish(axes)
 
 
-def bars(
+def _bars(
     axes: Axes, rows: Sequence[Json], series: Sequence[Series], values: Sequence[float], tops: Sequence[float]
 ) -> float:
     """Draw a bar per group and drafter, with its value above `tops`; return the width of a bar."""
@@ -240,7 +239,7 @@ def _legend_place(group: int, drafter: str, series: Sequence[Series], width: flo
     return group + (index - (len(series) - 1) / 2) * width
 
 
-def line(axes: Axes, one: Series, points: Sequence[tuple[float, float]]) -> None:
+def _line(axes: Axes, one: Series, points: Sequence[tuple[float, float]]) -> None:
     """Draw a drafter's line."""
     x, y = [p[0] for p in points], [p[1] for p in points]
     axes.plot(x, y, marker=one.marker, ms=5, lw=1.8, color=one.colour, label=one.name)
@@ -251,7 +250,7 @@ def note(axes: Axes, text: str, point: tuple[float, float], away: tuple[float, f
     axes.annotate(text, point, away, textcoords="offset points", ha=align, color=INK)
 
 
-def finish(axes: Axes) -> None:
+def _finish(axes: Axes) -> None:
     """Scale the axes from zero, with room above the highest value, and add a legend."""
     axes.set_ylim(0, axes.get_ylim()[1] * 1.1)
     legend(axes)
