@@ -192,7 +192,7 @@ def replace(new: Path, target: Path, aside: Path) -> None:
     """
     new.lstat()  # raises if `new` was not made, so that `target` stays
     if target.exists() and not target.is_symlink() and not target.is_file() and not (target.is_dir() and new.is_dir()):
-        raise OSError(errno.EEXIST, "is there, and is no file that another could take the place of", str(target))
+        raise OSError(errno.EEXIST, "exists and is not a regular file, so it is not replaced", str(target))
     if not target.is_dir() or target.is_symlink():
         os.replace(new, target)
         return

@@ -39,7 +39,7 @@ def fetch(
     Raises CheckpointError if not exactly one source is given, or if the source is not a sound checkpoint.
     """
     if (path is None) == (repo is None):
-        raise CheckpointError("source: give either a path or a repo, one of them")
+        raise CheckpointError("source: give exactly one of path and repo")
     _check_replaceable(dest)
     if path is not None:
         folder, hashes = path, hash_local(path, cache)

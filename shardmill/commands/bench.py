@@ -35,9 +35,9 @@ def bench(
     task: Annotated[list[str] | None, typer.Option(help=f"Task to measure, repeatable; {FULL}.")] = None,
     prompts_per_task: Annotated[int | None, typer.Option(help="Prompts of each task; default: 3.")] = None,
     new_tokens: Annotated[int | None, typer.Option(help="Tokens to generate per request; default: 80.")] = None,
-    repetitions: Annotated[int | None, typer.Option(help=f"Measurements of which the median counts; {TIMES}.")] = None,
+    repetitions: Annotated[int | None, typer.Option(help=f"Measurements, whose median counts; {TIMES}.")] = None,
     text: Annotated[
-        str | None, typer.Option(help="Text that prompts are made of; default: resources/text/code.txt.")
+        str | None, typer.Option(help="Text to cut prompts from; default: resources/text/code.txt.")
     ] = None,
     task_prompts: Annotated[
         str | None, typer.Option(help="Folder of the tasks' prompts; default: resources/tasks.")

@@ -45,7 +45,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="result.json, as measure.py wrote it.")],
     builds: Annotated[
         list[Path] | None,
-        typer.Argument(help="Builds that it may be a result of; default: all in build/.", metavar="[BUILD]..."),
+        typer.Argument(help="Builds that may have been measured; default: all in build/.", metavar="[BUILD]..."),
     ] = None,
 ) -> None:
     """Store a result beside the build that was measured. The next `snakemake all` shows it in the report."""

@@ -179,7 +179,7 @@ def label(
     build: Build,
     text: Annotated[str | None, typer.Option(help="Text to label.")] = None,
     file: Annotated[str | None, typer.Option(help="File with the text; - is stdin.")] = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Treat each line as a text of its own.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Treat each line as a separate text.")] = False,
     redact: Annotated[
         bool, typer.Option("--redact", help="Print the text with each span replaced by its type.")
     ] = False,

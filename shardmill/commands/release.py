@@ -84,13 +84,13 @@ def publish(
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     include: Annotated[
         Literal["packages", "compiled", "both"] | None,
-        typer.Option(help="Programs to upload; default: those that were signed, or both."),
+        typer.Option(help="Programs to upload; default: the signed ones, or both."),
     ] = None,
     license: Annotated[
-        str | None, typer.Option(help="License identifier; default: that of the checkpoint's repository.")
+        str | None, typer.Option(help="License identifier; default: the license of the checkpoint's repository.")
     ] = None,
     may: Annotated[
-        bool, typer.Option("--i-may", help="Confirm that you may publish, where the license does not plainly say so.")
+        bool, typer.Option("--i-may", help="Confirm that you may publish, if the license does not plainly say so.")
     ] = False,
     key: Annotated[Path | None, typer.Option(help="Private key (PEM) to sign with, the card included.")] = None,
     dry_run: Annotated[

@@ -48,7 +48,9 @@ class Tokens:
 
     max: Annotated[
         StrictInt,
-        Field(ge=1, le=64, description="Upper bound of RangeDim T, by which prompts are fed; the lower bound is 1."),
+        Field(
+            ge=1, le=64, description="Upper bound of RangeDim T, and width of a prompt's passes; the lower bound is 1."
+        ),
     ] = 4
     verify: Annotated[
         Positive | None, Field(description="Most tokens of a decode pass, drafts included; as max, but at most 8.")
@@ -79,7 +81,7 @@ class Program:
     ] = ()
     bundles: Annotated[
         Literal["one", "each"],
-        Field(description="one: a compiled bundle holds all functions of a program; each: a bundle for each of them."),
+        Field(description="one: a compiled bundle holds all functions of a program; each: one function."),
     ] = "one"
     reshape_frequency: Annotated[
         Literal["infrequent", "frequent"],
@@ -115,7 +117,7 @@ class Benchmark:
     text: Annotated[str, Field(description="Dense code, tiled to each prompt length.")] = "resources/text/code.txt"
     prompt_tokens: Annotated[
         tuple[Annotated[StrictInt, Field(ge=1)], ...],
-        Field(min_length=1, description="Prompt lengths; those that the context has no room for are not run."),
+        Field(min_length=1, description="Prompt lengths; a length that does not fit into the context is not run."),
     ] = (100, 200, 372, 800)
     task_prompts: Annotated[str, Field(description="Folder with a folder of prompts per task.")] = "resources/tasks"
     tasks: Annotated[
@@ -131,7 +133,7 @@ class Benchmark:
     ] = DRAFTERS
     new_tokens: Annotated[StrictInt, Field(ge=2, description="Tokens generated per request.")] = 80
     repetitions: Annotated[
-        StrictInt, Field(ge=1, description="Pairs of requests per prompt and drafter, of which the median counts.")
+        StrictInt, Field(ge=1, description="Pairs of requests per prompt and drafter; their median counts.")
     ] = 5
 
 
@@ -141,7 +143,7 @@ class Calibration:
 
     text: Annotated[str, Field(description="UTF-8 text: quantisers see its first half, the search its second.")]
     seen: Annotated[Positive, Field(description="Windows of the first half that quantisers see.")] = 16
-    held: Annotated[Positive, Field(description="Windows of the second half by which costs are measured.")] = 2
+    held: Annotated[Positive, Field(description="Windows of the second half on which costs are measured.")] = 2
     window: Annotated[Positive, Field(ge=8, description="Tokens of a window.")] = 512
 
 
@@ -170,7 +172,10 @@ class Search:
 
     forms: Annotated[
         tuple[str, ...],
-        Field(min_length=1, description="Those that a matrix may have: fp16, int8, int4, palette4, palette6/16 say."),
+        Field(
+            min_length=1,
+            description="Forms that a matrix may have, for example fp16, int8, int4, palette4, palette6/16.",
+        ),
     ] = (INT4, INT8)
     measured: Annotated[
         Index,
@@ -263,7 +268,8 @@ class Config:
         Sizes | None, Field(description="Tokens of each of an encoder's programs; auto: 128 and 512.")
     ] = None
     pooling: Annotated[
-        Literal["mean", "cls"], Field(description="What an embedding is made of: all tokens' rows, or the first.")
+        Literal["mean", "cls"],
+        Field(description="Whether an embedding is the mean of all tokens' rows, or the first token's row."),
     ] = "mean"
     topology: Annotated[
         Topology, Field(description="Layers of each part, in order; auto: as few parts as fit, of even size.")
@@ -271,8 +277,8 @@ class Config:
     experts: Annotated[
         Experts,
         Field(
-            description="dense: all of a layer's experts run in its program; routed: groups of them are programs of "
-            "their own, which the host calls for tokens that take them; a number: routed, in so many groups a layer."
+            description="dense: a layer's program runs all of its experts; routed: groups of experts are separate "
+            "programs, which the host calls for their tokens only; a number: routed, in this number of groups a layer."
         ),
     ] = "dense"
     tokens: Tokens = Tokens()

@@ -101,7 +101,7 @@ def _recipe_problems(config: Config, root: Path) -> list[str]:
     """Return the problem of a recipe that does not exist, is not valid, or does not fit the config."""
     precision, own = config.convert.precision, (root / "build" / config.model).resolve()
     if precision not in RULES and (root / precision).resolve().is_relative_to(own):
-        return [f"convert.precision: {precision} is what this build makes; copy it to a place of its own"]
+        return [f"convert.precision: {precision} is made by this build; copy it to another place"]
     try:
         found = recipe(precision if precision in RULES else str(root / precision))
     except ConfigError as error:
@@ -151,7 +151,7 @@ def _size_problems(config: Config) -> list[str]:
     if config.verify > config.tokens.max:
         return [f"tokens.verify: {config.verify} is over tokens.max, {config.tokens.max}"]
     if config.tokens.max > config.parity.positions:
-        tested = f"{config.parity.positions} tokens, by which no gate would see a pass of {config.tokens.max}"
+        tested = f"with {config.parity.positions} tokens no gate would see a pass of {config.tokens.max}"
         return [f"parity.positions: {tested}; set it to tokens.max or more"]
     return []
 
@@ -163,7 +163,7 @@ def _bundles_problems(config: Config) -> list[str]:
     if config.program.shapes != FIXED:
         return ["program.bundles: a program has one function only; add `shapes: fixed`"]
     if config.program.state == GRAPH:
-        return ["program.bundles: bundles of their own do not share a state; add `state: host`"]
+        return ["program.bundles: separate bundles do not share a state; add `state: host`"]
     return []
 
 
@@ -221,7 +221,7 @@ def parse(content: Any, name: str = "config", root: Path = Path(".")) -> Config:
     if not isinstance(content, Mapping):
         raise ConfigError(f"{name}: expected a mapping of keys, see configs/README.md")
     if "batch" in content and "model" not in content:
-        raise ConfigError(f"{name}: a batch of several models; give the config of one of them")
+        raise ConfigError(f"{name}: a batch of several models; give the config of one model")
     if "\0" in (text := _text(content)) or any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ConfigError(f"{name}: holds a character that no file's name can have")
     try:

@@ -54,12 +54,12 @@ def import_result(file: Path, builds: Sequence[Path]) -> list[tuple[Path, Eviden
             found.append((build, target, evidence))
     if not found:
         if not builds:
-            raise ShardmillError(f"{file}: there is no finished build here; name the one that it is of")
+            raise ShardmillError(f"{file}: there is no finished build here; name the build that was measured")
         names = ", ".join(map(str, builds))
         raise ShardmillError(f"{file}: its programs ({', '.join(content['variants'])}) are not those of {names}")
     for _, target, _ in found:
         if target.parent.exists() and not target.parent.is_dir():
-            raise ShardmillError(f"{target.parent}: is no folder, so no evidence can lie there; remove it")
+            raise ShardmillError(f"{target.parent}: is not a folder, so it can't hold evidence; remove it")
         if target.is_dir() or (target.exists() and target.read_bytes() != file.read_bytes()):
             raise ShardmillError(f"{target} holds another run on that chip and system; remove it to take this one")
     for _, target, _ in found:

@@ -128,9 +128,9 @@ def _evidence_faults(content: Any) -> Iterator[str]:
         for key, line in variant.measurements.items():
             plan = key.rpartition("/")[2].startswith("residency.") and line.status == "ok"
             if plan and (line.value.rows is None or line.value.evidence is None):
-                yield printable(f"variants.{name}.measurements.{key}.value: has no rows, or not whose they are")[
-                    :LONGEST_MESSAGE
-                ]
+                yield printable(
+                    f"variants.{name}.measurements.{key}.value: has no rows, or no word on whether they were measured"
+                )[:LONGEST_MESSAGE]
 
 
 Json = Mapping[str, Any]

@@ -67,7 +67,7 @@ def _extract(content: tarfile.TarFile, entry: tarfile.TarInfo, to: Path) -> None
         or "\0" in entry.name
         or not (others if source else entry.isdir())
     ):
-        raise tarfile.TarError(f"{entry.name!r} is no file of it")
+        raise tarfile.TarError(f"{entry.name!r} is not a file of this archive")
     path = to.joinpath(*others)
     folder = path if source is None else path.parent
     folder.mkdir(parents=True, exist_ok=True)

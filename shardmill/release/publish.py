@@ -114,7 +114,7 @@ def _check_repository(name: str) -> None:
     except HFValidationError:
         fine = False
     if not fine:
-        raise ShardmillError(f"{name}: no repository can be called so; it reads OWNER/NAME")
+        raise ShardmillError(f"{name}: not a name for a repository; write OWNER/NAME")
 
 
 def upload(build: Path, files: list[str], wish: PublishOptions) -> str:
@@ -148,13 +148,13 @@ def _check_there(access: HubAccess, files: list[str], wish: PublishOptions) -> N
         return
     there = access.api.model_info(wish.repo)
     if wish.private and not there.private:  # the hub would leave it public
-        raise ShardmillError(f"{wish.repo}: is there already and public; make it private there, or name another")
+        raise ShardmillError(f"{wish.repo}: exists already and is public; make it private there, or name another")
     names = {file.rfilename for file in there.siblings or ()}
     others = sorted(names - {*files, *OF_ANY})  # this build's files may come from an interrupted upload
     if others and not names & {*MARKS}:
         raise ShardmillError(
-            f"{wish.repo}: is there already, holds {others[0]} and is no build ({' or '.join(MARKS)} would say so), "
-            "and publishing would remove that; name another repository, or empty it"
+            f"{wish.repo}: exists already and is not a build (it has no {' and no '.join(MARKS)}); publishing "
+            f"would remove its {others[0]}; name another repository, or empty it"
         )
 
 
@@ -172,7 +172,9 @@ def _writing(repo: str, endpoint: str) -> Iterator[None]:
             ) from error
         raise
     except RuntimeError as error:  # a large file did not arrive
-        raise ShardmillError(f"{repo}: {error} What is there stays; run the same command again to go on") from error
+        raise ShardmillError(
+            f"{repo}: {error} What was uploaded stays; run the same command again to continue"
+        ) from error
 
 
 def _license(build: Path) -> License | None:

@@ -106,7 +106,7 @@ def check_license(found: License | None, may: bool) -> License:
     if may or ALLOWING.fullmatch(found.id):
         return found
     if FORBIDDING.fullmatch(found.id):
-        raise ShardmillError(f"license {found.id} forbids to pass on what was made of it; --i-may if you have leave")
+        raise ShardmillError(f"license {found.id} forbids to publish changed copies; --i-may if you have permission")
     raise ShardmillError(f"license {found.id} is not known to allow changed copies; read it, then --i-may")
 
 

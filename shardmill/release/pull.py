@@ -33,7 +33,7 @@ def address(text: str) -> Address:
     found = ADDRESS.fullmatch(text)
     if found is None:
         raise ShardmillError(
-            f"{text}: no address of a published build; it reads hf:OWNER/NAME or hf:OWNER/NAME@REVISION"
+            f"{text}: not the address of a published build; write hf:OWNER/NAME or hf:OWNER/NAME@REVISION"
         )
     return Address(found[1], found[2])
 

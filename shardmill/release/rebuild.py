@@ -131,7 +131,7 @@ def read_original(path: Path) -> RebuildTarget:
     if path.is_dir():
         check_build(path)
     elif path.name == "model.json":
-        raise ShardmillError(f"{path}: says nothing of how it was built; give the folder, {path.parent}")
+        raise ShardmillError(f"{path}: does not record how it was built; give the folder, {path.parent}")
     folder = path if path.is_dir() else None
     original = RebuildTarget(read_provenance(folder / ATTESTATION if folder else path), folder)
     if original.definition.get("buildType") != BUILD_TYPE:
@@ -154,7 +154,7 @@ def check_tools(original: RebuildTarget) -> None:
     changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt, family)})
     if changed:
         commit = _commit(original)
-        remedy = f"check out shardmill's {commit}" if commit else "of which commit its provenance does not tell"
+        remedy = f"check out shardmill's {commit}" if commit else "its provenance does not name the commit"
         raise ShardmillError(f"built by other code in {', '.join(changed)}; {remedy}")
 
 
@@ -215,7 +215,7 @@ def _check_apart(original: RebuildTarget, out: Path) -> None:
         return
     here, there = original.folder.resolve(), out.resolve()
     if here.is_relative_to(there) or there.is_relative_to(here):
-        raise ShardmillError(f"{out}: the build that is to be made again is there; choose another folder with --out")
+        raise ShardmillError(f"{out}: holds the build that is to be rebuilt; choose another folder with --out")
 
 
 def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
@@ -223,12 +223,12 @@ def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
     named = original.config["source"]["path"]
     folder = given or _here(named)
     if folder is None:
-        raise ShardmillError(f"built from the folder {named}, which is not here; say with --source where it lies")
+        raise ShardmillError(f"built from the folder {named}, which is not here; name its place with --source")
     prefix = f"{SOURCE}/"
     for row in original.definition["resolvedDependencies"]:
         name = row["name"].removeprefix(prefix)
         if row["name"].startswith(prefix) and not _is(folder / name, row["digest"]["sha256"]):
-            raise ShardmillError(f"{folder / name}: not the file that was built from; give another --source")
+            raise ShardmillError(f"{folder / name}: not the file of the original build; give another --source")
     return folder
 
 

@@ -133,7 +133,7 @@ def signers(envelope: Envelope, keys: Sequence[PublicKey]) -> list[PublicKey]:
         try:
             envelope.verify([key.key], 1)
         except VerificationError as error:
-            raise ShardmillError(f"not signed by {key.file}, though it says so") from error
+            raise ShardmillError(f"names {key.file} as its signer, but that key did not sign it") from error
     return named
 
 

@@ -47,7 +47,7 @@ def _missing_subjects(build: Path) -> Iterator[str]:
     model = read_manifest(build, COMPLETE)
     for name, sha in (*subjects(model, build / "model.json"), *verdict_hashes(steps_of(statement))):
         if (name, sha) not in said:
-            yield f"{name} is no subject of it"
+            yield f"{name} is not among its subjects"
 
 
 def _missing_statements(build: Path) -> Iterator[str]:
@@ -59,7 +59,7 @@ def _missing_statements(build: Path) -> Iterator[str]:
         except NO_VERDICT:
             expected = []
         if not expected or expected[0] not in lines:
-            yield f"does not say what {path.relative_to(build).as_posix()} does"
+            yield f"has no statement that agrees with {path.relative_to(build).as_posix()}"
 
 
 def _verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
@@ -199,7 +199,7 @@ def _check_bundle(build: Path, key: PublicKey) -> str:
         more = [name for name in bundle_files(build) if name not in signed and _is_to_be_signed(name)]
     except (ShardmillError, OSError) as error:
         return str(error).removeprefix(f"{build / SIGNATURE}: ")
-    return f"does not speak of {more[0]}" if more else ""
+    return f"does not cover {more[0]}" if more else ""
 
 
 def _signed_files(build: Path) -> Collection[str]:
@@ -245,7 +245,7 @@ def _who(path: Path, subjects: list[object], keys: Sequence[PublicKey]) -> list[
     except (ValueError, LookupError, TypeError) as error:
         raise ShardmillError(f"{path}: holds no statement ({error})") from error
     if not right:
-        raise ShardmillError(f"{path}: speaks of other bytes than this build's")
+        raise ShardmillError(f"{path}: is about other bytes than this build's")
     found = signers(envelope, keys)
     named = path.name.removeprefix("rebuild-").split(".")[0]
     if path.name.startswith("rebuild-") and found and all(key.short != named for key in found):

@@ -119,7 +119,7 @@ def test_local_faults(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(save({}))
     with pytest.raises(CheckpointError, match="not ours to replace"):
         fetch_local(folder, folder)
-    with pytest.raises(CheckpointError, match="either a path or a repo"):
+    with pytest.raises(CheckpointError, match="exactly one of path and repo"):
         fetch(path=folder, repo=REPO, revision=COMMIT, dest=tmp_path / "dest", cache=None)
 
 

@@ -36,7 +36,7 @@ def test_a_missing_key_is_named() -> None:
 
 def test_a_batch_where_one_model_is_asked_for_is_told() -> None:
     """`shardmill why` and `plan` are about one; its missing keys would say nothing."""
-    assert refusal({"batch": ["a.yaml"]}) == "a batch of several models; give the config of one of them"
+    assert refusal({"batch": ["a.yaml"]}) == "a batch of several models; give the config of one model"
 
 
 @pytest.mark.parametrize("letter", ["\0", "\ud800"])

@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no decoding": ({"tokens": {"verify": 0}}, "tokens.verify: input should be greater than or equal to 1, is 0"),
     "a pass that no gate would see": (
         {"tokens": {"max": 64}, "parity": {"positions": 32}},
-        "parity.positions: 32 tokens, by which no gate would see a pass of 64; set it to tokens.max or more",
+        "parity.positions: with 32 tokens no gate would see a pass of 64; set it to tokens.max or more",
     ),
     "enumerated shapes beside states": (
         {"program": {"shapes": "enumerated"}},
@@ -67,7 +67,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bundles that would share a state": (
         {"program": {"shapes": "fixed", "bundles": "each"}},
-        "program.bundles: bundles of their own do not share a state; add `state: host`",
+        "program.bundles: separate bundles do not share a state; add `state: host`",
     ),
     "lengths that do not ascend": (
         {"program": {"shapes": "fixed", "contexts": [32, 16]}},
@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a recipe that the build itself makes": (
         {"convert": {"precision": "build/x/../m/precision.json"}},
-        "convert.precision: build/x/../m/precision.json is what this build makes; copy it to a place of its own",
+        "convert.precision: build/x/../m/precision.json is made by this build; copy it to another place",
     ),
     "calibration of nothing": (
         {"convert": {"precision": "int8", "calibration": {"text": "a.txt"}}},

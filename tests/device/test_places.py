@@ -48,7 +48,7 @@ def test_evidence_is_written_to_all_builds_or_to_none(kit: Path, build: Path, tm
     measured(kit)
     one, two = (Path(shutil.copytree(build, tmp_path / name)) for name in ("one", "two"))
     (two / "evidence").write_text("in the way")
-    with pytest.raises(ShardmillError, match=r"two/evidence: is no folder, so no evidence can lie there; remove it"):
+    with pytest.raises(ShardmillError, match=r"two/evidence: is not a folder, so it can't hold evidence; remove it"):
         import_result(kit / "result.json", [one, two])
     assert not (one / "evidence").exists()
 
@@ -95,7 +95,7 @@ def test_a_damaged_build_is_left_out_and_told(
     measured(kit)
     monkeypatch.chdir(tmp_path)
     said = runner.invoke(app, ["device", "import", str(kit / "result.json")])
-    assert said.exit_code == 1 and "there is no finished build here; name the one that it is of" in said.stderr
+    assert said.exit_code == 1 and "there is no finished build here; name the build that was measured" in said.stderr
     shutil.copytree(build, tmp_path / "build/sound")
     (tmp_path / "build/broken").mkdir()
     (tmp_path / "build/broken/model.json").write_text("{")

@@ -197,7 +197,7 @@ def test_a_license_that_nobody_knows_must_be_said(build: Path) -> None:
     "name", ["name", "a/b/c", "hf:a/b", "a/b@main", "../x", "a/b--c", "a/", f"a/{'b' * 97}", "a/b\x1b[31m"]
 )
 def test_a_name_that_no_repository_has_is_refused_before_anything_is_written(build: Path, name: str) -> None:
-    with pytest.raises(ShardmillError, match="no repository can be called so; it reads OWNER/NAME"):
+    with pytest.raises(ShardmillError, match="not a name for a repository; write OWNER/NAME"):
         prepare_upload(build, PublishOptions(name, license="mit"))
     assert not (build / "README.md").exists()
 
@@ -221,7 +221,7 @@ def test_nothing_goes_to_a_public_repository_that_was_to_be_private(build: Path,
     code, text = run("publish", build, REPO, "--license", "mit", "--private")
     assert (code, text.strip().splitlines()[-1:]) == (
         1,
-        [f"shardmill: {REPO}: is there already and public; make it private there, or name another"],
+        [f"shardmill: {REPO}: exists already and is public; make it private there, or name another"],
     )
     assert (hub.put, hub.files(REPO)) == ([], {".gitattributes": b""})
 
@@ -296,7 +296,7 @@ def test_somebody_s_own_repository_is_left_alone(build: Path, hub: StoreHub) -> 
     hub.commit(REPO, own)
     code, text = run("publish", build, REPO, "--license", "mit")
     assert (code, len(text.strip().splitlines())) == (1, 1), text
-    assert f"{REPO}: is there already, holds weights.bin and is no build" in text
+    assert f"{REPO}: exists already and is not a build" in text and "would remove its weights.bin" in text
     assert (hub.put, hub.files(REPO)) == ([], own)
 
 
@@ -415,7 +415,7 @@ def test_addresses_are_read_strictly() -> None:
     assert address("hf:a/b") == address("a/b") == Address("a/b", None)
     assert address("hf:a/b@v1.0") == Address("a/b", "v1.0")
     for text in ("hf:a", "hf:a/b/c", "hf:", "hf:a/b@", "hf:a b/c", "hf:a/b@x y"):
-        with pytest.raises(ShardmillError, match="no address of a published build"):
+        with pytest.raises(ShardmillError, match="not the address of a published build"):
             address(text)
 
 

@@ -55,7 +55,7 @@ def test_a_package_of_another_version_is_refused_with_the_remedy(build: Path) ->
     ("digest", "says"),
     [
         ({"gitCommit": "c" * 40}, f"check out shardmill's {'c' * 40}"),
-        ({}, "of which commit its provenance does not tell"),
+        ({}, "its provenance does not name the commit"),
     ],
 )
 def test_other_code_is_refused_with_the_commit(build: Path, digest: dict[str, str], says: str) -> None:
@@ -169,7 +169,7 @@ def test_a_statement_about_other_bytes_is_no_rebuild(build: Path, keys: Keys, ot
     write_json(again / "provenance.json", read_json(changed(again, change)))
     (_, copy) = state(again, others.private, build)
     code, text = run("verify", build, "--key", keys.public, "--key", others.public)
-    assert (code, f"attestations/{copy.name}: speaks of other bytes" in text) == (1, True), text
+    assert (code, f"attestations/{copy.name}: is about other bytes" in text) == (1, True), text
 
 
 def test_a_statement_under_another_s_name_is_refused(build: Path, keys: Keys, others: Keys, tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_a_checkpoint_that_is_another_is_refused(build: Path, tmp_path: Path) ->
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/config.json").write_text("other")
     original = read_original(build)
-    with pytest.raises(ShardmillError, match="folder tiny, which is not here; say with --source"):
+    with pytest.raises(ShardmillError, match="folder tiny, which is not here; name its place with --source"):
         rebuild.build_again(original, tmp_path / "out", 1, None)
-    with pytest.raises(ShardmillError, match=r"elsewhere/config\.json: not the file that was built from"):
+    with pytest.raises(ShardmillError, match=r"elsewhere/config\.json: not the file of the original build"):
         rebuild.build_again(original, tmp_path / "out", 1, tmp_path / "elsewhere")
     assert not (tmp_path / "out").exists()
 
@@ -221,7 +221,7 @@ def test_the_original_s_own_folder_is_no_place_for_another(
     """There every step would be found done, and the build be compared with itself."""
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("built"))
     before = sorted(build.rglob("*"))
-    with pytest.raises(ShardmillError, match="the build that is to be made again is there; choose another folder"):
+    with pytest.raises(ShardmillError, match="holds the build that is to be rebuilt; choose another folder"):
         rebuild.build_again(read_original(build), build / out, 1, None)
     assert sorted(build.rglob("*")) == before
 
@@ -248,7 +248,7 @@ def test_nothing_is_taken_from_a_store_that_others_share(
 
 
 def test_model_json_is_told_from_a_damaged_statement(build: Path) -> None:
-    with pytest.raises(ShardmillError, match=r"model\.json: says nothing of how it was built; give the folder"):
+    with pytest.raises(ShardmillError, match=r"model\.json: does not record how it was built; give the folder"):
         read_original(build / "model.json")
 
 

@@ -148,7 +148,7 @@ def stripped_subject(signed: Path, tmp_path: Path, keys: Keys) -> tuple[str, Key
     content["subject"] = [row for row in content["subject"] if "head_0.mlpackage" not in row["name"]]
     write_json(signed / "provenance.json", with_seal(content))
     sign_build(signed, keys.private)
-    return "provenance.json: packages/head_0.mlpackage/inner/data is no subject of it", keys
+    return "provenance.json: packages/head_0.mlpackage/inner/data is not among its subjects", keys
 
 
 def stripped_test_result(signed: Path, tmp_path: Path, keys: Keys) -> tuple[str, Keys]:

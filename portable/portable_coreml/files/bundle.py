@@ -160,7 +160,7 @@ def read_core_data(path: Path) -> tuple[int, Any]:
         kind, _, _, _, version, size = HEADER.unpack_from(data)
         payload = data[HEADER.size : HEADER.size + size]
         if kind != ML_PROGRAM or len(payload) != size:
-            raise ProgramError(f"{path}: damaged, or not that of an ML Program")
+            raise ProgramError(f"{path}: damaged, or of a model that is not an ML Program")
         description = Model_pb2.ModelDescription()
         description.ParseFromString(payload)
     except (struct.error, DecodeError) as error:

@@ -45,8 +45,8 @@ def describe(config: Any, context: int) -> ModelDescription:
     table = rope(config, context)
     if table.factors == "long":
         raise CheckpointError(
-            f"context {context} is over the original length: transformers scales the angles of PhiMoE as long ones and "
-            "turns them by the short factors, and which is meant is not known; lower context in the config"
+            f"context {context} is over the original length: there transformers combines PhiMoE's long scale with its "
+            "short factors, and it is not known which of them is right; lower context in the config"
         )
     bias = bool(config.attention_bias)
     kind = sliding_kind(context, config.sliding_window, ffn="experts")

@@ -35,8 +35,8 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
         _, found = halves(source, file.read_text(encoding="utf-8"), size)
         if len(found) < skipped + count:
             raise ConfigError(
-                f"convert.search.windows: half of {file} gives {len(found)} windows of {size} tokens; {count} are "
-                f"asked for after the first {skipped}, by which costs are measured"
+                f"convert.search.windows: half of {file} gives {len(found)} windows of {size} tokens; the "
+                f"config asks for {count} more than the first {skipped}, on which costs are measured"
             )
         write_original(original(source, plan), found[skipped : skipped + count], made["states"])
 
