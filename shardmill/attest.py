@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import reduce
 from importlib import metadata
 from pathlib import Path, PurePath, PurePosixPath
@@ -132,18 +133,12 @@ def resource_descriptor(name: str, sha256: str) -> dict[str, Any]:
 
 
 def with_seal(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return SLSA provenance with the digest of its other content among its internal parameters."""
-    predicate = content["predicate"]
-    definition = predicate["buildDefinition"]
-    internal = {key: value for key, value in definition["internalParameters"].items() if key != SEAL}
-
-    def having(parameters: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            **content,
-            "predicate": {**predicate, "buildDefinition": {**definition, "internalParameters": parameters}},
-        }
-
-    return having({**internal, SEAL: digest(having(internal))})
+    """Return a copy of SLSA provenance with the digest of its other content among its internal parameters."""
+    made = deepcopy(dict(content))
+    internal = made["predicate"]["buildDefinition"]["internalParameters"]
+    internal.pop(SEAL, None)
+    internal[SEAL] = digest(made)
+    return made
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
@@ -155,7 +150,7 @@ def read_provenance(path: Path) -> dict[str, Any]:
     content = read_json(path)
     try:
         whole = with_seal(content) == content and dumps(content).encode() == files.read_bytes(path)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
         raise UnreadableError(f"{path}: can't be read (damaged: not what was written); remove it and build again")

@@ -40,70 +40,6 @@ Claim = tuple[str, str, str]  # a claim, who or what proves it, and the result
 NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised if a file is not a verdict
 
 
-def _missing_subjects(build: Path) -> Iterator[str]:
-    """Yield a fault for each file that model.json or a receipt names and provenance.json lacks as a subject."""
-    statement = read_provenance(build / ATTESTATION)
-    said = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
-    model = read_manifest(build, COMPLETE)
-    for name, sha in (*subjects(model, build / "model.json"), *verdict_hashes(steps_of(statement))):
-        if (name, sha) not in said:
-            yield f"{name} is not among its subjects"
-
-
-def _missing_statements(build: Path) -> Iterator[str]:
-    """Yield a fault for each verdict whose statement is not in test-results.jsonl."""
-    lines = (build / RESULTS).read_text(encoding="utf-8").splitlines() if (build / RESULTS).is_file() else []
-    for path in _paths(build):
-        try:
-            expected = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in gate_statements(build, [path])]
-        except NO_VERDICT:
-            expected = []
-        if not expected or expected[0] not in lines:
-            yield f"has no statement that agrees with {path.relative_to(build).as_posix()}"
-
-
-def _verdict_faults(build: Path) -> tuple[int, int, list[tuple[str, str]]]:
-    """Return the counts of gates and numbers, and the faults by this shardmill's own thresholds."""
-    gates, numbers, faults = 0, 0, []
-    for path in _paths(build):
-        name = path.relative_to(build).as_posix()
-        try:
-            content = read_json(path)
-            rows, known = content["gate"], thresholds_of(content)
-            if not rows:
-                faults.append((name, "a verdict without a number"))
-            faults += [(name, fault) for fault in (_fault(row, known) for row in rows) if fault]
-        except NO_VERDICT:
-            rows, faults = [], [*faults, (name, "no verdict of a gate")]
-        gates, numbers = gates + 1, numbers + len(rows)
-    if not gates:
-        faults.append((ATTESTATION, "names no verdict of any gate"))
-    return gates, numbers, faults
-
-
-def _fault(row: Mapping[str, Any], thresholds: Mapping[str, Threshold]) -> str:
-    threshold, value = thresholds.get(str(row.get("name"))), row.get("value")
-    if threshold is None:
-        return f"{row.get('name')} is no number that this shardmill knows"
-    if "limit_why" in row:  # the model's own limit counts only if it is stricter than the table's
-        threshold = replace(threshold, limit=min(threshold.limit, _stated(row)))
-    if not isinstance(value, int | float) or not math.isfinite(value) or not threshold.holds(value):
-        return f"{row['name']} is {value}, must be {'>=' if threshold.at_least else '<='} {threshold.limit:g}"
-    return "" if row.get("passed") is True else f"{row['name']} did not pass"
-
-
-def _stated(row: Mapping[str, Any]) -> float:
-    """Return the limit that a row names, or -inf, which no value keeps to, if the row does not name a limit."""
-    try:
-        return float(str(row["threshold"]).split()[-1])
-    except (KeyError, IndexError, ValueError):
-        return -math.inf
-
-
-def _paths(build: Path) -> list[Path]:
-    return [build / name for name, _ in sorted(verdict_hashes(steps_of(read_provenance(build / ATTESTATION))))]
-
-
 @dataclass(frozen=True)
 class VerificationReport:
     """The result of a verification.
@@ -141,16 +77,64 @@ def _result(faults: Sequence[Fault], fine: str) -> str:
 
 
 def _statements(build: Path) -> tuple[Claim, list[Fault]]:
-    faults = [(ATTESTATION, fault) for fault in _missing_subjects(build)]
-    faults += [(RESULTS, fault) for fault in _missing_statements(build)]
-    count = len(read_provenance(build / ATTESTATION)["subject"])
+    """Check that provenance.json names every file, and that test-results.jsonl has a statement for every verdict."""
+    statement = read_provenance(build / ATTESTATION)
+    named = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
+    made = (*subjects(read_manifest(build, COMPLETE), build / "model.json"), *verdict_hashes(steps_of(statement)))
+    faults = [(ATTESTATION, f"{name} is not among its subjects") for name, sha in made if (name, sha) not in named]
+    lines = (build / RESULTS).read_text(encoding="utf-8").splitlines() if (build / RESULTS).is_file() else []
+    for path in _paths(build):
+        try:
+            expected = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in gate_statements(build, [path])]
+        except NO_VERDICT:
+            expected = []
+        if not expected or expected[0] not in lines:
+            faults.append((RESULTS, f"has no statement that agrees with {path.relative_to(build).as_posix()}"))
+    count = len(statement["subject"])
     return (f"{count} subjects", "model.json and the receipts", _result(faults, "none is missing")), faults
 
 
 def _verdicts(build: Path) -> tuple[Claim, list[Fault]]:
-    gates, numbers, faults = _verdict_faults(build)
+    """Check the verdicts' numbers by this shardmill's own thresholds."""
+    gates, numbers, faults = 0, 0, []
+    for path in _paths(build):
+        name = path.relative_to(build).as_posix()
+        try:
+            content = read_json(path)
+            rows, known = content["gate"], thresholds_of(content)
+            if not rows:
+                faults.append((name, "a verdict without a number"))
+            faults += [(name, fault) for fault in (_fault(row, known) for row in rows) if fault]
+        except NO_VERDICT:
+            rows, faults = [], [*faults, (name, "no verdict of a gate")]
+        gates, numbers = gates + 1, numbers + len(rows)
+    if not gates:
+        faults.append((ATTESTATION, "names no verdict of any gate"))
     result = _result(faults, "within")
     return (f"{numbers} numbers of {gates} gates", "the thresholds of this shardmill", result), faults
+
+
+def _fault(row: Mapping[str, Any], thresholds: Mapping[str, Threshold]) -> str:
+    threshold, value = thresholds.get(str(row.get("name"))), row.get("value")
+    if threshold is None:
+        return f"{row.get('name')} is no number that this shardmill knows"
+    if "limit_why" in row:  # the model's own limit counts only if it is stricter than the table's
+        threshold = replace(threshold, limit=min(threshold.limit, _stated(row)))
+    if not isinstance(value, int | float) or not math.isfinite(value) or not threshold.holds(value):
+        return f"{row['name']} is {value}, must be {'>=' if threshold.at_least else '<='} {threshold.limit:g}"
+    return "" if row.get("passed") is True else f"{row['name']} did not pass"
+
+
+def _stated(row: Mapping[str, Any]) -> float:
+    """Return the limit that a row names, or -inf, which no value keeps to, if the row does not name a limit."""
+    try:
+        return float(str(row["threshold"]).split()[-1])
+    except (KeyError, IndexError, ValueError):
+        return -math.inf
+
+
+def _paths(build: Path) -> list[Path]:
+    return [build / name for name, _ in sorted(verdict_hashes(steps_of(read_provenance(build / ATTESTATION))))]
 
 
 def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterator[tuple[Claim, list[Fault]]]:
