@@ -73,11 +73,7 @@ def tile_text(tokens: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def tiled(text: Path, lengths: Iterable[int], encode: Encode) -> list[Prompt]:
-    """Return one prompt per length.
-
-    Raises:
-        ShardmillError: the text can't be read or contains no token.
-    """
+    """Return one prompt per length. Raises ShardmillError if the text can't be read or contains no token."""
     tokens = encode(read_prompts(text))
     if not tokens:
         raise ShardmillError(f"{text} holds no token: give a text for the prompts")
@@ -107,11 +103,7 @@ def files(folder: Path, task: str) -> list[Path]:
 
 
 def read_prompts(path: Path) -> str:
-    """Read a text file.
-
-    Raises:
-        ShardmillError: the file can't be read.
-    """
+    """Read a text file. Raises ShardmillError if the file can't be read."""
     try:
         return shardmill_files.read_text(path)
     except OSError as error:

@@ -46,19 +46,12 @@ PATIENCE = 20.0  # seconds to end in order
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A server that is ready.
-
-    Attributes:
-        model: the name of the served model.
-        url: its address without a path.
-        threads: number of the engine's threads, if it can choose.
-        ready_seconds: time from the start of the process until it was ready.
-    """
+    """A server that is ready."""
 
     model: str
-    url: str
-    threads: int | None
-    ready_seconds: float
+    url: str  # without a path
+    threads: int | None  # number of the engine's threads; None if it can't choose
+    ready_seconds: float  # from the start of the process
 
 
 def command(build: Path, draft: Path | None, precision: str, guard_margin: float = 0.0) -> list[str]:

@@ -46,23 +46,14 @@ METRICS = {"kl": "kl_divergence", "top1_agreement": "accuracy", "perplexity_rati
 
 @dataclass(frozen=True)
 class PublishOptions:
-    """The options for publishing a build.
+    """The options for publishing a build."""
 
-    Attributes:
-        repo: owner/name.
-        private: whether the repository is private.
-        include: which programs to publish; None for the programs that were signed, or for both kinds.
-        license: an identifier that replaces the checkpoint's license.
-        may: whether the user takes responsibility for the license.
-        key: a private key for signing; None to publish with earlier signatures, or unsigned.
-    """
-
-    repo: str
+    repo: str  # owner/name
     private: bool = False
-    include: Include | None = None
-    license: str | None = None
-    may: bool = False
-    key: Path | None = None
+    include: Include | None = None  # which programs; None for the programs that were signed, or for both kinds
+    license: str | None = None  # an identifier that replaces the checkpoint's license
+    may: bool = False  # whether the user takes responsibility for the license
+    key: Path | None = None  # a private key for signing; None to publish with earlier signatures, or unsigned
 
 
 def prepare_upload(build: Path, wish: PublishOptions) -> list[str]:

@@ -100,15 +100,10 @@ NAMED = {
 
 @dataclass(frozen=True)
 class RebuildTarget:
-    """The original build that is to be rebuilt.
+    """The original build that is to be rebuilt."""
 
-    Attributes:
-        statement: the original's provenance.
-        folder: the original's folder; None if only the statement is given.
-    """
-
-    statement: Mapping[str, Any]
-    folder: Path | None
+    statement: Mapping[str, Any]  # its provenance
+    folder: Path | None  # None if only the statement is given
 
     @property
     def definition(self) -> Mapping[str, Any]:

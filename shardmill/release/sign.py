@@ -37,12 +37,7 @@ HOW_PUBLIC = "openssl ec -in signing.key -pubout -out signing.pub"
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key in a file.
-
-    Attributes:
-        file: the PEM file.
-        key: the key as an object of the DSSE library.
-    """
+    """A public key in a PEM file, and as an object of the DSSE library."""
 
     file: Path
     key: SSlibKey

@@ -42,17 +42,11 @@ NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """The result of a verification.
+    """The result of a verification."""
 
-    Attributes:
-        audit: the audit of every byte.
-        rows: every claim.
-        wrong: every fault, the audit's faults first.
-    """
-
-    audit: Audit
+    audit: Audit  # of every byte
     rows: tuple[Claim, ...]
-    wrong: tuple[Fault, ...]
+    wrong: tuple[Fault, ...]  # the audit's faults first
 
 
 def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None) -> VerificationReport:
