@@ -116,13 +116,7 @@ PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
 def statement(kind: str, subjects: Iterable[tuple[str, str]], predicate: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a statement.
-
-    Args:
-        kind: the predicate's type.
-        subjects: (path, sha256) of each file that the statement describes.
-        predicate: the predicate's content.
-    """
+    """Return a statement; `kind` is the predicate's type, and `subjects` are (path, sha256) of the described files."""
     rows = [resource_descriptor(name, sha) for name, sha in subjects]
     return {"_type": STATEMENT, "predicateType": kind, "subject": rows, "predicate": dict(predicate)}
 
@@ -197,8 +191,7 @@ def interpreter() -> dict[str, Any]:
 def package_descriptors(deciding: Iterable[str]) -> list[dict[str, Any]]:
     """Return a resource descriptor of each package that is installed here and needed, by name.
 
-    Args:
-        deciding: packages whose versions decide bytes; they are marked.
+    Packages whose versions decide bytes (`deciding`) are marked.
     """
     marked = {canonicalize_name(name) for name in deciding}
     rows = []

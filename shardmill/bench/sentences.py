@@ -25,16 +25,9 @@ WARM = 3  # passes; the fastest counts, as the first plans the program
 
 
 def benchmark_encoder(build: Path, settings: Benchmark, precision: str, say: Say) -> Json:
-    """Return the content of speed.json.
+    """Return the content of speed.json, as `speed.benchmark` does for a decoder; each line of the text is a sentence.
 
-    Args:
-        build: the folder of a finished build.
-        settings: the config's `benchmark`: its text, with one sentence per line, and the number of repetitions.
-        precision: the portable engine's precision; ignored on Core ML.
-        say: receives lines about the progress.
-
-    Raises:
-        ShardmillError: the text has no sentence that fits.
+    Raises ShardmillError if the text has no sentence that fits.
     """
     began = time.perf_counter()
     encoder = runtime.load_encoder(build, precision)

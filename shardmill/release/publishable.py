@@ -25,11 +25,9 @@ AROUND = 24  # characters of a file that an error shows on either side
 
 
 def check_leaks(build: Path, files: Iterable[str]) -> None:
-    """Raise ShardmillError if a file names this machine, its folders or its user.
+    """Raise ShardmillError if a file to publish names this machine, its folders or its user.
 
-    Args:
-        build: the build's folder.
-        files: the files to publish; the checkpoint's own files are public, so they are skipped.
+    The checkpoint's own files are public, so they are skipped.
     """
     told = _names(build)
     for name in files:
@@ -92,11 +90,9 @@ class License:
 
 
 def check_license(found: License | None, may: bool) -> License:
-    """Return the license under which a build may be published.
+    """Return the checkpoint's license, under which a build may be published.
 
-    Args:
-        found: the checkpoint's license; None if it is not known.
-        may: whether the user takes responsibility for the license.
+    If `may`, the user takes responsibility for the license.
 
     Raises:
         ShardmillError: the license is not known, forbids changed copies, or is not known to allow changed copies.

@@ -44,10 +44,7 @@ CODES = "codes"  # the folder of codes, and the name of a matrix' codes; other n
 def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]:
     """Yield lines for a person: the codes and scales that differ in total, then in each matrix that differs.
 
-    Args:
-        before: the original build's folder.
-        after: the rebuild's folder.
-        names: the steps of a build; only steps that write codes count.
+    `names` are the steps of a build; only steps that write codes count.
     """
     files = sorted(f"{name}.safetensors" for name in names if name.startswith(f"{CODES}/"))
     if not files:
