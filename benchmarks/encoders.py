@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from convert import machine
 
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.models.buckets import packed_texts
-from shardmill.runtime import encoder as runtime
-from shardmill.runtime.load import load_tokenizer
+from shardmill.runtime import engine as runtime
 
 ROOT = Path(__file__).parents[1]
 CLASSES = {
@@ -43,7 +43,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     encoder = runtime.load_encoder(args.build, "fp32")
-    tokenizer = load_tokenizer(args.build, encoder.manifest)
+    tokenizer = read_tokenizer(args.build / encoder.manifest["tokenizer"]["path"])
     lines = [line for line in args.text.read_text(encoding="utf-8").splitlines() if line.strip()]
     texts = [tokenizer.encode(line).ids for line in lines] * args.times
     model = _theirs(args.build / "source", encoder.manifest["task"])

@@ -30,11 +30,11 @@ import numpy as np
 
 from shardmill import decode, machine
 from shardmill.bench.prompts import of_tasks
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import POLICIES, Options, Session, TokenEvent, create_drafter, create_policy, generate, run
 from shardmill.decode.policies import measure_widths
 from shardmill.imports import quiet_coremltools
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.load import load_tokenizer
 
 ROOT = Path(__file__).parent.parent
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
@@ -89,7 +89,7 @@ class Score:
 
 def prompts(build: Path, folder: Path, count: int, room: int) -> list[tuple[str, list[int]]]:
     """Return `count` (task, tokens), evenly taken from all tasks' prompts in all lengths up to `room` tokens."""
-    tokenizer = load_tokenizer(build, manifest(build))
+    tokenizer = read_tokenizer(build / manifest(build)["tokenizer"]["path"])
     found = of_tasks(folder, TASKS, 99, lambda text: tokenizer.encode(text).ids)
     made = []
     for i, prompt in enumerate(found):

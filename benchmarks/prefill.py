@@ -21,10 +21,11 @@ from statistics import median
 
 from shardmill import machine
 from shardmill.bench.prompts import tiled
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import GenerationResult, PrefillEvent, Session, generate
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.load import load_engine, load_tokenizer
 from shardmill.runtime.manifest import read_manifest
+from shardmill.runtime.process import load_engine
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--precision", choices=("fp32", "fp16"), default="fp32")
     args = parser.parse_args()
-    tokenizer = load_tokenizer(args.build, read_manifest(args.build))
+    tokenizer = read_tokenizer(args.build / read_manifest(args.build)["tokenizer"]["path"])
     (prompt,) = tiled(args.text, [args.tokens], lambda text: list(tokenizer.encode(text).ids))
     engine = load_engine(args.build, args.precision)
     machine.set_threads(args.threads)

@@ -24,10 +24,10 @@ import numpy as np
 from exactness import manifest, prompts, witness
 
 from shardmill import machine
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import Session, create_drafter, create_policy, run
 from shardmill.imports import quiet_coremltools
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.load import load_tokenizer
 
 MOST = 0.01  # that the ratio of the perplexities may be away from one
 ROWS = 64  # positions whose logits transformers computes at a time
@@ -58,7 +58,7 @@ def texts(build: Path, folder: Path, count: int, new_tokens: int) -> dict[str, A
 
 def windows(build: Path, text: Path, count: int, size: int) -> Iterator[list[int]]:
     """Yield the text's first tokens, cut; every window begins as the tokenizer begins a text."""
-    tokenizer = load_tokenizer(build, manifest(build))
+    tokenizer = read_tokenizer(build / manifest(build)["tokenizer"]["path"])
     opening: list[int] = tokenizer.encode("").ids
     content = text.read_text(encoding="utf-8")
     tokens: list[int] = tokenizer.encode(content, add_special_tokens=False).ids[:count]

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from shardmill import cli
-from shardmill.runtime import load
+from shardmill.runtime import process
 
 PROMPT, CONTINUATION = "def ", "naïve() → “é”  # 東京\n"
 
@@ -57,7 +57,7 @@ def reciting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tokenizer.save(str(folder / "source/tokenizer.json"))
     (folder / "model.json").write_text(json.dumps(manifest()))
     engine = Reciter(tokenizer.encode(PROMPT + CONTINUATION).ids)
-    monkeypatch.setattr(load, "load_engine", lambda *_: engine)
+    monkeypatch.setattr(process, "load_engine", lambda *_: engine)
     return folder
 
 

@@ -18,7 +18,7 @@ from shardmill import cli
 from shardmill.commands import arguments as shared
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
-from shardmill.runtime import load
+from shardmill.runtime import process
 
 HEAVY = ("torch", "coremltools", "transformers", "numpy", "tokenizers", "snakemake", "huggingface_hub", "pydantic")
 
@@ -78,7 +78,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(
     build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loading takes minutes on a device, and nothing of it is needed to know."""
-    monkeypatch.setattr(load, "load_engine", raising(AssertionError("loaded")))
+    monkeypatch.setattr(process, "load_engine", raising(AssertionError("loaded")))
     other = tmp_path / "other"
     other.mkdir()
     (other / "model.json").write_text(json.dumps(manifest(vocab=300)))
@@ -137,27 +137,27 @@ def raising(error: BaseException) -> Any:
 
 def test_an_unexpected_error_is_one_line_too(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug shows its type, what it said on one line, and how to see more; an expected error has no such hint."""
-    monkeypatch.setattr(load, "load_engine", raising(KeyError("some\nthing")))
+    monkeypatch.setattr(process, "load_engine", raising(KeyError("some\nthing")))
     line = failure("generate", build, "--prompt", "a")
     assert line.startswith("KeyError: ")
     assert line.endswith(cli.HINT)
     closed = PermissionError(errno.EACCES, "Permission denied", "build/x")
-    monkeypatch.setattr(load, "load_engine", raising(closed))
+    monkeypatch.setattr(process, "load_engine", raising(closed))
     assert failure("generate", build, "--prompt", "a") == "build/x: Permission denied"
-    monkeypatch.setattr(load, "load_engine", raising(ShardmillError("gone;\n try again")))
+    monkeypatch.setattr(process, "load_engine", raising(ShardmillError("gone;\n try again")))
     assert failure("generate", build, "--prompt", "a") == "gone; try again"
 
 
 def test_a_traceback_on_demand(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--traceback lets every error through as it is."""
     error = ShardmillError("gone")
-    monkeypatch.setattr(load, "load_engine", raising(error))
+    monkeypatch.setattr(process, "load_engine", raising(error))
     assert shardmill("--traceback", "generate", build, "--prompt", "a").exception is error
 
 
 def test_ctrl_c_is_quiet(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C ends with 130, as shells expect, and one line."""
-    monkeypatch.setattr(load, "load_engine", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(process, "load_engine", raising(KeyboardInterrupt()))
     result = shardmill("generate", build, "--prompt", "a")
     assert result.exit_code == 130
     assert result.output == "shardmill: interrupted\n"
@@ -166,14 +166,14 @@ def test_ctrl_c_is_quiet(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_error_that_an_interrupt_made_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A library swallows Ctrl-C while it is imported, and is half there afterwards."""
     monkeypatch.setattr(cli.interrupt, "happened", lambda: True)
-    monkeypatch.setattr(load, "load_engine", raising(RuntimeError("Only a single TORCH_LIBRARY")))
+    monkeypatch.setattr(process, "load_engine", raising(RuntimeError("Only a single TORCH_LIBRARY")))
     result = shardmill("generate", build, "--prompt", "a")
     assert (result.exit_code, result.output) == (130, "shardmill: interrupted\n")
 
 
 def test_a_closed_pipe_is_no_error(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`shardmill ... | head` ends without a message."""
-    monkeypatch.setattr(load, "load_engine", raising(BrokenPipeError(32, "Broken pipe")))
+    monkeypatch.setattr(process, "load_engine", raising(BrokenPipeError(32, "Broken pipe")))
     assert "shardmill:" not in shardmill("generate", build, "--prompt", "a").output
 
 

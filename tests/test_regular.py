@@ -13,7 +13,7 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters.follow import FollowTable, Numbering, load_table
 from shardmill.errors import CheckpointError, ShardmillError
-from shardmill.runtime.table import read_tables
+from shardmill.runtime.engine import read_tables
 
 PACKAGE = Path(files.__file__).parent
 # Each JSON that is parsed without files.py, with the reason.

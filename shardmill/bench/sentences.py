@@ -13,11 +13,11 @@ from shardmill import machine
 from shardmill.bench.energy import Meter, start_meter
 from shardmill.bench.prompts import read_prompts
 from shardmill.bench.speed import Say, conditions
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
 from shardmill.models.buckets import packed_texts
-from shardmill.runtime import encoder as runtime
-from shardmill.runtime.load import load_tokenizer
+from shardmill.runtime import engine as runtime
 from shardmill.runtime.process import fastest_threads
 
 Json = dict[str, Any]
@@ -32,7 +32,7 @@ def benchmark_encoder(build: Path, settings: Benchmark, precision: str, say: Say
     began = time.perf_counter()
     encoder = runtime.load_encoder(build, precision)
     ready = time.perf_counter() - began
-    tokenizer = load_tokenizer(build, encoder.manifest)
+    tokenizer = read_tokenizer(build / encoder.manifest["tokenizer"]["path"])
     texts = [tokenizer.encode(line).ids for line in read_prompts(Path(settings.text)).splitlines() if line.strip()]
     fitting = [text for text in texts if 0 < len(text) <= encoder.longest]
     if not fitting:

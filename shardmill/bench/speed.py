@@ -20,11 +20,11 @@ from shardmill.bench import prompts as asking
 from shardmill.bench.energy import Meter, start_meter
 from shardmill.bench.prompts import Prompt, Replay, replay
 from shardmill.bench.server import Client, TimedAnswer, command, connected, running
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
 from shardmill.decode.drafters import DRAFT_MODEL
 from shardmill.decode.verify import agreement
-from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest, verify_width
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ def benchmark(
 
 def questions(build: Path, manifest: Mapping[str, Any], settings: Benchmark) -> Questions:
     """Return the prompts as the model's tokens; the last pass may be padded, so the context needs room for that too."""
-    tokenizer = load_tokenizer(build, manifest)
+    tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
 
     def encode(text: str) -> list[int]:
         tokens: list[int] = tokenizer.encode(text).ids

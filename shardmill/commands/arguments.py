@@ -10,7 +10,6 @@ import typer
 
 from shardmill import files
 from shardmill.errors import ShardmillError
-from shardmill.runtime import load
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -144,10 +143,11 @@ def make_drafter(
     `vocab` is the target's vocabulary size, and `context_policy` what the draft model does when its context is full.
     """
     from shardmill.decode import Session, create_drafter
+    from shardmill.runtime import process
 
     session = None
     if draft_build is not None:
-        session = Session(load.load_engine(draft_build, precision), context_policy=context_policy)
+        session = Session(process.load_engine(draft_build, precision), context_policy=context_policy)
     return create_drafter(name, draft_session=session, vocab=vocab)
 
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from shardmill import machine
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.commands.arguments import (
     Build,
     ContextOption,
@@ -27,7 +29,6 @@ from shardmill.commands.arguments import (
     read_prompt_file,
 )
 from shardmill.errors import ShardmillError
-from shardmill.runtime import load
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def generate(
     """Continue a text with a built model."""
     from shardmill.decode import Options, Sampling, Session, check_prompt, create_policy
     from shardmill.decode import generate as decode
+    from shardmill.runtime import process
 
     check_drafter(drafter, draft_build)
     check_policy(policy)
@@ -151,10 +153,10 @@ def generate(
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
     check_sliding(context_policy, manifest)
-    tokenizer = load.load_tokenizer(build, manifest)
+    tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     tokens: list[int] = tokenizer.encode(text).ids
     check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
-    session = Session(load.load_engine(build, precision), context_policy=context_policy)
+    session = Session(process.load_engine(build, precision), context_policy=context_policy)
     events = decode(
         drafter=make_drafter(drafter, draft_build, manifest["vocab"], precision, context_policy),
         policy=create_policy(policy, session.widths),
@@ -168,11 +170,11 @@ def generate(
         typer.secho(text, dim=True, nl=False)
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
-        more = {"drafter": drafter, "engine": load.engine_name(), "lossy": accept_top_p is not None}
+        more = {"drafter": drafter, "engine": machine.engine()["name"], "lossy": accept_top_p is not None}
         typer.echo(json.dumps({**_result_json(result), **more}))
     else:
         typer.echo()
-        typer.echo(closing_line(result, load.engine_name(), accept_top_p), err=True)
+        typer.echo(closing_line(result, machine.engine()["name"], accept_top_p), err=True)
 
 
 def label(
@@ -208,7 +210,7 @@ def label(
 def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
     """Print the labels of a whole text, each after `line`."""
     if as_json:
-        typer.echo(json.dumps({"labels": shares, "engine": load.engine_name()}))
+        typer.echo(json.dumps({"labels": shares, "engine": machine.engine()["name"]}))
         return
     for name, share in shares.items():
         typer.echo(f"{line}{share:.4f}\t{name}")
@@ -219,7 +221,7 @@ def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: b
     from shardmill.runtime.label import as_object, redacted
 
     if as_json:
-        content = as_object(text, found) | {"engine": load.engine_name()}
+        content = as_object(text, found) | {"engine": machine.engine()["name"]}
         typer.echo(json.dumps(content | ({"redacted": redacted(text, found.spans)} if redact else {})))
         return
     if redact:

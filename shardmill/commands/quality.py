@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.commands.arguments import Build, make_table, read_prompt_file, size
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, read_json
 from shardmill.forms.recipe import WORST, costliest, read_recipe
-from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def audit_range(
     if not machine.is_portable():
         raise ShardmillError("audit-range looks inside the portable engine, which does not run on a Mac; use Linux")
     text = read_prompt_file(prompts)
-    ids = load_tokenizer(build, read_manifest(build)).encode(text).ids
+    ids = read_tokenizer(build / read_manifest(build)["tokenizer"]["path"]).encode(text).ids
     if not ids:
         raise ShardmillError(f"{prompts} holds no text to run")
     with quiet_coremltools():

@@ -18,15 +18,14 @@ from typing import Any
 import numpy as np
 import portable_coreml
 
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import ShardmillError
 from shardmill.evidence.file import Evidence, file_name, of_build, read_result
 from shardmill.evidence.folder import FOLDER
 from shardmill.files import replacing
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats
-from shardmill.runtime import encoder, engine
-from shardmill.runtime.functions import held_by_entry, of_entry
-from shardmill.runtime.load import load_tokenizer
+from shardmill.runtime import engine
 from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
 from shardmill.runtime.program import Program
 
@@ -158,7 +157,7 @@ def _stride(channels: int) -> int:
 
 def _text(build: Path, manifest: Mapping[str, Any]) -> list[int]:
     """Return the tokens of a text that every tokenizer knows."""
-    tokens: list[int] = load_tokenizer(build, manifest).encode(TEXT).ids
+    tokens: list[int] = read_tokenizer(build / manifest["tokenizer"]["path"]).encode(TEXT).ids
     return tokens or [0]
 
 
@@ -181,7 +180,7 @@ def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arra
 
 def _encoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arrays: Arrays) -> Recording:
     with load_programs_as("fp32"):
-        loaded = encoder.Encoder(manifest, build)
+        loaded = engine.Encoder(manifest, build)
     recording, row = Recording({}, {}), _noted(list(loaded.programs.values()), arrays)
     for bucket in manifest["buckets"]:
         loaded.run((list(text) * math.ceil(bucket / len(text)))[: max(1, bucket - 1)], bucket)  # one is padding
@@ -211,7 +210,7 @@ def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
 def _shipped(build: Path, part: Mapping[str, Any], passes: Mapping[int, list[Row]], arrays: Arrays) -> None:
     """Add a part's output with fp16 rounding to each pass."""
     with load_programs_as("fp16"):
-        program = Program(build / part["program"]["path"], bool(part["states"]), of_entry(part), held_by_entry(part))
+        program = Program(build / part["program"]["path"], part)
     for rows in passes.values():
         program.renew()
         for row in (row[part["name"]] for row in rows if part["name"] in row):

@@ -26,8 +26,9 @@ from shardmill.models.architecture import CLASSIFY, EMBED
 from shardmill.models.buckets import apart, arrays, columns
 from shardmill.models.contract import inputs
 from shardmill.models.host import Floats
+from shardmill.models.interface import interface
 from shardmill.plan import Part
-from shardmill.runtime.encoder import Encoder
+from shardmill.runtime.engine import Encoder
 from shardmill.runtime.program import Program, reused
 from shardmill.runtime.spans import Span, grouped_spans
 
@@ -44,7 +45,7 @@ class EncoderRunner:
             plan: plan.json's content.
         """
         self.program, self.part, self.plan = program, part, plan
-        self.loaded = reused(lambda: Program(program, stateful=False))
+        self.loaded = reused(lambda: Program(program, interface(part.blueprint, part.calls)))
         self.names = list(inputs(part.blueprint))
 
     def run(self, texts: Sequence[Floats], noise: float = 0.0) -> Floats:

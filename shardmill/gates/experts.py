@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shardmill.errors import GateError
 from shardmill.gates.measurement import Measurement
-from shardmill.runtime.functions import function_location
+from shardmill.runtime.program import function_location
 
 # An engine that rounds like this cannot tell scores apart whose difference is below this share of the largest score.
 RESOLUTION = {"fp32": 2.0**-18, "fp16": 2.0**-7}

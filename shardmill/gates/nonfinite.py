@@ -29,8 +29,7 @@ from shardmill.machine import is_portable
 from shardmill.models.architecture import MASK, SLIDING_MASK
 from shardmill.models.interface import BUNDLE
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.functions import function_location
-from shardmill.runtime.program import Program
+from shardmill.runtime.program import Program, function_location
 
 MASKS = (MASK, SLIDING_MASK)
 

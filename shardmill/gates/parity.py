@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ from shardmill.lane.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, KVLayout
+from shardmill.models.interface import interface
 from shardmill.plan import Part
-from shardmill.runtime.functions import held_by_blueprint, lengths_by_blueprint, of_blueprint
 from shardmill.runtime.program import Program, reused
 
 
@@ -87,10 +86,7 @@ class LayersRunner:
 
     def _load(self) -> Program:
         """Load the program, in its shortest context if it has functions for several."""
-        whole, calls = self.part.blueprint, self.part.calls
-        each = {slots: replace(whole, slots=slots) for slots in self.lengths}
-        functions, held = of_blueprint(whole, calls), held_by_blueprint(whole)
-        return Program(self.program, not whole.hosted, functions, held, lengths=lengths_by_blueprint(each, calls))
+        return Program(self.program, interface(self.part.blueprint, self.part.calls), self.part.slots)
 
     def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Run passes from empty states, in the whole context unless they name another.

@@ -30,9 +30,8 @@ from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.models.sources import undone
 from shardmill.plan import Part
-from shardmill.runtime.engine import Engine
+from shardmill.runtime.engine import Engine, Table
 from shardmill.runtime.program import reused
-from shardmill.runtime.table import Table
 
 NEW_TOKENS = 40
 

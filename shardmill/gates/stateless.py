@@ -23,8 +23,8 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.lane.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
+from shardmill.models.interface import interface
 from shardmill.plan import Part
-from shardmill.runtime.functions import of_blueprint
 from shardmill.runtime.program import Program, reused
 
 
@@ -87,7 +87,7 @@ def experts_case(
 
 def load_stateless(program: Path, part: Part) -> Callable[[], Program]:
     """Return a function that loads a part's program, once for each precision."""
-    return reused(lambda: Program(program, False, of_blueprint(part.blueprint, part.calls)))
+    return reused(lambda: Program(program, interface(part.blueprint, part.calls)))
 
 
 def _stateless_parity(

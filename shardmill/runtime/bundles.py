@@ -4,6 +4,8 @@ Core ML specialises a bundle for one version of the system. A bundle from anothe
 -14, and a bundle of the portable compiler was never compared with Apple's for states, iOS 18 operations or blockwise
 weights. So Core ML loads the bundles that its own compiler made on this version of the system. For all others, the
 package is compiled here, once for each version of the system, and a line on standard error reports it.
+
+A first load on a Mac takes minutes, so a listener can learn which program is being loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +25,46 @@ from shardmill.files import SCRATCH, cache_folder, digest, read_json
 from shardmill.lane.cut import with_one_function
 from shardmill.models.interface import BUNDLE, own_bundle
 from shardmill.printable import first_line
-from shardmill.runtime.loading import report_load
 from shardmill.runtime.manifest import COMPILER, SYSTEM
+
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+_reshape: ContextVar[str] = ContextVar("reshape", default="")
+
+
+@contextmanager
+def on_program_load(listener: Callable[[str], None]) -> Iterator[None]:
+    """Call `listener` with the name of every program whose load begins in this context and thread."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def report_load(name: str) -> None:
+    """Report that the load of a program begins."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(name)
+
+
+@contextmanager
+def reshaping(frequency: str) -> Iterator[None]:
+    """Tell Core ML how often shapes change for programs loaded in this context and thread; nothing if ""."""
+    token = _reshape.set(frequency)
+    try:
+        yield
+    finally:
+        _reshape.reset(token)
+
+
+def hints() -> dict[str, Any]:
+    """Return extra arguments for loading a coremltools model; empty unless `reshaping` is active."""
+    import coremltools as ct
+
+    if not _reshape.get():
+        return {}
+    return {"optimization_hints": {"reshapeFrequency": ct.ReshapeFrequency[_reshape.get().capitalize()]}}
 
 
 def compile_package(package: Path, bundle: Path, functions: Iterable[str] = ()) -> None:

@@ -1,7 +1,7 @@
-"""The programs of a built model as one causal language model: tokens in, logits out.
+"""The programs of a built model as one function: a decoder's from tokens to logits, an encoder's to a row for each.
 
-The host does what the graph contract assigns to it: embedding lookup, the arrays of a pass (models/host.py), and the
-chaining of parts.
+The host does what the graph contract assigns to it: table lookup, the arrays of a pass (models/host.py and buckets.py),
+and the chaining of parts.
 """
 
 from __future__ import annotations
@@ -13,16 +13,57 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
+from shardmill.models.buckets import apart, arrays, bucket_for, columns
 from shardmill.models.host import Floats, KVLayout
-from shardmill.runtime.bundles import loadable
-from shardmill.runtime.functions import held_by_entry, lengths_by_entry, of_entry
-from shardmill.runtime.loading import reshaping
-from shardmill.runtime.manifest import lengths, read_manifest, reshape_frequency, verify_width
+from shardmill.runtime.bundles import loadable, reshaping
+from shardmill.runtime.manifest import ENCODER, lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
-from shardmill.runtime.table import EMBEDDING, read_tables
+
+EMBEDDING, SCALE = "embedding", ".scale"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, memory-mapped from its file; looked-up rows are float32.
+
+    Attributes:
+        values: [rows, d] in fp16 or int8.
+        scale: for values in int8, the scale of each row, [rows] in fp16.
+    """
+
+    values: NDArray[Any]
+    scale: NDArray[np.float16] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the number of rows and of columns."""
+        return self.values.shape
+
+    def __getitem__(self, rows: Any) -> Floats:
+        """Return some rows, indexed as in numpy: [n, d]."""
+        found: Floats = self.values[rows].astype(np.float32)
+        return found if self.scale is None else found * self.scale[rows].astype(np.float32)[..., None]
+
+
+def read_tables(file: Path) -> dict[str, Table]:
+    """Return the host's tables by name. Raises ShardmillError if the file has no table `embedding`."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file  # maps the file; safetensors.numpy would read it all
+
+    try:
+        files.check(file)
+        found = {name: tensor.numpy() for name, tensor in load_file(file).items()}
+        if EMBEDDING not in found:
+            raise KeyError(f"it contains no tensor '{EMBEDDING}'")
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ShardmillError(f"{file} can't be read as the embedding table: {error}; build again") from error
+    return {n: Table(values, found.get(n + SCALE)) for n, values in found.items() if not n.endswith(SCALE)}
+
 
 Call = Callable[[Mapping[str, Floats]], Floats]  # a program
 
@@ -61,7 +102,7 @@ class Engine:
         self.heads: list[Program] = []
         for part in manifest["parts"]:
             with reshaping(reshape_frequency(manifest)):
-                program = load_program(root, part, self.slots)
+                program = Program(root / part["program"]["path"], part, self.slots)
             if part["kind"] == "layers":
                 kept = part.get("written", {})
                 self.layers.append(Layers(program, [name for name in part["inputs"] if name not in kept], []))
@@ -139,18 +180,6 @@ class Engine:
         return x
 
 
-def load_program(root: Path, part: Mapping[str, Any], context: int) -> Program:
-    """Load a part's program, at the shortest of its lengths if it has several.
-
-    Args:
-        root: the folder that the entry's path is relative to.
-        part: the part's entry in model.json.
-        context: slots of the whole context.
-    """
-    path, several = root / part["program"]["path"], lengths_by_entry(part, context)
-    return Program(path, bool(part["states"]), of_entry(part), held_by_entry(part), lengths=several)
-
-
 def joined(hidden: Floats, width: int, stream: int, experts: Sequence[tuple[Call, int]]) -> Floats:
     """Return the next part's x [1, width, T, 1], given the output of a part that ends before routed experts.
 
@@ -188,3 +217,79 @@ def load(build: Path, precision: str = "fp16") -> Engine:
     manifest = loadable(manifest, build)
     with load_programs_as(precision):
         return Engine(manifest, build)
+
+
+class Encoder:
+    """A built encoder in memory: a program for each bucket, and the host's tables."""
+
+    def __init__(self, manifest: Mapping[str, Any], root: Path) -> None:
+        """Load every program.
+
+        Args:
+            manifest: model.json's content.
+            root: the folder that the manifest's paths are relative to.
+        """
+        self.manifest, self.labels = manifest, tuple(manifest["labels"])
+        self.tables = read_tables(root / manifest["embedding"]["path"])
+        self.programs: dict[int, Program] = {}
+        self.inputs: dict[int, list[str]] = {}
+        for bucket, part in zip(manifest["buckets"], manifest["parts"], strict=True):
+            self.programs[bucket] = Program(root / part["program"]["path"], part)
+            self.inputs[bucket] = list(part["inputs"])
+
+    @property
+    def longest(self) -> int:
+        """Return the most tokens of a pass."""
+        return max(self.programs)
+
+    def bucket(self, count: int) -> int:
+        """Return the bucket for `count` tokens. Raises ValueError if none is large enough."""
+        return bucket_for(tuple(self.programs), count)
+
+    def embedded(self, tokens: Sequence[int]) -> Floats:
+        """Return the host's rows [n, d] for tokens at positions 0 .. n - 1."""
+        rows = self.tables[EMBEDDING][list(tokens)]
+        if "positions" in self.tables:
+            rows += self.tables["positions"][: len(tokens)]
+        if "types" in self.tables:
+            rows += self.tables["types"][0]  # a single text has only the first type
+        return rows
+
+    def run(self, tokens: Sequence[int], bucket: int | None = None) -> Floats:
+        """Return a row for each token of a text: logits of the labels [n, labels], or hidden states [n, d].
+
+        Args:
+            tokens: the text's tokens, at most the size of the largest bucket.
+            bucket: the bucket whose program runs; by default the smallest one that is large enough.
+
+        Raises:
+            ValueError: if the text is too long.
+        """
+        (rows,) = self.run_together([tokens], bucket)
+        return rows
+
+    def run_together(self, texts: Sequence[Sequence[int]], bucket: int | None = None) -> list[Floats]:
+        """Do the same as `run` for texts that share a pass; together they must fit into the bucket."""
+        return self.through([self.embedded(text) for text in texts], bucket or self.bucket(sum(map(len, texts))))
+
+    def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
+        """Do the same as `run_together` for rows [n, d] of the host's tables."""
+        counts = [len(rows) for rows in texts]
+        given = arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
+        out = self.programs[bucket]({name: given[name] for name in self.inputs[bucket]})  # [1, rows, T, 1]
+        return apart(out[0, : len(self.labels) or None, :, 0].T, counts)
+
+
+def load_encoder(build: Path, precision: str = "fp16") -> Encoder:
+    """Load the encoder of a finished build folder.
+
+    Args:
+        build: the folder.
+        precision: the portable engine's precision, "fp16" as the Neural Engine computes or "fp32"; ignored on Core ML.
+
+    Raises:
+        ShardmillError: if the folder is not a finished build of an encoder.
+    """
+    manifest = loadable(read_manifest(build, ENCODER), build)
+    with load_programs_as(precision):
+        return Encoder(manifest, build)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 from shardmill.models.buckets import packed_texts
 from shardmill.models.host import Floats
-from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped_spans, likeliest, read_calibration
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def load_reader(build: Path, precision: str) -> Reader:
     from shardmill.runtime.process import EncoderProcess
 
     encoder = EncoderProcess(build, precision)
-    tokenizer = load_tokenizer(build, encoder.manifest)
+    tokenizer = read_tokenizer(build / encoder.manifest["tokenizer"]["path"])
     texts = encoder.manifest.get("texts", {})
     calibrated = CALIBRATION in texts.get("files", {})
     biases = read_calibration(build / texts["path"] / CALIBRATION) if calibrated else None

@@ -182,15 +182,15 @@ def in_context(manifest: Mapping[str, Any], slots: int) -> dict[str, Any]:
         manifest: a decoder's manifest.
         slots: slots of that context.
     """
-    parts = [_part_in(part, str(slots)) for part in manifest["parts"]]
+    parts = [part_in(part, slots) for part in manifest["parts"]]
     others = {key: value for key, value in manifest.items() if key != "contexts"}
     return others | {"context": slots, "parts": parts}
 
 
-def _part_in(part: Mapping[str, Any], slots: str) -> dict[str, Any]:
+def part_in(part: Mapping[str, Any], slots: int) -> dict[str, Any]:
     """Return a part in which the functions and shapes for `slots` slots replace those for the whole context."""
     own = {key: value for key, value in part.items() if key != "contexts"}
-    shorter = part.get("contexts", {}).get(slots)
+    shorter = part.get("contexts", {}).get(str(slots))
     if shorter is None:
         return own
     shapes = {key: {**part[key], **shorter.get(key, {})} for key in ("inputs", "states")}

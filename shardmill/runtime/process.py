@@ -34,9 +34,9 @@ from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.machine import cores, is_portable, set_threads
 from shardmill.models.buckets import bucket_for
 from shardmill.models.host import Floats
-from shardmill.runtime import loading
-from shardmill.runtime.engine import Engine
-from shardmill.runtime.manifest import ENCODER, read_manifest, verify_width
+from shardmill.runtime import bundles
+from shardmill.runtime.engine import Engine, load, load_encoder
+from shardmill.runtime.manifest import ENCODER, holds_encoder, read_manifest, verify_width
 
 CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable
 SECONDS = 0.15  # of measuring for each number of threads, or one pass of each width if that takes longer
@@ -155,7 +155,7 @@ class Process:
             except (EOFError, OSError):
                 self._gone()
             if kind == LOADING:
-                loading.report_load(value)
+                bundles.report_load(value)
             elif number == call:
                 if kind == FAILED:
                     raise value
@@ -233,12 +233,18 @@ class EncoderProcess(Process):
         return found
 
 
+def load_engine(build: Path, precision: str) -> EngineProcess:
+    """Load a decoder in a separate process, see `Process`; a spinner turns on the terminal meanwhile."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"loading {build}"):
+        return EngineProcess(build, precision)
+
+
 def main() -> None:
     """Load a model and answer calls until the parent has gone. Arguments: socket, memory, build, precision."""
     from shardmill.imports import quiet_coremltools, spare_coremltools
     from shardmill.machine import collect_rarely, threads
-    from shardmill.runtime import encoder, engine
-    from shardmill.runtime.manifest import holds_encoder
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handle, descriptor, build, precision = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
@@ -247,11 +253,9 @@ def main() -> None:
     spare_coremltools()
     with suppress(EOFError, OSError):  # the parent has gone
         try:
-            with quiet_coremltools(), loading.on_program_load(lambda name: connection.send((0, LOADING, name))):
-                model: Any = (
-                    encoder.load_encoder(build, precision) if holds_encoder(build) else engine.load(build, precision)
-                )
-                if isinstance(model, engine.Engine):
+            with quiet_coremltools(), bundles.on_program_load(lambda name: connection.send((0, LOADING, name))):
+                model: Any = load_encoder(build, precision) if holds_encoder(build) else load(build, precision)
+                if isinstance(model, Engine):
                     choose_threads(model)
         except Exception as error:
             connection.send((0, FAILED, _portrait(error)))

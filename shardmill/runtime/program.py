@@ -1,74 +1,219 @@
-"""One loaded Core ML program with its state, for either engine and for all lengths of its context."""
+"""One loaded Core ML program for either engine: its functions by width and context, its states or the host's caches.
+
+Sessions and gates feed passes of the widths that decoding uses. A gate also feeds narrower ones at the end of a text,
+where no slot is left for a padding token; those are padded here with masks that write nothing.
+"""
 
 from __future__ import annotations
 
+import time
+import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable, load_programs_as, native_call, precision
 from shardmill.models.host import Floats
+from shardmill.models.interface import own_bundle
 from shardmill.printable import first_line
-from shardmill.runtime.functions import (
-    NONE,
-    TOKENS,
-    Buffers,
-    ContextSize,
-    Functions,
-    HostCaches,
-    carried,
-    function_location,
-)
-from shardmill.runtime.loading import hints, report_load
+from shardmill.runtime.bundles import hints, report_load
+from shardmill.runtime.manifest import part_in
+
+OWNED = 30.0  # seconds that an array outlives its program; Core ML has been seen to own inputs for one second
+
+Arrays = dict[tuple[str, tuple[int, ...]], NDArray[np.generic]]
+_retired: deque[tuple[float, Arrays]] = deque()  # arrays of programs that are gone, the oldest first
+
+
+class Buffers:
+    """The arrays of one program, by the input's name and shape."""
+
+    def __init__(self) -> None:
+        self._arrays: Arrays = {}
+        free_retired()
+        weakref.finalize(self, _retire, self._arrays)
+
+    def filled(self, name: str, value: NDArray[np.floating]) -> NDArray[np.generic]:
+        """Return the array of an input, in fp32, filled with the numbers of `value`."""
+        array = self.array(name, value.shape, np.float32)
+        np.copyto(array, value)
+        return array
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
+        """Return the array of an input with its previous contents; zeros if the array is new."""
+        found = self._arrays.get((name, shape))
+        if found is None:
+            found = self._arrays[name, shape] = np.zeros(shape, dtype)
+        return found
+
+
+def _retire(arrays: Arrays) -> None:
+    _retired.append((time.monotonic(), arrays))
+
+
+def free_retired() -> None:
+    """Free the arrays of programs that have been gone for so long that Core ML no longer owns them."""
+    while _retired and time.monotonic() - _retired[0][0] > OWNED:
+        _retired.popleft()
+
+
+SLOTS = 2  # the slot axis of keys and values
+RINGS = "conv_write_mask"  # [1, 1, T, R]: a token's row gives its slot; in the others, [1, 1, S, T], its column
+Shapes = Mapping[str, tuple[int, ...]]  # by name
+
+
+@dataclass
+class HostCaches:
+    """The caches that the host keeps for one program.
+
+    Core ML's inputs and outputs are fp32, so its caches are fp32 from the start and are written in place (see
+    `Buffers`). The portable engine's caches are fp16 until its first output shows that it computes in fp32.
+
+    Attributes:
+        written: for each cache, by the name of its input, the output with the rows that a pass adds.
+        shapes: the shapes of the caches.
+    """
+
+    written: Mapping[str, str]
+    shapes: Shapes
+    arrays: dict[str, Any] = field(init=False)
+    _buffers: Buffers = field(init=False, default_factory=Buffers)
+
+    def __post_init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Fill the caches with zeros."""
+        kind = np.float16 if is_portable() else np.float32
+        self.arrays = {name: self._buffers.array(name, shape, kind) for name, shape in self.shapes.items()}
+        for array in self.arrays.values():
+            array.fill(0)
+
+    def resize(self, shapes: Shapes) -> None:
+        """Change the number of slots of the caches and keep their contents, as far as they fit."""
+        self.shapes = shapes
+        for name, shape in shapes.items():
+            old = self.arrays[name]
+            if old.shape == shape:  # a ring stays as it is
+                continue
+            new = self._buffers.array(name, shape, old.dtype).astype(old.dtype, copy=False)
+            new.fill(0)
+            self.arrays[name] = _carried(old, new)
+
+    def write(self, outputs: Mapping[str, Any], given: Mapping[str, Floats]) -> None:
+        """Write the new rows of a pass into the slots that its masks name.
+
+        Args:
+            outputs: the program's outputs; rows of tokens beyond the masks' tokens are ignored.
+            given: the inputs of the pass.
+        """
+        for name, output in self.written.items():
+            rows = np.asarray(outputs[output])
+            if rows.dtype != self.arrays[name].dtype:  # an engine that computes in fp32 shows it in its first output
+                self.arrays[name] = self.arrays[name].astype(rows.dtype)
+            cache = self.arrays[name]
+            if name.startswith("c_"):
+                slots = given[RINGS][0, 0].argmax(axis=1)
+                cache[..., slots] = rows[..., : len(slots)]
+            else:
+                slots = _slots(cache.shape[2], given)
+                cache[:, :, slots] = rows[:, :, : len(slots)]
+
+
+def _carried(before: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
+    """Copy the contents of one cache [1, ., slots, .] into another cache of the same layer, as far as they fit.
+
+    A ring, of keys and values or of a convolution, is the same in every context, so all of its contents are copied.
+    """
+    rows = min(before.shape[SLOTS], into.shape[SLOTS])
+    into[:, :, :rows] = before[:, :, :rows]
+    return into
+
+
+def _slots(count: int, given: Mapping[str, Floats]) -> Any:
+    """Return the slot of each token, from the write mask for caches of `count` slots."""
+    mask = next(mask for name, mask in given.items() if name.startswith("kv_write_mask") and mask.shape[2] == count)
+    return mask[0, 0].argmax(axis=0)
+
+
+TOKENS = 2  # the token axis of an output [1, channels, T, 1]
+WRITES = ("kv_write_mask", "conv_write_mask")  # prefixes of the inputs that are write masks
+
+
+@dataclass(frozen=True)
+class ContextSize:
+    """A program in a context of some number of slots.
+
+    Attributes:
+        functions: the name of the function for each width of a pass; empty if one function accepts passes of any width.
+        kept: the shapes of the states, or of the host's caches.
+    """
+
+    functions: Mapping[int, str]
+    kept: Shapes
+
+
+def _in_context(entry: Mapping[str, Any]) -> ContextSize:
+    """Return the form of a program that has a single context."""
+    kept = {name: entry["inputs"][name] for name in entry["written"]} if "written" in entry else entry["states"]
+    functions = {int(width): str(name) for width, name in entry.get("functions", {}).items()}
+    return ContextSize(functions, {name: tuple(map(int, shape)) for name, shape in kept.items()})
+
+
+def function_location(program: Path, function: str) -> tuple[Path, str]:
+    """Return the path to load for a function, and the function's name there, "" if it is the only one."""
+    own = own_bundle(program, function)
+    return (own, "") if function and own.is_dir() else (program, function)
 
 
 class Program:
-    """A compiled bundle, or a package, or a folder with a bundle for each function."""
+    """A compiled bundle, or a package, or a folder with a bundle for each function.
 
-    def __init__(
-        self,
-        path: Path,
-        stateful: bool,
-        functions: Functions | None = None,
-        held: HostCaches | None = None,
-        compute_units: str = "CPU_AND_NE",
-        lengths: Mapping[int, ContextSize] = NONE,
-    ) -> None:
-        """Load the program, each function as a separate model; all functions of one length share one state.
+    Attributes:
+        lengths: the program's form by the slots of the context, ascending; empty if there is only one form.
+        slots: the current number of slots, if there are several.
+        functions: the functions at this number of slots, see `ContextSize`.
+        held: the caches that the host keeps for the program, if it does.
+        around: a context that surrounds each run, for observing it.
+    """
+
+    def __init__(self, path: Path, entry: Mapping[str, Any], slots: int = 0, compute_units: str = "CPU_AND_NE") -> None:
+        """Load the program, each function as a separate model; all functions of one context share one state.
+
+        Of several contexts only the shortest is loaded now, the others on first use.
 
         Args:
             path: the bundle, package or folder.
-            stateful: True if the program has states.
-            functions: the functions of a program of fixed widths; None if a single function accepts passes of any
-                width.
-            held: the caches that the host keeps for the program.
+            entry: the part's entry in model.json, or what `models.interface.interface` says of the part.
+            slots: slots of the whole context, for a part that has several contexts.
             compute_units: a name of ct.ComputeUnit.
-            lengths: functions per context length, in place of `functions`. The first length is loaded now, the others
-                on
-                first use.
 
         Raises:
             ShardmillError: if Core ML can't load the program.
         """
-        self.name, self.path, self.functions, self.held = path.stem, path, functions, held
-        self.stateful, self.compute_units, self.lengths = stateful, compute_units, lengths
+        self.name, self.path, self.stateful, self.compute_units = path.stem, path, bool(entry["states"]), compute_units
         self.precision = precision()  # also for functions of other lengths, loaded later
-        self.slots = next(iter(lengths), 0)  # the current length, if there are several
-        if lengths:
-            self.functions = lengths[self.slots].functions
-            if held:
-                held.resize(lengths[self.slots].kept)
-        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext  # a hook for observing each run
+        lengths = (*map(int, entry["contexts"]), slots) if "contexts" in entry else ()
+        self.lengths = {length: _in_context(part_in(entry, length)) for length in lengths}
+        self.slots = next(iter(lengths), 0)
+        form = self.lengths[self.slots] if lengths else _in_context(entry)
+        self.functions = form.functions
+        self.held = HostCaches(entry["written"], form.kept) if entry.get("written") else None
+        self._token_axes = {name: shape.index("T") for name, shape in entry["inputs"].items() if "T" in shape}
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.models: dict[str, Any] = {}
         self.buffers = Buffers()
         self._shapes: set[tuple[Any, ...]] = set()  # of inputs that have run: a shape's first pass takes long
         self.state: Any = self._loaded(self.functions)
 
-    def _loaded(self, functions: Functions | None) -> Any:
+    def _loaded(self, functions: Mapping[int, str]) -> Any:
         """Load the functions of a length that are not loaded yet; return zeroed states for them."""
         import coremltools as ct
 
@@ -85,7 +230,7 @@ class Program:
         except Exception as error:
             raise ShardmillError(f"{self.path} can't be loaded: {first_line(error)}") from error
 
-    def _made_state(self, functions: Functions | None) -> Any:
+    def _made_state(self, functions: Mapping[int, str]) -> Any:
         """Return zeroed states, which all functions of a length share."""
         return self.models[_names(functions)[0]].make_state() if self.stateful else None
 
@@ -113,7 +258,7 @@ class Program:
         if self.held:
             self.held.resize(found.kept)
         for name in found.kept if self.stateful and keep else ():
-            self.state.write_state(name, carried(before.read_state(name), self.state.read_state(name)))
+            self.state.write_state(name, _carried(before.read_state(name), self.state.read_state(name)))
 
     def kept(self, name: str) -> Floats:
         """Return a copy of a state, or of a host's cache: later passes write in place."""
@@ -121,20 +266,39 @@ class Program:
 
     def function(self, tokens: int) -> str:
         """Return the name of the function for a pass of `tokens` tokens; "" for a program's only function."""
-        return self.functions.names[self.functions.width(tokens)] if self.functions else ""
+        return self.functions[self._width(tokens)] if self.functions else ""
+
+    def _width(self, tokens: int) -> int:
+        """Return the least width with a function for `tokens` tokens. Raises ShardmillError if there is none."""
+        found = min((width for width in self.functions if width >= tokens), default=0)
+        if not found:
+            raise ShardmillError(f"a pass of {tokens} tokens: the program takes {max(self.functions)} at most")
+        return found
 
     def __call__(self, inputs: Mapping[str, Floats]) -> Floats:
         """Run the program and return its first output; write the other outputs to the caches."""
-        if self.functions is None:
-            outputs = self._run("", inputs)
-        else:
-            tokens = self.functions.tokens(inputs)
-            width = self.functions.width(tokens)
-            outputs = self._run(self.functions.names[width], self.functions.filled(inputs, width))
+        tokens = width = 0
+        if self.functions:
+            name = next(name for name in inputs if name in self._token_axes)
+            tokens = inputs[name].shape[self._token_axes[name]]
+            width = self._width(tokens)
+        given = (
+            inputs if width == tokens else {name: self._padded(name, array, width) for name, array in inputs.items()}
+        )
+        outputs = self._run(self.functions.get(width, ""), given)
         if self.held:
             self.held.write(outputs, inputs)
         result = self.result(outputs)
-        return result if self.functions is None or tokens == width else result.take(range(tokens), TOKENS)
+        return result if width == tokens else result.take(range(tokens), TOKENS)
+
+    def _padded(self, name: str, array: Floats, width: int) -> Floats:
+        """Return an input with its last token repeated up to `width` tokens; a write mask writes the others nowhere."""
+        axis = self._token_axes.get(name)
+        if axis is None:
+            return array
+        last = np.take(array, [-1], axis)
+        more = np.repeat(np.zeros_like(last) if name.startswith(WRITES) else last, width - array.shape[axis], axis)
+        return np.concatenate([array, more], axis)
 
     def result(self, outputs: Mapping[str, Any]) -> Floats:
         """Return the output that does not belong to a cache."""
@@ -174,6 +338,6 @@ def reused(load: Callable[[], Loaded]) -> Callable[[], Loaded]:
     return loaded
 
 
-def _names(functions: Functions | None) -> list[str]:
+def _names(functions: Mapping[int, str]) -> list[str]:
     """Return the names of a length's functions; "" for a program's only function."""
-    return list(dict.fromkeys(functions.names.values() if functions else [""]))
+    return list(dict.fromkeys(functions.values())) or [""]

@@ -15,20 +15,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from shardmill import machine
 from shardmill.errors import UnreadableError
 from shardmill.files import cache_folder, digest, read_json, write_json
-from shardmill.runtime.bundles import loadable
-from shardmill.runtime.engine import load_program
-from shardmill.runtime.loading import reshaping
-from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, read_manifest, reshape_frequency
-
-if TYPE_CHECKING:
-    pass
+from shardmill.runtime.bundles import loadable, reshaping
+from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, part_in, read_manifest, reshape_frequency
+from shardmill.runtime.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +84,12 @@ def warm_programs(build: Path, precision: str) -> Iterator[Warmed]:
 
 def _run_once(build: Path, part: Mapping[str, Any], widths: list[int], context: int) -> None:
     """Load a program and run it on zeros at every width, in each of its contexts."""
-    program = load_program(build, part, context)
+    program = Program(build / part["program"]["path"], part, context)
     for slots in program.lengths or (context,):
         program.move(slots, keep=False)
-        inputs = part["inputs"] | part.get("contexts", {}).get(str(slots), {}).get("inputs", {})
+        inputs = part_in(part, slots)["inputs"].items()
         for width in widths:
-            shapes = {name: [width if size == "T" else size for size in shape] for name, shape in inputs.items()}
+            shapes = {name: [width if size == "T" else size for size in shape] for name, shape in inputs}
             program({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shardmill import machine
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import ContextPolicy, Session, choose_layout
 from shardmill.files import digest
-from shardmill.runtime import load, loading
+from shardmill.runtime import bundles, process
 from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.app import json_response
 from shardmill.serve.chat import load_template, turn_end
@@ -46,19 +48,19 @@ def load_model(
     """
     manifest = read_manifest(build)
     choose_layout(context_policy, manifest["context"], verify_width(manifest))
-    tokenizer = load.load_tokenizer(build, manifest)
+    tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
     end = turn_end(template, tokenizer) if template else None
-    engine = load.load_engine(build, precision)
+    engine = process.load_engine(build, precision)
     ends = tuple(dict.fromkeys(manifest["eos_token_ids"]))
     return Model(
         name=manifest["model"],
         tokenizer=tokenizer,
         template=template,
         engine=engine,
-        engine_name=load.engine_name(),
+        engine_name=machine.engine()["name"],
         eos=ends if end is None or end in ends else (*ends, end),
-        draft_session=Session(load.load_engine(draft_build, precision), context_policy=context_policy)
+        draft_session=Session(process.load_engine(draft_build, precision), context_policy=context_policy)
         if draft_build
         else None,
         fingerprint=digest(manifest),
@@ -117,7 +119,7 @@ class LoadingApp:
     def load(self) -> None:
         """Load the model and start serving it."""
         try:
-            with loading.on_program_load(self._begins):
+            with bundles.on_program_load(self._begins):
                 ready = self._make()
             with self._lock:
                 if self._closing:

@@ -16,10 +16,10 @@ from functools import partial
 import uvicorn
 from starlette.types import ASGIApp
 
+from shardmill import machine
 from shardmill.errors import ShardmillError
+from shardmill.runtime.bundles import report_load
 from shardmill.runtime.label import Reader
-from shardmill.runtime.load import engine_name
-from shardmill.runtime.loading import report_load
 from shardmill.serve.app import create_app
 from shardmill.serve.encoder import EncoderWorker, create_encoder_app
 from shardmill.serve.engine_worker import Worker
@@ -109,7 +109,7 @@ def _ready_encoder(load: Callable[[], Reader], settings: Settings, listener: soc
     desk = EncoderWorker(metrics, settings.limits.queue)
     name = reader.encoder.manifest["model"]
     app = create_encoder_app(name, reader, desk, metrics, settings)
-    return LoadedApp(app, desk, _greeting(name, engine_name(), reader.encoder.threads, settings, listener))
+    return LoadedApp(app, desk, _greeting(name, machine.engine()["name"], reader.encoder.threads, settings, listener))
 
 
 def _serve(

@@ -11,7 +11,7 @@ from reciter import CONTINUATION, PROMPT, Reciter, byte_tokenizer, failure, reci
 
 from shardmill.commands import generate as commands_generate
 from shardmill.decode.drafters import BY_ITSELF
-from shardmill.runtime import load
+from shardmill.runtime import process
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_streams_whole_characters(build: Path) -> None:
         write = staticmethod(written.append)
         flush = staticmethod(lambda: None)
 
-    session = Session(load.load_engine(build, "fp32"))
+    session = Session(process.load_engine(build, "fp32"))
     options = Options(detokenize=tokenizer.decode)
     result = commands_generate.consume(generate(session, prompt, max_new_tokens=100, eos=[256], options=options), Out())
     assert written == list(CONTINUATION)
@@ -59,7 +59,7 @@ def test_the_end_is_explained(build: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Text that stops short of what was asked for says why."""
     assert "the model ended the text" in shardmill("generate", build, "--prompt", PROMPT).stderr
     assert "--max-new-tokens reached" in shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3).stderr
-    monkeypatch.setattr(load, "load_engine", lambda *_: Reciter(byte_tokenizer().encode("a" * 400).ids))
+    monkeypatch.setattr(process, "load_engine", lambda *_: Reciter(byte_tokenizer().encode("a" * 400).ids))
     assert "the context is full" in shardmill("generate", build, "--prompt", "a" * 250).stderr
 
 
@@ -104,7 +104,7 @@ def test_a_sliding_context_goes_on(build: Path) -> None:
     """Past what the context holds, and after a prompt that is longer; too small a context is refused unloaded."""
     slide = ("generate", build, "--context-policy", "slide", "--max-new-tokens", 300, "--json", "--prompt")
     for prompt in ("a" * 20, "a" * 400):
-        recited = load.load_engine(build, "fp32")
+        recited = process.load_engine(build, "fp32")
         recited.text = [*byte_tokenizer().encode("a" * 900).ids]
         content = json.loads(shardmill(*slide, prompt).stdout)
         assert (len(content["tokens"]), content["finish_reason"]) == (300, "length")

@@ -17,7 +17,7 @@ from shardmill.gates.passes import MOVING, in_passes
 from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import KVLayout
-from shardmill.runtime import functions, program
+from shardmill.runtime import program
 
 pytestmark = [
     pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have"),
@@ -57,8 +57,7 @@ def test_every_context_and_every_move_is_measured(runner: LayersRunner) -> None:
 
 
 def test_a_prefix_that_is_left_behind_fails(runner: LayersRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (functions, program):
-        monkeypatch.setattr(module, "carried", lambda before, into: into)
+    monkeypatch.setattr(program, "_carried", lambda before, into: into)
     found = measured(runner)
     failed = {name for name, (_, passed) in found.items() if not passed}
     assert {MOVING, f"state, {MOVING}"} <= failed and "over the end of 32 slots" in failed
@@ -70,16 +69,15 @@ def test_rows_that_are_left_behind_fail_wherever_they_are(
     runner: LayersRunner, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a context that is longer than the tested text, the last slots too: here only the first rows are carried."""
-    for module in (functions, program):
-        carried = module.carried
+    carried = program._carried
 
-        def some(before: Any, into: Any, carried: Any = carried) -> Any:
-            fresh = np.array(into)
-            found = np.array(carried(before, into))
-            found[:, :, rows:] = fresh[:, :, rows:]
-            return found
+    def some(before: Any, into: Any) -> Any:
+        fresh = np.array(into)
+        found = np.array(carried(before, into))
+        found[:, :, rows:] = fresh[:, :, rows:]
+        return found
 
-        monkeypatch.setattr(module, "carried", some)
+    monkeypatch.setattr(program, "_carried", some)
     assert not measured(runner)["over the end of 32 slots"][1]
 
 

@@ -20,7 +20,7 @@ from shardmill.gates.measurement import Measurement
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.rounding import table_parity
 from shardmill.gates.thresholds import THRESHOLDS
-from shardmill.runtime.table import read_tables
+from shardmill.runtime.engine import read_tables
 
 
 def compared(build: tiny.Build, file: Path, values: Tensor, factor: float = 1.0) -> Measurement:

@@ -21,7 +21,6 @@ from shardmill.errors import ShardmillError
 from shardmill.models.host import NEVER
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
-from shardmill.runtime.table import read_tables
 
 Floats = NDArray[np.float32]
 MAC = sys.platform == "darwin"
@@ -237,7 +236,7 @@ def test_a_folder_that_is_no_build_is_named(tmp_path: Path) -> None:
 
 def test_a_program_that_cannot_be_loaded_is_named_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ShardmillError, match=r"gone\.mlpackage can't be loaded: [^\n]+$"):
-        engine.Program(tmp_path / "gone.mlpackage", stateful=False)
+        engine.Program(tmp_path / "gone.mlpackage", {"inputs": {}, "states": {}})
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no table", safetensors.torch.save({"other": torch.zeros(1)})])
@@ -246,7 +245,7 @@ def test_an_embedding_that_is_none_is_named(tmp_path: Path, content: bytes | Non
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(ShardmillError, match=f"^{file} can't be read as the embedding table"):
-        read_tables(file)
+        engine.read_tables(file)
 
 
 @alike

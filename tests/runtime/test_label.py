@@ -14,11 +14,10 @@ import torch
 from models import tiny_encoders
 from typer.testing import CliRunner
 
-from shardmill import cli
+from shardmill import cli, machine
 from shardmill.machine import is_portable
 from shardmill.runtime import label as reading
 from shardmill.runtime.label import Labelled, Reader, redacted
-from shardmill.runtime.load import engine_name
 from shardmill.runtime.spans import Span
 
 pytestmark = pytest.mark.slow
@@ -198,7 +197,9 @@ def test_the_command_says_what_whole_texts_are(classifier: Path, tmp_path: Path)
     run, asked = CliRunner().invoke, ["label", str(classifier), "--file", str(tmp_path / "texts"), "--lines"]
     objects = [json.loads(line) for line in run(cli.app, [*asked, "--json"]).stdout.splitlines()]
     expected = reading.classify(reading.load_reader(classifier, "fp32"), texts)
-    assert objects == [{"labels": pytest.approx(one.labels, abs=1e-5), "engine": engine_name()} for one in expected]
+    assert objects == [
+        {"labels": pytest.approx(one.labels, abs=1e-5), "engine": machine.engine()["name"]} for one in expected
+    ]
     rows = [line.split("\t") for line in run(cli.app, asked).stdout.splitlines()]
     assert [(number, name) for number, _, name in rows] == [
         (str(number), name) for number, one in enumerate(expected, 1) for name in one.labels

@@ -20,7 +20,7 @@ from bench.folder import build_folder
 from shardmill.decode import Engine as Protocol
 from shardmill.errors import ShardmillError
 from shardmill.runtime import engine
-from shardmill.runtime.loading import on_program_load
+from shardmill.runtime.bundles import on_program_load
 from shardmill.runtime.manifest import read_manifest
 from shardmill.runtime.process import EngineProcess
 

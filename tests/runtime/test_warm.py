@@ -14,7 +14,7 @@ from shardmill import machine
 from shardmill.cli import app
 from shardmill.errors import ShardmillError
 from shardmill.runtime import warm
-from shardmill.runtime.loading import on_program_load, report_load
+from shardmill.runtime.bundles import on_program_load, report_load
 
 NAMES = ("layers_00_02", "layers_02_04", "head_0")
 
@@ -26,8 +26,8 @@ class Programs:
         self.ran: list[tuple[str, int]] = []
         self.failing: tuple[str, BaseException] | None = None
 
-    def load(self, root: Path, part: dict[str, Any], context: int) -> Any:
-        name = (root / part["program"]["path"]).stem
+    def load(self, path: Path, part: dict[str, Any], context: int) -> Any:
+        name = path.stem
         if self.failing and self.failing[0] == name:
             raise self.failing[1]
         return Ran(name, self.ran, dict.fromkeys(map(int, part.get("contexts", ()))) | {context: None})
@@ -51,7 +51,7 @@ class Ran:
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Programs:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     found = Programs()
-    monkeypatch.setattr(warm, "load_program", found.load)
+    monkeypatch.setattr(warm, "Program", found.load)
     return found
 
 

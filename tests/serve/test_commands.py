@@ -16,7 +16,7 @@ from shardmill import cli
 from shardmill.commands import chat as chat_command
 from shardmill.decode import DecodeError, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
-from shardmill.runtime import load as runtime_load
+from shardmill.runtime import process
 from shardmill.serve import server
 from shardmill.serve.chat import load_template
 from shardmill.serve.conversation import Conversation, Talk
@@ -41,7 +41,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     byte_tokenizer().save(str(source / "tokenizer.json"))
     configure(tmp_path)
     (tmp_path / "model.json").write_text(json.dumps(manifest(model=NAME, eos_token_ids=[END])))
-    monkeypatch.setattr(runtime_load, "load_engine", lambda *_: Speaker(slots=512))
+    monkeypatch.setattr(process, "load_engine", lambda *_: Speaker(slots=512))
     return tmp_path
 
 
@@ -294,7 +294,7 @@ def test_the_precision_asked_for_reaches_the_engine(
         asked.append(precision)
         return Speaker(slots=512)
 
-    monkeypatch.setattr(runtime_load, "load_engine", load_engine)
+    monkeypatch.setattr(process, "load_engine", load_engine)
     for command in (("chat", build), ("generate", build, "--prompt", "a", "--max-new-tokens", 2)):
         assert shardmill(*command, *options, keys="/exit\n").exit_code == 0
     assert asked == [options[1] if options else "fp32"] * 2

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from shardmill.errors import ShardmillError
+from shardmill.runtime.bundles import report_load
 from shardmill.runtime.label import Reader
-from shardmill.runtime.loading import report_load
 from shardmill.serve.loading import FIRST_PASSES
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.server import serve, serve_encoder
@@ -158,7 +158,7 @@ import time
 from shardmill import cli
 from shardmill.commands import serve
 from shardmill.runtime.label import Reader
-from shardmill.runtime.loading import report_load
+from shardmill.runtime.bundles import report_load
 from shardmill.serve import loading
 
 def stuck(*_):

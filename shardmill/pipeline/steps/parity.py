@@ -17,7 +17,7 @@ from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
-from shardmill.runtime.loading import reshaping
+from shardmill.runtime.bundles import reshaping
 
 if TYPE_CHECKING:
     from torch import Tensor
