@@ -59,7 +59,7 @@ def chat(
     from rich.console import Console
 
     from shardmill.decode import Sampling
-    from shardmill.serve import loading
+    from shardmill.serve import model as serving
     from shardmill.serve.conversation import Conversation, Talk
 
     check_drafter(drafter, draft_build)
@@ -70,7 +70,7 @@ def chat(
     check_sliding(context_policy, manifest)
     if system is not None:
         _check_system(system, build, manifest, chat_template)
-    model = loading.load_model(build, None, precision, chat_template=chat_template)
+    model = serving.load_model(build, None, precision, chat_template=chat_template)
     talk = Talk(
         model,
         make_drafter(drafter, draft_build, model.engine.vocab, precision, context_policy),

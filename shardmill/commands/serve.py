@@ -95,11 +95,10 @@ def serve(
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
     from shardmill.runtime import label
-    from shardmill.serve import loading
+    from shardmill.serve import model as serving
     from shardmill.serve.http import is_loopback
     from shardmill.serve.model import Limits, Settings
-    from shardmill.serve.server import serve as serve_decoder
-    from shardmill.serve.server import serve_encoder
+    from shardmill.serve.server import serve as run_server
 
     private, allowed = is_loopback(host), tuple(allowed_hosts or ())
     _check_allowed(allowed, host, private)
@@ -131,11 +130,9 @@ def serve(
         reached = ", ".join(allowed) or host
         typer.echo(f"shardmill: anyone who reaches {reached} may use this server: set SHARDMILL_API_KEY", err=True)
     warming = _programs(build, draft_build) if warm else None
-    if holds_encoder(build):
-        serve_encoder(lambda: label.load_reader(build, precision), settings, typer.echo, warming)
-        return
-    model = partial(loading.load_model, build, draft_build, precision, context_policy, chat_template)
-    serve_decoder(model, settings, typer.echo, warming)
+    decoder = partial(serving.load_model, build, draft_build, precision, context_policy, chat_template)
+    encoder = partial(label.load_reader, build, precision)
+    run_server(encoder if holds_encoder(build) else decoder, settings, typer.echo, warming)
 
 
 def _programs(build: Path, draft_build: Path | None) -> int:

@@ -428,7 +428,7 @@ STEPS: dict[str, Step] = {  # each after the steps whose files it reads
             "torch",
             "uvicorn",
         ),
-        also=("shardmill.serve.loading", "shardmill.serve.server"),
+        also=("shardmill.serve.server",),
         wanted=benchmarks,
     ),
     "provenance": Step(

@@ -1,17 +1,23 @@
-"""Turns tokens into the JSON of an answer, whole or chunk by chunk."""
+"""Turns tokens into an answer: one JSON object, or a stream of server-sent events that ends when its client leaves."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from shardmill.decode import FinishReason, TokenEvent
-from shardmill.serve.engine_worker import Done, Item
-from shardmill.serve.model import Model, Vocabulary
-from shardmill.serve.protocol import ApiError, ChatRequest, CompletionRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from shardmill.decode import FinishReason, GenerationResult, TokenEvent
+from shardmill.serve.engine_worker import Item, Job, Worker, ending
+from shardmill.serve.model import Limits, Model, Vocabulary
+from shardmill.serve.protocol import ApiError, ChatRequest, ClientGoneError, CompletionRequest, client_gone
 
 LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
 
@@ -158,12 +164,12 @@ class Answer:
             "system_fingerprint": model.fingerprint or None,
         }
 
-    def whole(self, items: list[Item], done: Done) -> Json:
+    def whole(self, items: list[Item], done: GenerationResult) -> Json:
         """Return the answer as one object, from all items of a job."""
         text, rows = self._digest(items)
         logprobs = None if self._log is None else self._shape.logprobs(rows)
-        choice = self._choice(self._shape.whole(text), logprobs, FINISH[done.result.finish_reason])
-        return self._object(self._shape.whole_name, [choice]) | {"usage": usage(done)} | self._figures(done)
+        choice = self._choice(self._shape.whole(text), logprobs, FINISH[done.finish_reason])
+        return self._object(self._shape.whole_name, [choice]) | {"usage": _usage(done)} | self._figures(done)
 
     def opening(self) -> Iterator[Json]:
         """Yield the chunks before the text."""
@@ -179,11 +185,11 @@ class Answer:
         done = items[-1]
         if isinstance(done, ApiError):
             yield done.content()
-        if isinstance(done, Done):
-            finish = FINISH[done.result.finish_reason]
+        if isinstance(done, GenerationResult):
+            finish = FINISH[done.finish_reason]
             yield self._chunk([self._choice(self._shape.piece(""), None, finish)]) | self._figures(done)
             if self._request.stream_options is not None and self._request.stream_options.include_usage:
-                yield self._chunk([]) | {"usage": usage(done)}
+                yield self._chunk([]) | {"usage": _usage(done)}
 
     def _digest(self, items: list[Item]) -> tuple[str, list[TokenLogprob]]:
         """Return the text that became final, and its log-probabilities."""
@@ -193,13 +199,13 @@ class Answer:
                 text += item.text
                 if self._log is not None:
                     self._log.push(item)
-            elif isinstance(item, Done):
-                text += item.result.tail
+            elif isinstance(item, GenerationResult):
+                text += item.tail
         self._length += len(text)
         if self._log is None:
             return text, []
         done = items[-1]
-        cut = not isinstance(done, Done) or done.result.finish_reason == "stop"
+        cut = not isinstance(done, GenerationResult) or done.finish_reason == "stop"
         return text, self._log.release(self._length) if cut else self._log.release_all()
 
     def _choice(self, content: Json, logprobs: Json | None, finish: str | None) -> Json:
@@ -211,29 +217,28 @@ class Answer:
     def _object(self, name: str, choices: list[Json]) -> Json:
         return {**self._head, "object": name, "choices": choices}
 
-    def _figures(self, done: Done) -> Json:
+    def _figures(self, done: GenerationResult) -> Json:
         """Return the requested figures of an answer and, even if not requested, a mark on lossy answers."""
         asked = self._request.shardmill
-        content = figures(done) if asked.figures else {}
+        content = _figures(done) if asked.figures else {}
         if asked.accept_top_p is not None:
             content["lossy"] = True
         return {"shardmill": content} if content else {}
 
 
-def usage(done: Done) -> Json:
+def _usage(done: GenerationResult) -> Json:
     """Return OpenAI's `usage`; an end-of-text token counts as generated."""
-    prompt, generated = done.result.prompt_tokens, len(done.result.tokens)
+    prompt, generated = done.prompt_tokens, len(done.tokens)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": done.result.reused_tokens},
+        "prompt_tokens_details": {"cached_tokens": done.reused_tokens},
     }
 
 
-def figures(done: Done) -> dict[str, Any]:
+def _figures(result: GenerationResult) -> dict[str, Any]:
     """Return the figures of an answer, for clients that send `"shardmill": {"figures": true}`."""
-    result = done.result
     return {
         "finish_reason": result.finish_reason,
         "tokens": list(result.tokens),
@@ -246,3 +251,110 @@ def figures(done: Done) -> dict[str, Any]:
         "decode_seconds": result.decode_seconds,
         "drafter_seconds": result.drafter_seconds,
     }
+
+
+log = logging.getLogger(__name__)
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+KEEPALIVE = b": keepalive\n\n"  # a comment, which readers of server-sent events ignore
+T = TypeVar("T")
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for `work` and return its result.
+
+    Raises:
+        ClientGoneError: the client left first; `work` is cancelled.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError("the client closed the connection")
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def send_chunk(send: Send, body: bytes, stall: float, *, more: bool = True) -> None:
+    """Send a piece of an answer.
+
+    `asyncio.wait_for` is not enough: up to Python 3.11 it loses a cancellation that arrives together with the result,
+    and the answer would run on unread.
+
+    Raises:
+        TimeoutError: the client read nothing for `stall` seconds.
+    """
+    async with asyncio.timeout(stall):
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def take_all(job: Job) -> list[Item]:
+    """Take a job's items until it ends, and return them."""
+    items = await job.take()
+    while ending(items) is None:
+        items += await job.take()
+    return items
+
+
+class EventStream(Response):
+    """An answer as a stream, one event per chunk, with `[DONE]` or an error at the end.
+
+    The status is sent before the job's turn, and a comment whenever nothing was sent for `keepalive_seconds`, because
+    proxies cut silent connections. The job runs at its own speed. It is cancelled when the client leaves, or reads
+    nothing for `stall_seconds`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, answer: Answer, job: Job, worker: Worker, limits: Limits) -> None:
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self._answer, self._job, self._worker = answer, job, worker
+        self._stall, self._keepalive = limits.stall_seconds, limits.keepalive_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the answer."""
+        try:
+            await while_connected(receive, self._send(send))
+        except ClientGoneError:
+            pass
+        except TimeoutError:
+            log.warning("a client read nothing for %g s: its stream is closed", self._stall)
+        finally:
+            self._worker.cancel(self._job, client_gone())
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async for data in self._pieces():
+            await send_chunk(send, data, self._stall)
+        await send_chunk(send, b"", self._stall, more=False)
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        yield _events(self._answer.opening())
+        now = asyncio.get_running_loop().time
+        due = now() + self._keepalive
+        end: GenerationResult | ApiError | None = None
+        while end is None:
+            try:
+                async with asyncio.timeout_at(due):
+                    items = await self._job.take()
+            except TimeoutError:
+                data = KEEPALIVE
+            else:
+                data, end = _events(self._answer.chunks(items)), ending(items)
+            if isinstance(end, GenerationResult):
+                data += b"data: [DONE]\n\n"
+            if data:
+                yield data
+                due = now() + self._keepalive
+
+
+def _events(chunks: Iterable[Json]) -> bytes:
+    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)

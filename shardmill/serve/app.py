@@ -16,9 +16,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from shardmill.decode import SEEDS, Constraint, DecodeError, JsonSchema, Options, Sampling
-from shardmill.serve.answer import Answer
-from shardmill.serve.engine_worker import Done, Job, Work, Worker, ending
+from shardmill.decode import SEEDS, Constraint, DecodeError, GenerationResult, JsonSchema, Options, Sampling
+from shardmill.serve.answer import Answer, EventStream, take_all, while_connected
+from shardmill.serve.engine_worker import Job, Work, Worker, ending
 from shardmill.serve.http import AdmissionMiddleware, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
@@ -33,7 +33,6 @@ from shardmill.serve.protocol import (
     client_gone,
     invalid,
 )
-from shardmill.serve.stream import EventStream, take_all, while_connected
 
 
 def check_model_name(name: str, own: str) -> None:
@@ -127,7 +126,7 @@ def json_response(content: dict[str, Any], status: int = 200) -> Response:
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
-def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> Work:
+def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> Work:
     """Check a request against the model and the limits, and return the engine's work.
 
     Raises:
@@ -239,7 +238,7 @@ def _constraint(request: GenerationRequest, model: Model) -> Constraint | None:
 
 
 def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Settings) -> ASGIApp:
-    """Build the application, behind its admission middleware (Gate)."""
+    """Build the application, behind its admission middleware."""
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: waiting ones delay no others
     add_error_shape(app)
@@ -247,48 +246,30 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer(body, request, model, worker, settings, None)
+        return await answer(body, request, None)
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(body, request, model, worker, settings, chats)
+        return await answer(body, request, chats)
+
+    async def answer(body: CompletionRequest | ChatRequest, request: Request, threads: Executor | None) -> Response:
+        """Run a request. Checks and the queue come before the answer, so a refused stream has an error status."""
+
+        async def prepared() -> Work:
+            return await asyncio.get_running_loop().run_in_executor(threads, _prepare, body, model, settings)
+
+        job, form = Job(await while_connected(request.receive, prepared())), Answer(body, model)
+        worker.submit(job)
+        if body.stream:
+            return EventStream(form, job, worker, settings.limits)
+        try:
+            items = await while_connected(request.receive, take_all(job))
+        except BaseException:
+            worker.cancel(job, client_gone())
+            raise
+        end = ending(items)
+        if isinstance(end, GenerationResult):
+            return json_response(form.whole(items, end))
+        raise end or broken()
 
     return AdmissionMiddleware(app, settings, metrics)
-
-
-async def answer(
-    body: CompletionRequest | ChatRequest,
-    request: Request,
-    model: Model,
-    worker: Worker,
-    settings: Settings,
-    threads: Executor | None,
-) -> Response:
-    """Run a request. Checks and the queue come before the answer, so a refused stream has an error status.
-
-    Args:
-        body: the parsed request.
-        request: its connection.
-        model: the model to run.
-        worker: the engine's queue.
-        settings: the server's settings.
-        threads: threads for preparing the request; None for the shared default.
-    """
-
-    async def prepared() -> Work:
-        return await asyncio.get_running_loop().run_in_executor(threads, prepare, body, model, settings)
-
-    work = await while_connected(request.receive, prepared())
-    job, form = Job(work), Answer(body, model)
-    worker.submit(job)
-    if body.stream:
-        return EventStream(form, job, worker, settings.limits)
-    try:
-        items = await while_connected(request.receive, take_all(job))
-    except BaseException:
-        worker.cancel(job, client_gone())
-        raise
-    end = ending(items)
-    if isinstance(end, Done):
-        return json_response(form.whole(items, end))
-    raise end or broken()

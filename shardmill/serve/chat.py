@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,11 +18,12 @@ from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.printable import first_line
-from shardmill.serve.model import ChatTemplate, Message
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+Message = Mapping[str, Any]
+ChatTemplate = Callable[[Sequence[Message]], str]
 SECONDS = 5.0  # for one conversation; templates in use take milliseconds
 MEMORY = 1 << 30  # bytes, beyond the memory of the process when it is ready
 LONGEST = 1 << 24  # characters of a rendered conversation
@@ -59,7 +60,9 @@ class Renderer:
         """Return the text of a conversation, up to where the answer begins. Raises RenderError."""
         with self._turn:
             _, pipe = self._running or self._start()
-            return self._asked(pipe, [dict(message) for message in messages])
+            with suppress(OSError):  # the process has ended, which _answer reports
+                pipe.send([dict(message) for message in messages])
+            return self._answer(pipe, SECONDS)
 
     def _start(self) -> tuple[Any, Connection]:
         """Start the process, and wait until it has read the tokenizer."""
@@ -72,11 +75,6 @@ class Renderer:
         self._running = process, pipe
         self._answer(pipe, START_SECONDS)
         return self._running
-
-    def _asked(self, pipe: Connection, messages: list[dict[str, Any]]) -> str:
-        with suppress(OSError):  # the process has ended, which _answer reports
-            pipe.send(messages)
-        return self._answer(pipe, SECONDS)
 
     def _answer(self, pipe: Connection, seconds: float) -> str:
         """Return the process' answer. If it does not answer, kill it; the next conversation starts another process."""

@@ -22,7 +22,8 @@ from shardmill.decode import (
     create_policy,
     generate,
 )
-from shardmill.serve.model import Message, Model
+from shardmill.serve.chat import Message
+from shardmill.serve.model import Model
 from shardmill.serve.protocol import invalid
 
 

@@ -1,4 +1,4 @@
-"""The engine thread of an encoder's server: up to 64 texts a turn, in the order of arrival."""
+"""The server of an encoder: its engine thread, which reads up to 64 texts a turn, and its endpoints."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from starlette.types import ASGIApp
 
 from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, redacted
+from shardmill.serve.answer import while_connected
 from shardmill.serve.app import add_error_shape, add_pages, check_model_name, json_response
 from shardmill.serve.http import AdmissionMiddleware
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings
 from shardmill.serve.protocol import ApiError, Strict, broken, client_gone, invalid, shutting_down, too_busy
-from shardmill.serve.stream import while_connected
 
 T = TypeVar("T")
 
@@ -133,17 +133,9 @@ class EmbeddingRequest(Strict):
     user: str | None = None
 
 
-def create_encoder_app(name: str, reader: Reader, desk: EncoderWorker, metrics: Metrics, settings: Settings) -> ASGIApp:
-    """Build the application, behind its admission middleware (Gate).
-
-    Args:
-        name: the model's name for clients.
-        reader: the encoder and its tokenizer.
-        desk: the queue and the engine's thread.
-        metrics: the server's counters.
-        settings: the server's settings.
-    """
-    reader = replace(reader, before_pass=desk.check)
+def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, settings: Settings) -> ASGIApp:
+    """Build the application, behind its admission middleware; `desk` is the engine's thread and its queue."""
+    name, reader = reader.encoder.manifest["model"], replace(reader, before_pass=desk.check)
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     add_error_shape(app)
     add_pages(app, name, lambda: desk.is_well, metrics)
@@ -183,12 +175,8 @@ def _inputs(given: Any) -> Sequence[Any]:
 
 async def _answered(desk: EncoderWorker, read: Callable[[Sequence[T]], list[Row]], texts: Sequence[T]) -> list[Row]:
     """Return the results for the texts of a request."""
-    return [row for some in _turns(texts) for row in await desk.take(partial(read, some))]
-
-
-def _turns(texts: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Split a request's texts into turns; other requests may run between turns."""
-    return (texts[at : at + TURN] for at in range(0, len(texts), TURN))
+    turns = (texts[at : at + TURN] for at in range(0, len(texts), TURN))  # other requests may run between them
+    return [row for some in turns for row in await desk.take(partial(read, some))]
 
 
 def _read(reader: Reader, texts: Sequence[str], redact: bool) -> list[dict[str, Any]]:

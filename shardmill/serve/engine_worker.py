@@ -45,14 +45,7 @@ class Work:
     options: Options
 
 
-@dataclass(frozen=True)
-class Done:
-    """The end of a complete answer."""
-
-    result: GenerationResult
-
-
-Item = TokenEvent | Done | ApiError  # an answer is events, then one Done or ApiError
+Item = TokenEvent | GenerationResult | ApiError  # an answer is events, then the result or an error
 
 
 class Job:
@@ -60,6 +53,7 @@ class Job:
 
     Attributes:
         submitted: `time.perf_counter` at creation.
+        cancelled: why the job must end early; None if it need not.
     """
 
     def __init__(self, work: Work) -> None:
@@ -69,16 +63,11 @@ class Job:
         self._ready = asyncio.Event()
         self._lock = threading.Lock()
         self._items: list[Item] = []
-        self._cancelled: ApiError | None = None
-
-    @property
-    def cancelled(self) -> ApiError | None:
-        """Return why the job must end early; None if it need not."""
-        return self._cancelled
+        self.cancelled: ApiError | None = None
 
     def cancel(self, reason: ApiError) -> None:
         """Request an early end; the worker checks before every pass."""
-        self._cancelled = self._cancelled or reason
+        self.cancelled = self.cancelled or reason
 
     def put(self, item: Item) -> None:
         """Add an item to the answer; called by the worker thread. Never blocks."""
@@ -100,7 +89,7 @@ class Job:
                 return items
 
 
-def ending(items: list[Item]) -> Done | ApiError | None:
+def ending(items: list[Item]) -> GenerationResult | ApiError | None:
     """Return the last of `items` if it ends the answer, otherwise None."""
     last = items[-1]
     return None if isinstance(last, TokenEvent) else last
@@ -275,14 +264,15 @@ class Worker:
             if isinstance(event, GenerationResult):
                 self._metrics.request_seconds.observe(time.perf_counter() - job.submitted)
                 self._metrics.completed(work.drafter, event)
-                job.put(Done(event))
+                job.put(event)
                 return
             if isinstance(event, TokenEvent):
                 if awaited:
                     self._metrics.first_token_seconds.observe(time.perf_counter() - job.submitted)
                 awaited = False
                 job.put(event)
-            _stop_if_cancelled(job)
+            if job.cancelled is not None:
+                raise _CancelledError
 
     def _helpers_for(self, name: str) -> tuple[Drafter, DraftPolicy]:
         """Return the resident drafter of that name, and its policy, which has learned how good its drafts are."""
@@ -305,8 +295,3 @@ class Worker:
             self.error = error
             self.refuse()
             self.stop()
-
-
-def _stop_if_cancelled(job: Job) -> None:
-    if job.cancelled is not None:
-        raise _CancelledError

@@ -1,17 +1,22 @@
-"""What the server serves: its settings, and a built model as requests see it."""
+"""What the server serves: its settings, and a built model as requests see it, loaded."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shardmill.decode import ContextPolicy, Engine, GrammarTokenizer, Session
-from shardmill.files import parse_json
+from shardmill import machine
+from shardmill.checkpoint.tokenizer import read_tokenizer
+from shardmill.decode import ContextPolicy, Engine, GrammarTokenizer, Session, choose_layout
+from shardmill.files import digest, parse_json
+from shardmill.runtime import process
+from shardmill.runtime.manifest import read_manifest, verify_width
+from shardmill.serve.chat import ChatTemplate, load_template, turn_end
 from shardmill.serve.protocol import invalid
 
 if TYPE_CHECKING:
@@ -116,10 +121,6 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
 
-Message = Mapping[str, Any]
-ChatTemplate = Callable[[Sequence[Message]], str]
-
-
 @dataclass(frozen=True)
 class Model:
     """A resident model.
@@ -189,3 +190,46 @@ class Model:
         """Decode tokens of a text."""
         text: str = self.tokenizer.decode(tokens)
         return text
+
+
+def load_model(
+    build: Path,
+    draft_build: Path | None,
+    precision: str,
+    context_policy: ContextPolicy = "stop",
+    chat_template: Path | None = None,
+) -> Model:
+    """Load a built model, and its draft model if it has one.
+
+    Args:
+        build: folder of a finished build.
+        draft_build: the draft model's build folder.
+        precision: the portable engine's precision, "fp32" or "fp16"; ignored on Core ML.
+        context_policy: what happens when the context is full, also for the draft model.
+        chat_template: a file with a chat template to use instead of the checkpoint's.
+
+    Raises:
+        DecodeError: the context is too small to slide.
+        ShardmillError: a folder is not a finished build, or a file in it can't be loaded.
+    """
+    manifest = read_manifest(build)
+    choose_layout(context_policy, manifest["context"], verify_width(manifest))
+    tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
+    template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
+    end = turn_end(template, tokenizer) if template else None
+    engine = process.load_engine(build, precision)
+    ends = tuple(dict.fromkeys(manifest["eos_token_ids"]))
+    return Model(
+        name=manifest["model"],
+        tokenizer=tokenizer,
+        template=template,
+        engine=engine,
+        engine_name=machine.engine()["name"],
+        eos=ends if end is None or end in ends else (*ends, end),
+        draft_session=Session(process.load_engine(draft_build, precision), context_policy=context_policy)
+        if draft_build
+        else None,
+        fingerprint=digest(manifest),
+        tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
+        threads=getattr(engine, "threads", None),
+    )

@@ -11,22 +11,127 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardmill import machine
 from shardmill.errors import ShardmillError
-from shardmill.runtime.bundles import report_load
+from shardmill.runtime.bundles import on_program_load, report_load
 from shardmill.runtime.label import Reader
-from shardmill.serve.app import create_app
+from shardmill.serve.app import create_app, json_response
 from shardmill.serve.encoder import EncoderWorker, create_encoder_app
 from shardmill.serve.engine_worker import Worker
-from shardmill.serve.http import Connection, IdleConnections
-from shardmill.serve.loading import FIRST_PASSES, LoadedApp, LoadingApp
+from shardmill.serve.http import AdmissionMiddleware, Connection, IdleConnections, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
+from shardmill.serve.protocol import ApiError
+
+RETRY_AFTER = 5  # seconds
+FIRST_PASSES = "the first pass of every width"
+
+
+@dataclass(frozen=True)
+class LoadedApp:
+    """A loaded model, ready for serving: the application, its worker, and the line that announces it."""
+
+    app: ASGIApp
+    worker: Worker | EncoderWorker
+    greeting: str
+
+
+class LoadingApp:
+    """An application that answers 503 during loading, and then delegates to the loaded application.
+
+    Args:
+        make: loads the model; runs in a separate thread.
+        programs: number of programs that it loads.
+        settings: the server's settings.
+        announce: receives the greeting when requests are answered.
+
+    Attributes:
+        stop: ends the server; called if the load fails.
+        error: the error of the load or the worker.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], LoadedApp],
+        programs: int,
+        settings: Settings,
+        announce: Callable[[str], None],
+    ) -> None:
+        self._make, self._of, self._announce = make, programs, announce
+        self.stop: Callable[[], None] = lambda: None
+        self._app: ASGIApp = AdmissionMiddleware(self._starting, settings, Metrics())
+        self._part, self._name = 0, ""
+        self._worker: Worker | EncoderWorker | None = None
+        self._closing = False
+        self._lock = threading.Lock()
+        self.error: Exception | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on to the loaded application."""
+        await self._app(scope, receive, send)
+
+    def load(self) -> None:
+        """Load the model and start serving it."""
+        try:
+            with on_program_load(self._begins):
+                ready = self._make()
+            with self._lock:
+                if self._closing:
+                    return
+                ready.worker.stop = self._ended
+                ready.worker.start()
+                self._worker, self._app = ready.worker, ready.app
+            self._announce(ready.greeting)
+        except Exception as error:
+            self.error = error
+            self.stop()
+
+    def _ended(self) -> None:
+        """End the server, because its worker has ended."""
+        self.error = self._worker.error if self._worker else None
+        self.stop()
+
+    def refuse(self) -> None:
+        """Accept no more requests, and no loaded model."""
+        with self._lock:
+            self._closing = True
+        if self._worker is not None:
+            self._worker.refuse()
+
+    def cancel_running(self) -> None:
+        """Cancel the running request."""
+        if self._worker is not None:
+            self._worker.cancel_running()
+
+    def close(self, timeout: float) -> None:
+        """Close the worker, if the model is loaded."""
+        self.refuse()
+        if self._worker is not None:
+            self._worker.close(timeout)
+
+    def _begins(self, name: str) -> None:
+        self._part, self._name = min(self._part + 1, self._of), name
+
+    async def _starting(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/health":
+            state = {"status": "starting", "part": self._part, "of": self._of, "name": self._name}
+            await json_response(state, 503)(scope, receive, send)
+            return
+        error = ApiError(
+            503,
+            f"the model is being loaded, program {self._part} of {self._of}: try again later",
+            kind="server_error",
+            code="starting",
+            headers={"Retry-After": str(RETRY_AFTER)},
+        )
+        await respond(error)(scope, receive, send)
+
 
 LAST_WORDS = 2.0  # seconds for sending answers after the engine has stopped
 
@@ -64,34 +169,46 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    load: Callable[[], Model], settings: Settings, announce: Callable[[str], None], warming: int | None = None
+    load: Callable[[], Model | Reader],
+    settings: Settings,
+    announce: Callable[[str], None],
+    warming: int | None = None,
 ) -> None:
-    """Serve until a signal ends it.
+    """Serve a decoder or an encoder until a signal ends it.
 
     Args:
-        load: builds the model; called when the address is known to be free.
+        load: loads the model; called when the address is known to be free.
         settings: the server's settings.
         announce: receives the line with the server's address.
         warming: the number of programs to load, for a server that listens during loading; None for a server that
-            listens
-            after it.
+            listens after it.
 
     Raises:
         ShardmillError: the address can't be used, or `load` failed.
     """
-    _serve(partial(_ready, load, settings), settings, announce, warming)
+    listener = bind(settings)
+    make = partial(_ready, load, settings, listener)
+    try:
+        if warming is None:
+            ready = make()
+            server = around(ready.app, ready.worker, settings, lambda: announce(ready.greeting))
+            ready.worker.start()
+            _serve_until_signal(server, ready.worker, listener)
+        else:
+            starting = LoadingApp(make, warming, settings, announce)
+            loader = threading.Thread(target=starting.load, name="loader", daemon=True)  # ends with the process
+            _serve_until_signal(around(starting, starting, settings, loader.start), starting, listener)
+    finally:
+        listener.close()
 
 
-def serve_encoder(
-    load: Callable[[], Reader], settings: Settings, announce: Callable[[str], None], warming: int | None = None
-) -> None:
-    """Serve an encoder until a signal ends it; arguments and errors are the same as for `serve`."""
-    _serve(partial(_ready_encoder, load, settings), settings, announce, warming)
-
-
-def _ready(load: Callable[[], Model], settings: Settings, listener: socket.socket) -> LoadedApp:
-    """Load a decoder and run every width once."""
+def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: socket.socket) -> LoadedApp:
+    """Load a model, and run every width of a decoder once."""
     model, metrics = load(), Metrics()
+    if isinstance(model, Reader):
+        encoder, desk = model.encoder, EncoderWorker(metrics, settings.limits.queue)
+        greeting = _greeting(encoder.manifest["model"], machine.engine()["name"], encoder.threads, settings, listener)
+        return LoadedApp(create_encoder_app(model, desk, metrics, settings), desk, greeting)
     report_load(FIRST_PASSES)
     worker = Worker(
         model,
@@ -101,45 +218,8 @@ def _ready(load: Callable[[], Model], settings: Settings, listener: socket.socke
         draft_table=settings.draft_table,
         context_policy=settings.context_policy,
     )
-    return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting(model, settings, listener))
-
-
-def _ready_encoder(load: Callable[[], Reader], settings: Settings, listener: socket.socket) -> LoadedApp:
-    reader, metrics = load(), Metrics()
-    desk = EncoderWorker(metrics, settings.limits.queue)
-    name = reader.encoder.manifest["model"]
-    app = create_encoder_app(name, reader, desk, metrics, settings)
-    return LoadedApp(app, desk, _greeting(name, machine.engine()["name"], reader.encoder.threads, settings, listener))
-
-
-def _serve(
-    make: Callable[[socket.socket], LoadedApp], settings: Settings, announce: Callable[[str], None], warming: int | None
-) -> None:
-    listener = bind(settings)
-    try:
-        if warming is not None:
-            _serve_warming(partial(make, listener), settings, announce, warming, listener)
-            return
-        ready = make(listener)
-        server = around(ready.app, ready.worker, settings, lambda: announce(ready.greeting))
-        ready.worker.start()
-        _serve_until_signal(server, ready.worker, listener)
-    finally:
-        listener.close()
-
-
-def _serve_warming(
-    make: Callable[[], LoadedApp],
-    settings: Settings,
-    announce: Callable[[str], None],
-    programs: int,
-    listener: socket.socket,
-) -> None:
-    """Listen first, and load the model meanwhile."""
-    warming = LoadingApp(make, programs, settings, announce)
-    loader = threading.Thread(target=warming.load, name="loader", daemon=True)  # ends with the process
-    server = around(warming, warming, settings, loader.start)
-    _serve_until_signal(server, warming, listener)
+    greeting = _greeting(model.name, model.engine_name, model.threads, settings, listener)
+    return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting)
 
 
 def _serve_until_signal(server: Server, worker: Worker | EncoderWorker | LoadingApp, listener: socket.socket) -> None:
@@ -190,12 +270,8 @@ def bind(settings: Settings) -> socket.socket:
     return listener
 
 
-def greeting(model: Model, settings: Settings, listener: socket.socket) -> str:
-    """Return the line with the server's address."""
-    return _greeting(model.name, model.engine_name, model.threads, settings, listener)
-
-
 def _greeting(name: str, engine: str, threads: int | None, settings: Settings, listener: socket.socket) -> str:
+    """Return the line with the server's address."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     using = f" ({threads} thread{'s' * (threads > 1)})" if threads else ""
     return f"serving {name} on the {engine} engine{using} at http://{host}:{listener.getsockname()[1]}/v1"

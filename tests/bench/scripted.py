@@ -59,7 +59,7 @@ def model(engine: Counter | None = None) -> Model:
 
 if __name__ == "__main__":
     from shardmill import cli
-    from shardmill.serve import loading
+    from shardmill.serve import model as serving
 
-    loading.load_model = lambda *_: model()  # type: ignore[assignment]
+    serving.load_model = lambda *_: model()  # type: ignore[assignment]
     cli.main()

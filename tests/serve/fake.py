@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from shardmill.serve.model import Message, Model
+from shardmill.serve.chat import Message
+from shardmill.serve.model import Model
 
 CHARACTERS = [c.encode() for c in "etaoin shrdlu.,ABé東🙂"]
 VOCAB = 257

@@ -21,9 +21,8 @@ from shardmill.serve import server
 from shardmill.serve.chat import load_template
 from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.engine_worker import Worker
-from shardmill.serve.loading import load_model
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.model import Settings
+from shardmill.serve.model import Settings, load_model
 from shardmill.serve.protocol import ApiError
 
 from .fake import END, NAME, Speaker, byte_tokenizer, fake_model

@@ -41,7 +41,7 @@ def running(reader: Reader) -> Iterator[Running]:
     settings, metrics = Settings(port=0), Metrics()
     desk = EncoderWorker(metrics, settings.limits.queue)
     listener, up = bind(settings), threading.Event()
-    app = create_encoder_app("tiny", reader, desk, metrics, settings)
+    app = create_encoder_app(reader, desk, metrics, settings)
     server = around(app, desk, settings, up.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

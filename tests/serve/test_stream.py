@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from starlette.types import Message
 
 from shardmill.decode import DecodeError, create_drafter
+from shardmill.serve.answer import KEEPALIVE, send_chunk, while_connected
 from shardmill.serve.model import Limits, Settings
 from shardmill.serve.protocol import ClientGoneError
-from shardmill.serve.stream import KEEPALIVE, send_chunk, while_connected
 
 from .fake import VOCAB, Speaker, fake_model
 from .running import Running, ask, running, wait_until

@@ -21,9 +21,8 @@ import pytest
 from shardmill.errors import ShardmillError
 from shardmill.runtime.bundles import report_load
 from shardmill.runtime.label import Reader
-from shardmill.serve.loading import FIRST_PASSES
 from shardmill.serve.model import Model, Settings
-from shardmill.serve.server import serve, serve_encoder
+from shardmill.serve.server import FIRST_PASSES, serve
 
 from .fake import Speaker, byte_tokenizer, fake_model
 from .running import PATIENCE, ask, wait_until
@@ -59,15 +58,15 @@ class Slow:
 class Served:
     """`serve` in a thread."""
 
-    def __init__(self, load: Callable[[], Any], port: int, run: Any = serve) -> None:
-        self.serve, self.port, self.said, self.raised = run, port, [], []  # type: ignore[var-annotated]
+    def __init__(self, load: Callable[[], Any], port: int) -> None:
+        self.port, self.said, self.raised = port, [], []  # type: ignore[var-annotated]
         self.thread = threading.Thread(target=self.run, args=(load,), daemon=True)
         self.thread.start()
         wait_until(self.listens)
 
     def run(self, load: Callable[[], Any]) -> None:
         try:
-            self.serve(load, Settings(port=self.port), self.said.append, warming=len(PROGRAMS))
+            serve(load, Settings(port=self.port), self.said.append, warming=len(PROGRAMS))
         except ShardmillError as error:
             self.raised.append(str(error))
 
@@ -145,7 +144,7 @@ def test_an_encoder_too_is_served_as_soon_as_it_is_loaded(port: int) -> None:
         encoder: Any = SimpleNamespace(manifest={"model": "tiny"}, threads=None)
         return Reader(encoder, byte_tokenizer(), None)
 
-    up = Served(load, port, serve_encoder)
+    up = Served(load, port)
     state = {"status": "starting", "part": 1, "of": 3, "name": "encoder_64"}
     wait_until(lambda: up.health() == (503, state))
     gate.set()
@@ -159,14 +158,14 @@ from shardmill import cli
 from shardmill.commands import serve
 from shardmill.runtime.label import Reader
 from shardmill.runtime.bundles import report_load
-from shardmill.serve import loading
+from shardmill.serve import model
 
 def stuck(*_):
     report_load("layers_00_02")
     print("loading", flush=True)
     time.sleep(3600)
 
-loading.load_model, serve._programs = stuck, lambda *_: 3
+model.load_model, serve._programs = stuck, lambda *_: 3
 serve.holds_encoder = lambda _: False
 cli.main()
 """
