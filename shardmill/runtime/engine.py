@@ -281,15 +281,7 @@ class Encoder:
 
 
 def load_encoder(build: Path, precision: str = "fp16") -> Encoder:
-    """Load the encoder of a finished build folder.
-
-    Args:
-        build: the folder.
-        precision: the portable engine's precision, "fp16" as the Neural Engine computes or "fp32"; ignored on Core ML.
-
-    Raises:
-        ShardmillError: if the folder is not a finished build of an encoder.
-    """
+    """Load the encoder of a finished build folder; see `load`."""
     manifest = loadable(read_manifest(build, ENCODER), build)
     with load_programs_as(precision):
         return Encoder(manifest, build)

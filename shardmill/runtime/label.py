@@ -174,11 +174,7 @@ class Classified:
 
 
 def load_reader(build: Path, precision: str) -> Reader:
-    """Return the reader of a finished build folder, whose programs run in a separate process.
-
-    Args:
-        build: the folder.
-        precision: the portable engine's precision, "fp32" or "fp16"; ignored on Core ML.
+    """Return the reader of a build folder, whose programs run in a separate process; see `process.Process`.
 
     Raises:
         ShardmillError: if the folder is not a finished build of an encoder.

@@ -62,7 +62,7 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
     try:
         content: dict[str, Any] = load_json(file)
         encodes = isinstance(content, dict) and MARK in content
-        wrong = next(faults(content, COMPLETE_ENCODER if encodes and kinds is COMPLETE else kinds), None)
+        wrong = _fault(content, COMPLETE_ENCODER if encodes and kinds is COMPLETE else kinds)
     except OSError as error:
         why = error.strerror
         raise ShardmillError(f"{file} can't be read ({why}); build the model first: snakemake --cores 4 all") from error
@@ -84,32 +84,26 @@ def holds_encoder(build: Path) -> bool:
     return isinstance(content, dict) and MARK in content
 
 
-def faults(content: Any, kinds: Keys) -> Iterator[str]:
-    """Yield the reasons why parsed JSON is not a manifest of this FORMAT."""
+def _fault(content: Any, kinds: Keys) -> str:
+    """Return why parsed JSON is not a manifest of this FORMAT; "" if it is one."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        yield f"its format is not {FORMAT}"
-        return
-    wrong = [key for key, kind in kinds.items() if not isinstance(content.get(key), kind)]
-    if wrong:
-        yield f"{wrong[0]} is missing or has the wrong type"
-        return
-    missing = [key for key in DISTANCES[MARK in kinds] if key not in content]
-    if missing:
-        yield f"{missing[0]} is missing"
-        return
-    schema_says = _breaks_schema(content, [*kinds])
-    if schema_says:
-        yield schema_says
-        return
+        return f"its format is not {FORMAT}"
+    for key, kind in kinds.items():
+        if not isinstance(content.get(key), kind):
+            return f"{key} is missing or has the wrong type"
+    for key in DISTANCES[MARK in kinds]:
+        if key not in content:
+            return f"{key} is missing"
+    if schema_says := _breaks_schema(content, [*kinds]):
+        return schema_says
     if not _ascend(content):
-        yield "contexts are not ascending numbers of slots below context"
-    yield from (
-        f"inputs of {part['name']} do not fit {key}" for part in content["parts"] for key in _misfits(content, part)
-    )
+        return "contexts are not ascending numbers of slots below context"
+    for part in content["parts"]:
+        for key in _misfits(content, part):
+            return f"inputs of {part['name']} do not fit {key}"
     if not _follow(content["parts"]):
-        yield f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers"
-    if not all(_names_files(entry) for entry in entries(content)):
-        yield "an entry has no valid path or no valid hashes"
+        return f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers"
+    return "" if all(map(_names_files, entries(content))) else "an entry has no valid path or no valid hashes"
 
 
 def _breaks_schema(content: Mapping[str, Any], keys: Sequence[str]) -> str:

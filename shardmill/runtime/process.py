@@ -43,11 +43,6 @@ SECONDS = 0.15  # of measuring for each number of threads, or one pass of each w
 GAIN = 0.95  # more threads must reduce the time to at most this share: other work soon makes them slower
 
 
-def choose_threads(engine: Engine) -> None:
-    """Set the number of threads with which the engine is fastest, unless a person or Core ML decides."""
-    fastest_threads(lambda: _seconds_for_passes(engine))
-
-
 def fastest_threads(measure: Callable[[], float]) -> None:
     """Set the number of threads with which `measure` returns the least time, unless a person or Core ML decides."""
     if is_portable() and CHOSEN_BY_HAND not in os.environ:
@@ -66,7 +61,7 @@ def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], Non
     return best
 
 
-def _seconds_for_passes(engine: Engine) -> float:
+def seconds_for_passes(engine: Engine) -> float:
     """Return the time of the fastest one-token pass plus the fastest widest decode pass, without the LM head."""
     total, widths = 0.0, {1, engine.verify}
     for width in widths:
@@ -256,7 +251,7 @@ def main() -> None:
             with quiet_coremltools(), bundles.on_program_load(lambda name: connection.send((0, LOADING, name))):
                 model: Any = load_encoder(build, precision) if holds_encoder(build) else load(build, precision)
                 if isinstance(model, Engine):
-                    choose_threads(model)
+                    fastest_threads(partial(seconds_for_passes, model))
         except Exception as error:
             connection.send((0, FAILED, _portrait(error)))
             return

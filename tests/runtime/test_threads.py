@@ -9,7 +9,7 @@ from bench.folder import build_folder
 from shardmill import machine
 from shardmill.models.host import NEVER
 from shardmill.runtime import engine, process
-from shardmill.runtime.process import choose_threads, fastest, timings
+from shardmill.runtime.process import fastest, fastest_threads, seconds_for_passes, timings
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_a_person_s_choice_stands(
     monkeypatch.setattr(process, "fastest", lambda measure, most, choose: 7 if measure() > 0 else 0)
     loaded = engine.load(build_folder(built, tmp_path_factory.mktemp("threads")))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    choose_threads(loaded)
+    fastest_threads(lambda: seconds_for_passes(loaded))
     assert chosen == []
     monkeypatch.delenv("OMP_NUM_THREADS")
-    choose_threads(loaded)
+    fastest_threads(lambda: seconds_for_passes(loaded))
     assert chosen == [7]
     assert (loaded.host.held == NEVER).all()
