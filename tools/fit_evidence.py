@@ -33,7 +33,7 @@ from torch.nn.functional import cross_entropy
 from shardmill.decode.drafters.follow import ONCE, Followers
 from shardmill.decode.drafters.learned import FILE, OFTEN, FollowerCounts, LearnedDrafter, situation
 from shardmill.decode.drafters.learned import parse as parse_evidence
-from shardmill.decode.verify import agreement
+from shardmill.decode.generate import agreement
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "__pycache__"}
 PROMPT, OUTPUT = 30, 470  # tokens of a text

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardmill import files as shardmill_files
 from shardmill.decode import Drafter
-from shardmill.decode.verify import agreement
+from shardmill.decode.generate import agreement
 from shardmill.errors import ShardmillError
 
 

@@ -24,7 +24,7 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
 from shardmill.decode.drafters import DRAFT_MODEL
-from shardmill.decode.verify import agreement
+from shardmill.decode.generate import agreement
 from shardmill.runtime.manifest import read_manifest, verify_width
 
 log = logging.getLogger(__name__)

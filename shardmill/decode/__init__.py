@@ -8,8 +8,9 @@ from shardmill.decode.constraint import Constraint, GrammarTokenizer, JsonSchema
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.engine import DecodeError, Engine
-from shardmill.decode.generate import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent, generate, run
+from shardmill.decode.generate import generate, run
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
+from shardmill.decode.request import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent
 from shardmill.decode.sampler import SEEDS, Sampling
 from shardmill.decode.session import ContextPolicy, Session, check_prompt, choose_layout
 from shardmill.decode.text import Detokenize

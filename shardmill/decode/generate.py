@@ -2,129 +2,158 @@
 
 An event is yielded as soon as its token is final; the last item is the result. For any drafter and policy, greedy
 tokens equal the tokens of plain one-token decoding, and sampled tokens have the model's distribution.
+
+A pass feeds `[pending, d1 .. dk]`. Row i contains the logits after the i-th fed token, so d(i+1) is right when row i
+chooses it, and the row after the last right draft chooses the bonus token. A pass emits 1..k+1 tokens.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-from shardmill.decode.constraint import Constraint
 from shardmill.decode.drafters import EMPTY, Draft, Drafter, RequestInfo
-from shardmill.decode.drafters.base import NoDrafter, shorten, usable
-from shardmill.decode.engine import DecodeError
+from shardmill.decode.drafters.base import NoDrafter
+from shardmill.decode.engine import DecodeError, Logits
 from shardmill.decode.policies import UNSTATED, DraftPolicy, PassReport, create_policy, worth_drafting
-from shardmill.decode.sampler import Sampler, Sampling, log_probabilities
+from shardmill.decode.request import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent
+from shardmill.decode.sampler import Sampler, log_probabilities
 from shardmill.decode.session import Prefill, Session
-from shardmill.decode.text import Detokenize, TextStream
-from shardmill.decode.verify import Verified, agreement, verify_draft
+from shardmill.decode.text import TextStream
 
 
-@dataclass(frozen=True)
-class Options:
-    """How a request is decoded, apart from its prompt and length.
+def usable(draft: Draft, limit: int, vocab: int) -> Draft:
+    """Return the part of `draft` that an engine can verify, so that no drafter can break decoding.
 
-    Attributes:
-        detokenize: tokens of a text -> the text; incomplete characters become U+FFFD, as in every tokenizer.
-        stop: strings that end the output; they need `detokenize`.
-        constraint: a grammar that the output must obey; a new one for every request.
-        top_logprobs: report each token's log-probability and this many of the likeliest; None: neither.
-        guard_margin: see `verify.verify`; 0 switches the guard off.
-        private: the drafter may keep nothing of this request and use nothing kept from other requests.
+    It ends at `limit`, or before the first token outside the vocabulary. Confidences that do not fit the tokens are
+    dropped. Drawn tokens can't be verified without fitting distributions; without them the result is empty.
     """
+    tokens = draft.tokens[:limit]
+    length = next((i for i, token in enumerate(tokens) if not 0 <= token < vocab), len(tokens))
+    if draft.distributions is not None and draft.distributions.shape != (len(draft.tokens), vocab):
+        return EMPTY
+    sure = draft.confidence
+    if sure and (len(sure) != len(draft.tokens) or not all(0 <= c <= 1 for c in sure)):
+        draft = replace(draft, confidence=())
+    return shorten(draft, length)
 
-    sampling: Sampling = field(default_factory=Sampling)
-    detokenize: Detokenize | None = None
-    stop: Sequence[str] = ()
-    constraint: Constraint | None = None
-    top_logprobs: int | None = None
-    guard_margin: float = 0.0
-    private: bool = False
 
-
-FinishReason = Literal["eos", "length", "context", "stop"]
+def shorten(draft: Draft, length: int) -> Draft:
+    """Return the first `length` tokens of `draft`, with their confidences and distributions."""
+    if length >= len(draft.tokens):
+        return draft
+    distributions = None if draft.distributions is None else draft.distributions[:length]
+    return replace(
+        draft, tokens=draft.tokens[:length], confidence=draft.confidence[:length], distributions=distributions
+    )
 
 
 @dataclass(frozen=True)
-class PrefillEvent:
-    """Progress after a pass of the prompt: `held` of its `total` tokens are in the slots. The caller may stop here."""
+class Outcome:
+    """The tokens that a pass emits; the first `accepted` tokens are drafts."""
 
-    held: int
-    total: int
+    tokens: tuple[int, ...]
+    accepted: int
 
 
-@dataclass(frozen=True)
-class TokenEvent:
-    """One emitted token.
+def accept(
+    choose: Callable[[int], int],
+    draft: Sequence[int],
+    eos: Collection[int],
+    ends: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Accept the longest prefix of `draft` that equals the model's choices.
 
-    Attributes:
-        from_draft: True if the drafter had proposed it.
-        text: text that became final with it; empty without a detokeniser, or while text is held back.
-        logprob: the model's log-probability for the token, before temperature and filters; None unless requested.
-        top: the model's likeliest tokens and their log-probabilities.
-        start: offset in the text at which this token's text begins, in characters.
-        end: offset of the end of this token's text, including a partial character or stop string. A later token that
-            completes a character may have a lower `end`; the lower value then applies to this token too.
+    Args:
+        choose: returns the model's token after fed token i; called in order, and never past the first wrong draft.
+        draft: the k tokens fed after the pending one.
+        eos: tokens that end the text; if one is accepted the pass ends there, without a bonus token.
+        ends: called after each accepted token; returns whether the text ends there for another reason.
     """
+    tokens: list[int] = []
+    for i, drafted in enumerate(draft):
+        token = choose(i)
+        tokens.append(token)
+        if token != drafted:
+            return Outcome(tuple(tokens), i)
+        if token in eos or ends():
+            return Outcome(tuple(tokens), i + 1)
+    tokens.append(choose(len(draft)))
+    return Outcome(tuple(tokens), len(draft))
 
-    token: int
-    from_draft: bool
-    text: str = ""
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    start: int = 0
-    end: int = 0
+
+def agreement(draft: Sequence[int], emitted: Sequence[int]) -> int:
+    """Return how many tokens of `draft`, counted from the first, equal the emitted ones."""
+    for i, (drafted, token) in enumerate(zip(draft, emitted, strict=False)):
+        if drafted != token:
+            return i
+    return min(len(draft), len(emitted))
 
 
 @dataclass(frozen=True)
-class GenerationResult:
-    """The output of a request, and its cost.
+class Verified:
+    """The output and the cost of a pass.
 
     Attributes:
-        tokens: emitted tokens, including a final EOS; the first comes from the prefill.
-        text: their text up to the stop string, if there is a detokeniser.
-        tail: the end of `text` that no event carried, held back because it might have changed or begun a stop string.
-        finish_reason: "eos", "length" (max_new_tokens), "context" (slots used up) or "stop" (a stop string, or a
-            grammar that is complete).
-        prompt_tokens: length of the prompt.
-        reused_tokens: prompt tokens that were reused from the KV cache.
-        prefill_passes: engine calls for the prompt.
-        accepted: drafts accepted, per decode pass.
-        drafted: drafts verified, per decode pass.
-        pass_seconds: the engine's time, per decode pass.
-        verified_again: rows that the exactness guard ran again alone.
-        prefill_seconds: the engine's time for the prompt.
-        decode_seconds: from the end of the prefill to the last token, without the time that the caller took between
-            tokens.
-        drafter_seconds: time for proposing and observing.
+        tokens: the tokens that the pass emits.
+        rows: for each token, the logits [V] that decided it.
+        accepted: how many of the tokens are drafts.
+        verified_again: rows that were run again alone.
+        seconds: the engine's time for the pass, without `guard_seconds`.
+        guard_seconds: the engine's time for running rows again.
     """
 
     tokens: tuple[int, ...]
-    text: str
-    tail: str
-    finish_reason: FinishReason
-    prompt_tokens: int
-    reused_tokens: int
-    prefill_passes: int
-    accepted: tuple[int, ...]
-    drafted: tuple[int, ...]
-    pass_seconds: tuple[float, ...]
-    verified_again: int
-    prefill_seconds: float
-    decode_seconds: float
-    drafter_seconds: float
+    rows: tuple[Logits, ...]
+    accepted: int
+    verified_again: int = 0
+    seconds: float = 0.0
+    guard_seconds: float = 0.0
 
-    @property
-    def passes(self) -> int:
-        """Return the number of decode passes."""
-        return len(self.accepted)
 
-    @property
-    def tokens_per_pass(self) -> float:
-        """Return the decoded tokens per decode pass; 0 without a pass."""
-        return (len(self.tokens) - 1) / self.passes if self.passes else 0.0
+def verify_draft(
+    session: Session,
+    pending: int,
+    draft: Draft,
+    sampler: Sampler,
+    *,
+    eos: Collection[int],
+    guard_margin: float = 0.0,
+) -> Verified:
+    """Feed `[pending, *draft]`, commit the right tokens, and return the emitted ones.
+
+    Args:
+        session: the session to feed.
+        pending: the last emitted token, which has not run yet.
+        draft: the proposed tokens.
+        sampler: chooses tokens from rows of logits.
+        eos: tokens that end the text.
+        guard_margin: rows of a wider call whose two best tokens are closer than this run again as a single token. It
+            is for engines whose rows differ in their last bits with the width of the call.
+    """
+    start = time.perf_counter()
+    rows = session.feed([pending, *draft.tokens])  # [k + 1, V]
+    seconds = time.perf_counter() - start
+    chosen: list[Logits] = []
+    guard: list[float] = []
+
+    def choose(i: int) -> int:
+        row = rows[i]
+        if draft.tokens and guard_margin > 0 and sampler.margin(row) < guard_margin:
+            start = time.perf_counter()
+            row = session.refeed(i)
+            guard.append(time.perf_counter() - start)
+        chosen.append(row)
+        if i == len(draft.tokens):
+            return sampler.next(row)
+        drawn_from = None if draft.distributions is None else draft.distributions[i]
+        return sampler.check(row, draft.tokens[i], drawn_from)
+
+    outcome = accept(choose, draft.tokens, eos, ends=lambda: sampler.finished)
+    session.commit(1 + outcome.accepted)
+    rows_used = tuple(chosen[: len(outcome.tokens)])
+    return Verified(outcome.tokens, rows_used, outcome.accepted, len(guard), seconds, sum(guard))
 
 
 Events = Generator[PrefillEvent | TokenEvent | GenerationResult, None, None]
@@ -184,8 +213,26 @@ def generate(
     Raises:
         DecodeError: an empty prompt, a prompt that is longer than the context, or invalid settings.
     """
-    prompt = [int(t) for t in prompt]  # also for arrays: drafters compare token types
-    return _events(_start(session, prompt, max_new_tokens, eos, drafter, policy, options or Options()), prompt)
+    prompt, options = [int(t) for t in prompt], options or Options()  # also for arrays: drafters compare token types
+    session.check_prompt(prompt)
+    if max_new_tokens < 1:
+        raise DecodeError(f"max_new_tokens is {max_new_tokens}: it must be at least 1")
+    if options.stop and options.detokenize is None:
+        raise DecodeError("stop strings need a detokeniser")
+    request = _Request(
+        session=session,
+        drafter=drafter or NoDrafter(),
+        policy=policy or create_policy("cost_model", session.widths),
+        sampler=Sampler(options.sampling, prompt, session.engine.vocab, options.constraint),
+        options=options,
+        eos=eos,
+        context=list(prompt),
+        prompt_tokens=len(prompt),
+        end=len(prompt) + max_new_tokens,
+        drafting=worth_drafting(max_new_tokens, options.sampling.temperature),
+        stream=TextStream(options.detokenize, options.stop, prompt) if options.detokenize else None,
+    )
+    return _events(request, prompt)
 
 
 def run(
@@ -236,35 +283,6 @@ def _prefill(request: _Request, prompt: Sequence[int]) -> Generator[PrefillEvent
     return prefill, total
 
 
-def _start(
-    session: Session,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    eos: Collection[int],
-    drafter: Drafter | None,
-    policy: DraftPolicy | None,
-    options: Options,
-) -> _Request:
-    session.check_prompt(prompt)
-    if max_new_tokens < 1:
-        raise DecodeError(f"max_new_tokens is {max_new_tokens}: it must be at least 1")
-    if options.stop and options.detokenize is None:
-        raise DecodeError("stop strings need a detokeniser")
-    return _Request(
-        session=session,
-        drafter=drafter or NoDrafter(),
-        policy=policy or create_policy("cost_model", session.widths),
-        sampler=Sampler(options.sampling, prompt, session.engine.vocab, options.constraint),
-        options=options,
-        eos=eos,
-        context=list(prompt),
-        prompt_tokens=len(prompt),
-        end=len(prompt) + max_new_tokens,
-        drafting=worth_drafting(max_new_tokens, options.sampling.temperature),
-        stream=TextStream(options.detokenize, options.stop, prompt) if options.detokenize else None,
-    )
-
-
 def _decode_pass(request: _Request) -> Verified:
     session, context = request.session, request.context
     start = time.perf_counter()
@@ -277,7 +295,11 @@ def _decode_pass(request: _Request) -> Verified:
     answered = time.perf_counter()
     request.drafter.observe(verified.tokens, verified.accepted)
     drafter_seconds = time.perf_counter() - answered + proposing
-    _count(request, draft, verified, drafter_seconds)
+    request.accepted.append(verified.accepted)
+    request.drafted.append(len(draft.tokens))
+    request.pass_seconds.append(verified.seconds + verified.guard_seconds)
+    request.verified_again += verified.verified_again
+    request.drafter_seconds += drafter_seconds
     request.policy.observe(
         PassReport(
             width=session.pass_width(1 + len(draft.tokens)),
@@ -292,14 +314,6 @@ def _decode_pass(request: _Request) -> Verified:
         )
     )
     return verified
-
-
-def _count(request: _Request, draft: Draft, verified: Verified, drafter_seconds: float) -> None:
-    request.accepted.append(verified.accepted)
-    request.drafted.append(len(draft.tokens))
-    request.pass_seconds.append(verified.seconds + verified.guard_seconds)
-    request.verified_again += verified.verified_again
-    request.drafter_seconds += drafter_seconds
 
 
 def _propose(request: _Request, most: int) -> tuple[Draft, bool]:

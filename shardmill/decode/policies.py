@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 from shardmill.decode.drafters.base import Draft
 from shardmill.decode.engine import DecodeError, Engine, decode_widths
@@ -44,12 +43,15 @@ class PassReport:
     asked: bool = True
 
 
-class DraftPolicy(Protocol):
-    """A decision, before and after each proposal, on how many tokens to verify. It affects nothing but speed."""
+def worth_drafting(max_new_tokens: int, temperature: float) -> bool:
+    """Return whether a request is long and predictable enough for drafts."""
+    return max_new_tokens >= SHORT_OUTPUT and temperature <= HOT
 
-    @property
-    def name(self) -> str:
-        """Return the policy's name in reports."""
+
+class AlwaysDraft:
+    """A policy that verifies every draft whole. No policy affects anything but speed."""
+
+    name = "always"
 
     def start(self, tokens: int) -> None:
         """Begin a request of at most `tokens` new tokens."""
@@ -59,40 +61,14 @@ class DraftPolicy(Protocol):
 
     def limit(self, most: int) -> int:
         """Return how many drafts to request, at most `most`; 0 means no drafting."""
-
-    def length(self, draft: Draft) -> int:
-        """Return how many tokens of `draft` to verify."""
-
-    def observe(self, report: PassReport) -> None:
-        """Record the outcome of a pass."""
-
-
-def worth_drafting(max_new_tokens: int, temperature: float) -> bool:
-    """Return whether a request is long and predictable enough for drafts."""
-    return max_new_tokens >= SHORT_OUTPUT and temperature <= HOT
-
-
-class AlwaysDraft:
-    """A policy that verifies every draft whole."""
-
-    name = "always"
-
-    def start(self, tokens: int) -> None:
-        """See `DraftPolicy`."""
-
-    def timed(self, width: int, seconds: float) -> None:
-        """See `DraftPolicy`."""
-
-    def limit(self, most: int) -> int:
-        """See `DraftPolicy`."""
         return most
 
     def length(self, draft: Draft) -> int:
-        """See `DraftPolicy`."""
+        """Return how many tokens of `draft` to verify."""
         return len(draft.tokens)
 
     def observe(self, report: PassReport) -> None:
-        """See `DraftPolicy`."""
+        """Record the outcome of a pass."""
 
 
 _LONG = 200  # tokens; longer requests get no larger initial amount
@@ -293,22 +269,22 @@ class CostModel:
         self._asked = False  # in the current request
 
     def start(self, tokens: int) -> None:
-        """See `DraftPolicy`."""
+        """See `AlwaysDraft`."""
         self._calibration.start()
         self._ledger.begin(tokens)
         self._asked = False
 
     def timed(self, width: int, seconds: float) -> None:
-        """See `DraftPolicy`."""
+        """See `AlwaysDraft`."""
         self._costs.add(width, seconds)
 
     def limit(self, most: int) -> int:
-        """See `DraftPolicy`."""
+        """See `AlwaysDraft`."""
         asking = self._costs.in_passes(median(self._drafter)) if self._drafter else 0.0
         return most if self._ledger.covers(asking) and not self._costs.needs_single else 0
 
     def length(self, draft: Draft) -> int:
-        """See `DraftPolicy`."""
+        """See `AlwaysDraft`."""
         best, rate = 0, 1.0
         guard = self._costs.in_passes(sum(self._guard) / len(self._guard))
         credit = _CREDIT if self._acceptance() >= self._floor else 0.0
@@ -320,7 +296,7 @@ class CostModel:
         return best
 
     def observe(self, report: PassReport) -> None:
-        """See `DraftPolicy`."""
+        """See `AlwaysDraft`."""
         self._costs.add(report.width, report.seconds)
         self._calibration.observe(report.confidence, report.right)
         gain = -self._costs.in_passes(self._drafter_seconds(report)) if report.asked else 0.0
@@ -343,17 +319,7 @@ class CostModel:
         return sum(a for _, a in self._recent) / drafted if drafted else 0.0
 
 
-__all__ = [
-    "POLICIES",
-    "AlwaysDraft",
-    "CostModel",
-    "DraftPolicy",
-    "PassReport",
-    "create_policy",
-    "measure_widths",
-    "worth_drafting",
-]
-
+DraftPolicy = AlwaysDraft | CostModel
 POLICIES = ("cost_model", "always")
 
 

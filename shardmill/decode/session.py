@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,25 +20,6 @@ SINKS = 4  # positions that a sliding context never evicts
 _LONGEST_BLOCK = 64  # the most positions that it evicts at a time
 
 
-class Layout(Protocol):
-    """A map from positions to slots."""
-
-    def slot(self, position: int) -> int:
-        """Return the slot of `position`."""
-
-    def first_visible(self, position: int) -> int:
-        """Return the first position, other than the sinks, that a query at `position` sees."""
-
-    def room(self, position: int) -> int | None:
-        """Return how many positions from `position` on have a slot; None if unlimited."""
-
-    def writable(self, position: int) -> int:
-        """Return how many positions from `position` on can be written without overwriting one that `position` sees."""
-
-    def same_window(self, position: int) -> int | None:
-        """Return how many positions from `position` on see the same first position; None if all do."""
-
-
 @dataclass(frozen=True)
 class AppendOnly:
     """A layout in which a position's slot equals the position, until the slots are used up."""
@@ -46,23 +27,23 @@ class AppendOnly:
     slots: int
 
     def slot(self, position: int) -> int:
-        """See `Layout`."""
+        """Return the slot of `position`."""
         return position
 
     def first_visible(self, position: int) -> int:
-        """See `Layout`."""
+        """Return the first position, other than the sinks, that a query at `position` sees."""
         return 0
 
     def room(self, position: int) -> int:
-        """See `Layout`."""
+        """Return how many positions from `position` on have a slot; None if unlimited, as in a ring."""
         return max(0, self.slots - position)
 
     def writable(self, position: int) -> int:
-        """See `Layout`."""
+        """Return how many positions from `position` on can be written without overwriting one that `position` sees."""
         return self.room(position)
 
     def same_window(self, position: int) -> int | None:
-        """See `Layout`."""
+        """Return how many positions from `position` on see the same first position; None if all do."""
         return None
 
 
@@ -88,26 +69,26 @@ class Ring:
         return self.slots - self.sinks
 
     def slot(self, position: int) -> int:
-        """See `Layout`."""
+        """See `AppendOnly`."""
         if position < self.sinks:
             return position
         return self.sinks + (position - self.sinks) % self.capacity
 
     def first_visible(self, position: int) -> int:
-        """See `Layout`."""
+        """See `AppendOnly`."""
         overwritten = position + self.lookahead - self.capacity  # every position below this may be overwritten
         return max(self.sinks, -(-overwritten // self.block) * self.block)
 
     def room(self, position: int) -> int | None:
-        """See `Layout`."""
+        """See `AppendOnly`."""
         return None
 
     def writable(self, position: int) -> int:
-        """See `Layout`. The result is at least `lookahead`, and larger right after the window has slid."""
+        """See `AppendOnly`. The result is at least `lookahead`, and larger right after the window has slid."""
         return self.first_visible(position) + self.capacity - position
 
     def same_window(self, position: int) -> int | None:
-        """See `Layout`."""
+        """See `AppendOnly`."""
         first = self.first_visible(position)
         last = first // self.block * self.block - self.lookahead + self.capacity
         return last - position + 1
@@ -115,7 +96,7 @@ class Ring:
 
 def choose_layout(
     policy: ContextPolicy, slots: int, lookahead: int, *, sinks: int = SINKS, block: int | None = None
-) -> Layout:
+) -> AppendOnly | Ring:
     """Return the layout of a policy.
 
     Args:

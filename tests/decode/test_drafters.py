@@ -7,7 +7,7 @@ import pytest
 
 from shardmill.decode import DecodeError, Options, Sampling, Session, create_drafter, run
 from shardmill.decode.drafters import DRAFTERS, Draft, RequestInfo
-from shardmill.decode.drafters.base import usable
+from shardmill.decode.generate import usable
 from shardmill.decode.policies import CostModel
 
 from .scripted import OracleDrafter, ScriptedEngine, repetitive

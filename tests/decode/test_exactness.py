@@ -1,13 +1,13 @@
 """A built model through the real engine: every drafter and policy says what plain decoding and transformers say."""
 
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import tiny
 
-from shardmill.decode import verify as verify_module
 from shardmill.plan import write_part
 from shardmill.runtime.manifest import runtime_manifest
 
@@ -77,7 +77,7 @@ def test_a_wrong_acceptance_loop_is_found_out(
     bench: ModuleType, folder: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And the first wrong token is named."""
-    monkeypatch.setattr(verify_module, "accept", bonus_from_the_wrong_row)
+    monkeypatch.setattr(sys.modules["shardmill.decode.generate"], "accept", bonus_from_the_wrong_row)
     assert bench.main(arguments(folder, tasks, "--drafters", "suffix")) == 1
     assert "suffix, always: code_edit prompt 0" in capsys.readouterr().out
 

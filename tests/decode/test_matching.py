@@ -6,8 +6,7 @@ import pytest
 
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters import Draft
-from shardmill.decode.drafters.ngram import NgramDrafter
-from shardmill.decode.drafters.suffix import SuffixAutomaton, SuffixDrafter
+from shardmill.decode.drafters.lookup import NgramDrafter, SuffixAutomaton, SuffixDrafter
 
 from .texts import text
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, NoDrafter, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
 from shardmill.decode.drafters.learned import LearnedDrafter
-from shardmill.decode.drafters.ngram import NgramDrafter
-from shardmill.decode.drafters.suffix import SuffixDrafter
+from shardmill.decode.drafters.lookup import NgramDrafter, SuffixDrafter
 from shardmill.decode.engine import DecodeError
 from shardmill.decode.session import Session
 

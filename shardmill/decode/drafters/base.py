@@ -7,7 +7,7 @@ the end. A drafter only affects speed, never which tokens come out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -32,32 +32,6 @@ class Draft:
 
 
 EMPTY = Draft()
-
-
-def usable(draft: Draft, limit: int, vocab: int) -> Draft:
-    """Return the part of `draft` that an engine can verify, so that no drafter can break decoding.
-
-    It ends at `limit`, or before the first token outside the vocabulary. Confidences that do not fit the tokens are
-    dropped. Drawn tokens can't be verified without fitting distributions; without them the result is empty.
-    """
-    tokens = draft.tokens[:limit]
-    length = next((i for i, token in enumerate(tokens) if not 0 <= token < vocab), len(tokens))
-    if draft.distributions is not None and draft.distributions.shape != (len(draft.tokens), vocab):
-        return EMPTY
-    sure = draft.confidence
-    if sure and (len(sure) != len(draft.tokens) or not all(0 <= c <= 1 for c in sure)):
-        draft = replace(draft, confidence=())
-    return shorten(draft, length)
-
-
-def shorten(draft: Draft, length: int) -> Draft:
-    """Return the first `length` tokens of `draft`, with their confidences and distributions."""
-    if length >= len(draft.tokens):
-        return draft
-    distributions = None if draft.distributions is None else draft.distributions[:length]
-    return replace(
-        draft, tokens=draft.tokens[:length], confidence=draft.confidence[:length], distributions=distributions
-    )
 
 
 @dataclass(frozen=True)
