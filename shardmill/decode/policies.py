@@ -329,7 +329,7 @@ def create_policy(name: str, widths: Sequence[int], *, costs: Mapping[int, float
     Args:
         name: one of `POLICIES`.
         widths: the widths of decode passes.
-        costs: seconds by width (`cost_model.measure_widths`).
+        costs: seconds by width, from `measure_widths`.
 
     Raises:
         DecodeError: no policy has that name.

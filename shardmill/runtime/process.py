@@ -204,7 +204,7 @@ class EngineProcess(Process):
 
 
 class EncoderProcess(Process):
-    """An encoder in a separate process, with the methods of runtime/encoder.py that readers call."""
+    """An encoder in a separate process, with the methods of `Encoder` that readers call."""
 
     def __init__(self, build: Path, precision: str) -> None:
         """Load the encoder of a build; see `Process`."""

@@ -191,7 +191,7 @@ class Program:
 
         Args:
             path: the bundle, package or folder.
-            entry: the part's entry in model.json, or what `models.interface.interface` says of the part.
+            entry: the part's entry in model.json, or the same from `models.interface.interface`.
             slots: slots of the whole context, for a part that has several contexts.
             compute_units: a name of ct.ComputeUnit.
 
@@ -269,7 +269,7 @@ class Program:
         return self.functions[self._width(tokens)] if self.functions else ""
 
     def _width(self, tokens: int) -> int:
-        """Return the least width with a function for `tokens` tokens. Raises ShardmillError if there is none."""
+        """Return the least width for `tokens` tokens. Raises ShardmillError if no function is wide enough."""
         found = min((width for width in self.functions if width >= tokens), default=0)
         if not found:
             raise ShardmillError(f"a pass of {tokens} tokens: the program takes {max(self.functions)} at most")

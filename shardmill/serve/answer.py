@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -20,15 +21,7 @@ from shardmill.serve.model import Limits, Model, Vocabulary
 from shardmill.serve.protocol import ApiError, ChatRequest, ClientGoneError, CompletionRequest, client_gone
 
 LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A token and the model's log-probability for it, before temperature and filters."""
-
-    text: str
-    bytes: bytes
-    logprob: float
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,14 +29,14 @@ class TokenLogprob:
     """An emitted token.
 
     Attributes:
-        token: the token itself.
+        token: its text, its bytes and the model's log-probability for it, before temperature and filters, as in a chat.
         top: the likeliest tokens in its place.
         offset: characters of the answer before it.
         end: offset of the end of its text, including a partial character or stop string.
     """
 
-    token: Alternative
-    top: tuple[Alternative, ...]
+    token: Json
+    top: list[Json]
     offset: int
     end: int
 
@@ -60,7 +53,7 @@ class LogprobLog:
         """Record a token, unless it only ends the text."""
         if event.logprob is None or event.token in self._eos:
             return
-        top = tuple(self._alternative(token, logprob) for token, logprob in event.top)
+        top = [self._alternative(token, logprob) for token, logprob in event.top]
         token = self._alternative(event.token, event.logprob)
         for i in range(len(self._held) - 1, -1, -1):
             if self._held[i].end <= event.end:
@@ -68,23 +61,16 @@ class LogprobLog:
             self._held[i] = replace(self._held[i], end=event.end)  # the tokens were parts of one character
         self._held.append(TokenLogprob(token, top, event.start, event.end))
 
-    def release(self, length: int) -> list[TokenLogprob]:
+    def release(self, length: float) -> list[TokenLogprob]:
         """Release the tokens of the answer's first `length` characters, which are final."""
         count = sum(1 for held in self._held if held.offset < length and held.end <= length)  # neither ever falls
         out, self._held = self._held[:count], self._held[count:]
         return out
 
-    def release_all(self) -> list[TokenLogprob]:
-        """Release all remaining tokens, at the end of an answer that no stop string cut."""
-        out, self._held = self._held, []
-        return out
-
-    def _alternative(self, token: int, logprob: float) -> Alternative:
+    def _alternative(self, token: int, logprob: float) -> Json:
         finite = logprob if logprob > LEAST else LEAST  # JSON has no infinities
-        return Alternative(self._vocabulary.text(token), self._vocabulary.bytes(token), finite)
-
-
-Json = dict[str, Any]
+        text, own = self._vocabulary.text(token), self._vocabulary.bytes(token)
+        return {"token": text, "logprob": finite, "bytes": list(own)}
 
 
 @dataclass(frozen=True)
@@ -110,20 +96,15 @@ class Shape:
 
 def _text_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
     return {
-        "tokens": [row.token.text for row in tokens],
-        "token_logprobs": [row.token.logprob for row in tokens],
-        "top_logprobs": [{other.text: other.logprob for other in reversed(row.top)} for row in tokens],
+        "tokens": [row.token["token"] for row in tokens],
+        "token_logprobs": [row.token["logprob"] for row in tokens],
+        "top_logprobs": [{other["token"]: other["logprob"] for other in reversed(row.top)} for row in tokens],
         "text_offset": [row.offset for row in tokens],
     }
 
 
 def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
-    rows = [_alternative(row.token) | {"top_logprobs": [_alternative(other) for other in row.top]} for row in tokens]
-    return {"content": rows, "refusal": None}
-
-
-def _alternative(token: Alternative) -> Json:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
+    return {"content": [row.token | {"top_logprobs": row.top} for row in tokens], "refusal": None}
 
 
 COMPLETION = Shape(
@@ -206,7 +187,7 @@ class Answer:
             return text, []
         done = items[-1]
         cut = not isinstance(done, GenerationResult) or done.finish_reason == "stop"
-        return text, self._log.release(self._length) if cut else self._log.release_all()
+        return text, self._log.release(self._length if cut else math.inf)
 
     def _choice(self, content: Json, logprobs: Json | None, finish: str | None) -> Json:
         return {"index": 0, **content, "logprobs": logprobs, "finish_reason": finish}
@@ -237,7 +218,7 @@ def _usage(done: GenerationResult) -> Json:
     }
 
 
-def _figures(result: GenerationResult) -> dict[str, Any]:
+def _figures(result: GenerationResult) -> Json:
     """Return the figures of an answer, for clients that send `"shardmill": {"figures": true}`."""
     return {
         "finish_reason": result.finish_reason,
