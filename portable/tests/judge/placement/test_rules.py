@@ -191,6 +191,15 @@ CASES: dict[str, tuple[Subject, Subject]] = {
         subject(weighted("conv(weight = w, x = x)", "[16385, 64, 1, 1]", "tensor<fp16, [1, 16385, 1, 32]> y")),
         subject(weighted("conv(weight = w, x = x)", "[16384, 64, 1, 1]", "tensor<fp16, [1, 16384, 1, 32]> y")),
     ),
+    "N1": (subject(f"{ROW} = matmul(x = x, y = x);"), subject()),
+    "N2": (
+        subject(f"{ROW.replace('y', 's')} = mul(x = x, y = x); {ROW} = reduce_mean(x = s);"),
+        subject(
+            f"{ROW.replace('y', 'q')} = real_div(x = x, y = x); {ROW.replace('y', 's')} = mul(x = q, y = q); "
+            f"{ROW} = reduce_mean(x = s);"
+        ),
+    ),
+    "N9": (subject(f"{ROW} = sigmoid(x = x);"), subject(f"{ROW} = silu(x = x);")),
     "N4": (
         subject("tensor<fp16, [1, 64, 1, 32]> y = add(x = x, y = fp16(-inf));"),
         subject("tensor<fp16, [1, 64, 1, 32]> y = add(x = x, y = fp16(-0x1.388p+13));"),

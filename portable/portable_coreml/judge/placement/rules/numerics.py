@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from portable_coreml.judge.placement.rule import Breach, Citation, Rule
+from portable_coreml.judge.placement.rule import Breach, Citation, Rule, Scope
 from portable_coreml.judge.placement.rules.shapes import APPLE_RULES
 from portable_coreml.judge.placement.subject import Subject, input_names, label
 from portable_coreml.program import Op
@@ -45,7 +45,81 @@ def _small_probabilities(subject: Subject) -> Iterator[Breach]:
         yield Breach(label(found[0]), f"product with a softmax, {len(found)} in this function; this is the first")
 
 
+def _fixed_point(subject: Subject) -> Iterator[Breach]:
+    """Yield one breach for all products of a function."""
+    found = [op for op in subject.runtime_ops if op.kind in ("conv", "linear", "matmul")]
+    if found:
+        yield Breach(label(found[0]), f"product, {len(found)} in this function; this is the first")
+
+
+def _squares(subject: Subject) -> Iterator[Breach]:
+    """Yield the sums of squares of values that were not divided before: a quotient has a bound, other values none."""
+    for op in subject.runtime_ops:
+        if op.kind in ("reduce_sum_square", "reduce_l2_norm"):
+            squared = next(iter(input_names(op)), "")
+        elif op.kind in ("reduce_mean", "reduce_sum"):
+            maker = subject.producers.get(next(iter(input_names(op)), ""))
+            squared = _squared(maker) if maker else ""
+        else:
+            continue
+        maker = subject.producers.get(squared)
+        if squared and (maker is None or maker.kind != "real_div"):
+            yield Breach(label(op), f"it adds up squares of '{squared}'")
+
+
+def _squared(op: Op) -> str:
+    """Return the value whose square an operation computes; "" if it computes none."""
+    names = [name for argument in ("x", "y") for name in op.inputs.get(argument, ()) if isinstance(name, str)]
+    is_square = op.kind == "square" or (op.kind == "mul" and len(names) == 2 and names[0] == names[1])
+    return names[0] if is_square else ""
+
+
+def _tables(subject: Subject) -> Iterator[Breach]:
+    """Yield one breach for all of a function's operations that are read from a table, except SiLU."""
+    found = [op for op in subject.runtime_ops if op.kind in ("erf", "gelu", "sigmoid", "tanh")]
+    if found:
+        yield Breach(label(found[0]), f"{found[0].kind}, {len(found)} of a table in this function; this is the first")
+
+
+M6 = "751K"  # Apple-Neural-Engine-Microarchitecture-Study-M6
 RULES = (
+    Rule(
+        "N1",
+        "info",
+        "products are added in fixed point",
+        "keep sums under 32768 and their terms well over 2^-16: scale a factor before the product and back after it",
+        _fixed_point,
+        "B",
+        (
+            Citation(M6, "M6 report at 0dccf2e, notes/numerics.md and notes/defects.md, C2 and C4"),
+            Citation("ANEForge", "numeric-cliffs.md"),
+        ),
+        Scope(chips="M4 and M6"),
+        contested="a summary by Bryngelson says that M5 does not saturate",
+    ),
+    Rule(
+        "N2",
+        "warn",
+        "squares of unbounded values are added up",
+        "divide by the largest magnitude first: the square of a number over 256 is infinite in fp16",
+        _squares,
+        "B",
+        (
+            Citation("apple/coremltools", "converters/mil/frontend/torch/ops.py, rms_norm"),
+            Citation("videlalvaro/ane-book"),
+            Citation("Anemll", "qwen_model.py"),
+        ),
+    ),
+    Rule(
+        "N9",
+        "info",
+        "activation is read from a table of 33 numbers",
+        "expect errors of 3e-3 for sigmoid, 2e-3 for tanh and 6e-3 for gelu, whose two modes share one table",
+        _tables,
+        "C",
+        (Citation(M6, "M6 report at 0dccf2e, notes/numerics.md, F3 and F3b"),),
+        Scope(chips="M6"),
+    ),
     Rule(
         "N5",
         "info",
