@@ -168,11 +168,11 @@ def generate(
         typer.secho(text, dim=True, nl=False)
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
-        more = {"drafter": drafter, "engine": load.engine_name(), "lossy": accept_top_p is not None}
+        more = {"drafter": drafter, "engine": load.engine_name(precision), "lossy": accept_top_p is not None}
         typer.echo(json.dumps({**_result_json(result), **more}))
     else:
         typer.echo()
-        typer.echo(closing_line(result, load.engine_name(), accept_top_p), err=True)
+        typer.echo(closing_line(result, load.engine_name(precision), accept_top_p), err=True)
 
 
 def label(

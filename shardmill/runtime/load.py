@@ -42,6 +42,10 @@ def load_tokenizer(build: Path, manifest: Mapping[str, Any]) -> Tokenizer:
     return read_tokenizer(build / manifest["tokenizer"]["path"])
 
 
-def engine_name() -> str:
-    """Return the name of the engine that runs the programs on this machine: coreml or portable."""
-    return machine.engine()["name"]
+def engine_name(precision: str = "") -> str:
+    """Return the name of the engine that runs the programs on this machine: coreml or portable.
+
+    With a precision that emulates the Neural Engine, the name says that the result is predicted.
+    """
+    name = machine.engine()["name"]
+    return f"{name}, {precision}: predicted" if machine.is_portable() and precision.startswith("ane") else name

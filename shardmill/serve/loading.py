@@ -56,7 +56,7 @@ def load_model(
         tokenizer=tokenizer,
         template=template,
         engine=engine,
-        engine_name=load.engine_name(),
+        engine_name=load.engine_name(precision),
         eos=ends if end is None or end in ends else (*ends, end),
         draft_session=Session(load.load_engine(draft_build, precision), context_policy=context_policy)
         if draft_build
