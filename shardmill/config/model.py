@@ -79,6 +79,12 @@ class Program:
             description="Shorter numbers of key/value slots, ascending, in which texts begin; with shapes: fixed.",
         ),
     ] = ()
+    silu: Annotated[
+        Literal["native", "tanh"],
+        Field(
+            description="native: SiLU is Core ML's own operation; tanh: it is computed from tanh, as x(1+tanh(x/2))/2."
+        ),
+    ] = "native"
     bundles: Annotated[
         Literal["one", "each"],
         Field(description="one: a compiled bundle holds all functions of a program; each: one function."),

@@ -54,6 +54,7 @@ def _kit_description(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]
         "shapes": "fixed" if encodes else _shapes(manifest["parts"][0]),
         "state": None if encodes else "host" if any("written" in part for part in manifest["parts"]) else "graph",
         "reshape_frequency": reshape_frequency(manifest) or None,
+        **({"silu": manifest["silu"]} if "silu" in manifest else {}),
         "bundles": EACH if any("bundles" in part["program"] for part in manifest["parts"]) else ONE,
         "programs": len(manifest["parts"]),
         "weights_bytes": sum(map(weights_bytes, packages)),

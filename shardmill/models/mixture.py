@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.architecture import Experts, Graph, LayerSpec
+from shardmill.models.architecture import SILU_TANH, Experts, Graph, LayerSpec
 from shardmill.models.contract import GraphSpec
 from shardmill.models.primitives import (
     ACTIVATIONS,
@@ -25,6 +25,7 @@ from shardmill.models.primitives import (
     product,
     projection,
     scale,
+    sigmoid_by_tanh,
     vector,
 )
 from shardmill.models.routing import route
@@ -109,7 +110,8 @@ def gated(gate: Tensor, up: Tensor, experts: Experts, activation: str) -> Tensor
         return ACTIVATIONS[activation](gate) * up
     limit = experts.swiglu_limit
     gate, up = torch.clamp(gate, max=limit), torch.clamp(up, -limit, limit)
-    return (up + 1) * (gate * torch.sigmoid(scale(gate, experts.swiglu_alpha)))
+    sigmoid = sigmoid_by_tanh if activation == SILU_TANH else torch.sigmoid
+    return (up + 1) * (gate * sigmoid(scale(gate, experts.swiglu_alpha)))
 
 
 class ExpertChoice(nn.Module):

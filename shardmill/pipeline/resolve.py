@@ -244,6 +244,7 @@ def _key(config: Config) -> str:
             "slices": config.head.slices,
             "precision": asdict(config.convert.recipe),
             "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
+            "silu": config.program.silu,  # a model without it is refused
             "calls": asdict(config.calls),  # each function has separate constants
             "code": _code(),
             "transformers": version("transformers"),

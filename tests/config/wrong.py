@@ -65,6 +65,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"shapes": "fixed", "reshape_frequency": "frequent"}},
         "program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out",
     ),
+    "a spelling that there is not": (
+        {"program": {"silu": "sigmoid"}},
+        "program.silu: input should be 'native' or 'tanh', is 'sigmoid'",
+    ),
     "bundles that would share a state": (
         {"program": {"shapes": "fixed", "bundles": "each"}},
         "program.bundles: separate bundles do not share a state; add `state: host`",

@@ -122,6 +122,15 @@ def test_one_made_before_hints_were_passed_has_the_default_of_its_programs(built
     assert reshape_frequency({"buckets": [128], "parts": [{}]}) == ""
 
 
+def test_it_names_the_spelling_of_silu_that_is_not_the_native_one(built: tiny.Build) -> None:
+    """So that a kit, a ranking and the report can tell the two builds apart."""
+    graph = built.plan["architecture"]["graph"]
+    tanh = {**built.plan, "architecture": {**built.plan["architecture"], "graph": graph | {"activation": "silu_tanh"}}}
+    packages: Any = {name: {} for name in built.packages}
+    assert "silu" not in runtime_manifest(built.plan, packages, {})
+    assert runtime_manifest(tanh, packages, {})["silu"] == "tanh"
+
+
 @pytest.mark.parametrize("parts", [manifest()["parts"], [LAYERS]])
 def test_a_sound_one_is_read(tmp_path: Path, parts: list[Any]) -> None:
     write(tmp_path, manifest(parts=parts))

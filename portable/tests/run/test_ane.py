@@ -99,7 +99,7 @@ def test_sums_are_the_published_ones(case: str) -> None:
 
 @pytest.mark.parametrize(("factor", "published"), [(1, 0.0395), (16, 0.0022), (64, 0.0006)])
 def test_small_probabilities_lose_about_what_is_published(factor: int, published: float) -> None:
-    """cadamcat, attention-product-precision: the emulation finds about half of it, and the same gain by a factor."""
+    """cadamcat, attention-product-precision: the emulation finds half of the error, and factors help it as much."""
     generator = torch.Generator().manual_seed(0)
     p = (0.000244 + 0.000004 * torch.rand(2, 4096, generator=generator)).half()
     v = torch.randn(4096, 8, generator=generator).half()

@@ -227,6 +227,7 @@ def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path
     [
         ({"reshape_frequency": "frequent"}, True),
         ({"shapes": "fixed"}, False),
+        ({"silu": "tanh"}, False),
         ({"state": "host"}, False),
     ],
 )
