@@ -20,7 +20,7 @@ from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import CLEAR_MARGIN
 from shardmill.gates.weights import PackageWeights
-from shardmill.lane.figures import psnr
+from shardmill.kit_runner.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED
 from shardmill.models.buckets import apart, arrays, columns

@@ -21,8 +21,8 @@ from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import choosing, none_taken
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.gates.weights import PackageWeights
-from shardmill.lane.figures import psnr
-from shardmill.lane.figures import relative_error as relative_error
+from shardmill.kit_runner.figures import psnr
+from shardmill.kit_runner.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, KVLayout

@@ -20,7 +20,7 @@ from shardmill.gates.passes import Pass, compared_widths, filled_up, in_passes
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.weights import PackageWeights
-from shardmill.lane.figures import psnr
+from shardmill.kit_runner.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
 from shardmill.plan import Part

@@ -19,7 +19,7 @@ import tiny
 from shardmill import plan
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.convert import package
-from shardmill.lane.cut import with_default_tokens
+from shardmill.kit_runner.packages import with_default_tokens
 
 IN_ANOTHER_PROCESS = """
 import sys

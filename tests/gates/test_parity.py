@@ -12,7 +12,7 @@ import pytest
 from shardmill.gates import parity
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import Allowed
-from shardmill.lane.figures import psnr
+from shardmill.kit_runner.figures import psnr
 from shardmill.models.interface import EntryPoints
 
 

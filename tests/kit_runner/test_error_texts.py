@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmill.lane.watch import said
+from shardmill.kit_runner.error_texts import said
 
 EXECUTION_PLAN = (
     "Failed to build the model execution plan using a model architecture file '/b/m.mlmodelc/model.mil' "

@@ -1,4 +1,4 @@
-"""The lane as a person runs it: an unpacked kit, measure.py in a process that has nothing of shardmill."""
+"""measure.py as a person runs it: an unpacked kit, measure.py in a process that has nothing of shardmill."""
 
 from __future__ import annotations
 

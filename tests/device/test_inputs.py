@@ -13,10 +13,10 @@ from typing import Any, cast
 
 import pytest
 
-from shardmill.lane import child
-from shardmill.lane.job import MeasurementJob
+from shardmill.kit_runner import child
+from shardmill.kit_runner.job import MeasurementJob
 
-from .lane import HERE, command, environment, measured
+from .measuring import HERE, command, environment, measured
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +114,6 @@ def test_a_full_disk_is_no_refusal_of_core_ml(
 
     job = cast(MeasurementJob, SimpleNamespace(stage_name="compile", work=tmp_path / "later"))
     monkeypatch.setitem(child.MEASURES, "compile", fail)
-    assert child._measured(job, "a/compile")["status"] == "not_run"
+    assert child.measure_one(job, "a/compile")["status"] == "not_run"
     error = RuntimeError("no")
-    assert child._measured(job, "a/compile")["status"] == "refused"
+    assert child.measure_one(job, "a/compile")["status"] == "refused"

@@ -17,8 +17,8 @@ from portable_coreml.proxy import MLModelProxy
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.convert.package import load_spec
 from shardmill.convert.stamped import convert_stamped
-from shardmill.lane.bisect import layer_at, search
-from shardmill.lane.cut import cut_after, operations
+from shardmill.kit_runner.packages import cut_after, operations
+from shardmill.kit_runner.runner import layer_at, search
 from shardmill.machine import is_portable
 from shardmill.models.interface import FIXED, EntryPoints
 
@@ -120,7 +120,7 @@ def test_the_last_place_is_probed_too() -> None:
 
 
 def test_layers_are_told_by_where_they_begin() -> None:
-    names, layers = ["a", "b", "c", "d", "e"], [["b", 4], ["d", 5]]
+    names, layers = ["a", "b", "c", "d", "e"], [("b", 4), ("d", 5)]
     assert [layer_at(place, names, layers) for place in range(5)] == [None, 4, 4, 5, 5]
 
 

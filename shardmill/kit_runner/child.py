@@ -14,42 +14,17 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardmill.lane.bisect import cut_and_load, list_operations
-from shardmill.lane.job import Found, MeasurementJob, Refused, WrongError
-from shardmill.lane.kit import CPU, UNHINTED, read_kit
-from shardmill.lane.measurements import compile_program, load_portable, load_unit, parity, residency, speed, switch
-from shardmill.lane.watch import KEPT, said
-from shardmill.lane.whole import energy, load_all, soak, time_passes, time_widths
+from shardmill.kit_runner.error_texts import KEPT, said
+from shardmill.kit_runner.job import MeasurementJob, Refused, WrongError
+from shardmill.kit_runner.kit import read_kit
+from shardmill.kit_runner.measurements import MEASURES
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 LEAST_FREE = 1 << 20  # bytes; nothing can be compiled with less
 HEARTBEAT = 0.5  # seconds between looks at the parent
-MEASURES: dict[str, Callable[[MeasurementJob, int], Found]] = {
-    "compile": compile_program,
-    "load.first": load_unit,
-    "load.warm": load_unit,
-    "load.portable": load_portable,
-    "parity": parity,
-    "speed": speed,
-    "switch": switch,
-    **{f"load.{way}": partial(load_unit, way=way) for way in (UNHINTED, CPU)},
-    **{f"speed.{way}": partial(speed, way=way) for way in (UNHINTED, CPU)},
-    f"switch.{UNHINTED}": partial(switch, way=UNHINTED),
-    "residency": residency,
-    "bisect": cut_and_load,
-    "bisect.operations": list_operations,
-    "load.whole": load_all,
-    "pass": time_passes,
-    "widths": time_widths,
-    "energy": energy,
-    "soak.kept": partial(soak, kept=True),
-    "soak.fresh": partial(soak, kept=False),
-}
 
 
 def run_child(pipe: int, script: Path) -> None:
@@ -74,18 +49,17 @@ def run_child(pipe: int, script: Path) -> None:
     job = MeasurementJob(read_kit(Path(task["kit"])), Path(task["work"]), task, lambda stage: tell({"stage": stage}))
     for key, following in zip(keys, [*keys[1:], ""], strict=True):
         tell({"begin": key})
-        record = {"key": key, **_measured(job, key), "next": following}
+        record = {"key": key, **measure_one(job, key), "next": following}
         tell(record)
 
 
-def _measured(job: MeasurementJob, key: str) -> dict[str, Any]:
+def measure_one(job: MeasurementJob, key: str) -> dict[str, Any]:
     """Return one measurement's record; an error of the engine is a result too."""
     name = key.rsplit("/", 1)[1]
     kind, _, number = name.partition(".T=") if ".T=" in name else name.partition("#")
     try:
         found = MEASURES[kind](job, int(number or 0))
-        value, timing = _finite(found.value), _finite(found.timing)
-        return {"status": found.status, "value": value, "timing": timing, "detail": found.detail}
+        return {"status": "ok", "value": _finite(found.value), "timing": _finite(found.timing), "detail": ""}
     except WrongError as error:
         return {"status": "wrong", "value": _finite(error.value), "timing": {}, "detail": str(error)}
     except Refused as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardmill.lane.results import Results, write_durably
+from shardmill.kit_runner.kit import Results, write_durably
 
 FULL = 51  # F_FULLFSYNC of macOS
 HEADER = {"kit": "a"}

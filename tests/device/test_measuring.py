@@ -1,4 +1,4 @@
-"""The lane's promises: whatever an engine does is a line of the result, and a killed run goes on where it was."""
+"""What measure.py promises: whatever an engine does is a line of the result; a killed run goes on where it was."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ import psutil
 import pytest
 
 from shardmill import files
-from shardmill.lane import results as lane_results
-from shardmill.lane.cut import operations
-from shardmill.lane.results import sealed
-from shardmill.lane.todo import PlannedMeasurement, seconds_left
+from shardmill.kit_runner import kit as runner
+from shardmill.kit_runner.kit import sealed
+from shardmill.kit_runner.packages import operations
+from shardmill.kit_runner.plan import PlannedMeasurement, seconds_left
 
-from .lane import HERE, command, environment, lines, measured, result, timeless
+from .measuring import HERE, command, environment, lines, measured, result, timeless
 
-LANE = Path(lane_results.__file__).parent
 PATIENCE = 120.0  # seconds, after which a test gives up
 LAYERS, HEAD = "layers_00_02", "head_0"
 
@@ -167,14 +166,14 @@ def test_without_core_ml_it_says_what_to_do(kit: Path) -> None:
     assert done.returncode == 1 and "run it on a Mac" in done.stderr
 
 
-def test_the_lane_is_python_3_10_and_takes_nothing_but_numpy_and_coremltools() -> None:
-    for file in LANE.glob("*.py"):
+def test_the_runner_is_python_3_10_and_takes_nothing_but_numpy_and_coremltools() -> None:
+    for file in Path(runner.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(), feature_version=(3, 10))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             for name in names:
                 known = name.split(".")[0] in {"numpy", "coremltools", *sys.stdlib_module_names} - {"tomllib"}
-                assert known or name.startswith("shardmill.lane"), f"{file.name} imports {name}"
+                assert known or name.startswith("shardmill.kit_runner"), f"{file.name} imports {name}"
 
 
 def test_the_seal_is_that_of_every_record() -> None:

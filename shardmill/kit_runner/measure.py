@@ -10,6 +10,6 @@ if __name__ == "__main__":
         found = f"{sys.executable} is Python {sys.version.split()[0]}"
         sys.exit(f"measure.py: {found}, and 3.10 to 3.13 is needed; README.txt says where to get it")
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from shardmill.lane.main import main
+    from shardmill.kit_runner.main import main
 
     sys.exit(main(Path(__file__).resolve()))

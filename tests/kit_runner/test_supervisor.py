@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from shardmill.lane import watch
+from shardmill.kit_runner import supervisor
 
 CHILD = """
 import json, os, signal, sys
@@ -22,21 +24,31 @@ signal.pause()
 """
 
 
+DYING = """
+import sys
+
+print(sys.stdin.read() and {printed!r}, end="")
+sys.exit(1)
+"""
+
+
 def test_a_child_that_does_not_end_is_ended_and_no_measurement_of_its(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where an engine hangs while it is taken down; it had all the time of one more measurement for that."""
-    monkeypatch.setattr(watch, "ENDING", 0.1)
-    (tmp_path / "measure.py").write_text(CHILD)
+    monkeypatch.setattr(supervisor, "ENDING", 0.1)
     begun: list[str] = []
     start = time.monotonic()
-    watched = watch.watched(
-        watch.Watch(tmp_path / "measure.py", tmp_path / "log.txt", limit=60.0), {"keys": ["a", "b"]}, begun.append
-    )
-    records = list(watched)
+    records = list(supervised(tmp_path, CHILD, begun))
     assert [(record["key"], record["status"]) for record in records] == [("a", "ok"), ("b", "ok")]
     assert begun == ["a", "b"] and time.monotonic() - start < 60
     assert not psutil.pid_exists(records[0]["value"]["pid"])
+
+
+def supervised(folder: Path, child: str, begun: list[str]) -> Iterator[dict[str, Any]]:
+    (folder / "measure.py").write_text(child)
+    task = {"keys": ["a", "b"]}
+    return supervisor.supervise(folder / "measure.py", task, folder / "log.txt", 60.0, begun.append)
 
 
 @pytest.mark.parametrize(
@@ -53,5 +65,7 @@ def test_a_child_that_does_not_end_is_ended_and_no_measurement_of_its(
 )
 def test_a_child_that_died_has_its_last_words_told(printed: str, tail: str, tmp_path: Path) -> None:
     """What Core ML raises where nothing catches it ends in a line with a brace."""
-    (tmp_path / "log.txt").write_text(f"of another child\n{printed}")
-    assert watch._tail(tmp_path / "log.txt", len("of another child\n")) == tail
+    (tmp_path / "log.txt").write_text("of another child\n")
+    (record,) = supervised(tmp_path, DYING.format(printed=printed), [])
+    assert (record["key"], record["status"]) == ("a", "crashed")
+    assert record["detail"] == f"ended with exit code 1 in start of the process{tail}"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmill.lane.kit import CPU, UNHINTED, Kit, Unit
+from shardmill.kit_runner.kit import CPU, UNHINTED, Kit, Unit
 
 Floats = NDArray[np.float32]
 
@@ -36,13 +36,11 @@ class WrongError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class Measured:
     """A measurement's result: facts, which another run reproduces, and timings, which no other run reproduces."""
 
     value: dict[str, Any] = field(default_factory=dict)
     timing: dict[str, Any] = field(default_factory=dict)
-    status: str = "ok"
-    detail: str = ""
 
 
 class MeasurementJob:
