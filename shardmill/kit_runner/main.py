@@ -17,7 +17,7 @@ from typing import Any
 
 from shardmill.kit_runner.kit import HOW, OK, STATUSES, Kit, KitError, Results, check_kit, read_kit, write_result
 from shardmill.kit_runner.plan import groups
-from shardmill.kit_runner.runner import Run, bisect, measure
+from shardmill.kit_runner.runner import KitRun, bisect, measure
 
 CORE_ML_TOOLS = "9.0"
 NATIVE = "coremltools.libcoremlpython"
@@ -116,7 +116,7 @@ def _measure(script: Path, options: argparse.Namespace) -> None:
     if results.damaged:
         places = ", ".join(map(str, results.damaged))
         print(f"{results.path}: damaged in line {places}; what stood there is measured again", flush=True)
-    run = Run(
+    run = KitRun(
         kit=kit,
         results=results,
         script=script,

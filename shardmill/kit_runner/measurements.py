@@ -244,7 +244,7 @@ def _time_widths(job: MeasurementJob, width: int) -> Measured:
     narrow, chained = _logits(Chain(job, 1), one), _logits(Chain(job, width), wide)
     count = min(len(narrow), len(chained))
     if count:
-        value |= {"tokens": count, **apart(narrow[:count], chained[:count])}
+        value |= {"tokens": count, **count_alike(narrow[:count], chained[:count])}
     return Measured(value=value)
 
 
@@ -279,7 +279,7 @@ def _logits(chain: Chain, rows: Sequence[Mapping[str, Any]]) -> Floats:
     return np.concatenate(found) if found and found[0].size else np.empty((0, 0), np.float32)
 
 
-def apart(narrow: Floats, wide: Floats) -> dict[str, Any]:
+def count_alike(narrow: Floats, wide: Floats) -> dict[str, Any]:
     """Count tokens chosen alike by logits [tokens, V] of two widths, and measure how far the best two's gap moves."""
     best = np.argsort(wide, axis=1)[:, -2:]
     gaps = [np.diff(np.take_along_axis(logits, best, axis=1), axis=1) for logits in (wide, narrow)]

@@ -16,7 +16,7 @@ SHOWN = ("load_seconds", "plan_seconds", "ms", "psnr", "width_error_fp16", "marg
 
 
 @dataclass(frozen=True)
-class Run:
+class KitRun:
     """One start of measure.py.
 
     Attributes:
@@ -42,7 +42,7 @@ class Run:
     soak: float
 
 
-def measure(run: Run) -> None:
+def measure(run: KitRun) -> None:
     """Finish every measurement that is not finished yet."""
     if run.results.records:
         print(f"going on: {len(run.results.records)} measurements are there already", flush=True)
@@ -50,7 +50,7 @@ def measure(run: Run) -> None:
         _finish(run, group)
 
 
-def bisect(run: Run) -> None:
+def bisect(run: KitRun) -> None:
     """Find the failing operation in each program that can't be loaded; it may take a dozen loads that hang."""
     for group in run.groups:
         broken = [m.key for m in group.measurements if run.results.status(m.key) in FAILED]
@@ -58,7 +58,7 @@ def bisect(run: Run) -> None:
             _bisect(run, group)
 
 
-def _finish(run: Run, group: MeasurementGroup) -> None:
+def _finish(run: KitRun, group: MeasurementGroup) -> None:
     """Run children until every measurement of a group has its line."""
     while todo := [m for m in group.measurements if not run.results.status(m.key)]:
         barred = {m.key: need for m in todo for need in m.needs if run.results.status(need) not in ("", OK)}
@@ -73,7 +73,7 @@ def _finish(run: Run, group: MeasurementGroup) -> None:
                 break  # the child is ended, and measurements that need this one are not tried
 
 
-def _bisect(run: Run, group: MeasurementGroup) -> None:
+def _bisect(run: KitRun, group: MeasurementGroup) -> None:
     """Find the first operation with which the program of a group can't be loaded."""
     unit = run.kit.units(group.variant)[group.unit]
     stem = f"{group.variant}/{group.unit}/bisect"
@@ -123,7 +123,7 @@ def layer_at(place: int, names: Sequence[str], layers: Iterable[tuple[str, int]]
     return next((begins[name] for name in reversed(names[: place + 1]) if name in begins), None)
 
 
-def _succeeds(run: Run, group: MeasurementGroup, key: str) -> bool:
+def _succeeds(run: KitRun, group: MeasurementGroup, key: str) -> bool:
     """Run one measurement in a separate child, if it has no line yet; return whether it succeeded."""
     if not run.results.status(key):
         for record in _run_child(run, group, [key], run.timeout):
@@ -131,7 +131,7 @@ def _succeeds(run: Run, group: MeasurementGroup, key: str) -> bool:
     return run.results.status(key) == OK
 
 
-def _run_child(run: Run, group: MeasurementGroup, keys: Sequence[str], limit: float) -> Iterator[Record]:
+def _run_child(run: KitRun, group: MeasurementGroup, keys: Sequence[str], limit: float) -> Iterator[Record]:
     task = {
         "kit": str(run.kit.folder),
         "work": str(run.out / "work"),
@@ -151,7 +151,7 @@ def _record(key: str, status: str, value: dict[str, Any], detail: str) -> Record
     return {"key": key, "status": status, "value": value, "timing": {}, "detail": detail}
 
 
-def _add(run: Run, record: Record) -> None:
+def _add(run: KitRun, record: Record) -> None:
     """Write a record to the results file, and print it with an estimate of the time left."""
     run.results.add(record)
     timing, figures = record["timing"], {**record["value"], **record["timing"]}
@@ -161,12 +161,12 @@ def _add(run: Run, record: Record) -> None:
     print(f"{_place(run)} {record['key']}: {', '.join(word for word in words if word)}", flush=True)
 
 
-def _place(run: Run) -> str:
+def _place(run: KitRun) -> str:
     every = [m.key for group in run.groups for m in group.measurements]
     return f"[{sum(key in run.results.records for key in every)}/{len(every)}]"
 
 
-def _left(run: Run) -> str:
+def _left(run: KitRun) -> str:
     every = [m for group in run.groups for m in group.measurements]
     todo = [m for m in every if m.key not in run.results.records]
     seconds = seconds_left(todo, run.results.records, every)

@@ -76,6 +76,6 @@ def test_the_margin_is_how_far_the_gap_of_the_best_two_tokens_moves() -> None:
     """Of the first token the two change places; of the second the better one is less ahead."""
     narrow = np.array([[0.0, 1.0, 0.9], [3.0, 0.0, 0.0]], np.float32)
     wide = np.array([[0.0, 1.0, 1.2], [3.0, 0.5, 0.0]], np.float32)
-    found = measurements.apart(narrow, wide)
+    found = measurements.count_alike(narrow, wide)
     assert found["agree"] == 1 and abs(found["margin"] - 0.5) < 1e-6
-    assert measurements.apart(wide, wide) == {"agree": 2, "margin": 0.0}
+    assert measurements.count_alike(wide, wide) == {"agree": 2, "margin": 0.0}
