@@ -217,8 +217,7 @@ def test_every_module_that_a_row_names_is_there(name: str) -> None:
 # Packages that the code of a step imports and that can't change a byte of its result.
 HARMLESS = {
     "split": {
-        "coremltools": "runs programs, as the three below",
-        "pillow": "see coremltools",
+        "coremltools": "runs programs, as the two below",
         "protobuf": "see coremltools",
         "torch": "see coremltools",
         "numpy": "finds NaN and Inf",
@@ -228,30 +227,24 @@ HARMLESS = {
     "compile": {
         "jsonschema": "checks model.json of finished builds",
         "numpy": "runs programs",
-        "pillow": "runs programs",
         "torch": "runs programs",
     },
-    "residency": {"pillow": "runs programs"},
     "parity": {
         "jsonschema": "checks model.json of finished builds",
-        "pillow": "inputs that are images",
         "tokenizers": "the text, which reference reads",
     },
     "witness": {
         "jsonschema": "checks model.json of finished builds",
-        "pillow": "inputs that are images",
         "tokenizers": "the text, which reference reads",
     },
     "parity_stack": {
         "jsonschema": "checks model.json of finished builds",
         "llguidance": "answers in a grammar",
-        "pillow": "inputs that are images",
         "tokenizers": "the text, which reference reads",
     },
     "benchmark": {
         "jsonschema": "checks model.json of finished builds",
         "llguidance": "answers in a grammar",
-        "pillow": "inputs that are images",
         "prometheus_client": "counts requests",
         "PyYAML": "reads config files, for commands",
         "rich": "progress bars",

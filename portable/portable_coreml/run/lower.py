@@ -24,7 +24,7 @@ from portable_coreml.errors import ProgramError, UnsupportedOp
 from portable_coreml.program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
 from portable_coreml.run.ane import SCALES, deviating_kernel
 from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, evaluate, mentions
-from portable_coreml.run.ops import KERNELS, Kernel, Param
+from portable_coreml.run.ops import KERNELS, Kernel, Param, extra_package, find_kernel
 from portable_coreml.run.products import WEIGHTS, by_columns, multiplies_in_fixed_point, output_axis, product_kernel
 from portable_coreml.run.stored import StoredMatrix, is_compressed, least_stored, stored_matrix
 from portable_coreml.run.wide import WIDE
@@ -140,10 +140,12 @@ class _Lowering:
 
     def _kernel_step(self, op: Op, scope: Scope) -> LoweredStep | None:
         """Return the step of a kernel, or None if its result is a constant, which `scope` then knows."""
-        found = KERNELS.get(op.kind)
+        found = find_kernel(op.kind)
         if found is None:
             target = op.outputs[0].name if op.outputs else op.name
-            raise UnsupportedOp(f"operation '{op.kind}' (output '{target}') is not supported by the portable engine")
+            more = "" if extra_package() else "; portable-coreml-extra, which has more operations, is not installed"
+            said = f"operation '{op.kind}' (output '{target}') is not supported by the portable engine{more}"
+            raise UnsupportedOp(said)
         found = WIDE.get(op.kind, found) if self._is_rounded(op) else found
         if op.kind != "conv":  # see _product for those that are plain products
             found = self._emulated(op, found)

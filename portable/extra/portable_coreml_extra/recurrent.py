@@ -1,4 +1,4 @@
-"""Recurrent layers: lstm, gru, rnn over x [steps, batch, input].
+"""Sequences: lstm, gru and rnn over x [steps, batch, input], reversed sequences and sliding windows.
 
 Gate orders are MIL's: lstm i, f, o, z; gru r, o, z. "reverse" runs over the steps backwards and leaves the results
 in the order they were made; "bidirectional" puts its backward half in the order of the input again.
@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from portable_coreml.run.ops.registry import Ints, kernel
 from torch import Tensor
-
-from portable_coreml.run.ops.registry import kernel
 
 _Activation = Callable[[Tensor], Tensor]
 _ACTIVATIONS: dict[str, _Activation] = {
@@ -145,3 +144,20 @@ def rnn(
         h = act(_gates(step, h, weight_ih, weight_hh, bias))
         steps.append(h)
     return _trimmed(steps, output_sequence), h
+
+
+@kernel("reverse_sequence", exact=True)
+def reverse_sequence(x: Tensor, lengths: Ints, seq_axis: int, batch_axis: int = 0) -> Tensor:
+    rows = list(x.unbind(batch_axis))
+    axis = seq_axis % x.dim()
+    axis -= axis > batch_axis % x.dim()
+    for i, length in enumerate(lengths):
+        head = torch.flip(rows[i].narrow(axis, 0, length), [axis])
+        rows[i] = torch.cat([head, rows[i].narrow(axis, length, rows[i].shape[axis] - length)], axis)
+    return torch.stack(rows, batch_axis)
+
+
+@kernel("sliding_windows", exact=True)
+def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
+    axis %= x.dim()
+    return x.unfold(axis, size, stride).movedim(-1, axis + 1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 from portable_coreml.errors import InputError
 
 # ColorSpace of FeatureTypes.proto -> PIL's mode.

@@ -62,7 +62,7 @@ def test_wrong_size_is_refused(halver: tuple[str, Path]) -> None:
 def test_flexible_sizes_are_checked(listed: bool) -> None:
     """An image whose size is not allowed was taken as it came."""
     from coremltools.proto import Model_pb2
-    from portable_coreml.files.images import image_to_array
+    from portable_coreml_extra.pictures import image_to_array
 
     message = Model_pb2.FeatureDescription(name="x")
     kind = message.type.imageType

@@ -7,11 +7,10 @@ gap with zeros. Raises ExecutionError for an index that no real program would us
 from __future__ import annotations
 
 import torch
-from torch import Tensor
-
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ExecutionError
 from portable_coreml.run.ops.registry import Elements, Ints, kernel
+from torch import Tensor
 
 _MAX_LENGTH = 1 << 20
 

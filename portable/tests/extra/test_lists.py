@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from portable_coreml.errors import ExecutionError
-from portable_coreml.run.ops import KERNELS
+from portable_coreml_extra.lists import list_gather, list_read, list_write, make_list
 
 X = np.array([1.0, -2.0], np.float32)
 
@@ -57,13 +57,13 @@ def test_a_loop_collects_as_many_elements_as_it_runs(build_program: Callable[...
 
 def test_impossible_elements_are_refused() -> None:
     """An index past the end, a negative one, and one that would take all memory."""
-    (ls,) = KERNELS["make_list"].call([2], 2)
-    for kind, arguments in (
-        ("list_read", (ls, 2)),
-        ("list_read", (ls, -1)),
-        ("list_write", (ls, 1 << 40, torch.zeros(2))),
-        ("list_gather", (ls, [0, 5])),
-        ("make_list", ([2], 1 << 40)),
+    (ls,) = make_list([2], 2)
+    for call, arguments in (
+        (list_read, (ls, 2)),
+        (list_read, (ls, -1)),
+        (list_write, (ls, 1 << 40, torch.zeros(2))),
+        (list_gather, (ls, [0, 5])),
+        (make_list, ([2], 1 << 40)),
     ):
         with pytest.raises(ExecutionError):
-            KERNELS[kind].call(*arguments)
+            call(*arguments)
