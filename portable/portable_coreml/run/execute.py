@@ -3,7 +3,7 @@
 Interpreted the first time at each set of input shapes, compiled to straight-line Python after.
 
 The interpreted run is a real prediction that also learns what these shapes decide. Values that depend on shapes
-alone become constants. Each operation gets the cheapest callable for the shapes it saw (specialise.py). Plans are
+alone become constants. Each operation gets the cheapest callable for the shapes it saw (plan.py). Plans are
 cached per input shapes. Any number of threads may run one Executable; a state belongs to one call at a time.
 """
 
@@ -22,8 +22,7 @@ from portable_coreml.errors import ExecutionError, ProgramError
 from portable_coreml.program import Function, StateType, TensorType
 from portable_coreml.run import observe
 from portable_coreml.run.ane import options_of
-from portable_coreml.run.codegen import CodeLine, compile_lines
-from portable_coreml.run.find_experts import skip_unchosen
+from portable_coreml.run.experts import skip_unchosen
 from portable_coreml.run.fuse import MaskedWrite, find_masked_writes, masked_write_lines
 from portable_coreml.run.lower import Loader, Placer, lower_function, nowhere
 from portable_coreml.run.lowered import (
@@ -38,7 +37,7 @@ from portable_coreml.run.lowered import (
     used,
     value_of,
 )
-from portable_coreml.run.specialise import specialise
+from portable_coreml.run.plan import CodeLine, compile_lines, specialise
 
 _MAX_PLANS = 64
 MAX_ITERATIONS = 1 << 20

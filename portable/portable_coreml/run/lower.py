@@ -25,9 +25,15 @@ from portable_coreml.program import Binding, Block, Function, ListType, Named, O
 from portable_coreml.run.ane import SCALES, deviating_kernel
 from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, evaluate, mentions
 from portable_coreml.run.ops import KERNELS, Kernel, Param, extra_package, find_kernel
-from portable_coreml.run.products import WEIGHTS, by_columns, multiplies_in_fixed_point, output_axis, product_kernel
+from portable_coreml.run.products import (
+    WEIGHTS,
+    WIDE,
+    by_columns,
+    multiplies_in_fixed_point,
+    output_axis,
+    product_kernel,
+)
 from portable_coreml.run.stored import StoredMatrix, is_compressed, least_stored, stored_matrix
-from portable_coreml.run.wide import WIDE
 
 _CONTROL = frozenset({"cond", "while_loop"})
 _STATE_OPS = frozenset({"read_state", "write_state"})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from portable_coreml.files.read_text import read_text
 from portable_coreml.program import Blob, Value
-from portable_coreml.run import experts, find_experts, products, stored
+from portable_coreml.run import experts, products, stored
 from portable_coreml.run.execute import Executable
 from portable_coreml.run.observe import trace
 from portable_coreml.run.stored import StoredMatrix
@@ -31,7 +31,7 @@ Constants = dict[int, np.ndarray]
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts of any size count."""
-    monkeypatch.setattr(find_experts, "LEAST", 1)
+    monkeypatch.setattr(experts, "LEAST", 1)
 
 
 def constants(count: int) -> Constants:
@@ -102,7 +102,7 @@ def drawn(count: int, tokens: int, taken: float = 0.3) -> dict[str, Tensor]:
 
 def found(executable: Executable) -> int:
     """How many groups run for some tokens only."""
-    return sum(step.kernel is not None and step.kernel.kind == find_experts.KIND for step in executable.quick.steps)
+    return sum(step.kernel is not None and step.kernel.kind == experts.KIND for step in executable.quick.steps)
 
 
 @pytest.mark.parametrize("count", [1, SHARED])
@@ -252,5 +252,5 @@ def test_fp16_computes_every_expert() -> None:
 
 def test_small_experts_are_computed_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calling a small one costs more than it saves."""
-    monkeypatch.setattr(find_experts, "LEAST", D * FFN + 1)
+    monkeypatch.setattr(experts, "LEAST", D * FFN + 1)
     assert not found(loaded(text(SHARED), constants(SHARED)))
