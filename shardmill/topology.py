@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from math import comb, isqrt, prod
 from typing import TYPE_CHECKING
 
-from portable_coreml.judge.placement.rules.shapes import (
+from portable_coreml.judge.rules.shapes import (
     MAX_EXTENT,
     MAX_WEIGHT_BYTES,
     MIN_WEIGHT_BYTES,

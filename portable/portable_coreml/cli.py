@@ -24,9 +24,10 @@ from portable_coreml import __version__
 from portable_coreml.errors import InputError, PortableError
 from portable_coreml.files.bundle import compile_model
 from portable_coreml.files.compare import Contents, read_contents
-from portable_coreml.files.regular import read_bytes
+from portable_coreml.files.model import read_bytes
 from portable_coreml.judge.lint import lint
-from portable_coreml.judge.placement import Target, judge_package
+from portable_coreml.judge.placement import judge_package
+from portable_coreml.judge.rule import Target
 from portable_coreml.proxy import MLModelProxy, set_precision
 from portable_coreml.run.ane import options_of
 

@@ -172,7 +172,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     code_digest.module_file.cache_clear()
 
 
-RULE = "portable_coreml/judge/placement/rules/weights.py"
+RULE = "portable_coreml/judge/rules/weights.py"
 DRAFTERS = "shardmill/decode/drafters/__init__.py"
 # What is edited, and the steps whose digests it changes: no other can have another result.
 EVERY = set(STEPS)

@@ -17,7 +17,6 @@ from torch import Tensor
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ExecutionError, ProgramError
 from portable_coreml.files.read_proto import element_count
-from portable_coreml.judge.types import STATE_OPS
 from portable_coreml.program import Binding, Blob, Function, Named, Op, StateType, TensorType, Value
 from portable_coreml.run.lower import to_held
 from portable_coreml.run.lowered import MAX_ELEMENTS, check_number, check_shape, without_data
@@ -25,6 +24,7 @@ from portable_coreml.run.ops import Kernel, Param, find_kernel
 
 Shape = tuple[int, ...]
 _COMPUTED_ELEMENTS = 4096  # larger values are not shapes
+STATE_OPS = ("read_state", "write_state")
 _STRICT = ("concat", "stack")  # refused by Core ML where default shapes don't fit (test_stack_dynamic_range_dim)
 _MIXED = ("matmul",)  # of floats and integers coremltools declares the type of the one that is no constant
 

@@ -1,8 +1,14 @@
-"""What rules are checked against: one function of a model, with the questions that rules ask already answered."""
+"""Placement rules, and what they are checked against: one function of a model.
+
+A rule is data (identity, confidence, scope, sources) and one check over a function. Severities: "error" makes the
+operation ineligible for the Neural Engine, or the whole program if the finding names no operation; "warn" and "info"
+are reported and decide nothing. Confidence: A = Apple says it; B = measured by two parties, or by one with method and
+data; C = one party, one machine; D = contradicted.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -13,6 +19,8 @@ from portable_coreml.files.features import Feature, feature_of
 from portable_coreml.files.model import LoadedModel, pick_function
 from portable_coreml.program import Function, Op, StateType, TensorType, Value, blobs
 
+SEVERITIES = ("error", "warn", "info")
+RULES: dict[str, Rule] = {}  # identity -> rule; importing judge/rules fills it
 _NO_DEVICE = frozenset({"const", "read_state"})  # and every constexpr_*: they have no device in a compute plan (O15)
 
 
@@ -147,3 +155,73 @@ def weight_bytes(model: LoadedModel, function: Function) -> int:
     """Return total size of the weight files that a function refers to; files that are missing count nothing."""
     paths = {resolve(blob.path, model.model_dir) for blob in blobs(function)}
     return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One breach. `output` is the first output of the operation, or "" for the program as a whole."""
+
+    rule: str
+    severity: str
+    function: str
+    output: str
+    why: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Breach:
+    """What a check yields: where and why. `severity` overrides the rule's where the case is milder or worse."""
+
+    output: str
+    why: str
+    severity: str | None = None
+
+
+Check = Callable[[Subject], Iterator[Breach]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One statement about placement that can be checked without a device.
+
+    `sources`: the documents that make the statement, each with the place in the document. `systems`, `chips`: the
+    limits of the statement; empty if there is no limit.
+    """
+
+    id: str
+    severity: str
+    confidence: str
+    title: str
+    remedy: str
+    sources: tuple[str, ...]
+    check: Check
+    systems: str = ""
+    chips: str = ""
+    contested: str = ""
+
+    def findings(self, subject: Subject) -> Iterator[Finding]:
+        """Yield every breach of this rule in one function."""
+        for breach in self.check(subject):
+            severity = breach.severity or self.severity
+            yield Finding(self.id, severity, subject.function.name, breach.output, breach.why, self.remedy)
+
+
+def rule(
+    id: str,
+    severity: str,
+    confidence: str,
+    title: str,
+    remedy: str,
+    *sources: str,
+    systems: str = "",
+    chips: str = "",
+    contested: str = "",
+) -> Callable[[Check], Check]:
+    """Register a rule that consists of these data and the decorated check."""
+
+    def register(check: Check) -> Check:
+        RULES[id] = Rule(id, severity, confidence, title, remedy, sources, check, systems, chips, contested)
+        return check
+
+    return register

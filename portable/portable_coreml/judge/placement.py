@@ -15,9 +15,8 @@ from pathlib import Path
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.files.bundle import load_model
 from portable_coreml.files.model import LoadedModel
-from portable_coreml.judge.placement.rule import Finding
-from portable_coreml.judge.placement.rules import RULES
-from portable_coreml.judge.placement.subject import Subject, Target, has_device, input_names, label, subjects
+from portable_coreml.judge.rule import Finding, Subject, Target, has_device, input_names, label, subjects
+from portable_coreml.judge.rules import RULES
 from portable_coreml.program import Binding, Op, TensorType, Value
 
 OPERATIONS_PER_SECOND = 19e12
@@ -182,7 +181,7 @@ def judge_model(model: LoadedModel, target: Target) -> Verdicts:
     rows: list[OpVerdict] = []
     findings: list[Finding] = []
     for subject in subjects(model, target):
-        found = [finding for rule in RULES for finding in rule.findings(subject)]
+        found = [finding for rule in RULES.values() for finding in rule.findings(subject)]
         rows.extend(verdicts(subject, found))
         findings.extend(found)
     return Verdicts(tuple(rows), tuple(findings))

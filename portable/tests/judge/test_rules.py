@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from portable_coreml.files.features import Feature
 from portable_coreml.files.read_text import read_text
-from portable_coreml.judge.placement.judge import verdicts
-from portable_coreml.judge.placement.rule import SEVERITIES
-from portable_coreml.judge.placement.rules import BY_ID, RULES
-from portable_coreml.judge.placement.subject import Subject, Target
+from portable_coreml.judge.placement import verdicts
+from portable_coreml.judge.rule import SEVERITIES, Subject, Target
+from portable_coreml.judge.rules import RULES
+from portable_coreml.judge.rules.__main__ import rules_page
 
 X = "tensor<fp16, [1, 64, 1, 32]> x"
 CACHE, WEIGHT = "tensor<fp16, [1, 1, 64, 32]>", "tensor<fp16, [64, 64, 1, 1]>"
@@ -214,40 +215,40 @@ CASES: dict[str, tuple[Subject, Subject]] = {
 
 def test_every_rule_has_its_two_programs() -> None:
     """A rule without a case here is a rule that nobody tried."""
-    assert set(CASES) == set(BY_ID) and len(BY_ID) == len(RULES)
+    assert set(CASES) == set(RULES)
 
 
 @pytest.mark.parametrize("rule_id", sorted(CASES))
 def test_a_rule_strikes_where_it_should(rule_id: str) -> None:
     """Broken once, kept once; the finding names the rule and says what to do."""
     breaks, keeps = CASES[rule_id]
-    found = list(BY_ID[rule_id].findings(breaks))
+    found = list(RULES[rule_id].findings(breaks))
     assert found and all(f.rule == rule_id and f.why and f.remedy and f.severity in SEVERITIES for f in found)
-    assert list(BY_ID[rule_id].findings(keeps)) == []
+    assert list(RULES[rule_id].findings(keeps)) == []
 
 
 def test_wide_pointwise_heads_are_only_warned_of() -> None:
     """S3 is contested for the output channels of a 1x1 convolution, and nowhere else."""
     line = weighted("conv(weight = w, x = x)", "[65537, 64, 1, 1]", "tensor<fp16, [1, 65537, 1, 32]> y")
-    assert [f.severity for f in BY_ID["S3"].findings(subject(line))] == ["warn"]
-    assert [f.severity for f in BY_ID["S3"].findings(CASES["S3"][0])] == ["error"]
+    assert [f.severity for f in RULES["S3"].findings(subject(line))] == ["warn"]
+    assert [f.severity for f in RULES["S3"].findings(CASES["S3"][0])] == ["error"]
 
 
 def test_a_sigmoid_times_its_argument_is_a_silu() -> None:
     """The compiler fuses the two, in either order; a gate by the sigmoid of another value stays."""
     gate = f"{ROW.replace('y', 's')} = sigmoid(x = x); {ROW.replace('y', 'r')} = relu(x = x); "
     for product in ("mul(x = s, y = x)", "mul(x = x, y = s)"):
-        (found,) = BY_ID["N5"].findings(subject(f"{gate}{ROW} = {product};"))
+        (found,) = RULES["N5"].findings(subject(f"{gate}{ROW} = {product};"))
         assert (found.output, found.severity, found.why) == ("y", "info", "SiLU, 1 in this function; this is the first")
-    assert not list(BY_ID["N5"].findings(subject(f"{gate}{ROW} = mul(x = s, y = r);")))
-    assert not list(BY_ID["N5"].findings(subject(f"{gate}{ROW} = mul(x = s, y = fp16(0x1p+0));")))
+    assert not list(RULES["N5"].findings(subject(f"{gate}{ROW} = mul(x = s, y = r);")))
+    assert not list(RULES["N5"].findings(subject(f"{gate}{ROW} = mul(x = s, y = fp16(0x1p+0));")))
 
 
 def test_eligible_ineligible_unknown_and_no_device_are_apart() -> None:
     """Whitelisted and unbroken: eligible; an error: ineligible; anything else: unknown; constants have no device."""
     line = FLAG + RELU + " tensor<fp16, [1, 64, 1, 32]> z = silu(x = x); tensor<int32, [1]> i = cast(x = x);"
     made = subject(line)
-    rows = verdicts(made, [f for rule in RULES for f in rule.findings(made)])
+    rows = verdicts(made, [f for rule in RULES.values() for f in rule.findings(made)])
     assert [(row.output, row.status) for row in rows] == [
         ("no", "no_device"), ("y", "unknown"), ("z", "eligible"), ("i", "ineligible")
     ]  # fmt: skip
@@ -258,6 +259,23 @@ def test_bad_weights_make_their_consumer_ineligible() -> None:
     engine.
     """
     made = subject(dequantized("[64, 2, 1, 1]"))
-    rows = {row.output: row for row in verdicts(made, list(BY_ID["W6"].findings(made)))}
+    rows = {row.output: row for row in verdicts(made, list(RULES["W6"].findings(made)))}
     assert (rows["y"].status, rows["y"].rules) == ("ineligible", ("W6",))
     assert rows["w"].status == "no_device"
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "ane-rules.md"
+
+
+def test_the_page_has_every_rule() -> None:
+    """Each rule with its sources; contested ones say so."""
+    page = rules_page()
+    assert all(f"## {rule.id}: {rule.title}" in page for rule in RULES.values())
+    assert page.count("- contested:") == sum(bool(rule.contested) for rule in RULES.values())
+
+
+@pytest.mark.skipif(not PAGE.parent.is_dir(), reason="the page is part of the repository, not of the distribution")
+def test_the_page_in_docs_is_the_rules() -> None:
+    """An edit of the rules that leaves the page as it was fails here."""
+    written = PAGE.read_text(encoding="utf-8")
+    assert written == rules_page(), "write it again: python -m portable_coreml.judge.rules > docs/ane-rules.md"

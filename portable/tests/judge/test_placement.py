@@ -8,14 +8,14 @@ import pytest
 from portable_coreml.compute_plan import costs
 from portable_coreml.files.bundle import compile_model, load_model
 from portable_coreml.files.read_text import read_text
-from portable_coreml.judge.placement.judge import (
+from portable_coreml.judge.placement import (
     BYTES_PER_SECOND,
     OPERATIONS_PER_SECOND,
     _seconds,
     cost_shares,
     operations,
 )
-from portable_coreml.judge.placement.subject import Subject, Target
+from portable_coreml.judge.rule import Subject, Target
 from portable_coreml.judge.shapes import infer_shapes
 
 PROGRAM = """program(1.3){ func main<ios18>(tensor<fp16, [1, 64, ?, 1]> x) {

@@ -1,41 +1,37 @@
 """docs/ane-rules.md: the rule book for people, written from the rules themselves.
 
-python -m portable_coreml.judge.placement.page > docs/ane-rules.md
+python -m portable_coreml.judge.rules > docs/ane-rules.md
 """
 
 from __future__ import annotations
 
-from portable_coreml.judge.placement.rule import SEVERITIES, Rule, Scope
-from portable_coreml.judge.placement.rules import RULES
+from portable_coreml.judge.rule import SEVERITIES, Rule
+from portable_coreml.judge.rules import RULES
 
 
 def rules_page() -> str:
     """Return the whole page in Markdown, errors first."""
     head = (
         "# What keeps a program on the Neural Engine\n\n"
-        "This page is written from `portable/portable_coreml/judge/placement/rules/` by "
-        "`python -m portable_coreml.judge.placement.page`; change the rules, not this page.\n\n"
+        "This page is written from `portable/portable_coreml/judge/rules/` by "
+        "`python -m portable_coreml.judge.rules`; change the rules, not this page.\n\n"
         "Nothing on it was measured by this project. Confidence: A = Apple says it; B = measured by two parties, or by "
         "one with published method and data; C = one party, one machine; D = contradicted. The rules predict what is "
         "*eligible*; what Core ML's dispatcher then chooses also depends on its estimate of cost. A rule that names no "
         "systems or chips is said to hold for all of them.\n"
     )
-    return head + "".join(_section(rule) for rule in sorted(RULES, key=lambda rule: SEVERITIES.index(rule.severity)))
-
-
-def _scope(scope: Scope) -> str:
-    """Return what a rule is limited to; nothing for one that holds everywhere."""
-    named = {"systems": scope.os, "chips": scope.chips}
-    return "".join(f"; {name}: {value}" for name, value in named.items() if value != "all")
+    return head + "".join(
+        _section(rule) for rule in sorted(RULES.values(), key=lambda rule: SEVERITIES.index(rule.severity))
+    )
 
 
 def _section(rule: Rule) -> str:
-    sources = "; ".join(f"{s.origin}, {s.place}" if s.place else s.origin for s in rule.sources)
+    scope = "".join(f"; {name}: {held}" for name, held in (("systems", rule.systems), ("chips", rule.chips)) if held)
     lines = [
         f"\n## {rule.id}: {rule.title}\n",
-        f"- severity: {rule.severity}; confidence: {rule.confidence}{_scope(rule.scope)}",
+        f"- severity: {rule.severity}; confidence: {rule.confidence}{scope}",
         f"- instead: {rule.remedy}",
-        f"- sources: {sources}",
+        f"- sources: {'; '.join(rule.sources)}",
     ]
     if rule.contested:
         lines.append(f"- contested: {rule.contested}")
