@@ -188,12 +188,11 @@ def gc(
 ) -> None:
     """Remove stored artifacts that no build refers to, and what killed runs left behind."""
     from shardmill.pipeline.cache import gc
-    from shardmill.pipeline.cache.lock import hold_lock, hold_store
+    from shardmill.pipeline.cache.lock import hold_lock
 
     if not (builds / ".store").is_dir():
         raise ShardmillError(f"{builds}: there is no store here (.store); name the folder that holds the builds")
     hold_lock(str(builds))
-    hold_store(builds / ".store")
     found = gc.collect(builds, dry_run)
     verb = "would remove" if dry_run else "removed"
     typer.echo(f"{verb} {found.entries} entries, {found.bytes / 1e6:.1f} MB")

@@ -31,7 +31,7 @@ from shardmill.pipeline.batch import (
     told,
 )
 from shardmill.pipeline.cache import remote
-from shardmill.pipeline.cache.lock import hold_lock, join_build, register
+from shardmill.pipeline.cache.lock import hold_lock, join_build
 from shardmill.pipeline.code_digest import fetched_model_type, model_type_in, needs_family
 from shardmill.pipeline.dag import receipt_of
 from shardmill.pipeline.resolve import default_config, expected, overlaps, parsed, read_corpus, resolve_config
@@ -286,8 +286,6 @@ def only_build(build: str) -> None:
     """
     _or_end(hold_lock, build)
     _or_end(remote.check_configured)
-    with contextlib.suppress(OSError):
-        register(Path(build) / ".store")  # here, because garbage is rather collected on this machine than on a job's
 
 
 def only_its_jobs(build: str, workflow: Any) -> None:

@@ -8,7 +8,6 @@ place, it is hashed and compared with the record; an entry that does not match i
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -37,7 +36,6 @@ from shardmill.pipeline.cache.entry import (
     stamps,
     stored,
 )
-from shardmill.pipeline.cache.lock import register, using_store
 from shardmill.pipeline.cache.receipts import check_artifacts, key_differences, write_receipt
 from shardmill.pipeline.cache.remote import Remote
 from shardmill.pipeline.task import Action, Work
@@ -95,25 +93,22 @@ class Store:
         Raises:
             ShardmillError: an artifact to be read differs from its receipt.
         """
-        with using_store(self.root):
-            with contextlib.suppress(OSError):  # a read-only store: its owner's gc does not count this build
-                register(self.root)
-            entry = self.root / action.key
-            answer = remote.pull(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
-            if not intact(entry) or self.changes(action, receipt) != []:
-                self.before_change()
-            worked = not (intact(entry) and restored(entry, outputs))
-            if worked:
-                log.info("worked: %s", self.reason(action, receipt))
-                check_artifacts(reads or {})
-                self.make(entry, outputs, work)
-                if not restored(entry, outputs):
-                    raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
-                remote.push(self.shared, entry, output_files(entry), answer)
-            else:
-                log.info("unchanged")
-            write_receipt(receipt, action, read_entry(entry), outputs, notes)
-            write_json(self.last(receipt), asdict(action))
+        entry = self.root / action.key
+        answer = remote.pull(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
+        if not intact(entry) or self.changes(action, receipt) != []:
+            self.before_change()
+        worked = not (intact(entry) and restored(entry, outputs))
+        if worked:
+            log.info("worked: %s", self.reason(action, receipt))
+            check_artifacts(reads or {})
+            self.make(entry, outputs, work)
+            if not restored(entry, outputs):
+                raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
+            remote.push(self.shared, entry, output_files(entry), answer)
+        else:
+            log.info("unchanged")
+        write_receipt(receipt, action, read_entry(entry), outputs, notes)
+        write_json(self.last(receipt), asdict(action))
         return worked
 
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
@@ -141,10 +136,7 @@ class Store:
             adopt(scratch, entry)
 
     def last(self, receipt: Path) -> Path:
-        """Return where the last action for a receipt is remembered (Snakemake removes the receipt before the job).
-
-        The file lies beside the store: other builds that share the store may have a receipt of the same name.
-        """
+        """Return where the last action for a receipt is remembered (Snakemake removes the receipt before the job)."""
         return self.root.parent / LAST / f"{digest(os.path.relpath(receipt, self.root))[:32]}.json"
 
     def changes(self, action: Action, receipt: Path) -> list[str] | None:
