@@ -14,10 +14,11 @@ from shardmill.config import Config
 from shardmill.machine import is_portable
 from shardmill.pipeline import dag, resources
 from shardmill.pipeline.batch import Batch
+from shardmill.pipeline.options import settings
 from shardmill.pipeline.resolve import expected
 from shardmill.pipeline.resources import TooLarge, held_mb, most_mb
 from shardmill.pipeline.steps import reference
-from shardmill.pipeline.table import STEPS, settings
+from shardmill.pipeline.table import STEPS
 
 USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
 SOLVER = "cbc"  # the program of Snakemake's scheduler ilp, as PATH may have it

@@ -84,7 +84,7 @@ def relative(file: Path) -> str:
 def files_read(step: str) -> set[str]:
     """The library's files whose code enters a step's digest."""
     row = STEPS[step]
-    return {relative(file) for file in code_digest.closure((row.task.__module__, *row.also), "phi3").values()}
+    return {relative(file) for file in code_digest.closure(code_digest.modules(row), "phi3").values()}
 
 
 @pytest.mark.parametrize("step", REACHED)
