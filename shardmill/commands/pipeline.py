@@ -169,7 +169,7 @@ def why(
     for problem in snakefile.file_problems(settings):
         raise ConfigError(f"{settings.model}: {problem}")
     settings = resolve_config(settings, str(file), build.parent / ".store")
-    verdicts = why.forecast(settings, build, Store(build.parent / ".store", shared=remote.configured()))
+    verdicts = why.forecast(settings, build, Store(build.parent / ".store"))
     table = Table("step", "", "because of", box=None, pad_edge=False)
     for verdict in verdicts:
         if everything or verdict.status != "unchanged":
@@ -177,9 +177,9 @@ def why(
     console = Console()
     if table.row_count:
         console.print(table)
-    changed, taken = (sum(v.status in which for v in verdicts) for which in (("works", "depends"), ("taken",)))
-    brought = f"; {taken} would be taken from the remote store" if taken else ""
-    console.print(f"{changed} of {len(verdicts)} cached steps would work or depend on one that would{brought}")
+    changed = sum(verdict.status != "unchanged" for verdict in verdicts)
+    beyond = "; a remote store, which may have their results, was not asked" if changed and remote.configured() else ""
+    console.print(f"{changed} of {len(verdicts)} cached steps would work or depend on one that would{beyond}")
 
 
 def gc(

@@ -30,8 +30,8 @@ from shardmill.files import replacing
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools
-from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.resolve import lay_out, workflow_root
+from shardmill.pipeline.steps.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.bundle import check_build

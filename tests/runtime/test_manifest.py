@@ -13,7 +13,7 @@ from manifests import manifest
 from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import audit
-from shardmill.pipeline.subjects import subjects
+from shardmill.pipeline.steps.manifest import subjects
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import (
     COMPLETE,

@@ -22,18 +22,7 @@ def task(
     templates: Path,
     threads: int = 1,
 ) -> Task:
-    """Describe a package, which depends on its part, the forms of its matrices, and the way of conversion.
-
-    Args:
-        part: parts/P.json.
-        recipe: precision.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        codes: the part's codes, if a quantiser chose them.
-        method: the config's `convert.method`.
-        tools: what else decides the result.
-        templates: a folder for conversion results that all parts share, made by these tools.
-        threads: the number of threads that encode weights.
-    """
+    """Describe a package, which depends on its part, the forms of its matrices, and the way of conversion."""
     piece, source = plan.load_part(part), source_folder(record)
     forms = piece.forms(recipes.read_recipe(read_json(recipe.path), recipe.path.name))
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None

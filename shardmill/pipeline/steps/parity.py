@@ -42,18 +42,8 @@ def task(
 ) -> Task:
     """Describe a verdict, which depends on the part, its programs, the reference, and the engine.
 
-    Args:
-        summary: plan.json.
-        part: parts/P.json.
-        recipe: precision.json, since the bits of the matrices decide the part's limits.
-        record: source.receipt.json, beside which the checkpoint lies.
-        states: the output of the step reference.
-        package: the .mlpackage, whose weights are read.
-        bundle: the .mlmodelc, which runs.
-        codes: the part's codes, if a quantiser chose them.
-        reshape: the config's `program.reshape_frequency`.
-        engine: the engine that runs the program.
-        tools: what else decides the result.
+    The bits that the recipe gives the matrices decide the part's limits. The package's weights are read; the bundle
+    runs.
     """
     piece, plan = plans.load_part(part), read_json(summary)
     followed = recipes.read_recipe(read_json(recipe.path), recipe.path.name)

@@ -45,13 +45,7 @@ def task(
 ) -> Task:
     """Describe a plan, which depends on the checkpoint's files and on the config except settings of later measurements.
 
-    Args:
-        record: source.receipt.json, beside which the checkpoint lies.
-        recipe: the file that the config's `convert.precision` names, if it names one.
-        settings: the config.
-        hashes: the cache of file hashes.
-        tools: what else decides the result.
-        threads: the number of threads that hash.
+    `recipe` is the file that the config's `convert.precision` names, if it names one.
     """
     files = read_json(record)["files"]
 

@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from shardmill import config, plan
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.files import dumps, write_json
+from shardmill.files import dumps, read_json, write_json
 from shardmill.pipeline import options
-from shardmill.pipeline.cache.receipts import read_receipt
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import perform
 from shardmill.pipeline.steps import split as step
@@ -218,7 +217,7 @@ def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path
     parts, content = tiny.split(source, topology=[[0, 2]])
     assert {path.stem: plan.load_part(path) for path in files} == parts
     assert json.loads((build / "plan.json").read_text()) == json.loads(dumps(content))
-    assert set(read_receipt(receipt)["outputs"]) == {"summary", *names}
+    assert set(read_json(receipt)["outputs"]) == {"summary", *names}
     assert str(tmp_path) not in (build / "plan.json").read_text() + receipt.read_text() + files[0].read_text()
 
 
