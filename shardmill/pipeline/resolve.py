@@ -18,7 +18,7 @@ import shardmill
 from shardmill import files
 from shardmill.attest import PATHS
 from shardmill.config import Benchmark, Config, Parity, parse
-from shardmill.config.reading import read_yaml
+from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported

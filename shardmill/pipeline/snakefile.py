@@ -12,7 +12,7 @@ from typing import Any
 
 from shardmill import machine
 from shardmill.config import Config
-from shardmill.config.reading import read_yaml
+from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.machine import collect_rarely
 from shardmill.pipeline import code_digest, dag, storage
