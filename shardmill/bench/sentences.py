@@ -15,7 +15,7 @@ from shardmill.bench.prompts import read_prompts
 from shardmill.bench.speed import Say, conditions
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
-from shardmill.models.buckets import packed_texts
+from shardmill.models.host import packed_texts
 from shardmill.runtime import encoder as runtime
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.process import fastest_threads

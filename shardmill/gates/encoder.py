@@ -23,9 +23,8 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.kit_runner.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED
-from shardmill.models.buckets import apart, arrays, columns
 from shardmill.models.contract import inputs
-from shardmill.models.host import Floats
+from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.plan import Part
 from shardmill.runtime.encoder import Encoder
 from shardmill.runtime.program import Program, reused
@@ -67,7 +66,7 @@ class EncoderRunner:
             x = columns(texts, self.part.tokens)
             rest = x[:, :, sum(counts) :]
             rest[:] = noise * generator.standard_normal(rest.shape)
-            given = arrays(self.plan, self.part.tokens, counts) | {"x": x}
+            given = encoder_arrays(self.plan, self.part.tokens, counts) | {"x": x}
             out = program({name: given[name] for name in self.names})
             kept = 1 if self.plan["task"] == CLASSIFY else None
             found += [rows[:kept] for rows in apart(out[0, : len(self.plan["labels"]) or None, :, 0].T, counts)]

@@ -38,7 +38,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in the place of an MLP, and the router that chooses among them (models/routing.py)."""
+    """A mixture of experts in the place of an MLP, and the router that chooses among them (models/mixture.py)."""
 
     count: int
     chosen: int  # for each token

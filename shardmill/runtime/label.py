@@ -11,8 +11,7 @@ import numpy as np
 
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
-from shardmill.models.buckets import packed_texts
-from shardmill.models.host import Floats
+from shardmill.models.host import Floats, packed_texts
 from shardmill.runtime.load import load_tokenizer
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped_spans, likeliest, read_calibration
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from shardmill.models.architecture import Experts
-from shardmill.models.routing import route, step, top_k_mask
+from shardmill.models.mixture import route, step, top_k_mask
 
 TOKENS, TIES = 100_000, 1_000
 
