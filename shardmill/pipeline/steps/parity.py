@@ -101,7 +101,7 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import encoder, parity, stateless
+    from shardmill.gates import encoder, parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
@@ -113,15 +113,9 @@ def measurements(
         runner = encoder.EncoderRunner(bundle, piece, plan)
         yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
         return
-    reference, verify = Reference(source, plan["context"], carried_channels(plan)), plan["verify"]
-    if piece.kind == "layers":
-        yield from parity.layers_parity(parity.LayersRunner(bundle, piece, plan), reference, known, source, stored)
-    elif piece.kind == "experts":
-        yield from stateless.group_parity(bundle, piece, reference, known, source, stored, verify)
-    else:
-        hidden = known["hidden"][-1]
-        logits = known["logits"][: len(hidden)]
-        yield from stateless.head_parity(bundle, piece, reference, (hidden, logits), stored, verify)
+    reference = Reference(source, plan["context"], carried_channels(plan))
+    case = parity.part_case(piece, reference, known, source, stored)
+    yield from parity.part_parity(parity.PartRunner(bundle, piece, plan), case)
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
