@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, kl_div, log_softmax
 
 from shardmill.gates.disturbed import probe
-from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error
+from shardmill.gates.reference import EncoderReference, passages
 from shardmill.gates.thresholds import CLEAR_MARGIN
 from shardmill.gates.weights import PackageWeights
 from shardmill.kit_runner.figures import psnr

@@ -101,7 +101,7 @@ def _outputs(
     """Return the outputs of transformers for the tokens' passages, for each bucket."""
     import torch
 
-    from shardmill.gates.encoder_reference import EncoderReference, passages
+    from shardmill.gates.reference import EncoderReference, passages
 
     model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
     found = {}
