@@ -51,7 +51,6 @@ rule convert:
     params:
         store=STORE,
         step="convert",
-        method=OF(options.option, "convert.method"),
         tools=TOOLS["convert"],
     script:
         "../scripts/step.py"

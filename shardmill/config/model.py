@@ -200,10 +200,6 @@ class Search:
 class Convert:
     """How programs are made."""
 
-    method: Annotated[
-        Literal["stamped", "plain"],
-        Field(description="stamped: one template per layer graph, weights streamed; plain: all by coremltools."),
-    ] = "stamped"
     precision: Annotated[
         str,
         Field(

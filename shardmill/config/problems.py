@@ -192,6 +192,7 @@ def _contexts_problems(config: Config) -> list[str]:
 
 
 OLD_KEY, NEW_KEY = "weights", "precision"  # of `convert`
+GONE, STAMPED = "method", "stamped"  # of `convert`: the key, and what every part now is
 
 
 def load(path: Path, root: Path = Path(".")) -> Config:
@@ -244,17 +245,21 @@ def _text(content: Any) -> str:
 
 
 def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the content with `convert.precision` for `convert.weights`, as that was called.
+    """Return the content with `convert.precision` for `convert.weights`, as that was called, and no `convert.method`.
 
-    Raises ConfigError for both.
+    Raises ConfigError for both names of the precision, and for a method that there is no more.
     """
     convert = content.get("convert")
-    if not isinstance(convert, Mapping) or OLD_KEY not in convert:
+    if not isinstance(convert, Mapping):
         return dict(content)
-    if NEW_KEY in convert:
-        raise ConfigError(f"{name}: convert.{OLD_KEY}: is the old name of convert.{NEW_KEY}; keep that alone")
-    rest = {key: value for key, value in convert.items() if key != OLD_KEY}
-    return {**content, "convert": rest | {NEW_KEY: convert[OLD_KEY]}}
+    if convert.get(GONE, STAMPED) != STAMPED:
+        raise ConfigError(f"{name}: convert.{GONE}: is gone, since every part is {STAMPED}; leave it out")
+    rest = {key: value for key, value in convert.items() if key not in (OLD_KEY, GONE)}
+    if OLD_KEY in convert:
+        if NEW_KEY in convert:
+            raise ConfigError(f"{name}: convert.{OLD_KEY}: is the old name of convert.{NEW_KEY}; keep that alone")
+        rest[NEW_KEY] = convert[OLD_KEY]
+    return {**content, "convert": rest}
 
 
 def checked(settings: Mapping[str, Any]) -> Config:

@@ -35,7 +35,7 @@ class Step:
         outside: files outside the build by input name; the config gives their paths.
         params: further arguments of the task by name, computed from the config.
         packages: distributions whose versions decide the result.
-        needs: the job's memory; a mapping by `convert.method` if the memory depends on the method.
+        needs: the job's memory.
         each_thread: the memory of every thread after the first.
         also: modules that the step runs in another process.
         kept: whether the store keeps the result; False for results that take almost no time to make.
@@ -50,7 +50,7 @@ class Step:
 
     name: str
     makes: Mapping[str, Files]
-    needs: Need | Mapping[str, Need]
+    needs: Need
     each_thread: Need = NOTHING
     reads: Mapping[str, Files | Found] = field(default_factory=dict)
     takes: Mapping[str, Files | Found] = field(default_factory=dict)

@@ -251,7 +251,6 @@ def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
     threads: int = snakemake.threads
     if step.each_thread == resources.NOTHING or threads == 1:
         return threads
-    assert isinstance(step.needs, resources.Need)
     found = resources.job_sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
     return resources.threads_within(snakemake.resources["mem_mb"], threads, step.needs, step.each_thread, found)
 

@@ -140,11 +140,7 @@ _ROWS = (  # each after the steps whose files it reads
         makes={"package": PACKAGE},
         reads={"part": PART, "record": RECORD},
         takes={"recipe": RECIPE, "codes": dag.outputs_of_step("codes")},
-        params={"method": lambda config: config.convert.method},
-        needs={
-            "stamped": Need(800, part=0.05, bucket=900_000),  # blocks of rows; samples of a bucket's size
-            "plain": Need(700, part=6.5, largest=46),  # coremltools copies: fp32, fp16, int8
-        },
+        needs=Need(800, part=0.05, bucket=900_000),  # blocks of rows; samples of a bucket's size
         packages=("coremltools", "numpy", "protobuf", "torch"),
         delivered=True,
         amount="# program",

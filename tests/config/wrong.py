@@ -168,6 +168,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"convert": {"weights": "int8", "precision": "int4"}},
         "convert.weights: is the old name of convert.precision; keep that alone",
     ),
+    "a method of conversion that is gone": (
+        {"convert": {"method": "plain"}},
+        "convert.method: is gone, since every part is stamped; leave it out",
+    ),
     "no parts": ({"topology": []}, "topology: "),
     "another word": ({"topology": "even"}, "topology: input should be a valid tuple, is 'even'"),
     "slices by name": ({"head": {"slices": "few"}}, "head.slices: input should be a valid integer, is 'few'"),

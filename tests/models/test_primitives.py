@@ -109,8 +109,7 @@ def test_rmsnorm_of_each_head_is_transformers(magnitude: float) -> None:
 def norm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """RMSNorm alone as a program, T from 1 to 4, as a layer holds it."""
     import coremltools as ct
-
-    from shardmill.convert import package
+    from oracle import save
 
     ours, _ = norms()
     traced = torch.jit.trace(ours, torch.zeros(1, CHANNELS, TOKENS, 1), check_trace=False)
@@ -123,7 +122,7 @@ def norm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         skip_model_load=True,
     )
     path = tmp_path_factory.mktemp("norm") / "norm.mlpackage"
-    package.save(model, path)
+    save(model, path)
     return path
 
 

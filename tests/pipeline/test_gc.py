@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from unprivileged import unprivileged
 
 from shardmill.cli import app
-from shardmill.convert.template import sample
+from shardmill.convert import sample
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.cache import gc, lock
 from shardmill.pipeline.cache.store import TEMPLATES, Store

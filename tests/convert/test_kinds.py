@@ -14,16 +14,15 @@ import pytest
 import templates
 import torch
 from models.tiny_families import write_tiny
+from oracle import convert_plain
 
-from shardmill.convert import package, trace
-from shardmill.convert.normal import has_normal_form
+from shardmill.convert import sample
 from shardmill.convert.stamped import convert_stamped
-from shardmill.convert.template import sample
 from shardmill.convert.weights import PartWeights
 from shardmill.gates.weights import PackageWeights
 from shardmill.plan import Part
 
-from ..small import layers_part
+from .small import layers_part
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -102,9 +101,8 @@ def test_any_sequence_of_kinds_is_plain_coremltools_byte_for_byte(
     chance, every = random.Random(name), whole(folder, name)
     order = chance.sample(range(every.end), chance.randint(2, 3))
     part = reordered(every, order, chance.randint(0, 40))
-    assert has_normal_form(part)
     source = folder / name
-    package.save(trace.convert(part, PartWeights(part, source), quantization), tmp_path / "plain.mlpackage")
+    convert_plain(part, source, quantization, tmp_path / "plain.mlpackage")
     convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
@@ -117,7 +115,7 @@ def test_vectors_too_short_for_the_weight_file_are_plain_coremltools_byte_for_by
     source = write_tiny(name, folder / f"{name}-short", **SHORT[name])
     part = layers_part(source, 0, 2)
     short = [path for path, shape in part.shapes.items() if prod(shape) < 10]
-    package.save(trace.convert(part, PartWeights(part, source), quantization), tmp_path / "plain.mlpackage")
+    convert_plain(part, source, quantization, tmp_path / "plain.mlpackage")
     convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
     held, given = PackageWeights(tmp_path / "stamped.mlpackage", part), PartWeights(part, source)
@@ -126,23 +124,16 @@ def test_vectors_too_short_for_the_weight_file_are_plain_coremltools_byte_for_by
 
 def test_the_template_of_a_kind_serves_every_sequence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer is converted for each kind and width, however long the part is and wherever in the model it starts."""
-    made: list[tuple[object, int]] = []
+    made: list[object] = []
     original = sample.convert_sample
 
-    def counted(bare: Part, times: int, *rest: Any) -> bytes:
-        made.append((bare.kinds, times))
-        return original(bare, times, *rest)
+    def counted(sampled: Part, *rest: Any) -> bytes:
+        made.append(sampled.kinds)
+        return original(sampled, *rest)
 
     monkeypatch.setattr(sample, "convert_sample", counted)
     every, cache = whole(folder, "lfm2"), folder / "counted"
-    sample.layer_template.cache_clear()
+    sample.template.cache_clear()
     for order, start in (([1, 2, 3], 0), ([2, 0, 1, 3], 41), ([2, 3], 7)):
         sample.program(reordered(every, order, start), "fp16", cache)
-    assert sorted(made, key=str) == sorted([((kind,), 1) for kind in set(every.kinds)] * 2, key=str)
-
-
-def test_plain_layers_keep_the_names_of_coremltools(folder: Path) -> None:
-    """The packages of phi3 and its like are published by their hashes."""
-    every = whole(folder, "gemma3_text")
-    plain = [i for i, kind in enumerate(every.kinds) if kind == type(kind)()]
-    assert plain and not has_normal_form(reordered(every, plain, 0))
+    assert sorted(made, key=str) == sorted([(kind,) for kind in set(every.kinds)] * 2, key=str)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.convert.template import sample
+from shardmill.convert import sample
 
 KIND = {"kind": "layers", "tokens": 4}
 SAMPLES = [b"one\x00", b"two"]
@@ -51,7 +51,7 @@ def test_damaged_samples_are_made_again(damage: object, tmp_path: Path) -> None:
 AT_ONCE = """
 import os, sys, time
 from pathlib import Path
-from shardmill.convert.template import sample
+from shardmill.convert import sample
 folder, name = Path(sys.argv[1]), sys.argv[2]
 def make():
     (folder / f"made by {name}").touch()
