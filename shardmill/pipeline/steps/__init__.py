@@ -15,7 +15,7 @@ All steps use the same names for files and settings. The step table says which f
     table, manifest     embedding.safetensors, model.json.
     verdicts, receipts  the verdicts of all gates, and the receipts of all steps up to the gates.
     settings            the config, or the section that the step follows, as plain data.
-    form, method        the config's `convert.embedding` and `convert.method`.
+    form                the config's `convert.embedding`.
     reshape             the config's `program.reshape_frequency`.
     engine, runtime     the engine that loads programs here, and the Core AI runtime that is installed here.
 
