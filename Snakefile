@@ -5,29 +5,34 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
+from shardmill.pipeline import options, scheduling
 from shardmill.pipeline import snakefile as sm
+from shardmill.pipeline.batch import alike, any_of, of, parts_of, sum_up, tell_jobs, together
+from shardmill.pipeline.resolve import default_config
+from shardmill.pipeline.resources import every_core, matrices_at_once
+from shardmill.pipeline.storage import checkpoint_input, folder, new_folder
 
 min_version("9.27")
 
 sm.only_its_jobs("build", workflow)
-sm.use_own_solver()
+scheduling.use_own_solver()
 
 if not workflow.configfiles:
 
-    configfile: sm.default_config()
+    configfile: default_config()
 
 
 MODELS = sm.checked(config, workflow)
-OF = sm.of(MODELS)  # applies a function to the config of a job's model
-PARTS = sm.parts_of(MODELS)
+OF = of(MODELS)  # applies a function to the config of a job's model
+PARTS = parts_of(MODELS)
 TOOLS = sm.tools(MODELS, workflow)
-MB = sm.mem_mb(MODELS, workflow)
+MB = scheduling.mem_mb(MODELS, workflow)
 STORE = "build/.store"
-sm.limit_ane(workflow)
-PACKAGE = sm.folder("build/{model}/packages/{part}.mlpackage", workflow)
-BUNDLE = sm.folder("build/{model}/compiled/{part}.mlmodelc", workflow)
-PLOTS = sm.folder("build/{model}/plots", workflow)
-CHECKPOINT = sm.checkpoint(workflow)
+scheduling.limit_ane(workflow)
+PACKAGE = folder("build/{model}/packages/{part}.mlpackage", workflow)
+BUNDLE = folder("build/{model}/compiled/{part}.mlmodelc", workflow)
+PLOTS = folder("build/{model}/plots", workflow)
+CHECKPOINT = checkpoint_input(workflow)
 
 
 wildcard_constraints:
@@ -48,18 +53,18 @@ include: "rules/outcome.smk"
 
 onstart:
     sm.only_build("build")
-    sm.demand_room(MODELS, workflow)
-    sm.tell_jobs(MODELS)
-    sm.go_on(MODELS, workflow)
-    sm.start_without_delay(workflow)
+    scheduling.demand_room(MODELS, workflow)
+    tell_jobs(MODELS)
+    scheduling.go_on(MODELS, workflow)
+    scheduling.start_without_delay(workflow)
 
 
 onsuccess:
-    sm.sum_up(MODELS, workflow)
+    sum_up(MODELS, workflow)
 
 
 onerror:
-    sm.sum_up(MODELS, workflow)
+    sum_up(MODELS, workflow)
 
 
 rule all:
@@ -75,7 +80,7 @@ rule refused:
     log:
         "build/refused/{config}.log",
     wildcard_constraints:
-        config=sm.any_of(MODELS.refusals),
+        config=any_of(MODELS.refusals),
     localrule: True
     conda:
         "envs/shardmill.yaml"

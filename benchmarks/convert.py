@@ -1,4 +1,4 @@
-"""Stamped against plain conversion, and a whole model against copying the same bytes.
+"""Stamping against coremltools alone, and a whole model against copying the same bytes.
 
     shardmill synth-checkpoint --like configs/phi-4-mini.yaml checkpoints/phi-4-mini-synthetic    # 7.7 GB, once
     python benchmarks/convert.py checkpoints/phi-4-mini-synthetic --scratch /somewhere/with/30GB --json results.json
@@ -229,9 +229,10 @@ def worker(method: str, file: Path, source: Path, output: Path, templates: Path,
 
         convert_stamped(part, source, "int8", output, templates, threads)
     else:
-        from shardmill.convert import package, trace, weights
+        sys.path.append(str(Path(__file__).parents[1] / "tests"))
+        from oracle import convert_plain
 
-        package.save(trace.convert(part, weights.PartWeights(part, source), "int8"), output)
+        convert_plain(part, source, "int8", output)
 
 
 def predict(part: Part, path: Path, answers: Path) -> None:
@@ -288,7 +289,7 @@ def show(figures: dict[str, Any]) -> None:
 
 
 def print_parts(console: Console, figures: dict[str, Any]) -> None:
-    """Print the comparison with plain conversion."""
+    """Print the comparison with coremltools alone."""
     table = Table("layers", "", "plain", "stamped", "stamped, no template", "plain / stamped")
     for row in figures["parts"]:
         for key in MEASURES:

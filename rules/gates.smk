@@ -30,7 +30,7 @@ rule residency:
     params:
         store=STORE,
         step="residency",
-        engine=OF(sm.engine),
+        engine=OF(options.engine),
         tools=TOOLS["residency"],
     script:
         "../scripts/step.py"
@@ -48,7 +48,7 @@ rule parity:
         package=ancient(PACKAGE),
         bundle=ancient(BUNDLE),
         codes=ancient(OF(sm.made_by, "codes")),
-        waits=sm.together(
+        waits=together(
             "build/{model}/precision.receipt.json",
             "build/{model}/reference.receipt.json",
             "build/{model}/packages/{part}.receipt.json",
@@ -74,8 +74,8 @@ rule parity:
     params:
         store=STORE,
         step="parity",
-        reshape=OF(sm.option, "program.reshape_frequency"),
-        engine=OF(sm.engine),
+        reshape=OF(options.option, "program.reshape_frequency"),
+        engine=OF(options.engine),
         tools=TOOLS["parity"],
     script:
         "../scripts/step.py"
@@ -115,8 +115,8 @@ rule witness:
     params:
         store=STORE,
         step="witness",
-        engine=OF(sm.engine),
-        runtime=OF(sm.witness_runtime),
+        engine=OF(options.engine),
+        runtime=OF(options.witness_runtime),
         tools=TOOLS["witness"],
     script:
         "../scripts/step.py"
@@ -135,7 +135,7 @@ rule parity_stack:
         bundles=ancient(PARTS(BUNDLE)),
         table=ancient("build/{model}/embedding.safetensors"),
         chosen=ancient(OF(sm.made_by, "search")),
-        waits=sm.together(
+        waits=together(
             "build/{model}/precision.receipt.json",
             "build/{model}/reference.receipt.json",
             PARTS("build/{model}/packages/{part}.receipt.json"),
@@ -163,8 +163,8 @@ rule parity_stack:
     params:
         store=STORE,
         step="parity_stack",
-        reshape=OF(sm.option, "program.reshape_frequency"),
-        engine=OF(sm.engine),
+        reshape=OF(options.option, "program.reshape_frequency"),
+        engine=OF(options.engine),
         tools=TOOLS["parity_stack"],
     script:
         "../scripts/step.py"

@@ -5,9 +5,9 @@
 rule benchmark:
     input:
         manifest="build/{model}/model.json",
-        beside=ancient(sm.together(CHECKPOINT, PARTS(BUNDLE), "build/{model}/embedding.safetensors")),
-        text=local(OF(sm.benchmark_text)),
-        tasks=local(OF(sm.task_files)),
+        beside=ancient(together(CHECKPOINT, PARTS(BUNDLE), "build/{model}/embedding.safetensors")),
+        text=local(OF(options.benchmark_text)),
+        tasks=local(OF(options.task_files)),
     output:
         speed="build/{model}/benchmark/speed.json",
         receipt="build/{model}/benchmark/speed.receipt.json",
@@ -15,15 +15,15 @@ rule benchmark:
         "build/{model}/logs/benchmark.log",
     conda:
         "../envs/shardmill.yaml"
-    threads: sm.every_core(workflow)  # alone on the machine, or the figures mean nothing
+    threads: every_core(workflow)  # alone on the machine, or the figures mean nothing
     resources:
         mem_mb=MB("benchmark"),
         ane=1,
     params:
         store=STORE,
         step="benchmark",
-        settings=OF(sm.section, "benchmark"),
-        engine=OF(sm.engine),
+        settings=OF(options.section, "benchmark"),
+        engine=OF(options.engine),
         tools=TOOLS["benchmark"],
     script:
         "../scripts/step.py"
@@ -39,7 +39,7 @@ rule manifest:
         packages=ancient(PARTS(PACKAGE)),
         bundles=ancient(PARTS(BUNDLE)),
         table=ancient("build/{model}/embedding.safetensors"),
-        waits=sm.together(
+        waits=together(
             PARTS("build/{model}/packages/{part}.receipt.json"),
             PARTS("build/{model}/compiled/{part}.receipt.json"),
             "build/{model}/embedding.receipt.json",
@@ -56,8 +56,8 @@ rule manifest:
     params:
         store=STORE,
         step="manifest",
-        form=OF(sm.option, "convert.embedding"),
-        reshape=OF(sm.option, "program.reshape_frequency"),
+        form=OF(options.option, "convert.embedding"),
+        reshape=OF(options.option, "program.reshape_frequency"),
         tools=TOOLS["manifest"],
     script:
         "../scripts/step.py"
@@ -70,9 +70,9 @@ rule provenance:
         manifest="build/{model}/model.json",
         receipts=OF(sm.all_receipts),
         verdicts=OF(sm.verdicts),
-        text=local(OF(sm.option, "parity.text")),
-        calibration=local(OF(sm.calibration_files)),
-        recipe=local(OF(sm.recipe_files)),
+        text=local(OF(options.option, "parity.text")),
+        calibration=local(OF(options.calibration_files)),
+        recipe=local(OF(options.recipe_files)),
     output:
         provenance="build/{model}/provenance.json",
         results="build/{model}/test-results.jsonl",
@@ -85,7 +85,7 @@ rule provenance:
     params:
         store=STORE,
         step="provenance",
-        settings=OF(sm.settings),
+        settings=OF(options.settings),
         tools=TOOLS["provenance"],
     script:
         "../scripts/step.py"
@@ -99,7 +99,7 @@ rule report:
         record="build/{model}/source.receipt.json",
         parts=PARTS("build/{model}/parts/{part}.json", "embedding"),
         artifacts=ancient(
-            sm.together(
+            together(
                 PARTS(PACKAGE),
                 "build/{model}/embedding.safetensors",
             )
@@ -108,7 +108,7 @@ rule report:
         speed=OF(sm.made_by, "benchmark"),
         receipts=OF(sm.page_receipts),
         search=OF(sm.made_by, "search"),
-        evidence=OF(sm.evidence),
+        evidence=OF(options.evidence),
         points=OF(sm.points),
     output:
         page=report(
@@ -118,7 +118,7 @@ rule report:
             labels={"file": "report.html"},
         ),
         plots=report(
-            sm.new_folder(PLOTS),
+            new_folder(PLOTS),
             patterns=["{name}.svg"],
             caption="../report/plots.rst",
             category="Speed",
@@ -134,7 +134,7 @@ rule report:
     params:
         store=STORE,
         step="report",
-        settings=OF(sm.settings),
+        settings=OF(options.settings),
         pipeline=OF(sm.listed_steps),
         tools=TOOLS["report"],
     script:

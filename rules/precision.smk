@@ -7,7 +7,7 @@ rule calibration:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
         beside=ancient(CHECKPOINT),
-        text=local(OF(sm.calibration_files)),
+        text=local(OF(options.calibration_files)),
     output:
         edges="build/{model}/calibration.safetensors",
         receipt="build/{model}/calibration.receipt.json",
@@ -20,7 +20,7 @@ rule calibration:
     params:
         store=STORE,
         step="calibration",
-        settings=OF(sm.calibration_settings),
+        settings=OF(options.calibration_settings),
         tools=TOOLS["calibration"],
     script:
         "../scripts/step.py"
@@ -48,7 +48,7 @@ rule codes:
     params:
         store=STORE,
         step="codes",
-        forms=OF(sm.coded_forms),
+        forms=OF(options.coded_forms),
         tools=TOOLS["codes"],
     script:
         "../scripts/step.py"
@@ -75,7 +75,7 @@ rule sensitivity:
     priority: 2  # conversion waits for it
     conda:
         "../envs/shardmill.yaml"
-    threads: sm.matrices_at_once
+    threads: matrices_at_once
     resources:
         mem_mb=MB("sensitivity"),
     params:
@@ -104,7 +104,7 @@ rule search:
     params:
         store=STORE,
         step="search",
-        settings=OF(sm.search_settings),
+        settings=OF(options.search_settings),
         tools=TOOLS["search"],
     script:
         "../scripts/step.py"
@@ -114,7 +114,7 @@ rule search:
 rule precision:
     input:
         parts=PARTS("build/{model}/parts/{part}.json"),
-        source=local(OF(sm.recipe_files)),
+        source=local(OF(options.recipe_files)),
         chosen=ancient(OF(sm.made_by, "search")),
         waits=OF(sm.receipts_of, "search"),
     output:
@@ -129,7 +129,7 @@ rule precision:
     params:
         store=STORE,
         step="precision",
-        precision=OF(sm.option, "convert.precision"),
+        precision=OF(options.option, "convert.precision"),
         tools=TOOLS["precision"],
     script:
         "../scripts/step.py"
@@ -141,7 +141,7 @@ rule original:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
         beside=ancient(CHECKPOINT),
-        text=local(OF(sm.calibration_files)),
+        text=local(OF(options.calibration_files)),
     output:
         states="build/{model}/measured/original.safetensors",
         receipt="build/{model}/measured/original.receipt.json",
@@ -155,7 +155,7 @@ rule original:
     params:
         store=STORE,
         step="original",
-        settings=OF(sm.measured_settings),
+        settings=OF(options.measured_settings),
         tools=TOOLS["original"],
     script:
         "../scripts/step.py"
@@ -171,7 +171,7 @@ rule measured:
         chosen=ancient("build/{model}/search.json"),
         states=ancient("build/{model}/measured/original.safetensors"),
         codes=ancient(PARTS("build/{model}/codes/{part}.safetensors")),
-        waits=sm.together(
+        waits=together(
             "build/{model}/search.receipt.json",
             "build/{model}/measured/original.receipt.json",
             PARTS("build/{model}/codes/{part}.receipt.json"),

@@ -20,7 +20,7 @@ rule embedding:
     params:
         store=STORE,
         step="embedding",
-        form=OF(sm.option, "convert.embedding"),
+        form=OF(options.option, "convert.embedding"),
         tools=TOOLS["embedding"],
     script:
         "../scripts/step.py"
@@ -34,12 +34,12 @@ rule convert:
         record=ancient("build/{model}/source.receipt.json"),
         beside=ancient(CHECKPOINT),
         codes=ancient(OF(sm.made_by, "codes")),
-        waits=sm.together(
+        waits=together(
             "build/{model}/precision.receipt.json",
             OF(sm.receipts_of, "codes"),
         ),
     output:
-        package=sm.new_folder(PACKAGE),
+        package=new_folder(PACKAGE),
         receipt="build/{model}/packages/{part}.receipt.json",
     log:
         "build/{model}/logs/convert_{part}.log",
@@ -51,7 +51,6 @@ rule convert:
     params:
         store=STORE,
         step="convert",
-        method=OF(sm.option, "convert.method"),
         tools=TOOLS["convert"],
     script:
         "../scripts/step.py"
@@ -63,7 +62,7 @@ rule compile:
         package=ancient(PACKAGE),
         waits="build/{model}/packages/{part}.receipt.json",
     output:
-        bundle=sm.new_folder(BUNDLE),
+        bundle=new_folder(BUNDLE),
         receipt="build/{model}/compiled/{part}.receipt.json",
     log:
         "build/{model}/logs/compile_{part}.log",
@@ -75,8 +74,8 @@ rule compile:
     params:
         store=STORE,
         step="compile",
-        bundles=OF(sm.option, "program.bundles"),
-        engine=OF(sm.engine),
+        bundles=OF(options.option, "program.bundles"),
+        engine=OF(options.engine),
         tools=TOOLS["compile"],
     script:
         "../scripts/step.py"

@@ -4,7 +4,7 @@
 # The checkpoint's files, linked into the build, each with its sha256.
 rule fetch:
     input:
-        waits=local(OF(sm.source_files)),
+        waits=local(OF(options.source_files)),
     output:
         record="build/{model}/source.receipt.json",
         beside=CHECKPOINT,
@@ -18,14 +18,14 @@ rule fetch:
     params:
         store=STORE,
         step="fetch",
-        source=OF(sm.section, "source"),
+        source=OF(options.section, "source"),
         tools=TOOLS["fetch"],
     script:
         "../scripts/step.py"
 
 
 # The tensors of each part, read from headers; no weight is copied. Models with the same parts share a rule.
-for same in sm.alike(MODELS, "split"):
+for same in alike(MODELS, "split"):
 
     rule:
         name:
@@ -33,7 +33,7 @@ for same in sm.alike(MODELS, "split"):
         input:
             record="build/{model}/source.receipt.json",
             beside=ancient(CHECKPOINT),
-            recipe=local(OF(sm.recipe_files)),
+            recipe=local(OF(options.recipe_files)),
         output:
             summary="build/{model}/plan.json",
             parts=expand("build/{{model}}/parts/{part}.json", part=[*same.parts, "embedding"]),
@@ -41,7 +41,7 @@ for same in sm.alike(MODELS, "split"):
         log:
             "build/{model}/logs/split.log",
         wildcard_constraints:
-            model=sm.any_of(same.models),
+            model=any_of(same.models),
         conda:
             "../envs/shardmill.yaml"
         threads: 4  # hashing
@@ -50,7 +50,7 @@ for same in sm.alike(MODELS, "split"):
         params:
             store=STORE,
             step="split",
-            settings=OF(sm.split_settings),
+            settings=OF(options.split_settings),
             tools=TOOLS["split"],
         script:
             "../scripts/step.py"
@@ -62,7 +62,7 @@ rule reference:
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
         beside=ancient(CHECKPOINT),
-        text=local(OF(sm.option, "parity.text")),
+        text=local(OF(options.option, "parity.text")),
     output:
         states="build/{model}/reference.safetensors",
         receipt="build/{model}/reference.receipt.json",
@@ -76,7 +76,7 @@ rule reference:
     params:
         store=STORE,
         step="reference",
-        parity=OF(sm.section, "parity"),
+        parity=OF(options.section, "parity"),
         tools=TOOLS["reference"],
     script:
         "../scripts/step.py"

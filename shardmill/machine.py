@@ -39,6 +39,15 @@ def engine() -> dict[str, str]:
     }
 
 
+def engine_name(precision: str = "") -> str:
+    """Return the name of the engine that runs the programs on this machine: coreml or portable.
+
+    With a precision that emulates the Neural Engine, the name says that the result is predicted.
+    """
+    name = engine()["name"]
+    return f"{name}, {precision}: predicted" if is_portable() and precision.startswith("ane") else name
+
+
 def macos() -> str:
     """Return the version of macOS, for example "26.1"; "" on another system.
 

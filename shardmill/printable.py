@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from shardmill.lane.watch import said, words
+from shardmill.kit_runner.error_texts import said, words
 
 
 def printable(text: str, limit: int = 80) -> str:
@@ -20,7 +20,7 @@ def one_line(text: object) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or all the words of one of Core ML; see lane/native.py."""
+    """Return the first line of what an error says, or all the words of one of Core ML."""
     return said(error)
 
 

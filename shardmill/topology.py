@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from math import comb, isqrt, prod
 from typing import TYPE_CHECKING
 
-from portable_coreml.judge.placement.rules.shapes import (
+from portable_coreml.judge.rules.shapes import (
     MAX_EXTENT,
     MAX_WEIGHT_BYTES,
     MIN_WEIGHT_BYTES,
@@ -27,7 +27,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form, matrices
 from shardmill.forms.recipe import Recipe, unreachable
-from shardmill.models.architecture import Architecture, Experts, ModelDescription, with_experts
+from shardmill.models.architecture import Architecture, Experts, ModelDescription, with_experts, with_tanh
 from shardmill.models.contract import (
     RING,
     GraphSpec,
@@ -37,6 +37,7 @@ from shardmill.models.contract import (
     whole_blueprint,
     window_slots,
 )
+from shardmill.models.interface import TANH
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part, empty_parts
 
@@ -50,10 +51,16 @@ Range = tuple[int, int]
 
 
 def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
-    """Return the model with its experts where the config wants them. Raises CheckpointError if it has no experts."""
-    if config.experts == "dense":
-        return model
-    return replace(model, architecture=with_experts(model.architecture, routed=True))
+    """Return the model with its experts where the config wants them, and with SiLU as the config spells it.
+
+    Raises CheckpointError if the model has no experts, or no SiLU.
+    """
+    a = model.architecture
+    if config.experts != "dense":
+        a = with_experts(a, routed=True)
+    if config.program.silu == TANH:
+        a = with_tanh(a)
+    return replace(model, architecture=a)
 
 
 def resolve_topology(config: Config, a: Architecture) -> Config:

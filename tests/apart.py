@@ -14,9 +14,9 @@ from unittest import mock
 import torch
 from portable_coreml import proxy
 
-from shardmill.gates import disturbed, encoder, nonfinite, parity, stack, stateless
+from shardmill.gates import disturbed, encoder, nonfinite, parity, stack
 
-GATES = (disturbed, encoder, nonfinite, parity, stack, stateless)
+GATES = (disturbed, encoder, nonfinite, parity, stack)
 
 
 PLAIN = proxy.MLModelProxy

@@ -32,7 +32,7 @@ def parts_of(checkpoint: Path, folder: Path, **changes: Any) -> tuple[Path, dict
 
 
 def build(checkpoint: Path, folder: Path, weights: str = "fp16", **changes: Any) -> Path:
-    """A build of a checkpoint by coremltools alone. Weights in fp16 are those of the checkpoint, which is in bf16."""
+    """A build of a checkpoint. Weights in fp16 are those of the checkpoint, which is in bf16."""
     source, parts, plan = parts_of(checkpoint, folder, **changes)
     write_table(parts.pop("embedding"), source, folder / "embedding.safetensors", 1)
     programs: dict[str, Mapping[str, Any]] = {}

@@ -17,7 +17,7 @@ import pytest
 from shardmill import machine
 from shardmill.commands import doctor
 from shardmill.errors import ShardmillError
-from shardmill.lane import system as lane_system
+from shardmill.kit_runner import main as kit_runner
 from shardmill.runtime import process
 
 ANSWERS = {
@@ -91,7 +91,7 @@ def test_the_system_is_called_what_it_calls_itself(mac: list[str], monkeypatch: 
     assert machine.macos() == "26.1"
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(os, "uname", lambda: ("Darwin", "", "", "", "arm64"))
-    found = lane_system.system_identity()
+    found = kit_runner.system_identity()
     assert (found["system"], found["build"], found["chip"]) == ("26.1", "25B78", "Apple M4")
 
 
@@ -105,7 +105,7 @@ def test_programs_of_the_system_are_found_whatever_path_names(
         monkeypatch.delenv("PATH")
     else:
         monkeypatch.setenv("PATH", path)
-    for ask in (machine.ask.__wrapped__, lane_system._ask):
+    for ask in (machine.ask.__wrapped__, kit_runner._ask):
         asked = ask("env").splitlines()
         assert "SYSTEM_VERSION_COMPAT=0" in asked
         (searched,) = (line.removeprefix("PATH=") for line in asked if line.startswith("PATH="))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("shardmill", "portable/portable_coreml")
+PACKAGES = ("shardmill", "portable/portable_coreml", "portable/extra/portable_coreml_extra")
 READERS = ("*.py", "*.html", "*.smk", "Snakefile")
 
 

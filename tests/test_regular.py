@@ -20,9 +20,8 @@ PACKAGE = Path(files.__file__).parent
 OTHER_JSON = {
     "files.py": "it is the one place",
     "decode/drafters/learned.py": "a file of the package; decode uses nothing else of shardmill",
-    "lane/kit.py": "a kit runs without the rest of shardmill; it catches what goes too deep itself",
-    "lane/results.py": "likewise",
-    "lane/child.py": "likewise; it reads what its own parent wrote",
+    "kit_runner/kit.py": "a kit runs without the rest of shardmill; it catches what goes too deep itself",
+    "kit_runner/child.py": "likewise; it reads what its own parent wrote",
 }
 
 

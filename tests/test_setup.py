@@ -157,16 +157,6 @@ def test_the_file_with_hashes_agrees() -> None:
     assert needed & CONSTRAINTS.keys() <= held.keys()
 
 
-def test_every_rule_has_an_environment_that_exists() -> None:
-    """A `conda:` directive that names a file which is not there fails only where conda is used."""
-    named = {
-        (file.parent / path).resolve()
-        for file in (ROOT / "rules").glob("*.smk")
-        for path in re.findall(r'conda:\s+"([^"]+)"', file.read_text())
-    }
-    assert named == {file.resolve() for file in (ROOT / "envs").glob("*.yaml")}
-
-
 def test_supported_pythons_are_said_once() -> None:
     """pyproject.toml, CI and `shardmill doctor` mean the same versions, and the tests run on one of them."""
     from shardmill.commands.doctor import PYTHONS

@@ -23,35 +23,35 @@ GROUND = {
     "machine",
     "printable",
 }
-# What of the ground stands on something; the lane itself uses nothing, and says errors of Core ML in the same words.
-BELOW = {"machine": {"portable"}, "printable": {"lane"}}
+# What of the ground stands on something; the kit runner uses nothing, and says errors of Core ML in the same words.
+BELOW = {"machine": {"portable"}, "printable": {"kit_runner"}}
 # Each room with those that it may use, beside the ground; from the ground up.
 MAY_USE: dict[str, set[str]] = {
     "decode": set(),
-    "lane": set(),
+    "kit_runner": set(),
     "checkpoint": set(),
     "attest": set(),
     "forms": set(),
     "models": {"checkpoint"},
     "config": {"checkpoint", "forms", "models"},
     "plan": {"checkpoint", "config", "forms", "models"},
-    "runtime": {"checkpoint", "models", "decode", "lane"},
+    "runtime": {"checkpoint", "models", "decode", "kit_runner"},
     "convert": {"checkpoint", "forms", "models", "plan"},
     "topology": {"config", "convert", "forms", "models", "plan"},
     "traffic": {"config", "forms", "convert", "models", "plan", "topology"},
-    "evidence": {"lane"},
-    "gates": {"checkpoint", "convert", "decode", "forms", "lane", "models", "plan", "runtime"},
+    "evidence": {"kit_runner"},
+    "gates": {"checkpoint", "convert", "decode", "forms", "kit_runner", "models", "plan", "runtime"},
     "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
     "witness": {"gates", "models", "plan", "runtime"},
     "serve": {"decode", "runtime"},
-    "bench": {"config", "decode", "lane", "models", "plan", "runtime", "serve"},
+    "bench": {"config", "decode", "kit_runner", "models", "plan", "runtime", "serve"},
     "report": {"evidence", "forms", "gates"},
     "pipeline": {
-        "attest", "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "lane", "models",
-        "plan", "precision", "report", "runtime", "serve", "topology", "traffic", "witness",
+        "attest", "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "kit_runner",
+        "models", "plan", "precision", "report", "runtime", "serve", "topology", "traffic", "witness",
     },
     "release": {"attest", "checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
-    "device": {"checkpoint", "config", "evidence", "forms", "gates", "lane", "models", "pipeline", "runtime"},
+    "device": {"checkpoint", "config", "evidence", "forms", "gates", "kit_runner", "models", "pipeline", "runtime"},
     "commands": {
         "bench", "checkpoint", "config", "decode", "device", "evidence", "forms", "gates",
         "models", "pipeline", "plan", "precision", "release", "runtime", "serve", "witness",
@@ -120,7 +120,7 @@ def test_nothing_is_used_over_a_wall(name: str) -> None:
     others = {room(used) for used in uses(name)} - {own, ""}
     if own in GROUND | {""}:
         allowed = GROUND | BELOW.get(own, set())
-    elif own in ("decode", "lane") or name.startswith("portable_coreml"):
+    elif own in ("decode", "kit_runner") or name.startswith("portable_coreml"):
         allowed = set()
     else:
         allowed = MAY_USE[own] | GROUND | {"portable"}

@@ -106,7 +106,9 @@ def test_it_asks_an_index_for_no_name_of_ours(wheel: Path) -> None:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         required = re.findall(r"^Requires-Dist: *([\w.-]+)", archive.read(name).decode(), re.MULTILINE)
         assert "portable_coreml/run/execute.py" in archive.namelist()
-    assert "coremltools" in required and {"shardmill", "portable-coreml", "portable_coreml"} & set(required) == set()
+    assert (
+        "coremltools" in required and {"shardmill", "portable-coreml", "portable-coreml-extra"} & set(required) == set()
+    )
 
 
 POST_DEPLOY = ROOT / "envs/shardmill.post-deploy.sh"
@@ -162,7 +164,7 @@ def test_no_script_or_page_installs_a_name_of_ours_from_an_index() -> None:
     if listed.returncode:
         pytest.skip("not a clone")
     by_name = re.compile(
-        r"pip install (?!.*--no-index)[^|#&\n]*?(?<![\w./-])(shardmill|portable-coreml)(==[\d.]+)?(\s|$)"
+        r"pip install (?!.*--no-index)[^|#&\n]*?(?<![\w./-])(shardmill|portable-coreml(-extra)?)(==[\d.]+)?(\s|$)"
     )
     lines = ((name, line) for name in listed.stdout.split() for line in (ROOT / name).read_text().splitlines())
     assert [f"{name}: {line}" for name, line in lines if by_name.search(line.replace("`", " "))] == []

@@ -151,12 +151,12 @@ def split(source: Path, **changes: Any) -> tuple[dict[str, plan.Part], dict[str,
 
 
 def convert(part: plan.Part, source: Path, path: Path, quantization: str = "int8") -> Path:
-    """The canonical package of a part, by coremltools alone, but for what it does that changes nothing."""
-    from shardmill.convert import package, trace
-    from shardmill.convert.weights import PartWeights
+    """The canonical package of a part."""
+    import templates
 
-    with trace.hurried():
-        package.save(trace.convert(part, PartWeights(part, source), quantization), path)
+    from shardmill.convert.stamped import convert_stamped
+
+    convert_stamped(part, source, quantization, path, templates.FOLDER)
     return path
 
 

@@ -2,11 +2,12 @@
 
 `install()` makes coremltools' own Python API work there: MLModel.predict, make_state, CompiledMLModel,
 compile_model, MLComputePlan. On a Mac it does so within `emulated()` only. Values are computed on the CPU with torch,
-in one of two precisions:
+in one of three precisions:
 - fp32: everything is computed in float32. fp16 tensors and states of the program are held in float32, constants
   exactly as stored.
 - fp16: the result of every operation declared fp16 is computed in float32 or wider and rounded once to fp16.
   A token's results do not depend on how many tokens are fed in the same pass.
+- ane: fp16 with what others report of the Neural Engine's arithmetic (run/ane.py): a prediction.
 
 The package does not depend on shardmill, the project for which it was written.
 """
@@ -50,13 +51,13 @@ def install(precision: str = "fp32") -> bool:
     """Make coremltools predict with the portable engine, whether coremltools was imported before or not.
 
     Args:
-        precision: "fp32" or "fp16", for models loaded from now on. Call it again to change it.
+        precision: "fp32", "fp16" or "ane", for models loaded from now on. Call it again to change it.
 
     Returns:
         Whether the engine is installed. Where Core ML is present, nothing is done and this is False.
 
     Raises:
-        ValueError: the precision is neither of the two.
+        ValueError: the precision is none of these, or has an unknown option.
     """
     if native_present():
         return False
@@ -69,12 +70,12 @@ def install(precision: str = "fp32") -> bool:
 
 @contextmanager
 def loading_as(precision: str) -> Iterator[None]:
-    """Load models in `precision`, "fp32" or "fp16", inside the `with` block; other threads keep theirs.
+    """Load models in `precision`, "fp32", "fp16" or "ane", inside the `with` block; other threads keep theirs.
 
     The engine is installed as by `install`. Where Core ML is present, nothing is done.
 
     Raises:
-        ValueError: the precision is neither of the two.
+        ValueError: the precision is none of these, or has an unknown option.
     """
     if native_present():
         yield

@@ -24,10 +24,12 @@ from portable_coreml import __version__
 from portable_coreml.errors import InputError, PortableError
 from portable_coreml.files.bundle import compile_model
 from portable_coreml.files.compare import Contents, read_contents
-from portable_coreml.files.regular import read_bytes
+from portable_coreml.files.model import read_bytes
 from portable_coreml.judge.lint import lint
-from portable_coreml.judge.placement import Target, judge_package
-from portable_coreml.proxy import PRECISIONS, MLModelProxy, set_precision
+from portable_coreml.judge.placement import judge_package
+from portable_coreml.judge.rule import Target
+from portable_coreml.proxy import MLModelProxy, set_precision
+from portable_coreml.run.ane import options_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     run = add(_run, "Predict once, from zero states, and print what comes out.", "model", "inputs")
     run.add_argument("--out", type=Path, help="write the output arrays to this .npz file")
     run.add_argument("--function", default="", help="the function to run; the model's default if left out")
-    run.add_argument("--precision", choices=PRECISIONS, default="fp32", help="fp16 rounds every fp16 result")
+    run.add_argument(
+        "--precision",
+        type=_precision,
+        default="fp32",
+        metavar="{fp32,fp16,ane[:OPTION,...]}",
+        help="fp16 rounds every fp16 result; ane also computes as the Neural Engine is reported to",
+    )
     add(_compile, "Compile a package to a bundle, .mlmodelc.", "package", "bundle")
     as_json = [add(_inspect, "Show inputs, outputs, states, operations and weights of a package.", "model")]
     for judge, what in (
@@ -70,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     for command in as_json:
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _precision(text: str) -> str:
+    try:
+        options_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 from portable_coreml.errors import ProgramError
 from portable_coreml.files.model import LoadedModel, pick_function
 from portable_coreml.judge.loadable import default_shapes
-from portable_coreml.judge.placement.judge import Verdicts, cost_shares, judge_model
-from portable_coreml.judge.placement.subject import Target, label, subjects
+from portable_coreml.judge.placement import Verdicts, cost_shares, judge_model
+from portable_coreml.judge.rule import Target, label, subjects
 from portable_coreml.judge.shapes import infer_shapes
 from portable_coreml.program import Block, Named, Op, Program
 

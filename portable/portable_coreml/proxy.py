@@ -28,9 +28,9 @@ from portable_coreml.files.bundle import compile_model, load_model
 from portable_coreml.files.features import Signature, to_tensor
 from portable_coreml.files.model import MAX_SPEC_VERSION, LoadedModel, pick_function
 from portable_coreml.judge.loadable import check_loadable
+from portable_coreml.run.ane import options_of
 from portable_coreml.run.execute import Executable, declared_types
 
-PRECISIONS = ("fp32", "fp16")
 HINTS = {
     "reshapeFrequency": ("Frequent", "Infrequent"),
     "specializationStrategy": ("Default", "FastPrediction"),
@@ -62,8 +62,7 @@ def loading_as(precision: str) -> Iterator[None]:
 
 
 def _checked(precision: str) -> str:
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {PRECISIONS}, not {precision!r}")
+    options_of(precision)
     return precision
 
 

@@ -1,5 +1,5 @@
-"""The distribution on its own: the wheel, installed where nothing else of this repository can be imported, runs,
-compiles and lints a package.
+"""The distributions on their own: the wheels, installed where nothing else of this repository can be imported, run,
+compile and lint a package.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ def dependencies() -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a program of a fresh environment that has the wheel, the dependencies, and no other code of ours."""
+    """Runs a program of a fresh environment that has both wheels, the dependencies, and no other code of ours."""
     folder = tmp_path_factory.mktemp("alone")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder)]
     build += ["--no-build-isolation"] if find_spec("hatchling") else []
-    subprocess.run([*build, str(PROJECT)], check=True, cwd=folder, env=bare())
+    subprocess.run([*build, str(PROJECT), str(PROJECT / "extra")], check=True, cwd=folder, env=bare())
     venv.create(folder / "env", with_pip=False)
     (packages,) = (folder / "env" / "lib").glob("python*/site-packages")
     # Paths from the end of a .pth file: folders are added as they are, and the .pth files in them are not followed,
     # by which an editable install of this repository would come in.
     (packages / "dependencies.pth").write_text("\n".join(dependencies()) + "\n")
-    (wheel,) = folder.glob("portable_coreml-*.whl")
+    wheels = [str(wheel) for wheel in folder.glob("portable_coreml*.whl")]
     install = [sys.executable, "-m", "pip", "--python", str(folder / "env" / "bin" / "python"), "install", "--quiet"]
-    subprocess.run([*install, "--no-deps", "--no-index", str(wheel)], check=True, cwd=folder, env=bare())
+    subprocess.run([*install, "--no-deps", "--no-index", *wheels], check=True, cwd=folder, env=bare())
 
     def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         command = [str(folder / "env" / "bin" / program), *(str(argument) for argument in arguments)]
@@ -117,6 +117,7 @@ PROGRAM = """if True:
     report["same"] = all(np.array_equal(found[name], expected[name]) for name in expected.files)
     plan = ct.models.compute_plan.MLComputePlan.load_from_path(again)
     report["operations"] = len(plan.model_structure.program.functions["main"].block.operations)
+    report["extra"] = "portable_coreml_extra" in sys.modules
     report["foreign"] = sorted(name for name in sys.modules if name.startswith("shardmill"))
     print(json.dumps(report))
 """
@@ -132,6 +133,7 @@ def test_it_runs_compiles_and_lints(alone: Run, package: Path, tmp_path: Path) -
     assert (report["compile"], report["same"], report["foreign"]) == (0, True, [])
     assert report["names"] == [sorted(expected)] * 2 and report["operations"] > 10
     assert (report["lint"], report["errors"] > 0) == ((1, True) if package == APPLES else (0, False))
+    assert report["extra"] == (package == APPLES)  # which has an lstm
     for kind in ("package", "bundle"):
         with np.load(tmp_path / f"{kind}.npz") as found:
             for name, value in expected.items():

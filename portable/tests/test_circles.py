@@ -76,7 +76,7 @@ def circle(graph: Graph) -> list[str]:
 def test_no_module_and_no_room_is_in_a_circle() -> None:
     files = modules(Path(portable_coreml.__file__).parent)
     graph = imports(files)
-    assert len(files) > 50 and sum(map(len, graph.values())) > 150  # it was read at all
+    assert len(files) > 40 and sum(map(len, graph.values())) > 150  # it was read at all
     assert circle(graph) == []
     assert circle(rooms(graph)) == []
 

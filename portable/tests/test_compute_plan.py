@@ -39,9 +39,9 @@ def test_a_large_program_is_expected_on_the_engine(attention_package: Path, monk
     """The same program with weights of 20 MB: chosen, unless the caller leaves the engine out."""
     from portable_coreml import compute_plan
     from portable_coreml.files.bundle import load_model
-    from portable_coreml.judge.placement import subject
+    from portable_coreml.judge import rule
 
-    monkeypatch.setattr(subject, "weight_bytes", lambda model, function: 20_000_000)
+    monkeypatch.setattr(rule, "weight_bytes", lambda model, function: 20_000_000)
     for units, device in (("ALL", "NeuralEngine"), ("CPU_AND_NE", "NeuralEngine"), ("CPU_ONLY", "CPU")):
         made = compute_plan.compute_plan(load_model(attention_package), units)
         (last,) = [

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.bench.server import Joules
-from shardmill.lane.job import COMMAND, counted
+from shardmill.kit_runner.job import COMMAND, counted
 
 POWERCAP = Path("/sys/class/powercap")
 

@@ -16,7 +16,7 @@ from shardmill.bench.speed import Say, conditions
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
-from shardmill.models.buckets import packed_texts
+from shardmill.models.host import packed_texts
 from shardmill.runtime import engine as runtime
 from shardmill.runtime.process import fastest_threads
 

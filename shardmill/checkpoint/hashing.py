@@ -113,10 +113,10 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
             empty.append((here.relative_to(path).as_posix() + "/", ""))
     hashes = hash_files(files, cache, threads)
     inside = {file.relative_to(path).as_posix(): sha for file, sha in hashes.items()}
-    return tree_digest(inside, empty), inside
+    return _tree_digest(inside, empty), inside
 
 
-def tree_digest(files: Mapping[str, str], empty: Iterable[tuple[str, str]] = ()) -> str:
+def _tree_digest(files: Mapping[str, str], empty: Iterable[tuple[str, str]] = ()) -> str:
     """Return `tree_hash` of a directory.
 
     Args:

@@ -42,6 +42,7 @@ from shardmill.checkpoint.hub_limits import (
     understood,
     use_client,
     within,
+    without_pages,
 )
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.paths import check_name
@@ -122,27 +123,31 @@ def _resolve_revision(repo: str, revision: str | None, access: HubAccess) -> str
     return str(commit)
 
 
-def _list_files(repo: str, commit: str, folder: Path, access: HubAccess) -> dict[str, RemoteFile]:
-    """Return the repository's files at a commit by name, from the cache if possible: a commit never changes.
+def _listed(repo: str, commit: str, access: HubAccess) -> tuple[Path, Path, dict[str, RemoteFile]]:
+    """Return a repository's folder in the hub cache, the folder of a commit in it, and the commit's files by name.
+
+    The listing comes from the cache if possible, because a commit never changes.
 
     Args:
         repo: owner/name.
         commit: 40 hexadecimal digits.
-        folder: the repository's folder in the hub cache.
         access: the hub.
 
     Raises:
         CheckpointError: a name leads out of the checkpoint, or an id or a size is invalid.
     """
+    folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
+    snapshot = folder / "snapshots" / commit
     with understood(access.endpoint):
         # The public get_cached_repo_tree leaves out the sha256 that its file holds.
         known = read_tree_cache(str(folder), commit)
         if known is not None:
-            return _checked((RemoteFile(n, f.size, f.blob_id, f.lfs_sha256) for n, f in known.items()), repo)
+            held = (RemoteFile(n, f.size, f.blob_id, f.lfs_sha256) for n, f in known.items())
+            return folder, snapshot, _checked(held, repo)
         tree = within(SMALL_SECONDS, lambda: _asked(repo, commit, access), access.endpoint)
         files = _checked((RemoteFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None) for f in tree), repo)
     write_tree_cache(str(folder), commit, {file.name: _entry(file) for file in files.values()})
-    return files
+    return folder, snapshot, files
 
 
 def _asked(repo: str, commit: str, access: HubAccess) -> list[RepoFile]:
@@ -189,9 +194,7 @@ def download(
     use_client()
     with explain_http(repo, revision, access.endpoint):
         commit = pinned(repo, revision, access)
-        folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
-        snapshot = folder / "snapshots" / commit
-        listing = _list_files(repo, commit, folder, access)
+        folder, snapshot, listing = _listed(repo, commit, access)
         texts = [listing[name] for name in text_files(listing)]
         for file in texts:
             _check_small(repo, file)
@@ -217,9 +220,7 @@ def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
     use_client()
     with explain_http(repo, revision, access.endpoint):
         commit = pinned(repo, revision, access)
-        folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
-        snapshot = folder / "snapshots" / commit
-        listing = _list_files(repo, commit, folder, access)
+        _, snapshot, listing = _listed(repo, commit, access)
         if CONFIG not in listing:
             raise CheckpointError(f"{repo}@{commit[:7]}: holds no {CONFIG}; choose a repository in its own layout")
         _check_small(repo, listing[CONFIG])
@@ -239,9 +240,8 @@ def download_all(
     use_client()
     with explain_http(repo, revision, access.endpoint):
         commit = _resolve_revision(repo, revision, access)
-        folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
-        snapshot = folder / "snapshots" / commit
-        files = [file for name, file in _list_files(repo, commit, folder, access).items() if name != HUB_S_OWN]
+        folder, snapshot, listing = _listed(repo, commit, access)
+        files = [file for name, file in listing.items() if name != HUB_S_OWN]
         _check_space(folder, files)
 
         def bring(file: RemoteFile, stop: Event) -> FileState | None:
@@ -338,7 +338,7 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Eve
         BoundedFile(partly, file.size, stop) as stream,
         reporting(file.name, partly, file.size),
         understood(access.endpoint),
-        _without_pages(file, stream),
+        without_pages(file.name, stream),
     ):
         http_get(
             url,
@@ -354,27 +354,6 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Eve
         raise CheckpointError(f"{file.name} arrived damaged (its hash differs) and was removed; run again")
     partly.rename(blob)
     return written is not None
-
-
-@contextmanager
-def _without_pages(file: RemoteFile, stream: BoundedFile) -> Iterator[None]:
-    """Remove a web page that came instead of a file from `stream`; otherwise the next run would resume from it."""
-    before = stream.tell()
-    try:
-        yield
-    except (OSError, CheckpointError) as error:
-        stream.flush()
-        with stream.path.open("rb") as written:
-            written.seek(before)
-            begins = written.read(256).lstrip()
-        other_length = isinstance(error, CheckpointError) or "Consistency check" in str(error)
-        if not other_length or not begins.startswith(b"<"):
-            raise
-        stream.truncate(before)
-        raise CheckpointError(
-            f"{file.name}: a web page came in its place; check whether a proxy or a sign-in page stands between, "
-            "then run again"
-        ) from error
 
 
 def _verified(

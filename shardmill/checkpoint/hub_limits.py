@@ -167,6 +167,27 @@ class BoundedFile(io.BufferedWriter):
         return self._sha256.hexdigest() if self._hashed == self.tell() else None
 
 
+@contextlib.contextmanager
+def without_pages(name: str, stream: BoundedFile) -> Iterator[None]:
+    """Remove a web page that came instead of a file from `stream`; otherwise the next run would resume from it."""
+    before = stream.tell()
+    try:
+        yield
+    except (OSError, CheckpointError) as error:
+        stream.flush()
+        with stream.path.open("rb") as written:
+            written.seek(before)
+            begins = written.read(256).lstrip()
+        other_length = isinstance(error, CheckpointError) or "Consistency check" in str(error)
+        if not other_length or not begins.startswith(b"<"):
+            raise
+        stream.truncate(before)
+        raise CheckpointError(
+            f"{name}: a web page came in its place; check whether a proxy or a sign-in page stands between, "
+            "then run again"
+        ) from error
+
+
 def _refuse_long_wait(response: httpx2.Response) -> None:
     if response.is_error and _wait_asked(response) > LONGEST_WAIT:
         raise CheckpointError(

@@ -83,10 +83,26 @@ Lossy = Annotated[
     typer.Option(min=0.0, max=1.0, help="LOSSY, off by default: also accept a drafted token that is not the model's "
                  "choice, if it is among the most likely ones that make up this share of the probability, e.g. 0.9."),
 ]  # fmt: skip
+
+
+def _precision(text: str) -> str:
+    """Return a precision of the portable engine. Raises typer.BadParameter for any other word."""
+    if text in ("fp32", "fp16"):
+        return text
+    from portable_coreml.run.ane import options_of
+
+    try:
+        options_of(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
 Precision = Annotated[
-    Literal["fp32", "fp16"],
+    str,
     typer.Option(help="Of the portable engine; Core ML has no choice. fp16 rounds as the Neural Engine does, so a near "
-                 "tie may fall differently in a wide pass than in a narrow one."),
+                 "tie may fall differently in a wide pass than in a narrow one. ane also deviates as the Neural Engine "
+                 "is reported to: a prediction, never a measurement.", metavar="[fp32|fp16|ane]", parser=_precision),
 ]  # fmt: skip
 
 

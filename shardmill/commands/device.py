@@ -135,4 +135,5 @@ def _cell(text: str) -> str:
 def _apart(form: dict[str, Any]) -> list[str]:
     """Return the other properties of a form in words; older kits do not name them."""
     frequent = ["frequent reshapes"] if form.get("reshape_frequency") == "frequent" else []
-    return [*frequent, *(["a bundle for each"] if form.get("bundles") == "each" else [])]
+    spelled = ["SiLU by tanh"] if form.get("silu") == "tanh" else []
+    return [*frequent, *spelled, *(["a bundle for each"] if form.get("bundles") == "each" else [])]

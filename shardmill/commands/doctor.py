@@ -252,7 +252,7 @@ def _has_rosetta() -> bool:
 
 def _schedulers() -> dict[str, str]:
     """Return the scheduler in each profile, by its file: the profiles here and in $SNAKEMAKE_PROFILE."""
-    from shardmill.config.reading import read_yaml
+    from shardmill.config.problems import read_yaml
 
     named = os.environ.get("SNAKEMAKE_PROFILE", "").strip()
     files = [*sorted(Path("profiles").glob("[!.]*/config.yaml")), *([Path(named, "config.yaml")] if named else [])]

@@ -170,11 +170,11 @@ def generate(
         typer.secho(text, dim=True, nl=False)
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
-        more = {"drafter": drafter, "engine": machine.engine()["name"], "lossy": accept_top_p is not None}
+        more = {"drafter": drafter, "engine": machine.engine_name(precision), "lossy": accept_top_p is not None}
         typer.echo(json.dumps({**_result_json(result), **more}))
     else:
         typer.echo()
-        typer.echo(closing_line(result, machine.engine()["name"], accept_top_p), err=True)
+        typer.echo(closing_line(result, machine.engine_name(precision), accept_top_p), err=True)
 
 
 def label(
@@ -210,7 +210,7 @@ def label(
 def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
     """Print the labels of a whole text, each after `line`."""
     if as_json:
-        typer.echo(json.dumps({"labels": shares, "engine": machine.engine()["name"]}))
+        typer.echo(json.dumps({"labels": shares, "engine": machine.engine_name()}))
         return
     for name, share in shares.items():
         typer.echo(f"{line}{share:.4f}\t{name}")
@@ -221,7 +221,7 @@ def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: b
     from shardmill.runtime.label import as_object, redacted
 
     if as_json:
-        content = as_object(text, found) | {"engine": machine.engine()["name"]}
+        content = as_object(text, found) | {"engine": machine.engine_name()}
         typer.echo(json.dumps(content | ({"redacted": redacted(text, found.spans)} if redact else {})))
         return
     if redact:

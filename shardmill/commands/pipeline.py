@@ -169,7 +169,7 @@ def why(
     for problem in snakefile.file_problems(settings):
         raise ConfigError(f"{settings.model}: {problem}")
     settings = resolve_config(settings, str(file), build.parent / ".store")
-    verdicts = why.forecast(settings, build, Store(build.parent / ".store", shared=remote.configured()))
+    verdicts = why.forecast(settings, build, Store(build.parent / ".store"))
     table = Table("step", "", "because of", box=None, pad_edge=False)
     for verdict in verdicts:
         if everything or verdict.status != "unchanged":
@@ -177,9 +177,9 @@ def why(
     console = Console()
     if table.row_count:
         console.print(table)
-    changed, taken = (sum(v.status in which for v in verdicts) for which in (("works", "depends"), ("taken",)))
-    brought = f"; {taken} would be taken from the remote store" if taken else ""
-    console.print(f"{changed} of {len(verdicts)} cached steps would work or depend on one that would{brought}")
+    changed = sum(verdict.status != "unchanged" for verdict in verdicts)
+    beyond = "; a remote store, which may have their results, was not asked" if changed and remote.configured() else ""
+    console.print(f"{changed} of {len(verdicts)} cached steps would work or depend on one that would{beyond}")
 
 
 def gc(
@@ -188,12 +188,11 @@ def gc(
 ) -> None:
     """Remove stored artifacts that no build refers to, and what killed runs left behind."""
     from shardmill.pipeline.cache import gc
-    from shardmill.pipeline.cache.lock import hold_lock, hold_store
+    from shardmill.pipeline.cache.lock import hold_lock
 
     if not (builds / ".store").is_dir():
         raise ShardmillError(f"{builds}: there is no store here (.store); name the folder that holds the builds")
     hold_lock(str(builds))
-    hold_store(builds / ".store")
     found = gc.collect(builds, dry_run)
     verb = "would remove" if dry_run else "removed"
     typer.echo(f"{verb} {found.entries} entries, {found.bytes / 1e6:.1f} MB")
@@ -262,7 +261,7 @@ def covers(name: str, kind: str) -> str:
 
 def _model_type(file: Path) -> str:
     """Return the model_type of a config's model from the first config.json on this machine; "" if it is missing."""
-    from shardmill.config.reading import read_yaml
+    from shardmill.config.problems import read_yaml
 
     try:
         content = read_yaml(file)
@@ -285,7 +284,7 @@ def synth_checkpoint(
     layers: Annotated[int | None, typer.Option(min=1, help="Number of layers, if other than the model's.")] = None,
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
-    from shardmill.config.reading import read_yaml
+    from shardmill.config.problems import read_yaml
     from shardmill.models.hf_config import content_fault
     from shardmill.models.synthetic import write_synthetic_checkpoint as write
     from shardmill.pipeline.resolve import located, workflow_root

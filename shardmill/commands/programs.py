@@ -97,7 +97,7 @@ def lint(
 
     with quiet_coremltools():
         from portable_coreml.judge.lint import lint as judge
-        from portable_coreml.judge.placement import Target
+        from portable_coreml.judge.rule import Target
 
         rows = judge(path, Target(chip, ios))  # coremltools is imported when the model is read
     errors = sum(row.severity == "error" for row in rows)

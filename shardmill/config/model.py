@@ -7,7 +7,6 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag
 from pydantic.dataclasses import dataclass
 
-from shardmill.config.reading import GIVEN, NAMED
 from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
@@ -21,6 +20,8 @@ DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Positive = Annotated[StrictInt, Field(ge=1)]
 Auto = Literal["auto"]
+# Pydantic's names, in an error's location, for the alternatives of a key that takes a value or a word.
+GIVEN, NAMED = "(given)", "(named)"
 
 
 def _alternative(value: object) -> str:
@@ -79,6 +80,12 @@ class Program:
             description="Shorter numbers of key/value slots, ascending, in which texts begin; with shapes: fixed.",
         ),
     ] = ()
+    silu: Annotated[
+        Literal["native", "tanh"],
+        Field(
+            description="native: SiLU is Core ML's own operation; tanh: it is computed from tanh, as x(1+tanh(x/2))/2."
+        ),
+    ] = "native"
     bundles: Annotated[
         Literal["one", "each"],
         Field(description="one: a compiled bundle holds all functions of a program; each: one function."),
@@ -193,10 +200,6 @@ class Search:
 class Convert:
     """How programs are made."""
 
-    method: Annotated[
-        Literal["stamped", "plain"],
-        Field(description="stamped: one template per layer graph, weights streamed; plain: all by coremltools."),
-    ] = "stamped"
     precision: Annotated[
         str,
         Field(

@@ -1,4 +1,4 @@
-"""Problems of a config whose settings are valid one by one: each is a line with the key and the remedy."""
+"""Read a config strictly, and name each of its problems in a line with the key and the remedy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from shardmill.config.model import Budget, Config, Head, Program, Search, Source, Tokens
-from shardmill.config.reading import describe_all, read_yaml
+from shardmill import files
+from shardmill.config.model import GIVEN, NAMED, Budget, Config, Head, Program, Search, Source, Tokens
 from shardmill.errors import ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
@@ -71,7 +72,7 @@ def _kind_problems(config: Config) -> list[str]:
         strange = ["pooling: a decoder has none"] if config.pooling != "mean" else []
         return strange if config.context else ["context: missing"]
     neutral: dict[str, object] = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens()}
-    neutral |= {"program": Program(), "head": Head()}
+    neutral |= {"program": Program(silu=config.program.silu), "head": Head()}
     strange = [key for key, value in neutral.items() if getattr(config, key) != value]
     if strange:
         return [f"{strange[0]}: an encoder has none; it has `buckets`"]
@@ -191,6 +192,7 @@ def _contexts_problems(config: Config) -> list[str]:
 
 
 OLD_KEY, NEW_KEY = "weights", "precision"  # of `convert`
+GONE, STAMPED = "method", "stamped"  # of `convert`: the key, and what every part now is
 
 
 def load(path: Path, root: Path = Path(".")) -> Config:
@@ -243,17 +245,21 @@ def _text(content: Any) -> str:
 
 
 def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the content with `convert.precision` for `convert.weights`, as that was called.
+    """Return the content with `convert.precision` for `convert.weights`, as that was called, and no `convert.method`.
 
-    Raises ConfigError for both.
+    Raises ConfigError for both names of the precision, and for a method that there is no more.
     """
     convert = content.get("convert")
-    if not isinstance(convert, Mapping) or OLD_KEY not in convert:
+    if not isinstance(convert, Mapping):
         return dict(content)
-    if NEW_KEY in convert:
-        raise ConfigError(f"{name}: convert.{OLD_KEY}: is the old name of convert.{NEW_KEY}; keep that alone")
-    rest = {key: value for key, value in convert.items() if key != OLD_KEY}
-    return {**content, "convert": rest | {NEW_KEY: convert[OLD_KEY]}}
+    if convert.get(GONE, STAMPED) != STAMPED:
+        raise ConfigError(f"{name}: convert.{GONE}: is gone, since every part is {STAMPED}; leave it out")
+    rest = {key: value for key, value in convert.items() if key not in (OLD_KEY, GONE)}
+    if OLD_KEY in convert:
+        if NEW_KEY in convert:
+            raise ConfigError(f"{name}: convert.{OLD_KEY}: is the old name of convert.{NEW_KEY}; keep that alone")
+        rest[NEW_KEY] = convert[OLD_KEY]
+    return {**content, "convert": rest}
 
 
 def checked(settings: Mapping[str, Any]) -> Config:
@@ -264,3 +270,63 @@ def checked(settings: Mapping[str, Any]) -> Config:
 def schema() -> dict[str, Any]:
     """Return JSON schema of a config file."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **TypeAdapter(Config).json_schema()}
+
+
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML file holds; raises ConfigError."""
+    try:
+        text = files.read_text(path)
+        repeated = _repeated_key(yaml.compose(text, yaml.SafeLoader))
+        if repeated:
+            raise ConfigError(f"{path}: {repeated}")
+        return yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: not a config: it is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text") from error
+    except (yaml.YAMLError, ValueError, LookupError, TypeError) as error:  # the last three: a value, such as a date
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def _repeated_key(root: yaml.Node | None) -> str:
+    """Name the first key that a mapping holds twice, or return "". YAML itself silently takes the last."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue  # an alias may point back to a node that contains it
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        if isinstance(node, yaml.MappingNode):
+            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            twice = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and names.count(key.value) > 1]
+            if twice:
+                return f"{twice[-1].value}: given twice (line {twice[-1].start_mark.line + 1}); keep one"
+            waiting += [part for pair in node.value for part in pair]
+    return ""
+
+
+def describe_all(error: ValidationError) -> str:
+    """Return what is wrong with each key, without errors that only follow from another."""
+    errors = error.errors()
+    inner = [e["loc"] for e in errors]
+    return "; ".join(_describe(e) for e in errors if not any(_is_inside(loc, e["loc"]) for loc in inner))
+
+
+def _is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
+    """Return whether one place in a config lies within another."""
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
+
+
+def _describe(error: Mapping[str, Any]) -> str:
+    """Return one pydantic error as `key.key: what is wrong`."""
+    where = ".".join(str(part) for part in error["loc"] if part not in (GIVEN, NAMED))
+    if error["type"] == "unexpected_keyword_argument":
+        return f"{where}: unknown key"
+    if error["type"] in ("missing", "missing_argument"):
+        return f"{where}: missing"
+    message = error["msg"][0].lower() + error["msg"][1:]
+    return f"{where}: {message}, is {error['input']!r}"

@@ -1,35 +1,33 @@
-"""Canonical packages: the same program gives the same bytes in every process, on every machine.
+"""A package: its files, its program as protobuf, and the canonical form in which every machine writes the same bytes.
 
 coremltools writes a conversion date, random identifiers into the manifest, and protobuf maps in the order of a hash
-seed. Here the date is removed, the identifiers are derived from the files' paths in the package, and maps are sorted.
+seed. In canonical form, the date is removed, the identifiers are derived from the files' paths in the package, and maps
+are sorted.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from coremltools.proto import Model_pb2
 
-from shardmill.convert.placing import weight_sites
-from shardmill.convert.template.pattern import StampError, main_block, main_function
+from shardmill.errors import ShardmillError
 from shardmill.files import load_json
-from shardmill.models.interface import FIXED, EntryPoints
-from shardmill.plan import Part
+from shardmill.models.interface import MAIN
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
 VARYING = "com.github.apple.coremltools.conversion_date"
+REMEDY = "shardmill can't convert this model yet"
 
 
-def save(model: Any, path: Path) -> None:
-    """Write an MLModel as a canonical .mlpackage at `path`, which must not exist."""
-    model.save(str(path))
-    canonicalize(path)
+class StampError(ShardmillError):
+    """A graph that can't be stamped."""
 
 
 def canonicalize(path: Path) -> None:
@@ -49,81 +47,73 @@ def canonicalize(path: Path) -> None:
 
 def load_spec(path: Path) -> Any:
     """Return the protobuf of a package."""
+    return parse((path / MODEL_FILE).read_bytes())
+
+
+def parse(content: bytes) -> Any:
+    """Return a Model_pb2.Model."""
     spec = Model_pb2.Model()
-    spec.ParseFromString((path / MODEL_FILE).read_bytes())
+    spec.ParseFromString(content)
     return spec
 
 
-def by_function(part: Part) -> Iterator[tuple[str, Part]]:
-    """Yield a part of fixed shapes for each of its functions, by the function's name.
-
-    Each yielded part equals the whole part, except for its width and, in a shorter context, its slots.
-    """
-    if part.calls.shapes != FIXED:
-        return
-    for slots, names in {part.slots: part.calls.functions, **part.calls.shorter}.items():
-        for width, name in names.items():
-            yield name, replace(part, slots=slots, tokens=width, calls=EntryPoints(FIXED, (width,), part.calls.state))
+def main_function(spec: Any) -> Any:
+    """Return a model's only function, or the default one of several."""
+    return spec.mlProgram.functions[spec.description.defaultFunctionName or MAIN]
 
 
-def share_places(placed: Any, others: Iterable[Any]) -> None:
-    """Give the weights of programs the same places in the weight file as the weights of another program.
-
-    Raises:
-        StampError: if the programs do not have the same weights.
-    """
-    known = {name: [value.blobFileValue.offset for value in values] for name, values in weight_sites(placed)}
-    for spec in others:
-        sites = dict(weight_sites(spec))
-        if {name: len(values) for name, values in sites.items()} != {name: len(at) for name, at in known.items()}:
-            strange = sorted({*sites} ^ {*known})
-            raise StampError(f"{strange[:1]}: a weight that another function does not have")
-        for name, values in sites.items():
-            for value, offset in zip(values, known[name], strict=True):
-                value.blobFileValue.offset = offset
+def main_block(spec: Any) -> Any:
+    """Return the function's only block."""
+    (block,) = main_function(spec).block_specializations.values()
+    return block
 
 
-def combined(specs: Mapping[str, Any]) -> Any:
-    """Combine models of one function each into one Model_pb2.Model, as coremltools' save_multifunction does.
-
-    Args:
-        specs: the models, by the name of their function in the result; the first is the default.
-    """
-    first = next(iter(specs.values()))
-    made = type(first)(specificationVersion=first.specificationVersion)
-    made.mlProgram.version = first.mlProgram.version
-    for name, spec in specs.items():
-        made.mlProgram.functions[name].CopyFrom(main_function(spec))
-        described = made.description.functions.add(name=name)
-        for field in ("input", "output", "state"):
-            getattr(described, field).extend(getattr(spec.description, field))
-    made.description.defaultFunctionName = next(iter(specs))
-    made.description.metadata.SetInParent()
-    return made
+def arguments(operation: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the named values that an operation reads, each with its parameter, numbered if it has several."""
+    for key in sorted(operation.inputs):
+        found = operation.inputs[key].arguments
+        for i, argument in enumerate(found):
+            if argument.WhichOneof("binding") == "name":
+                yield (key if len(found) == 1 else f"{key}_{i}"), argument
 
 
-def save_combined(packages: Mapping[str, Path], path: Path) -> None:
-    """Combine packages of one function each into a canonical .mlpackage, by coremltools.
+def stored_values(operation: Any) -> list[Any]:
+    """Return an operation's values that lie in the weight file, in the order of their names."""
+    attributes = [operation.attributes[key] for key in sorted(operation.attributes)]
+    given = [argument.value for key in sorted(operation.inputs) for argument in operation.inputs[key].arguments]
+    return [value for value in (*attributes, *given) if value.WhichOneof("value") == "blobFileValue"]
 
-    coremltools numbers the updates of states anew when it reads a program; here all operations keep their names from
-    the packages.
 
-    Args:
-        packages: the packages, by the name of their function in the result; the first is the default.
-        path: where the combined package goes.
-    """
-    import coremltools as ct
+def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
+    """Return name and protobuf values (data, then scale or table) of every weight, in the order of the program."""
+    for operation in main_block(spec).operations:
+        if values := stored_values(operation):
+            yield re.sub("_to_fp16(_quantized|_palettized)?$", "", operation.outputs[0].name), values
 
-    descriptor = ct.utils.MultiFunctionDescriptor()
-    for name, source in packages.items():
-        descriptor.add_function(str(source), "main", name)
-    descriptor.default_function_name = next(iter(packages))
-    ct.utils.save_multifunction(descriptor, str(path))
-    spec = load_spec(path)
-    for name, source in packages.items():
-        function = spec.mlProgram.functions[name]
-        operations = function.block_specializations[function.opset].operations
-        for made, known in zip(operations, main_block(load_spec(source)).operations, strict=True):
-            made.attributes["name"].CopyFrom(known.attributes["name"])
-    (path / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
-    canonicalize(path)
+
+def call(operation: Any, name: str) -> None:
+    """Set the name of an operation and of its only result."""
+    operation.outputs[0].name = name
+    operation.attributes["name"].immediateValue.tensor.strings.values[0] = name
+
+
+def copied(message: Any) -> Any:
+    """Return a copy of a protobuf message."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def check_closed(spec: Any) -> None:
+    """Check that every name is defined once, before it is used. Raises StampError."""
+    defined = {value.name for value in main_function(spec).inputs}
+    for operation in main_block(spec).operations:
+        for _, argument in arguments(operation):
+            if argument.name not in defined:
+                raise StampError(f"{argument.name}: used before it is defined; {REMEDY}")
+        for output in operation.outputs:
+            if output.name in defined:
+                raise StampError(f"{output.name}: defined twice; {REMEDY}")
+            defined.add(output.name)
+    if missing := [name for name in main_block(spec).outputs if name not in defined]:
+        raise StampError(f"{missing[0]}: an output that nothing defines; {REMEDY}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import numpy as np
 
 from shardmill.convert import blob
 from shardmill.convert.codes import Codes
+from shardmill.convert.package import StampError, main_block, weight_sites
 from shardmill.convert.stream import Content, LiteralWeight, Palette, Weight, bands
-from shardmill.convert.template.pattern import StampError, main_block
 from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import FP16, form
 from shardmill.models.contract import computed, stem
@@ -136,16 +135,6 @@ def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> li
         )
         for band in found
     ]
-
-
-def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Return name and protobuf values (data, then scale or table) of every weight, in the order of the program."""
-    for operation in main_block(spec).operations:
-        arguments = [a.value for key in sorted(operation.inputs) for a in operation.inputs[key].arguments]
-        attributes = [operation.attributes[key] for key in sorted(operation.attributes)]
-        values = [v for v in (*attributes, *arguments) if v.WhichOneof("value") == "blobFileValue"]
-        if values:
-            yield re.sub("_to_fp16(_quantized|_palettized)?$", "", operation.outputs[0].name), values
 
 
 def extents(value: Any) -> list[int]:

@@ -1,8 +1,8 @@
 """Stamped conversion: coremltools converts a few small layers once, and every part is composed from the result.
 
 Layers of one kind share one graph, and only their weights differ. So a part's program is stamped from the templates of
-its layers' kinds, and its weights are streamed from the checkpoint into the weight file. Plain conversion gives the
-same package, byte for byte, with one exception. Plain coremltools drops or merges some operations because of a weight's
+its layers' kinds, and its weights are streamed from the checkpoint into the weight file. coremltools alone gives the
+same package in normal form, byte for byte, with one exception. It drops or merges some operations because of a weight's
 values: a norm weight of nothing but ones, or two layers with the same norm weight. Here programs never depend on
 weights.
 """
@@ -10,23 +10,81 @@ weights.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardmill.convert import package, stream
+from coremltools.proto import MIL_pb2
+
+from shardmill.convert import sample, stream
 from shardmill.convert.codes import Codes
-from shardmill.convert.package import WEIGHT_FILE, by_function, combined, share_places
+from shardmill.convert.package import (
+    WEIGHT_FILE,
+    StampError,
+    call,
+    canonicalize,
+    copied,
+    main_block,
+    main_function,
+    weight_sites,
+)
 from shardmill.convert.placing import fill_inline, place
-from shardmill.convert.template import sample
-from shardmill.convert.template.pattern import main_block
-from shardmill.convert.trace import enumerate_shapes
 from shardmill.forms.form import FP16, INT8, Form, form, spread
 from shardmill.models.contract import stem
-from shardmill.models.interface import ENUMERATED, FIXED, MAIN
+from shardmill.models.interface import ENUMERATED, FIXED, MAIN, EntryPoints
 from shardmill.plan import Part
 
 HALF, QUANTIZED, PALETTIZED = "_to_fp16", "_to_fp16_quantized", "_to_fp16_palettized"
+
+
+def convert_stamped(
+    part: Part,
+    source: Path,
+    forms: str | Mapping[str, str],
+    path: Path,
+    cache: Path | None = None,
+    threads: int = 1,
+    codes: Path | None = None,
+) -> None:
+    """Write the canonical .mlpackage of a part at `path`, which must not exist.
+
+    Args:
+        part: the part.
+        source: the checkpoint's folder.
+        forms: the forms of the part's matrices by path, or one form for all.
+        path: where the package goes.
+        cache: a folder in which templates are kept between processes.
+        threads: how many threads encode weights.
+        codes: a file of codes (convert/codes.py) to use instead of rounding to nearest.
+
+    Raises:
+        CheckpointError: for a weight that fp16 can't hold.
+        StampError: for a graph that can't be stamped. The caller must remove the files written until then.
+        ShardmillError: for codes that do not fit the part.
+    """
+    import coremltools as ct
+
+    chosen = spread(forms, part.shapes)
+    base = FP16 if set(chosen.values()) <= {FP16} else INT8
+    one_each = dict(by_function(part)) or {MAIN: part}
+    specs = {name: sample.program(one, base, cache) for name, one in one_each.items()}
+    known = Codes(codes, part, chosen) if codes else None
+    for name, each in specs.items():
+        if base == INT8:
+            _reform(each, chosen)
+        fill_inline(each, one_each[name], source, known)
+    spec, *others = specs.values()
+    blobs, contents = place(spec, part, chosen, known)
+    if part.calls.shapes == FIXED:
+        share_places(spec, others)
+        spec = _combined(specs)
+    if part.calls.shapes == ENUMERATED:
+        enumerate_shapes(spec, part.calls.widths)
+    with tempfile.TemporaryDirectory() as empty:
+        ct.utils.save_spec(spec, str(path), weights_dir=empty)
+    stream.write_weights(path / WEIGHT_FILE, blobs, contents, source, threads)
+    canonicalize(path)
 
 
 def _reform(spec: Any, forms: Mapping[str, str]) -> None:
@@ -55,14 +113,14 @@ def _reform_operation(operation: Any, wanted: Form, name: str) -> None:
     if wanted.kind == "int":
         _retyped(operation.inputs["data"].arguments[0].value, "INT4")
         return
-    data = _copied(operation.inputs["data"].arguments[0].value)
-    lut = _copied(operation.inputs["scale"].arguments[0].value)
+    data = copied(operation.inputs["data"].arguments[0].value)
+    lut = copied(operation.inputs["scale"].arguments[0].value)
     operation.ClearField("inputs")
     if wanted.kind == "fp16":
         operation.type = "const"
         _retyped(data, "FLOAT16")
         operation.attributes["val"].CopyFrom(data)
-        _call(operation, f"{name}{HALF}")
+        call(operation, f"{name}{HALF}")
         return
     operation.type = "constexpr_lut_to_dense"
     _retyped(data, f"UINT{wanted.bits}")
@@ -70,19 +128,11 @@ def _reform_operation(operation: Any, wanted: Form, name: str) -> None:
     _reshaped(lut, (wanted.tables(rows), *[1] * (data.type.tensorType.rank - 1), 2**wanted.bits, 1))
     for key, value in (("indices", data), ("lut", lut)):
         operation.inputs[key].arguments.add().value.CopyFrom(value)
-    _call(operation, f"{name}{PALETTIZED}")
-
-
-def _copied(value: Any) -> Any:
-    copy = type(value)()
-    copy.CopyFrom(value)
-    return copy
+    call(operation, f"{name}{PALETTIZED}")
 
 
 def _retyped(value: Any, dtype: str) -> None:
     """Set the type of the numbers of a protobuf value."""
-    from coremltools.proto import MIL_pb2
-
     value.type.tensorType.dataType = getattr(MIL_pb2, dtype)
 
 
@@ -95,56 +145,61 @@ def _reshaped(value: Any, shape: tuple[int, ...]) -> None:
         kind.dimensions.add().constant.size = size
 
 
-def _call(operation: Any, name: str) -> None:
-    """Set the name of an operation and of its result."""
-    operation.outputs[0].name = name
-    operation.attributes["name"].immediateValue.tensor.strings.values[0] = name
+def by_function(part: Part) -> Iterator[tuple[str, Part]]:
+    """Yield a part of fixed shapes for each of its functions, by the function's name.
+
+    Each yielded part equals the whole part, except for its width and, in a shorter context, its slots.
+    """
+    if part.calls.shapes != FIXED:
+        return
+    for slots, names in {part.slots: part.calls.functions, **part.calls.shorter}.items():
+        for width, name in names.items():
+            yield name, replace(part, slots=slots, tokens=width, calls=EntryPoints(FIXED, (width,), part.calls.state))
 
 
-def convert_stamped(
-    part: Part,
-    source: Path,
-    forms: str | Mapping[str, str],
-    path: Path,
-    cache: Path | None = None,
-    threads: int = 1,
-    codes: Path | None = None,
-) -> None:
-    """Write the canonical .mlpackage of a part at `path`, which must not exist.
-
-    Args:
-        part: the part.
-        source: the checkpoint's folder.
-        forms: the forms of the part's matrices by path, or one form for all, as in `trace.convert`.
-        path: where the package goes.
-        cache: a folder in which templates are kept between processes.
-        threads: how many threads encode weights.
-        codes: a file of codes (convert/codes.py) to use instead of rounding to nearest.
+def share_places(placed: Any, others: Iterable[Any]) -> None:
+    """Give the weights of programs the same places in the weight file as the weights of another program.
 
     Raises:
-        CheckpointError: for a weight that fp16 can't hold.
-        StampError: for a graph that can't be stamped. The caller must remove the files written until then.
-        ShardmillError: for codes that do not fit the part.
+        StampError: if the programs do not have the same weights.
     """
-    import coremltools as ct
+    known = {name: [value.blobFileValue.offset for value in values] for name, values in weight_sites(placed)}
+    for spec in others:
+        sites = dict(weight_sites(spec))
+        if {name: len(values) for name, values in sites.items()} != {name: len(at) for name, at in known.items()}:
+            strange = sorted({*sites} ^ {*known})
+            raise StampError(f"{strange[:1]}: a weight that another function does not have")
+        for name, values in sites.items():
+            for value, offset in zip(values, known[name], strict=True):
+                value.blobFileValue.offset = offset
 
-    chosen = spread(forms, part.shapes)
-    base = FP16 if set(chosen.values()) <= {FP16} else INT8
-    one_each = dict(by_function(part)) or {MAIN: part}
-    specs = {name: sample.program(one, base, cache) for name, one in one_each.items()}
-    known = Codes(codes, part, chosen) if codes else None
-    for name, each in specs.items():
-        if base == INT8:
-            _reform(each, chosen)
-        fill_inline(each, one_each[name], source, known)
-    spec, *others = specs.values()
-    blobs, contents = place(spec, part, chosen, known)
-    if part.calls.shapes == FIXED:
-        share_places(spec, others)
-        spec = combined(specs)
-    if part.calls.shapes == ENUMERATED:
-        enumerate_shapes(spec, part.calls.widths)
-    with tempfile.TemporaryDirectory() as empty:
-        ct.utils.save_spec(spec, str(path), weights_dir=empty)
-    stream.write_weights(path / WEIGHT_FILE, blobs, contents, source, threads)
-    package.canonicalize(path)
+
+def _combined(specs: Mapping[str, Any]) -> Any:
+    """Combine models of one function each into one Model_pb2.Model, as coremltools' save_multifunction does.
+
+    Args:
+        specs: the models, by the name of their function in the result; the first is the default.
+    """
+    first = next(iter(specs.values()))
+    made = type(first)(specificationVersion=first.specificationVersion)
+    made.mlProgram.version = first.mlProgram.version
+    for name, spec in specs.items():
+        made.mlProgram.functions[name].CopyFrom(main_function(spec))
+        described = made.description.functions.add(name=name)
+        for field in ("input", "output", "state"):
+            getattr(described, field).extend(getattr(spec.description, field))
+    made.description.defaultFunctionName = next(iter(specs))
+    made.description.metadata.SetInParent()
+    return made
+
+
+def enumerate_shapes(spec: Any, widths: Sequence[int]) -> None:
+    """Describe the inputs of a Model_pb2.Model with a range of T by their shapes at these widths, in place."""
+    for feature in spec.description.input:
+        array = feature.type.multiArrayType
+        ranges = [(bounds.lowerBound, bounds.upperBound) for bounds in array.shapeRange.sizeRanges]
+        if all(low == high for low, high in ranges):  # a cache
+            continue
+        for width in widths:
+            shape = [low if low == high else width for low, high in ranges]
+            array.enumeratedShapes.shapes.add(shape=shape)

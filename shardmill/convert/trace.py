@@ -1,4 +1,4 @@
-"""Conversion by coremltools alone: trace at T = upper bound, ct.convert with RangeDim and states, then compression."""
+"""Conversion by coremltools: trace at T = upper bound, then ct.convert with RangeDim and states."""
 
 from __future__ import annotations
 
@@ -18,13 +18,10 @@ from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 from coremltools.converters.mil.mil.passes.pass_registry import register_pass
 from torch import Tensor
 
-from shardmill.convert.compress import compressed, every_projection
-from shardmill.convert.normal import has_normal_form, normalise
-from shardmill.convert.placing import inline_constants
-from shardmill.forms.form import FP16, INT8, spread
+from shardmill.forms.form import INT8
 from shardmill.models.blocks import build
 from shardmill.models.contract import T, inputs, new_rows, output, states
-from shardmill.models.interface import ENUMERATED, FIXED
+from shardmill.models.interface import FIXED
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part
 
@@ -66,20 +63,6 @@ def _covers_everything(op: Any) -> bool:
 
 
 logging.getLogger("coremltools").setLevel(logging.ERROR)
-
-
-def enumerate_shapes(spec: Any, widths: Sequence[int]) -> None:
-    """Describe the inputs of a Model_pb2.Model with a range of T by their shapes at these widths, in place."""
-    for feature in spec.description.input:
-        array = feature.type.multiArrayType
-        ranges = [(bounds.lowerBound, bounds.upperBound) for bounds in array.shapeRange.sizeRanges]
-        if all(low == high for low, high in ranges):  # a cache
-            continue
-        for width in widths:
-            shape = [low if low == high else width for low, high in ranges]
-            array.enumeratedShapes.shapes.add(shape=shape)
-
-
 TARGET = ct.target.iOS18  # the first target with states
 # These passes fold constants of the graph into weights, which would then no longer be the checkpoint's rows.
 FOLDING = {
@@ -92,76 +75,49 @@ QUANTIZED = "compression::linear_quantize_weights"
 BOTH_SIDES = 2  # terms of an equation of two symbols
 
 
-def convert(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[str, str]) -> Any:
-    """Return the ct.models.MLModel of a part.
+def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
+    """Return the Model_pb2.Model of a part, in a third of the time that coremltools alone would take.
+
+    Passes are `hurried`, and a last pass quantises the weights. coremltools' own quantisation step would run all passes
+    once more.
 
     Args:
         part: the part; if its shapes are fixed, it has one width.
         weights: the weights in fp32, by the contract's paths.
-        forms: the forms of the matrices by path, or one form for all.
+        quantization: "int8" or "fp16", for all matrices.
     """
-    chosen = spread(forms, part.shapes)
-    model = _converted(part, weights, _pipeline())
-    if not set(chosen.values()) <= {FP16}:
-        model = compressed(model, chosen)
-    if not has_normal_form(part) and part.calls.shapes != ENUMERATED:
-        return model
-    spec = model.get_spec()
-    if has_normal_form(part):
-        normalise(spec, inline_constants(part))
-    if part.calls.shapes == ENUMERATED:
-        enumerate_shapes(spec, part.calls.widths)
-    return ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True)
-
-
-def convert_quickly(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
-    """Return the Model_pb2.Model of `convert` before normal form, in a third of the time; all INT8, or all fp16.
-
-    Passes are `hurried`, and a last pass quantises the weights. coremltools' own quantisation step would run all passes
-    once more. In an encoder, this second run numbers the transposes anew, so an encoder is quantised by coremltools'
-    own step. A program that the last pass quantised loses the record of the build's tools: coremltools' own step drops
-    this record when it reads a program again.
-    """
-    pipeline, by_pass = _pipeline(), quantization == INT8 and part.kind != "encoder"
-    if by_pass:
+    pipeline = passes()
+    if quantization == INT8:
         pipeline.append_pass(QUANTIZED)
-        pipeline.set_options(QUANTIZED, {"config": every_projection(INT8)})
+        pipeline.set_options(QUANTIZED, {"config": cto.OptimizationConfig(op_type_configs={"conv": integers(8)})})
     with hurried():
-        model = _converted(part, weights, pipeline)
-        if quantization == INT8 and not by_pass:
-            model = cto.linear_quantize_weights(model, every_projection(INT8))
-    spec = model.get_spec()
-    if by_pass:
+        spec = converted(part, weights, pipeline).get_spec()
+    if quantization == INT8:  # coremltools' own step drops the record of the build's tools, too
         spec.mlProgram.ClearField("attributes")
     return spec
 
 
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Skip coremltools' work that changes no program, inside the `with` block: conversion takes two thirds of the time.
-
-    coremltools has no option for this. It then does not check a program after each of its ninety passes, nor print the
-    program for a log level that nobody sees. On each insertion, it searches for operations that depend on compressed
-    constants only if the program has compressed constants. A program gets compressed constants at the end.
-    """
-    spread = Block._propagate_nonreplaceable_vars
-
-    def spread_if_any(block: Block) -> None:
-        if any(op.op_type.startswith("constexpr_") for op in _all_operations(block)):
-            spread(block)
-
-    with _replaced(
-        (Program, "validate", lambda *_, **__: None),
-        (Program, "__str__", object.__repr__),
-        (Block, "_propagate_nonreplaceable_vars", spread_if_any),
-    ):
-        yield
+def integers(bits: int) -> Any:
+    """Return the configuration for symmetric integers with one scale per output channel (rules W6 and W7)."""
+    return cto.OpLinearQuantizerConfig(
+        mode="linear_symmetric", dtype=f"int{bits}", granularity="per_channel", weight_threshold=0
+    )
 
 
 @contextmanager
 def hurried() -> Iterator[None]:
-    """Run coremltools `unchecked` inside the `with` block, and solve the n a = n b of every reshape without sympy."""
-    solve = tensor_transformation.sm.solve
+    """Skip coremltools' work that changes no program, inside the `with` block.
+
+    coremltools has no option for this. It then does not check a program after each of its ninety passes, nor print the
+    program for a log level that nobody sees. On each insertion, it searches for operations that depend on compressed
+    constants only if the program has compressed constants. A program gets compressed constants at the end. The
+    n a = n b of every reshape is solved without sympy.
+    """
+    spread, solve = Block._propagate_nonreplaceable_vars, tensor_transformation.sm.solve
+
+    def spread_if_any(block: Block) -> None:
+        if any(op.op_type.startswith("constexpr_") for op in _all_operations(block)):
+            spread(block)
 
     def solve_at_sight(equations: Sequence[Any], unknowns: Sequence[Any], **options: Any) -> Any:
         terms = equations[0].as_coefficients_dict() if len(equations) == len(unknowns) == 1 else {}
@@ -170,7 +126,12 @@ def hurried() -> Iterator[None]:
             return [{unknowns[0]: known[0]}]
         return solve(equations, unknowns, **options)
 
-    with unchecked(), _replaced((tensor_transformation.sm, "solve", solve_at_sight)):
+    with _replaced(
+        (Program, "validate", lambda *_, **__: None),
+        (Program, "__str__", object.__repr__),
+        (Block, "_propagate_nonreplaceable_vars", spread_if_any),
+        (tensor_transformation.sm, "solve", solve_at_sight),
+    ):
         yield
 
 
@@ -192,7 +153,7 @@ def _all_operations(block: Block) -> Iterator[Any]:
             yield from _all_operations(inner)
 
 
-def _pipeline() -> Any:
+def passes() -> Any:
     """Return coremltools' passes without the folding passes, and with `whole_state_update`."""
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.insert_pass(0, WHOLE_STATE_UPDATE)
@@ -200,7 +161,7 @@ def _pipeline() -> Any:
     return pipeline
 
 
-def _converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
+def converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     """Return the MLModel with weights of fp16."""
     module = build(part.blueprint, weights)
     shapes = inputs(part.blueprint)

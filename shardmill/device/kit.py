@@ -12,7 +12,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import shardmill.lane.main as lane
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.device.recording import Arrays, record
 from shardmill.errors import ShardmillError
@@ -20,10 +19,11 @@ from shardmill.files import dumps, load_json, replacing
 from shardmill.gates.nonfinite import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.imports import quiet_coremltools
-from shardmill.lane.kit import FORMAT, HOW, KIT
+from shardmill.kit_runner import kit as runner
+from shardmill.kit_runner.kit import HOW, KIT, KIT_FORMAT
 from shardmill.models.contract import CACHE_ITEM_BYTES
 from shardmill.models.interface import EACH, ONE, own_bundle
-from shardmill.pipeline.subjects import check_files
+from shardmill.pipeline.steps.manifest import check_files
 from shardmill.printable import printable
 from shardmill.runtime.manifest import (
     COMPILER,
@@ -54,6 +54,7 @@ def _kit_description(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]
         "shapes": "fixed" if encodes else _shapes(manifest["parts"][0]),
         "state": None if encodes else "host" if any("written" in part for part in manifest["parts"]) else "graph",
         "reshape_frequency": reshape_frequency(manifest) or None,
+        **({"silu": manifest["silu"]} if "silu" in manifest else {}),
         "bundles": EACH if any("bundles" in part["program"] for part in manifest["parts"]) else ONE,
         "programs": len(manifest["parts"]),
         "weights_bytes": sum(map(weights_bytes, packages)),
@@ -112,7 +113,6 @@ def _precision(build: Path) -> str:
 
 ROOT = "shardmill-kit"  # the folder that a kit unpacks to
 STEPS = f"cd {ROOT} && {HOW}"  # commands for a person who has unpacked the kit
-NAMED = "shardmill.lane"  # name of the modules here; in a kit it is `lane`
 README = """\
 This kit measures Core ML programs on this machine. That is a Mac with Apple silicon and macOS 15 or newer.
 It needs Python 3.10 to 3.13, with coremltools 9.0 and numpy. Apple's own python3 is older. Where python3.12 is missing,
@@ -148,7 +148,7 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
             raise ShardmillError(f"two of the builds are called {name}: rename the folder of one")
     arrays = Arrays()
     variants: list[dict[str, Any]] = []
-    files: dict[str, Content] = dict(_lane())
+    files: dict[str, Content] = dict(_runner())
     for name, build in zip(names, builds, strict=True):
         manifest = read_manifest(build, COMPLETE)
         check_files(manifest, build)
@@ -160,7 +160,7 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
             raise ShardmillError(f"two of the variants are called {printable(name)}: rename the folder of a build")
     files |= {f"arrays/{key}.npy": content for key, content in arrays.files.items()}
     content = {
-        "format": FORMAT,
+        "format": KIT_FORMAT,
         "limits": {"psnr": THRESHOLDS["psnr"].limit},
         "variants": variants,
         "files": {name: _sha256(files[name]) for name in sorted(files)},
@@ -170,11 +170,11 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
     return content
 
 
-def _lane() -> Iterator[tuple[str, Content]]:
-    """Yield measure.py and the modules beside it, renamed to `lane`."""
-    for file in sorted(Path(lane.__file__).parent.glob("[!.]*.py")):
-        text = file.read_text(encoding="utf-8").replace(NAMED, "lane")
-        yield "measure.py" if file.name == "measure.py" else f"lane/{file.name}", text.encode()
+def _runner() -> Iterator[tuple[str, Content]]:
+    """Yield measure.py and the package that it imports, which in a kit is no part of shardmill."""
+    for file in sorted(Path(runner.__file__).parent.glob("[!.]*.py")):
+        text = file.read_text(encoding="utf-8").replace("shardmill.kit_runner", "kit_runner")
+        yield "measure.py" if file.name == "measure.py" else f"kit_runner/{file.name}", text.encode()
     yield "README.txt", README.encode()
 
 
@@ -190,7 +190,7 @@ def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, 
 def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, Content]:
     """Return the files of bundles that the portable compiler wrote, by their names in the kit.
 
-    Files that a program's package contains too, such as the weights, are left out: the lane takes them from there.
+    Files that a program's package contains too, such as the weights, are left out: measure.py takes them from there.
     """
     found: dict[str, Content] = {}
     for part in manifest["parts"]:

@@ -28,7 +28,7 @@ def read_evidence(files: Iterable[Path], manifest: Json) -> tuple[list[Evidence]
     """Return the evidence of files for a build, and the names of files about other programs.
 
     Raises:
-        ShardmillError: a file is not a result of the lane, or was changed.
+        ShardmillError: a file is not a result of measure.py, or was changed.
     """
     found, stale = [], []
     for path in files:

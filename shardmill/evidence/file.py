@@ -15,8 +15,8 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import load_json, read_sealed
-from shardmill.lane.results import FORMAT, KIND, STATUSES
-from shardmill.lane.todo import is_beside
+from shardmill.kit_runner.kit import KIND, RESULT_FORMAT, STATUSES
+from shardmill.kit_runner.plan import is_beside
 from shardmill.printable import printable
 
 LONGEST_MESSAGE = 200  # characters of a message
@@ -106,7 +106,7 @@ class DeviceEngine:
 class Result:
     """The whole file."""
 
-    format: Literal[FORMAT]  # type: ignore[valid-type]
+    format: Literal[RESULT_FORMAT]  # type: ignore[valid-type]
     kind: Literal[KIND]  # type: ignore[valid-type]
     kit: str
     machine: Machine
@@ -143,7 +143,7 @@ TROUBLE = ("wrong", "refused", "crashed", "timeout")
 
 @dataclass(frozen=True)
 class Evidence:
-    """The results of one run of the lane for one build.
+    """The results of one run of measure.py for one build.
 
     Attributes:
         path: the file.
@@ -219,7 +219,7 @@ class Evidence:
 
 
 def is_result(path: Path) -> bool:
-    """Return whether a file calls itself a result of the lane; False if it can't be read."""
+    """Return whether a file calls itself a result of measure.py; False if it can't be read."""
     try:
         content = load_json(path)
     except (OSError, ValueError):
@@ -228,7 +228,7 @@ def is_result(path: Path) -> bool:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return a result of the lane, checked. Raises ShardmillError if it is not a result, or has changed."""
+    """Return a result of measure.py, checked. Raises ShardmillError if it is not a result, or has changed."""
     try:
         content = read_sealed(path)
     except UnreadableError as error:

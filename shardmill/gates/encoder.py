@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity, kl_div, log_softmax
+from torch.nn.functional import cosine_similarity
 
+from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import probe
-from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error
-from shardmill.gates.thresholds import CLEAR_MARGIN
+from shardmill.gates.reference import EncoderReference, passages
 from shardmill.gates.weights import PackageWeights
-from shardmill.lane.figures import psnr
+from shardmill.kit_runner.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED
-from shardmill.models.buckets import apart, arrays, columns
 from shardmill.models.contract import inputs
-from shardmill.models.host import Floats
+from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.models.interface import interface
 from shardmill.plan import Part
 from shardmill.runtime.engine import Encoder
@@ -68,7 +67,7 @@ class EncoderRunner:
             x = columns(texts, self.part.tokens)
             rest = x[:, :, sum(counts) :]
             rest[:] = noise * generator.standard_normal(rest.shape)
-            given = arrays(self.plan, self.part.tokens, counts) | {"x": x}
+            given = encoder_arrays(self.plan, self.part.tokens, counts) | {"x": x}
             out = program({name: given[name] for name in self.names})
             kept = 1 if self.plan["task"] == CLASSIFY else None
             found += [rows[:kept] for rows in apart(out[0, : len(self.plan["labels"]) or None, :, 0].T, counts)]
@@ -222,41 +221,23 @@ def _encoder_cost(
             likeness = cosine_similarity(original, shipped, dim=-1)
             yield Measurement("embedding_cosine", float(likeness.min()), detail)
             continue
-        yield from _labels_compared(original, shipped, detail)
+        found = compare_distributions(original, shipped)
+        yield Measurement("label_kl", float(found.divergence.mean()), detail)
+        undecided = "the original is decided on no label"
+        yield clear_agreement("label_agreement", found, f"{detail}, {{}} clear", undecided)
         if plan["task"] != CLASSIFY:
-            yield from _spans_compared(original, shipped, plan["labels"], detail)
-
-
-def _labels_compared(original: Tensor, shipped: Tensor, detail: str) -> Iterator[Measurement | NotRun]:
-    """Compare distributions over labels and best labels, both [n, labels]; close calls are counted separately."""
-    p, q = log_softmax(original, -1), log_softmax(shipped, -1)
-    yield Measurement("label_kl", float(kl_div(q, p, reduction="none", log_target=True).sum(-1).mean()), detail)
-    clear, agree = decided(original), p.argmax(-1) == q.argmax(-1)
-    close = f"{int(agree[~clear].sum())} of {int((~clear).sum())} others agree"
-    if not bool(clear.any()):
-        yield NotRun("label_agreement", "the original is decided on no label")
-        return
-    share = float(agree[clear].float().mean())
-    yield Measurement("label_agreement", share, f"{detail}, {int(clear.sum())} clear; {close}")
-
-
-def decided(logits: Tensor) -> Tensor:
-    """Return whether the margin between the two best labels is clear, [n]."""
-    best = log_softmax(logits, -1).topk(min(2, logits.shape[-1]), dim=-1).values
-    return best[:, 0] - best[:, -1] >= CLEAR_MARGIN
+            yield _spans_compared(original, shipped, plan["labels"], found.clear, detail)
 
 
 def _spans_compared(
-    original: Tensor, shipped: Tensor, labels: Sequence[str], detail: str
-) -> Iterator[Measurement | NotRun]:
+    original: Tensor, shipped: Tensor, labels: Sequence[str], clear: Tensor, detail: str
+) -> Measurement | NotRun:
     """Measure the share of spans that both find, among those in which the original is decided on every token."""
-    clear = decided(original)
     ours, theirs = (set(spans(x, labels, clear)) for x in (shipped, original))
     if not ours | theirs:
-        yield NotRun("span_agreement", "the original is sure of no span in this text")
-        return
+        return NotRun("span_agreement", "the original is sure of no span in this text")
     share = len(ours & theirs) / len(ours | theirs)
-    yield Measurement("span_agreement", share, f"{detail}, {len(theirs)} spans")
+    return Measurement("span_agreement", share, f"{detail}, {len(theirs)} spans")
 
 
 def spans(logits: Tensor, labels: Sequence[str], clear: Tensor) -> Iterator[tuple[int, int, str]]:

@@ -60,7 +60,7 @@ def chosen_by(program: Path, function: str, layers: int, rerun: Callable[[], obj
 
 
 def _rounds(program: Path, called: str) -> list[tuple[str, str]]:
-    """Return, for each round of models/routing.py's selection, the program's names for its scores and its choice.
+    """Return, for each round of models/mixture.py's selection, the program's names for its scores and its choice.
 
     A round subtracts scores from their maximum and multiplies the result with the experts' order. It subtracts the
     product from its maximum, and subtracts a last result from 1: this is the choice.

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from shardmill.gates import disturbed, experts, routed
+from shardmill.gates import experts, routed
+from shardmill.gates.disturbed import probe
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, filled_up, in_passes, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
-from shardmill.gates.routed import choosing, none_taken
+from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.gates.weights import PackageWeights
-from shardmill.lane.figures import psnr
-from shardmill.lane.figures import relative_error as relative_error
+from shardmill.kit_runner.figures import psnr
+from shardmill.kit_runner.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import RING, caches, inputs
 from shardmill.models.host import Floats, KVLayout
@@ -30,7 +32,65 @@ from shardmill.plan import Part
 from shardmill.runtime.program import Program, reused
 
 
-def at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> list[Tensor]:
+@dataclass(frozen=True)
+class Case:
+    """A part's inputs and transformers' results, which are pieces of the output's channels, each [n, channels].
+
+    Attributes:
+        rows: the part's inputs by name, except the host's arrays, each [n, channels].
+        expected: returns the results with the weights that the package contains.
+        original: returns the results with the original weights.
+        model: transformers' model, which `expected` runs.
+        routes: the experts that tokens are routed to with the original weights, by layer, each [n, chosen].
+    """
+
+    rows: Mapping[str, Floats]
+    expected: Callable[[], list[Tensor]]
+    original: Callable[[], list[Tensor]]
+    model: nn.Module
+    routes: Mapping[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Return the number of tokens."""
+        return len(next(iter(self.rows.values())))
+
+
+def part_case(
+    part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> Case:
+    """Return the case of a part of layers, a group of experts, or a slice of the LM head.
+
+    Args:
+        part: the part.
+        reference: transformers' model.
+        known: transformers' results for the text with the original weights: hidden [layers + 1, n, d], logits
+            [n or more, vocab] for a head, and experts if the model has any.
+        source: the checkpoint's folder.
+        stored: the package's weights.
+    """
+    hidden, model = known["hidden"], reference.model
+    if part.kind == "head":
+        last, exact = hidden[-1], known["logits"][: hidden.shape[1], part.start : part.end]
+        rows, head = {"hidden": last.numpy()}, partial(stored.rows, "lm_head.weight")
+        return Case(rows, lambda: [reference.logits(last, head(), stored)], lambda: [exact], model)
+    original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
+    if part.kind == "experts":
+        return _experts_case(part, reference, hidden[part.layer], original, stored.over(original))
+    x, split = hidden[part.start], part.blueprint.ends_in_experts
+    held = stored.over(original) if split else stored
+
+    def exact_end() -> list[Tensor]:
+        # The exact weights of the experts are left out: if a choice differs, they differ entirely; choices are counted
+        # apart.
+        return _at_end(reference, part, x, original)[:-1] if split else [hidden[part.end]]
+
+    indices = range(part.start, part.end) if "experts" in known else ()
+    routes = {index: known["experts"][index] for index in indices}
+    return Case({"x": x.numpy()}, lambda: _at_end(reference, part, x, held), exact_end, model, routes)
+
+
+def _at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> list[Tensor]:
     """Return the expected `hidden` output of a part, as pieces of its channels, each [n, channels].
 
     Normally that is one piece, the hidden states. If the part ends before experts, there are three pieces: the layer's
@@ -51,7 +111,46 @@ def at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> lis
     return [stream, call.hidden, call.share(0, experts.count)]
 
 
-def gate_widths(part: Part, verify: int) -> tuple[int, ...]:
+def _experts_case(part: Part, reference: Reference, x: Tensor, original: Weights, held: Weights) -> Case:
+    """Return the case of a group of experts: every token is routed to experts of the group in turn.
+
+    Args:
+        part: the group.
+        reference: transformers' model.
+        x: the layer's input with the original weights, [n, d].
+        original: the checkpoint's weights of the whole layer.
+        held: the same with the weights that the package contains.
+    """
+    call, exact = _experts_contribution(reference, part, x, original)
+    index, values = taken_in_turn(part.start, part.end)(call)
+    shares = Call(call.hidden, index, values).share(part.start, part.end)
+    rows = {"x": call.hidden.numpy(), "weights": shares.numpy()}
+    return Case(rows, lambda: [_experts_contribution(reference, part, x, held)[1]], lambda: [exact], reference.model)
+
+
+def _experts_contribution(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
+    """Return the call of the layer's experts, and the contribution of the group's experts to the layer's output [n, d].
+
+    The contribution is a difference of two outputs, because only the layer knows its branch multiplier.
+
+    Args:
+        reference: transformers' model.
+        part: the group.
+        x: the layer's input, [n, d].
+        weights: the weights of the whole layer.
+    """
+
+    def run() -> Tensor:
+        return reference.layers(x, [part.layer], weights)[-1]
+
+    with choosing(reference.model, part.layer, none_taken):
+        without = run()
+    with choosing(reference.model, part.layer, taken_in_turn(part.start, part.end)) as calls:
+        difference = run() - without
+    return calls[0], difference[:, : part.graph.hidden]
+
+
+def _gate_widths(part: Part, verify: int) -> tuple[int, ...]:
     """Return the widths at which a gate runs a part's program; empty if it may run at any width.
 
     The first pass of a width takes Core ML minutes. On Core ML a narrower pass is therefore padded, as a session pads
@@ -60,20 +159,20 @@ def gate_widths(part: Part, verify: int) -> tuple[int, ...]:
     return () if is_portable() or part.calls.functions else (verify, part.tokens)
 
 
-class LayersRunner:
-    """A layers part, run by hand through MLModel.predict, with the host's arrays computed by the contract's Host."""
+class PartRunner:
+    """A part, run by hand through MLModel.predict; KVLayout computes the host's arrays for a part of layers."""
 
     def __init__(self, program: Path, part: Part, runtime: Mapping[str, Any]) -> None:
         """Store the arguments; the program is loaded at the first pass.
 
         Args:
             program: the compiled bundle.
-            part: the part that was converted to the program.
-            runtime: the parameters of the contract's Host, see plan.json's "runtime".
+            part: the part that was converted to the program: layers, a group of experts, or a slice of the LM head.
+            runtime: the parameters of KVLayout, see plan.json's "runtime".
         """
         self.program, self.part, self.runtime = program, part, runtime
         self.names = [name for name in inputs(part.blueprint) if name not in caches(part.blueprint)]
-        self.widths = gate_widths(part, runtime["verify"])
+        self.widths = _gate_widths(part, runtime["verify"])
         self.loaded = reused(self._load)
 
     @property
@@ -88,29 +187,36 @@ class LayersRunner:
         """Load the program, in its shortest context if it has functions for several."""
         return Program(self.program, interface(self.part.blueprint, self.part.calls), self.part.slots)
 
-    def run(self, rows: Floats, passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
+    def run(self, rows: Mapping[str, Floats], passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Run passes from empty states, in the whole context unless they name another.
 
+        Args:
+            rows: the inputs by name, each [n, channels], in the model's units.
+            passes: these keep each of the n rows once, in order.
+
         Returns:
-            Outputs [n, channels] for inputs [n, d], and by name the states' contents for the tokens.
+            Outputs [n, channels], and by name the states' contents for the tokens.
         """
-        program, host, passes = self.loaded(), KVLayout(self.runtime), list(passes)
+        layers, passes, kept = self.part.kind == "layers", list(passes), []
+        program, host, used = self.loaded(), KVLayout(self.runtime) if layers else None, passes[-1].positions[-1] + 1
         program.move(passes[0].slots or self.part.slots, keep=False)
         program.renew()
-        scale = np.float32(self.part.graph.stream_scale)
-        outputs = np.zeros((len(rows), 0), np.float32)  # replaced when the first result shows how wide it is
-        for p in filled_up(passes, self.widths, self.part.slots):
-            if p.slots:
+        scale = np.float32(1 if self.part.kind == "experts" else self.part.graph.stream_scale)
+        room = self.part.slots if layers else used + max(self.widths, default=0)
+        for p in filled_up(passes, self.widths, room):
+            if host and p.slots:
                 program.move(p.slots)
                 host.resize(p.slots)
-            given = host.arrays(p.places, p.positions)
-            given["x"] = rows[list(p.tokens)].T[None, :, :, None] * scale  # [1, d, T, 1]
-            result = program({name: given[name] for name in self.names})[0, :, :, 0].T / scale  # [T, d]
-            outputs = outputs if outputs.size else np.zeros((len(rows), result.shape[1]), np.float32)
-            outputs[list(p.positions[: p.kept])] = result[: p.kept]
-        return outputs, self.states(program, len(rows), passes[-1].offset)
+            given = host.arrays(p.places, p.positions) if host else {}
+            for name, values in rows.items():
+                given[name] = values[list(p.tokens)].T[None, :, :, None] * scale  # [1, channels, T, 1]
+            result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
+            kept.append((result / scale if layers else result)[: p.kept])
+        outputs = np.concatenate(kept)
+        # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
+        return (np.ascontiguousarray(outputs) if layers else outputs), self._states(program, used, passes[-1].offset)
 
-    def states(self, program: Program, used: int, offset: int = 0) -> dict[str, Floats]:
+    def _states(self, program: Program, used: int, offset: int) -> dict[str, Floats]:
         """Return the states' contents for the first `used` positions; a ring contains only the last positions."""
         found = {}
         for name in caches(self.part.blueprint):
@@ -125,52 +231,39 @@ class LayersRunner:
         return found
 
 
-def layers_parity(
-    runner: LayersRunner, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> Iterator[Measurement | NotRun]:
-    """Yield all measurements of a layers part; rounding.py measures its weights.
+def part_schedules(part: Part, count: int, verify: int) -> dict[str, list[Pass]]:
+    """Return the schedules to test, by name; a part without states needs passes of each width only."""
+    ways = schedules(count, verify, part.tokens)
+    return ways if part.kind == "layers" else {name: passes for name, passes in ways.items() if name.startswith("T=")}
 
-    Args:
-        runner: the part's program.
-        reference: transformers' model.
-        known: transformers' results for the text with the original weights: hidden [layers + 1, n, d], and experts
-            if the model has any.
-        source: the checkpoint's folder.
-        stored: the package's weights.
-    """
-    part, indices, boundaries = runner.part, range(runner.part.start, runner.part.end), known["hidden"]
-    x, split = boundaries[part.start], part.blueprint.ends_in_experts
-    original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
-    held = stored.over(original) if split else stored
+
+def part_parity(runner: PartRunner, case: Case) -> Iterator[Measurement | NotRun]:
+    """Yield all measurements of a part's program; rounding.py measures its weights."""
+    part, rows, where = runner.part, case.rows, runner.program
+    narrow, wide = (partial(runner.run, rows, list(in_passes(case.count, [width]))) for width in (1, part.tokens))
     with load_programs_as("fp32"):
-        plain, states = runner.run(x.numpy(), in_passes(len(x), [1]))
-        with routed.observed(reference.model) as chosen:
-            expected = at_end(reference, part, x, held)
+        plain, states = narrow()
+        with routed.observed(case.model) as chosen:
+            expected = case.expected()
         if is_portable():
-            choices = _choices(runner, x.numpy(), 1, chosen, "fp32")
-            count = choices.decided(_wrong(plain, expected)) if choices else len(x)
-            before = "" if count == len(x) else f"of {count} tokens, before a close call of experts that fell otherwise"
+            choices = _choices(runner, case, 1, chosen, "fp32")
+            count = choices.decided(_wrong(plain, expected)) if choices else case.count
+            all_count = count == case.count
+            before = "" if all_count else f"of {count} tokens, before a close call of experts that fell otherwise"
             worst = _worst(np.max, relative_error, plain[:count], [piece[:count] for piece in expected])
-            error = Measurement("program_error", worst, before)
-            yield explained(error, lambda: runner.run(x.numpy(), in_passes(len(x), [1])), runner.program)
+            yield explained(Measurement("program_error", worst, before), narrow, where)
             if choices:
                 yield experts.choice_agreement("experts_agreement", choices.before(count))
-        again = partial(at_end, reference, part, x, held)
-        probed = disturbed.probe(reference.model, lambda: torch.cat(again(), 1), torch.cat(expected, 1))
+        probed = probe(case.model, lambda: torch.cat(case.expected(), 1), torch.cat(expected, 1))
         if probed.hopeless:
             yield NotRun("width_error_fp16", probed.hopeless)
         else:
-            yield from width_measurements(runner, x.numpy(), plain, states, probed.allowed)
+            yield from width_measurements(runner, rows, plain, states, probed.allowed)
     with load_programs_as("fp16"):
-        shipped, _ = runner.run(x.numpy(), in_passes(len(x), [part.tokens]))
-        # The exact weights of the experts are left out: if a choice differs, they differ entirely; choices are counted
-        # below.
-        exact = at_end(reference, part, x, original)[:-1] if split else [boundaries[part.end]]
-        ratio = Measurement("psnr", _worst(np.min, psnr, shipped, exact))
-        yield explained(ratio, lambda: runner.run(x.numpy(), in_passes(len(x), [part.tokens])), runner.program)
-        if is_portable() and "experts" in known:
-            rows = dict(zip(indices, known["experts"][part.start : part.end], strict=True))
-            choices = _choices(runner, x.numpy(), part.tokens, rows, "fp16")
+        shipped, _ = wide()
+        yield explained(Measurement("psnr", _worst(np.min, psnr, shipped, case.original())), wide, where)
+        if is_portable() and case.routes:
+            choices = _choices(runner, case, part.tokens, case.routes, "fp16")
             if choices:
                 yield experts.choice_agreement("experts_agreement_fp16", choices)
 
@@ -200,13 +293,13 @@ def _worst(
 
 
 def _choices(
-    runner: LayersRunner, x: Floats, width: int, truth: Mapping[int, Tensor], precision: str
+    runner: PartRunner, case: Case, width: int, truth: Mapping[int, Tensor], precision: str
 ) -> experts.ChoiceComparison | None:
     """Compare the experts that the part's layers choose with transformers'; None if no layer has experts.
 
     Args:
         runner: runs the part's program.
-        x: the part's input, [n, d].
+        case: the part's inputs.
         width: tokens of a pass.
         truth: indices of the experts by layer, [n, chosen].
         precision: the precision in which the program computes.
@@ -216,39 +309,45 @@ def _choices(
         return None
     function = runner.part.calls.functions.get(width, "")
     # If a pass is run by another function, or padded, its choices can't be found by their names.
-    count = len(x) - (len(x) % width if runner.part.calls.functions else 0)
-    run = partial(runner.run, x[:count], list(in_passes(count, [width])))
+    count = case.count - (case.count % width if runner.part.calls.functions else 0)
+    run = partial(runner.run, _first(case.rows, count), list(in_passes(count, [width])))
     found = experts.chosen_by(runner.program, function, len(mixtures), run)
     jitter = options.jitter if (options := runner.part.graph.experts) else 0.0
     return experts.compare_choices(found, [truth[i][:count] for i in mixtures], precision, jitter)
 
 
 def width_measurements(
-    runner: LayersRunner, x: Floats, plain: Floats, states: Mapping[str, Floats], within: Allowed
+    runner: PartRunner, rows: Mapping[str, Floats], plain: Floats, states: Mapping[str, Floats], within: Allowed
 ) -> Iterator[Measurement]:
     """Measure question 2: compare every other way to split the sequence with one token a pass.
 
     Args:
         runner: runs the part's program.
-        x: the part's input, [n, d].
-        plain: the output with one token a pass, [n, d].
+        rows: the part's inputs by name, each [n, channels].
+        plain: the output with one token a pass, [n, channels].
         states: the states' contents after passes of one token, by name.
         within: how far apart the results may be.
     """
-    verify, upper = runner.runtime["verify"], runner.part.tokens
-    ways = schedules(len(x), verify, upper) | at_lengths(len(x), runner.part.calls.widths, verify, runner.lengths)
+    verify, part = runner.runtime["verify"], runner.part
+    moving = at_lengths(len(plain), part.calls.widths, verify, runner.lengths)
+    ways = part_schedules(part, len(plain), verify) | moving
     for name, passes in ways.items():
         fed = passes[-1].positions[-1] + 1  # all, unless a shorter context holds no more
-        outputs, left = runner.run(x[:fed], passes)
-        again = partial(runner.run, x[:fed], passes)
+        again = partial(runner.run, _first(rows, fed), passes)
+        outputs, left = again()
         error = Measurement(width_measure(name), relative_error(outputs, plain[:fed]), name, within)
         yield explained(error, again, runner.program)
-        if fed < len(x):
+        if fed < len(plain) or not states:
             continue
         errors = [relative_error(left[key].ravel(), states[key].ravel()) for key in states]
         worst = float(np.max(errors))  # unlike max(), keeps a NaN wherever it stands
         measure = "width_state_error" if is_portable() else "width_error_fp16"
         yield explained(Measurement(measure, worst, f"state, {name}", within), again, runner.program)
+
+
+def _first(rows: Mapping[str, Floats], count: int) -> dict[str, Floats]:
+    """Return the first `count` rows of each input."""
+    return {name: values[:count] for name, values in rows.items()}
 
 
 def width_measure(schedule: str) -> str:

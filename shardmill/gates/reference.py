@@ -1,9 +1,9 @@
 """The reference for parity: Hugging Face transformers' own forward pass, with few weights in memory at a time.
 
 Nothing here depends on a family. The model is built without weights. Hooks load each layer's weights when the layer is
-called and free them after it; the matrices of linear layers come in blocks of rows, see by_rows.py. Weights come from a
-callable, so the same code runs the original checkpoint (what did INT8 and fp16 cost?) and the weights dequantised from
-the packages (is the program the graph?). Everything is fp32, and attention is transformers' eager implementation.
+called and free them after it, see naming.py. Weights come from a callable, so the same code runs the original
+checkpoint (what did INT8 and fp16 cost?) and the weights dequantised from the packages (is the program the graph?).
+Everything is fp32, and attention is transformers' eager implementation.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates import routed
-from shardmill.gates.naming import Origin, Weights, loaded, origin_of, origins
-from shardmill.gates.stored import StoredWeights, rows_at_once
+from shardmill.gates.naming import Weights, load_parameters, loaded, loading, origins
+from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
 from shardmill.models.hf_config import load_hf_config
 
 
@@ -37,72 +38,6 @@ def return_heap() -> None:
 def _trim() -> Callable[[int], int] | None:
     """Return glibc's malloc_trim. Cached, because every CDLL creates a class that only the garbage collector frees."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-
-def lend(module: nn.Module, prefix: str, origins: Mapping[str, Origin], weights: Weights) -> set[str]:
-    """Let a module's linear layers fetch their matrices at each call, until `take_back`.
-
-    A matrix that transformers assembles from several tensors is left to the caller.
-
-    Args:
-        module: its parameters are on the meta device.
-        prefix: precedes the module's parameter names in the model's state dict.
-        origins: for each parameter, its tensors in the checkpoint; a parameter without an entry has the
-            same name on disk.
-        weights: returns a matrix by its name on disk.
-
-    Returns:
-        The names, within the module, of the parameters that need not be loaded.
-    """
-    lent = set()
-    for path, linear in _linear(module):
-        name = f"{path}.weight"
-        origin = origin_of(prefix + name, origins)
-        if origin.converter is None:
-            ((on_disk, _),) = origin.tensors
-            rows = partial(matrix_rows, weights, on_disk)
-            linear.forward = partial(_forward, linear, rows)  # type: ignore[method-assign]
-            lent.add(name)
-    return lent
-
-
-def take_back(module: nn.Module) -> None:
-    """Restore the original forward methods of the linear layers."""
-    for _, linear in _linear(module):
-        vars(linear).pop("forward", None)
-
-
-def matrix_rows(weights: Weights, name: str) -> Iterator[Tensor]:
-    """Yield a matrix [r, c] in fp32 as blocks of rows; a block may overwrite the one before it.
-
-    Allocating new memory for each block would fragment the heap.
-    """
-    if isinstance(weights, StoredWeights):
-        yield from weights.matrix_rows(name)
-        return
-    matrix = weights(name)
-    blocks = torch.split(matrix, rows_at_once(matrix.shape[1]))
-    if matrix.dtype == torch.float32:
-        yield from blocks
-        return
-    scratch = torch.empty(blocks[0].shape)
-    yield from (scratch[: len(block)].copy_(block) for block in blocks)
-
-
-def _forward(linear: nn.Linear, rows: Callable[[], Iterable[Tensor]], x: Tensor) -> Tensor:
-    """Return x [..., c] times the matrix, plus the layer's bias: [..., r]."""
-    found, first = [], 0
-    for block in rows():
-        last = first + len(block)
-        bias = None if linear.bias is None else linear.bias[first:last]
-        found.append(nn.functional.linear(x, block, bias))
-        first = last
-    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
-
-
-def _linear(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the linear layers in a module, but no subclasses of nn.Linear: they may use the weight in another way."""
-    yield from ((path, each) for path, each in module.named_modules() if type(each) is nn.Linear)
 
 
 class Unnormed(nn.Identity):
@@ -169,6 +104,25 @@ def mapped_rows(weights: Weights, name: str) -> Iterator[Tensor]:
         yield weights(name)[first : first + HEAD_ROWS]
 
 
+def _model(source: Path, kind: str) -> Any:
+    """Return transformers' model of a checkpoint's config, of the auto class `kind`, on the meta device."""
+    import transformers
+
+    options = {"attn_implementation": "eager", "dtype": torch.float32}  # the config's dtype would round buffers
+    with without_weights():
+        model = getattr(transformers, kind).from_config(load_hf_config(source), **options)
+    return model.eval()
+
+
+@contextmanager
+def _embedded(embed: nn.Module, tokens: Tensor, table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    """Give a model an embedding table of the tokens that occur; yield the tokens' indices in this table."""
+    ids, places = torch.unique(tokens, return_inverse=True)
+    rows = nn.Parameter(table(ids).float(), requires_grad=False)
+    with replaced(embed, "weight", rows), replaced(embed, "padding_idx", None):
+        yield places
+
+
 class Reference:
     """Transformers' model for a checkpoint's config, without weights."""
 
@@ -185,12 +139,7 @@ class Reference:
                 system
                 (see `give_back`): getting it again would take a sixth of the time.
         """
-        from transformers import AutoModelForCausalLM
-
-        options = {"attn_implementation": "eager", "dtype": torch.float32}  # the config's dtype would round buffers
-        with without_weights():
-            self.model = AutoModelForCausalLM.from_config(load_hf_config(source), **options)  # type: ignore[no-untyped-call]
-        self.model.eval()
+        self.model = _model(source, "AutoModelForCausalLM")
         self.decoder = self.model.model
         self.often = often
         self.carry, self.origins = carry, origins(self.model, read_tensors(source))
@@ -241,7 +190,7 @@ class Reference:
         """Return the first layer's input [n, d] for tokens; the arguments are the same as for `run`."""
         with (
             self._only((), None, weights) as outputs,
-            self._embedded(tokens, table) as places,
+            _embedded(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
             replaced(self.decoder, self.final_norm, Unnormed()),
         ):
             self.decoder(input_ids=places, use_cache=False)
@@ -251,7 +200,7 @@ class Reference:
     def normed(self, hidden: Tensor, weights: Weights) -> Tensor:
         """Return the LM head's input [n, d] for the last layer's outputs [n, d]."""
         norm = getattr(self.decoder, self.final_norm)
-        self._load(norm, f"model.{self.final_norm}.", weights)
+        load_parameters(norm, f"model.{self.final_norm}.", self.origins, weights)
         result: Tensor = norm(self._stream(hidden)[None])[0]
         norm.to("meta")
         return result
@@ -274,21 +223,13 @@ class Reference:
         with (
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
-            self._embedded(tokens, table) as places,
+            _embedded(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
             routed.observed(self.model) as chosen,
         ):
             logits = self.model(input_ids=places, use_cache=False).logits[0]
         return_heap()
         found = {"hidden": torch.stack(outputs), "logits": logits}
         return found | routed.by_layer(chosen, len(every))
-
-    @contextmanager
-    def _embedded(self, tokens: Sequence[int], table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
-        """Give the model an embedding table of the tokens that occur; yield their indices in this table [1, n]."""
-        ids, places = torch.unique(torch.tensor(list(tokens)), return_inverse=True)
-        rows, embed = nn.Parameter(table(ids).float(), requires_grad=False), self.decoder.embed_tokens
-        with replaced(embed, "weight", rows), replaced(embed, "padding_idx", None):
-            yield places[None]
 
     def _stream(self, hidden: Tensor) -> Tensor:
         """Return hidden states without the carried channels."""
@@ -305,32 +246,24 @@ class Reference:
         feeding = min(indices, default=0)
         outputs: list[Tensor] = []
 
-        def before(index: int) -> Callable[..., Any]:
-            def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-                if index == feeding:
-                    args = args if hidden is None else (*self._parted(hidden), *args[1 + bool(self.carry) :])
-                    outputs.append(self._joined(args))
-                if index in indices:
-                    self._load(module, f"model.layers.{index}.", weights)
-                return args, kwargs
-
-            return hook
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            args = args if hidden is None else (*self._parted(hidden), *args[1 + bool(self.carry) :])
+            outputs.append(self._joined(args))
+            return args, kwargs
 
         def after(module: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             outputs.append(self._joined(result if isinstance(result, tuple) else (result,)))
-            take_back(module)
-            module.to("meta")
-            self._give_back()
 
         with ExitStack() as stack, replaced(self.decoder, "layers", chosen):
             for name, parameter in dict(self.decoder._parameters).items():  # used before the first layer
                 zeros = torch.zeros(parameter.shape)
                 given = zeros if hidden is not None else loaded(f"model.{name}", self.origins, weights)
                 stack.enter_context(replaced(self.decoder, name, nn.Parameter(given, requires_grad=False)))
-            for i, layer in enumerate(chosen):
-                stack.callback(layer.register_forward_pre_hook(before(i), with_kwargs=True).remove)
-                if i in indices:
-                    stack.callback(layer.register_forward_hook(after).remove)
+            stack.callback(chosen[feeding].register_forward_pre_hook(before, with_kwargs=True).remove)
+            for i in indices:
+                stack.callback(chosen[i].register_forward_hook(after).remove)
+            running = {f"model.layers.{i}.": chosen[i] for i in indices}
+            stack.enter_context(loading(running, self.origins, weights, self._give_back))
             yield outputs
 
     def _give_back(self) -> None:
@@ -351,17 +284,11 @@ class Reference:
         carried = torch.zeros(len(stream), self.carry) if passed[1] is None else passed[1][0]
         return torch.cat([stream, carried], dim=1)
 
-    def _load(self, module: nn.Module, prefix: str, weights: Weights) -> None:
-        """Assign a module's weights in fp32, except the matrices of linear layers, which are fetched when used."""
-        names = module.state_dict().keys() - lend(module, prefix, self.origins, weights)
-        found = {name: loaded(prefix + name, self.origins, weights) for name in sorted(names)}
-        module.load_state_dict(found, assign=True, strict=False)
-
     @contextmanager
     def _headed(self, head: Iterable[Tensor], weights: Weights, into: Tensor | None = None) -> Iterator[None]:
         """Give the model its last norm's weights, and an LM head that multiplies block by block."""
         norm = getattr(self.decoder, self.final_norm)
-        self._load(norm, f"model.{self.final_norm}.", weights)
+        load_parameters(norm, f"model.{self.final_norm}.", self.origins, weights)
         bias = None if self.model.lm_head.bias is None else weights("lm_head.bias").float()
         with replaced(self.model, "lm_head", Blocks(head, bias, into)):
             yield
@@ -416,3 +343,87 @@ def carried_channels(plan: Mapping[str, Any]) -> int:
     layers = next(part for part in plan["parts"] if part["kind"] == "layers")
     width: int = layers["inputs"]["x"][1] - plan["architecture"]["graph"]["hidden"]
     return width
+
+
+CLASSES = {
+    LABEL: "AutoModelForTokenClassification",
+    CLASSIFY: "AutoModelForSequenceClassification",
+    EMBED: "AutoModel",
+}
+BATCH = 256  # tokens that go through a layer at once: more would cost memory and save little time
+SHORT = 16  # tokens of a text that is classified as a whole, so that the reference has several such texts
+
+
+class EncoderReference:
+    """Transformers' encoder for a checkpoint's config, without weights."""
+
+    def __init__(self, source: Path, task: str) -> None:
+        """Build the model on the meta device.
+
+        Args:
+            source: the folder with config.json.
+            task: the model's task, which decides its head.
+        """
+        self.model = _model(source, CLASSES[task])
+        if getattr(self.model, "pooler", None) is not None:
+            self.model.pooler = None  # an embedding is computed from hidden states
+        self.origins = origins(self.model, read_tensors(source))
+        self.path, self.layers = _layers(self.model, self.model.config.num_hidden_layers)
+
+    @torch.no_grad()
+    def run(self, texts: Sequence[Sequence[int]], rows: Callable[[Tensor], Tensor], weights: Weights) -> list[Tensor]:
+        """Return the output for each text: a row [n, labels or d] for each token, or [1, labels] for the whole text.
+
+        A layer's weights are read again for each batch of texts.
+
+        Args:
+            texts: the tokens of each text.
+            rows: returns rows of the embedding table for ids.
+            weights: all other weights, by transformers' names.
+        """
+        embed, tokens = self.model.get_input_embeddings(), torch.cat([torch.tensor(list(text)) for text in texts])
+        layers = {f"{self.path}.{index}.": layer for index, layer in enumerate(self.layers)}
+        with _embedded(embed, tokens, rows) as places, loading(layers, self.origins, weights, lambda: None):
+            self._load_around(embed, weights)
+            batches = _batches(torch.split(places, [len(text) for text in texts]))
+            found = [out for batch in batches for out in self._outputs(self.model(input_ids=batch))]
+        return_heap()
+        return found
+
+    def _load_around(self, embed: nn.Module, weights: Weights) -> None:
+        """Load the model's weights, but not the layers' weights and the token embedding table."""
+        for name, module in self.model.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            if module is not embed and not name.startswith(f"{self.path}."):
+                for key in own:
+                    value = loaded(f"{name}.{key}" if name else key, self.origins, weights)
+                    setattr(module, key, nn.Parameter(value, requires_grad=False))
+
+    def _outputs(self, result: Any) -> Iterator[Tensor]:
+        """Yield [n, labels or d] or [1, labels] for each text of a batch."""
+        out: Tensor = result.logits if "logits" in result else result.last_hidden_state
+        yield from (each.reshape(-1, each.shape[-1]) for each in out)
+
+
+def _batches(texts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """Yield batches [texts, n] of neighbouring texts of equal length, of at most BATCH tokens or a single text."""
+    for length, alike in groupby(texts, len):
+        yield from torch.split(torch.stack(list(alike)), max(1, BATCH // length))
+
+
+def _layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
+    """Return a model's list of layers and its name: the first ModuleList that has `count` modules."""
+    return next(
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) == count
+    )
+
+
+def passages(tokens: Sequence[int], bucket: int, task: str) -> list[list[int]]:
+    """Return the texts on which a bucket's program is compared: the tokens in pieces of equal length.
+
+    A piece fills the bucket, or is short if texts are classified as a whole. The last piece may be shorter.
+    """
+    size = min(bucket, SHORT) if task == CLASSIFY else bucket
+    return [list(tokens[at : at + size]) for at in range(0, len(tokens), size)]

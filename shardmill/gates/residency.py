@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.gates.measurement import Measurement
-from shardmill.lane.cut import ONLY, with_default_tokens, with_one_function
-from shardmill.lane.todo import planned
+from shardmill.kit_runner.figures import planned
+from shardmill.kit_runner.packages import ONLY, with_default_tokens, with_one_function
 from shardmill.machine import is_portable, native_call
 
 SMALL = "W5"  # the rule of the dispatcher's cost model for small programs

@@ -25,6 +25,7 @@ from shardmill.plan import Constant, Part
 
 TOO_SMALL = ", some of whose rows are too small for a scale in fp16; give the matrix the form fp16 in a recipe"
 FP16_NORMAL = 2.0**-14  # the smallest number that fp16 represents in full precision
+ROUNDING = ("weight_steps", "subnormal_steps", "scale_steps")  # measurements of rounded weights
 Worst = tuple[float, str]  # the largest value of some tensors, NaN if there is one, and the label of its tensor
 
 
@@ -64,7 +65,7 @@ def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> Wors
 
 def _rounded(stored: PackageWeights, source: Path, paths: list[str], forms: Mapping[str, str]) -> Iterator[Measurement]:
     """Yield the rounding errors of constants: of codes, of codes with subnormal scales, and of scales."""
-    worst: dict[str, Worst] = dict.fromkeys(("weight_steps", "subnormal_steps", "scale_steps"), (0.0, ""))
+    worst: dict[str, Worst] = dict.fromkeys(ROUNDING, (0.0, ""))
     weights = PartWeights(stored.part, source)
     for path in paths:
         kept, label, wanted = stored.stored(path), weights.tensors[path][0].label, form(forms.get(path, FP16))
@@ -81,9 +82,7 @@ def _rounded(stored: PackageWeights, source: Path, paths: list[str], forms: Mapp
         value, where = worst["subnormal_steps"]
         if where == label and value > 1 and kept.scale is not None and not bool(kept.scale.all()):
             worst["subnormal_steps"] = value, label + TOO_SMALL
-    yield Measurement("weight_steps", *worst["weight_steps"])
-    yield Measurement("subnormal_steps", *worst["subnormal_steps"])
-    yield Measurement("scale_steps", *worst["scale_steps"])
+    yield from (Measurement(name, *found) for name, found in worst.items())
 
 
 def distances(steps: Tensor, scale: Tensor | None, expected: Tensor, levels: int) -> dict[str, Tensor]:
@@ -175,17 +174,13 @@ def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement
     Raises:
         GateError: if the table's shape differs from the checkpoint's.
     """
-    worst: dict[str, Worst] = dict.fromkeys(("weight_steps", "subnormal_steps", "scale_steps"), (0.0, ""))
+    worst: dict[str, Worst] = dict.fromkeys(ROUNDING, (0.0, ""))
     for tensor in embedding.tensors:
         for first, found in _distances(tensor, source, table):
             for name, steps in found.items():
                 where = f"{tensor.label}, token {first + int(steps.argmax())}"  # NaN counts as the largest
                 worst[name] = further(worst[name], steps, where)
-    return [
-        Measurement("weight_steps", *worst["weight_steps"]),
-        Measurement("subnormal_steps", *worst["subnormal_steps"]),
-        Measurement("scale_steps", *worst["scale_steps"]),
-    ]
+    return [Measurement(name, *found) for name, found in worst.items()]
 
 
 def _distances(original: Constant, source: Path, table: Path) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
@@ -205,7 +200,7 @@ def _distances(original: Constant, source: Path, table: Path) -> Iterator[tuple[
     for rows, plain in pairs:
         kept = Stored(rows, None if scale is None else scale[first : first + len(rows)])
         expected = turned(plain, original.source, vectors)
-        steps = kept.whole().sub_(expected).abs_().div_(kept.steps(expected, 0)).amax(1)  # [rows], NaN if a row has one
+        steps = _steps(kept.whole(), expected, kept.steps(expected, 0))
         of_rows = None if kept.scale is None else kept.scale[:, 0]
         yield first, distances(steps, of_rows, expected, form("int8").levels)
         first += len(rows)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import kl_div, log_softmax
 
 from shardmill.convert.weights import read_tensor
 from shardmill.decode import Session, run
 from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
 from shardmill.decode.policies import AlwaysDraft
+from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import probe
 from shardmill.gates.measurement import Margin, Measurement, NotRun
 from shardmill.gates.naming import Weights
@@ -24,7 +24,6 @@ from shardmill.gates.parity import relative_error, width_measure
 from shardmill.gates.passes import Pass, at_lengths, filled_up, in_passes, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.stored import held_weights, transformers_name
-from shardmill.gates.thresholds import CLEAR_MARGIN
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import Floats
@@ -100,9 +99,6 @@ def mismatches(engine: Engine, prompt: Sequence[int]) -> tuple[int, str]:
         wrong + drafter.misjudged,
         f"{sum(found.accepted)} of {sum(found.drafted)} drafts accepted in {count} tokens",
     )
-
-
-POSITIONS = 32  # positions to compare at a time: with a large vocabulary, the distributions of all take gigabytes
 
 
 def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Floats:
@@ -207,68 +203,20 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
     def fed() -> Floats:
         return feed(engine, tokens, in_passes(len(tokens), [engine.tokens_max]))
 
-    found = compare_distributions(
-        original, torch.from_numpy(fed()), torch.tensor([*tokens[1:], 0])
-    )  # nothing follows the last
+    following = torch.tensor([*tokens[1:], 0])  # nothing follows the last
+    found = compare_distributions(original, torch.from_numpy(fed()), following)
     yield explained(Measurement("kl", float(found.divergence.mean())), fed, engine)
     # Unlike math.exp, torch's returns inf for a badly broken program.
     before, after = (float(loss[:-1].double().mean().exp()) for loss in (found.loss, found.shipped_loss))
     if before < original.shape[1]:
-        yield top1(found)
+        undecided = "the original is decided at no position of this text"
+        yield clear_agreement("top1_agreement", found, "{} clear positions", undecided)
         yield Measurement("perplexity_ratio", after / before, f"{before:.4g} -> {after:.4g} on {len(tokens)} tokens")
         return
     reason = (
         f"the original's perplexity on this text is {before:.4g}, over its {original.shape[1]} tokens: it can't read it"
     )
     yield from (NotRun(name, reason) for name in ("top1_agreement", "perplexity_ratio"))
-
-
-@dataclass(frozen=True)
-class DistributionComparison:
-    """Two models' distributions of the next token, position by position, each field [n]."""
-
-    divergence: Tensor  # of the shipped distribution from the original's, in nats
-    margin: Tensor  # between the original's two best tokens, in nats
-    agree: Tensor  # True if both have the same most likely token
-    loss: Tensor  # the original's -log p(the token that follows)
-    shipped_loss: Tensor
-
-
-def compare_distributions(original: Tensor, shipped: Tensor, following: Tensor) -> DistributionComparison:
-    """Compare logits [n, vocab] position by position.
-
-    The results are allocated first: if they were allocated between blocks that come and go, the heap would fragment by
-    hundreds of MB.
-
-    Args:
-        original: the original's logits.
-        shipped: the logits of the shipped programs.
-        following: the token after each position, [n].
-    """
-    n = len(following)
-    found = DistributionComparison(
-        torch.empty(n), torch.empty(n), torch.empty(n, dtype=torch.bool), torch.empty(n), torch.empty(n)
-    )
-    for first in range(0, n, POSITIONS):
-        rows = slice(first, first + POSITIONS)
-        p, q = log_softmax(original[rows], -1), log_softmax(shipped[rows], -1)
-        best = p.topk(2, dim=-1).values
-        found.divergence[rows] = kl_div(q, p, reduction="none", log_target=True).sum(-1)
-        found.margin[rows] = best[:, 0] - best[:, 1]
-        found.agree[rows] = p.argmax(-1) == q.argmax(-1)
-        found.loss[rows], found.shipped_loss[rows] = (-x.gather(1, following[rows, None])[:, 0] for x in (p, q))
-    return found
-
-
-def top1(found: DistributionComparison) -> Measurement | NotRun:
-    """Return the agreement on the most likely token at positions where the original's margin is clear."""
-    clear = found.margin >= CLEAR_MARGIN
-    if not bool(clear.any()):
-        return NotRun("top1_agreement", "the original is decided at no position of this text")
-    close = f"{int(found.agree[~clear].sum())} of {int((~clear).sum())} others agree"
-    return Measurement(
-        "top1_agreement", float(found.agree[clear].float().mean()), f"{int(clear.sum())} clear positions; {close}"
-    )
 
 
 def stored_model(

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from shardmill.errors import GateError
 from shardmill.forms.form import Form
-from shardmill.gates.naming import Weights
 from shardmill.models.architecture import TensorSource
 from shardmill.models.sources import MATRIX, put_back, undone
 from shardmill.plan import Constant, Part
@@ -250,7 +249,7 @@ def _first_row(tensor: Constant) -> int:
     return tensor.source.rows[0] if tensor.source.rows else 0
 
 
-def held_weights(all_held: Sequence[StoredWeights]) -> tuple[Weights, Iterator[Tensor]]:
+def held_weights(all_held: Sequence[StoredWeights]) -> tuple[Callable[[str], Tensor], Iterator[Tensor]]:
     """Return a lookup of a model's layer and norm weights by transformers' names, and the LM head's rows in blocks."""
     owners: dict[str, list[StoredWeights]] = {}
     for one in all_held:

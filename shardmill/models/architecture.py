@@ -19,6 +19,7 @@ GENERATE, LABEL, CLASSIFY, EMBED = (  # tasks, as the hub calls them
     "text-generation", "token-classification", "text-classification", "feature-extraction",
 )  # fmt: skip
 MASK, SLIDING_MASK = "attn_mask", "attn_mask_sliding"
+SILU, SILU_TANH = "silu", "silu_tanh"  # activations of models/primitives.py: one function, in two spellings
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture of experts in the place of an MLP, and the router that chooses among them (models/routing.py)."""
+    """A mixture of experts in the place of an MLP, and the router that chooses among them (models/mixture.py)."""
 
     count: int
     chosen: int  # for each token
@@ -251,6 +252,21 @@ def with_experts(a: Architecture, *, routed: bool) -> Architecture:
     if a.graph.experts is None:
         raise CheckpointError(f"experts: {a.model_type} has none; leave `experts` out of the config")
     return replace(a, graph=replace(a.graph, experts=replace(a.graph.experts, routed=routed)))
+
+
+def with_tanh(a: Architecture) -> Architecture:
+    """Return the same model with every SiLU computed from tanh.
+
+    Raises:
+        CheckpointError: for a model without SiLU.
+    """
+    ends = a.ends
+    if SILU not in (a.graph.activation, ends.dense if ends else ""):
+        raise CheckpointError(f"program.silu: {a.model_type} has no SiLU; leave `silu` out of the config")
+    if ends and ends.dense == SILU:
+        ends = replace(ends, dense=SILU_TANH)
+    activation = SILU_TANH if a.graph.activation == SILU else a.graph.activation
+    return replace(a, graph=replace(a.graph, activation=activation), ends=ends)
 
 
 def renamed(source: TensorSource, name: Callable[[str], str]) -> TensorSource:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import Graph, LayerSpec
-from shardmill.models.attention import Attention, Shared
-from shardmill.models.cca import ConvolvedAttention
+from shardmill.models.attention import Attention, ConvolvedAttention, Shared
 from shardmill.models.contract import ORDER, GraphSpec, computed, inputs, new_name, new_rows, states
 from shardmill.models.mixture import ExpertChoice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
@@ -29,6 +28,7 @@ from shardmill.models.primitives import (
 )
 
 Weights = Mapping[str, Tensor]
+CACHES = {"conv": "c", "attention": "kv", "cca": "kvc"}  # the first letters of the names of a mixer's caches
 
 
 class ShortConv(nn.Module):
@@ -213,9 +213,7 @@ class LayersPart(nn.Module):
             return self.hosted(x, dict(zip(self.names[1:], rest, strict=True)))
         shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
         for i, kind in self.blueprint.layers:
-            held = {"conv": (f"c_{i}",), "attention": (f"k_{i}", f"v_{i}"), "cca": (f"k_{i}", f"v_{i}", f"c_{i}")}
-            names = held[kind.mixer]
-            x = self.layers[str(i)](x, shared, *(getattr(self, name) for name in names))
+            x = self.layers[str(i)](x, shared, *(getattr(self, f"{name}_{i}") for name in CACHES[kind.mixer]))
         return x
 
     def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -223,8 +221,7 @@ class LayersPart(nn.Module):
         shared, rows = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[str, Tensor]()
         for i, kind in self.blueprint.layers:
             shared.rows = []
-            held = {"conv": (f"c_{i}",), "attention": (f"k_{i}", f"v_{i}"), "cca": (f"k_{i}", f"v_{i}", f"c_{i}")}
-            x = self.layers[str(i)](x, shared, *(given[name] for name in held[kind.mixer]))
+            x = self.layers[str(i)](x, shared, *(given[f"{name}_{i}"] for name in CACHES[kind.mixer]))
             made = {"conv": "c", "attention": "kv", "cca": "ckv"}[kind.mixer]  # in the order in which they are made
             rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
         return (x, *(rows[name] for name in new_rows(self.blueprint)))

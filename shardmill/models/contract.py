@@ -42,8 +42,7 @@ program writes the new tokens into its copies by the same masks and sees them th
 outputs, which the host writes into its caches: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T].
 
 The weights of a layer are defined in models/layer_constants.py. This file defines everything else for conversion,
-engine, gates and manifest. models/host.py computes the masks and the rotary rows of a pass; for encoders,
-models/buckets.py does.
+engine, gates and manifest. models/host.py computes the masks and the rotary rows of a pass, also for encoders.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ from shardmill.models.layer_constants import (
 T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
-ORDER = "order"  # the constant that falls from expert to expert, see models/routing.py
+ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 

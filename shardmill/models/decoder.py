@@ -1,9 +1,15 @@
-"""Describes a decoder from its transformers config for the family files; refuses fields that programs can't honour."""
+"""Describes a decoder from its transformers config for the family files; refuses fields that programs can't honour.
+
+Rotary frequencies come from transformers' own modules, so that every variant matches transformers.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from math import isfinite
 from typing import Any
 
 from shardmill.errors import CheckpointError
@@ -16,12 +22,13 @@ from shardmill.models.architecture import (
     Graph,
     LayerSpec,
     ModelDescription,
+    Rope,
     Sources,
     TensorSource,
     renamed,
 )
 from shardmill.models.layer_constants import layer_constants
-from shardmill.models.rope import rope
+from shardmill.printable import first_line
 
 # Fields that every family reads, here or through transformers' rotary module.
 READ = {
@@ -57,6 +64,7 @@ IDLE = {
     "original_max_position_embeddings",  # LongRoPE's, read with rope_parameters
     "output_attentions",
     "output_hidden_states",
+    "output_router_logits",
     "pretraining_tp",  # splits products into sums: the same arithmetic
     "problem_type",
     "resid_pdrop",
@@ -64,6 +72,7 @@ IDLE = {
     "return_dict",
     "rope_scaling",  # folded into rope_parameters by transformers
     "rope_theta",
+    "router_aux_loss_coef",
     "tokenizer_class",
     "torch_dtype",
     "transformers_version",
@@ -223,6 +232,12 @@ def _check_context(config: Any, context: int) -> None:
         raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
 
 
+def attention_biases(config: Any) -> dict[str, Any]:
+    """Return the options for `decoder` of a family whose `attention_bias` decides on the biases of all projections."""
+    bias = bool(config.attention_bias)
+    return {"qkv_bias": bias, "o_bias": bias}
+
+
 def check_heads(g: Graph) -> None:
     """Raise CheckpointError for sizes of heads that do not fit each other."""
     if g.rope_dim > g.head_dim:
@@ -236,3 +251,54 @@ def _placed(sources: Sources, prefix: str) -> Sources:
     if isinstance(sources, TensorSource):
         return renamed(sources, lambda name: prefix + name)
     return tuple(renamed(source, lambda name: prefix + name) for source in sources)
+
+
+FIXED = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the length
+
+
+def rope(config: Any, context: int, layer_type: str = "", fixed: tuple[str, ...] = FIXED) -> Rope:
+    """Return frequencies and attention factor as transformers computes them for a sequence of `context` tokens.
+
+    Args:
+        config: transformers' config of the model.
+        context: the length, which decides LongRoPE's factors.
+        layer_type: the layer type of the table, in a model with a separate table for each layer type.
+        fixed: rope types whose frequencies the family's own module computes once and for all.
+
+    Raises:
+        CheckpointError: if transformers makes no table of finite numbers from the parameters.
+    """
+    try:
+        found = _rope(config, context, layer_type, fixed)
+        if not all(isfinite(number) for number in (*found.inv_freq, found.scale)):
+            raise ValueError("some frequencies are not finite")
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"rope_parameters: no rotary table can be made of them: {first_line(error)}") from error
+    return found
+
+
+def _rope(config: Any, context: int, layer_type: str, fixed: tuple[str, ...]) -> Rope:
+    parameters = config.rope_parameters[layer_type] if layer_type else config.rope_parameters
+    kind = parameters["rope_type"]
+    share = parameters.get("partial_rotary_factor", 1.0)
+    if not 0 < share <= 1:  # transformers makes a table of any length
+        raise ValueError(f"partial_rotary_factor is {share}: it must be over 0 and at most 1")
+    if kind == "longrope":
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        inv_freq, scale = ROPE_INIT_FUNCTIONS[kind](config, seq_len=context)
+        long = context > parameters["original_max_position_embeddings"]
+        return Rope(tuple(inv_freq.tolist()), float(scale), "long" if long else "short")
+    if kind not in fixed:
+        raise ValueError(f"rope_type {kind!r} is not supported; supported: {', '.join((*fixed, 'longrope'))}")
+    module = _rotary_class(config)(config)
+    prefix = f"{layer_type}_" if layer_type else ""
+    inv_freq = getattr(module, f"{prefix}inv_freq")
+    return Rope(tuple(inv_freq.tolist()), float(getattr(module, f"{prefix}attention_scaling")), "default")
+
+
+def _rotary_class(config: Any) -> Any:
+    """Return the RotaryEmbedding of the module that belongs to a config's class."""
+    module = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
+    members = inspect.getmembers(module, inspect.isclass)
+    return next(found for name, found in members if name.endswith("RotaryEmbedding"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from portable_coreml.judge.placement.rules.shapes import MAX_OUTPUT_CHANNELS
+from portable_coreml.judge.rules.shapes import MAX_OUTPUT_CHANNELS
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import Experts, Sources, TensorSource

@@ -11,6 +11,7 @@ from shardmill.models.contract import GraphSpec, T, caches, inputs, new_name, ou
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"
 ONE, EACH = "one", "each"  # compiled bundles: of a program, or of each of its functions
+NATIVE, TANH = "native", "tanh"  # how programs compute SiLU
 INFREQUENT, FREQUENT = "infrequent", "frequent"  # how often shapes change, as coremltools' ReshapeFrequency has it
 BUNDLE = ".mlmodelc"
 MAIN = "main"  # what coremltools calls the only function of a program

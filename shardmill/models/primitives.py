@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.errors import CheckpointError
+from shardmill.models.architecture import SILU_TANH
 
 # Below this magnitude RMSNorm divides by the constant instead of the largest element, so that a token of zeros is safe.
 NORM_FLOOR = 2.0**-4
@@ -180,8 +181,23 @@ def gelu_erf(x: Tensor) -> Tensor:
     return x * torch.sigmoid(total)
 
 
+def sigmoid_by_tanh(x: Tensor) -> Tensor:
+    """Return sigmoid(x), spelled as (1 + tanh(x / 2)) / 2.
+
+    The last factor comes last although it might come first in x / 2 * (1 + tanh(x / 2)): coremltools folds a factor
+    that follows a projection into the projection's weights.
+    """
+    return (torch.tanh(x * 0.5) + 1) * 0.5
+
+
+def silu_tanh(x: Tensor) -> Tensor:
+    """Return SiLU without the operations `silu` and `sigmoid`, which the Neural Engine reads from coarse tables."""
+    return x * sigmoid_by_tanh(x)
+
+
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
+    SILU_TANH: silu_tanh,
     "gelu_tanh": gelu_tanh,
     "gelu": gelu_erf,
     "relu": nn.functional.relu,

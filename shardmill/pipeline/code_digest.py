@@ -209,7 +209,7 @@ def tools(step: Step, model_type: str) -> Tools:
 
 def modules(step: Step) -> tuple[str, ...]:
     """Return the names of the modules at which a step's code starts."""
-    return (step.task.__module__, *step.also)
+    return (step.module, *step.also)
 
 
 def family_of(step: Step, record: Path) -> str:

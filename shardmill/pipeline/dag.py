@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +28,14 @@ class Step:
     """One row.
 
     Attributes:
-        task: describes a job; the function's module and all modules that it imports decide the result. The function's
-            parameters are the names in `reads`, `takes`, `outside` and `params`.
+        name: the name of the step, of its rule, and of its module in `pipeline/steps/`.
         makes: files by output name. A gate is a step whose output is a `verdict`.
         reads: files of the build by input name.
         takes: artifacts of other steps by input name; the job waits for their receipts and gets the hashes from them.
         outside: files outside the build by input name; the config gives their paths.
         params: further arguments of the task by name, computed from the config.
         packages: distributions whose versions decide the result.
-        needs: the job's memory; a mapping by `convert.method` if the memory depends on the method.
+        needs: the job's memory.
         each_thread: the memory of every thread after the first.
         also: modules that the step runs in another process.
         kept: whether the store keeps the result; False for results that take almost no time to make.
@@ -48,9 +48,9 @@ class Step:
         amount: the text beside the name in the report's list; "# program" counts the outputs.
     """
 
-    task: Callable[..., Task]
+    name: str
     makes: Mapping[str, Files]
-    needs: Need | Mapping[str, Need]
+    needs: Need
     each_thread: Need = NOTHING
     reads: Mapping[str, Files | Found] = field(default_factory=dict)
     takes: Mapping[str, Files | Found] = field(default_factory=dict)
@@ -65,6 +65,17 @@ class Step:
     delivered: bool = False
     shown: str = ""
     amount: str = ""
+
+    @property
+    def module(self) -> str:
+        """Return the step's module; its code, and the code of all modules that it imports, decide the result."""
+        return f"shardmill.pipeline.steps.{self.name}"
+
+    @property
+    def task(self) -> Callable[..., Task]:
+        """Return the function that describes a job. Its parameters: `reads`, `takes`, `outside` and `params`."""
+        found: Callable[..., Task] = import_module(self.module).task
+        return found
 
     @property
     def each(self) -> str:

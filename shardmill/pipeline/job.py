@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from shardmill import interrupt
 from shardmill.errors import GateError, ShardmillError
-from shardmill.files import digest, load_json, write_json
+from shardmill.files import digest, load_json, read_json, write_json
 from shardmill.imports import spare_coremltools
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine, package_versions
 from shardmill.pipeline import code_digest, dag, resources, storage, table
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.lock import join_build
-from shardmill.pipeline.cache.receipts import read_receipt
 from shardmill.pipeline.cache.store import TEMPLATES, Store
 from shardmill.pipeline.dag import Step, receipt_of
 from shardmill.pipeline.task import Artifact, Task, Tools
@@ -40,7 +39,7 @@ def _receipt_path(artifact: Path) -> Path:
 
 def read_artifact(path: Path) -> Artifact:
     """Return the artifact at `path`, which is its step's only output."""
-    receipt = read_receipt(_receipt_path(path))
+    receipt = read_json(_receipt_path(path))
     ((name, sha256),) = receipt["outputs"].items()
     return Artifact(path, sha256, receipt["files"].get(name, {}))
 
@@ -252,7 +251,6 @@ def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
     threads: int = snakemake.threads
     if step.each_thread == resources.NOTHING or threads == 1:
         return threads
-    assert isinstance(step.needs, resources.Need)
     found = resources.job_sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
     return resources.threads_within(snakemake.resources["mem_mb"], threads, step.needs, step.each_thread, found)
 

@@ -18,7 +18,7 @@ import shardmill
 from shardmill import files
 from shardmill.attest import PATHS
 from shardmill.config import Benchmark, Config, Parity, parse
-from shardmill.config.reading import read_yaml
+from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
@@ -244,6 +244,7 @@ def _key(config: Config) -> str:
             "slices": config.head.slices,
             "precision": asdict(config.convert.recipe),
             "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
+            "silu": config.program.silu,  # a model without it is refused
             "calls": asdict(config.calls),  # each function has separate constants
             "code": _code(),
             "transformers": version("transformers"),

@@ -14,10 +14,11 @@ from shardmill.config import Config
 from shardmill.machine import is_portable
 from shardmill.pipeline import dag, resources
 from shardmill.pipeline.batch import Batch
+from shardmill.pipeline.options import settings
 from shardmill.pipeline.resolve import expected
 from shardmill.pipeline.resources import TooLarge, held_mb, most_mb
 from shardmill.pipeline.steps import reference
-from shardmill.pipeline.table import STEPS, settings
+from shardmill.pipeline.table import STEPS
 
 USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
 SOLVER = "cbc"  # the program of Snakemake's scheduler ilp, as PATH may have it
@@ -67,7 +68,7 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | 
 
     @cache
     def of_model(step: str, model: str) -> resources.Resource | int:
-        return _declared(step, batch.models[model], known[model], limit, beside)
+        return _declared(step, known[model], limit, beside)
 
     def of_step(name: str) -> resources.Resource | int:
         first = of_model(name, next(iter(batch.models)))
@@ -96,13 +97,9 @@ def _known(config: Config) -> resources.Known:
     return resources.known_sizes(Path("build") / config.model, positions, cache(partial(expected, config)))
 
 
-def _declared(
-    step: str, config: Config, known: resources.Known, limit: int | None, beside: int
-) -> resources.Resource | int:
+def _declared(step: str, known: resources.Known, limit: int | None, beside: int) -> resources.Resource | int:
     """Return what the jobs of a step of a model declare, see `resources.declared`."""
-    needs = STEPS[step].needs
-    need = needs if isinstance(needs, resources.Need) else needs[config.convert.method]
-    return resources.declared(known, step, need, limit, beside, STEPS[step].each_thread)
+    return resources.declared(known, step, STEPS[step].needs, limit, beside, STEPS[step].each_thread)
 
 
 def too_large(config: Config, workflow: Any) -> TooLarge | None:
@@ -115,7 +112,7 @@ def too_large(config: Config, workflow: Any) -> TooLarge | None:
     known = cache(_known(config))  # no plan.json appears while the rules are read
 
     def ask(job: dag.Job) -> None:
-        declared = _declared(job[0], config, known, limit, beside)
+        declared = _declared(job[0], known, limit, beside)
         if not isinstance(declared, int):
             declared(SimpleNamespace(get=dag.own(STEPS, job).get), [f"build/{config.model}"])
 

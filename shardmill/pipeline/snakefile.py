@@ -1,4 +1,4 @@
-"""Functions that the Snakefile calls: they return the checked config, and lists of files."""
+"""What the Snakefile itself asks: the checked models of a run, their tools, the lists of files that rules read."""
 
 from __future__ import annotations
 
@@ -12,115 +12,21 @@ from typing import Any
 
 from shardmill import machine
 from shardmill.config import Config
-from shardmill.config.reading import read_yaml
+from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.machine import collect_rarely
 from shardmill.pipeline import code_digest, dag, storage
-from shardmill.pipeline.batch import (
-    Batch,
-    alike,
-    any_of,
-    is_batch,
-    of,
-    of_jobs,
-    parts_of,
-    read_batch,
-    sum_up,
-    tell_jobs,
-    together,
-    told,
-)
+from shardmill.pipeline.batch import Batch, is_batch, of_jobs, read_batch, told
 from shardmill.pipeline.cache import remote
-from shardmill.pipeline.cache.lock import hold_lock, join_build, register
+from shardmill.pipeline.cache.lock import hold_lock, join_build
 from shardmill.pipeline.code_digest import fetched_model_type, model_type_in, needs_family
 from shardmill.pipeline.dag import receipt_of
-from shardmill.pipeline.resolve import default_config, expected, overlaps, parsed, read_corpus, resolve_config
-from shardmill.pipeline.resources import every_core, matrices_at_once
-from shardmill.pipeline.scheduling import (
-    demand_room,
-    go_on,
-    limit_ane,
-    mem_mb,
-    start_without_delay,
-    too_large,
-    use_own_solver,
-)
-from shardmill.pipeline.storage import checkpoint, folder, new_folder
-from shardmill.pipeline.table import (
-    STEPS,
-    benchmark_text,
-    calibrates,
-    calibration_files,
-    calibration_settings,
-    coded_forms,
-    engine,
-    evidence,
-    measured_settings,
-    option,
-    recipe_files,
-    search_settings,
-    section,
-    settings,
-    source_files,
-    split_settings,
-    task_files,
-    witness_runtime,
-)
+from shardmill.pipeline.resolve import expected, overlaps, parsed, read_corpus, resolve_config
+from shardmill.pipeline.scheduling import too_large
+from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Tools
 from shardmill.printable import one_line
 from shardmill.witness import installed
-
-__all__ = [
-    "alike",
-    "all_receipts",
-    "any_of",
-    "artifacts",
-    "benchmark_text",
-    "calibrates",
-    "calibration_files",
-    "calibration_settings",
-    "checked",
-    "checkpoint",
-    "coded_forms",
-    "default_config",
-    "demand_room",
-    "listed_steps",
-    "engine",
-    "every_core",
-    "evidence",
-    "folder",
-    "gate_receipts",
-    "go_on",
-    "limit_ane",
-    "made_by",
-    "matrices_at_once",
-    "measured_settings",
-    "mem_mb",
-    "new_folder",
-    "of",
-    "only_build",
-    "only_its_jobs",
-    "option",
-    "page_receipts",
-    "parts_of",
-    "points",
-    "receipts_of",
-    "recipe_files",
-    "search_settings",
-    "section",
-    "settings",
-    "split_settings",
-    "source_files",
-    "start_without_delay",
-    "sum_up",
-    "task_files",
-    "tell_jobs",
-    "together",
-    "tools",
-    "use_own_solver",
-    "verdicts",
-    "witness_runtime",
-]
 
 
 def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
@@ -286,8 +192,6 @@ def only_build(build: str) -> None:
     """
     _or_end(hold_lock, build)
     _or_end(remote.check_configured)
-    with contextlib.suppress(OSError):
-        register(Path(build) / ".store")  # here, because garbage is rather collected on this machine than on a job's
 
 
 def only_its_jobs(build: str, workflow: Any) -> None:

@@ -106,7 +106,7 @@ def new_folder(path: str) -> Any:
     return path if path.endswith(SUFFIX) else directory(path)
 
 
-def checkpoint(workflow: Any) -> list[str]:
+def checkpoint_input(workflow: Any) -> list[str]:
     """Return the input that stands for the checkpoint's files in rules.
 
     If the files lie in build/, the list is empty, because the record source.receipt.json stands for them.

@@ -8,9 +8,7 @@ may turn out to be unchanged.
 
 from __future__ import annotations
 
-import logging
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,76 +16,22 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardmill.checkpoint.fetch import hash_local, source_description
-from shardmill.checkpoint.hashing import tree_digest
 from shardmill.config import Config
-from shardmill.files import write_json
+from shardmill.files import read_json, write_json
 from shardmill.imports import quiet, quiet_transformers
 from shardmill.pipeline import code_digest, dag
 from shardmill.pipeline.cache import entry as entries
-from shardmill.pipeline.cache import remote
-from shardmill.pipeline.cache.entry import intact, read_entry, stored
-from shardmill.pipeline.cache.receipts import read_receipt, write_receipt
-from shardmill.pipeline.cache.remote import Remote, RemoteRefusal
-from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.cache.entry import intact, read_entry
+from shardmill.pipeline.cache.store import Store, write_receipt
 from shardmill.pipeline.dag import Job
 from shardmill.pipeline.job import arguments, describe
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import RECEIPT, Action, Task, source_folder
 
 
-def foreseen(shared: Remote, key: str, outputs: Mapping[str, Path]) -> dict[str, dict[str, Any]] | None:
-    """Return what a local entry would record about a step's outputs if they were copied from the remote store.
-
-    None if the remote store does not have the entry.
-
-    JSON files are copied, because the descriptions of other steps may depend on their content. In place of any other
-    output an empty file is written, so that the output counts as known.
-
-    Args:
-        shared: the remote store.
-        key: the entry's key.
-        outputs: the paths of the step's outputs, by name.
-
-    Raises:
-        RemoteRefusal: the remote entry is damaged, or its content belongs to another entry.
-    """
-    files = remote.find_entry(shared, key)
-    if files is None:
-        return None
-    names = {path: stored(name, path) for name, path in outputs.items()}
-    hashes = {path: file.sha256 for path, file in files.items()}
-    recorded = {name: _described(names[path], hashes) for name, path in outputs.items()}
-    with TemporaryDirectory(prefix="shardmill-why-") as folder:
-        small = {file: Path(folder) / file for file in names.values() if file in files and file.endswith(".json")}
-        remote.bring(shared, {file: files[file] for file in small}, small, Path(folder))
-        for path, file in names.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if file in small:
-                shutil.copyfile(small[file], path)
-            else:
-                path.touch()
-    return recorded
-
-
-def _described(file: str, files: Mapping[str, str]) -> dict[str, Any]:
-    """Return the record of an output.
-
-    Args:
-        file: the output's name in the entry.
-        files: the sha256 of every output's files, by path in the entry.
-    """
-    inside = {path.removeprefix(f"{file}/"): sha for path, sha in files.items() if path.startswith(f"{file}/")}
-    if not inside and file not in files:
-        raise RemoteRefusal(f"{file} is not in it")
-    return {"sha256": files.get(file) or tree_digest(inside), "file": file, "files": inside}
-
-
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True)
 class StepOutlook:
-    """One job: "unchanged", "taken" (from the remote store), "works" (for a reason) or "depends" (on an output)."""
+    """One job: "unchanged", "works" (for a reason) or "depends" (on an output)."""
 
     step: str
     status: str
@@ -100,7 +44,7 @@ def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
     Args:
         config: the model's config.
         build: the model's folder.
-        store: where results are kept; if a result is missing here, the store's remote store is asked.
+        store: where results are kept on this machine; a remote store is not asked.
     """
     record = _source_record(config, build, store)
     if record is None:
@@ -119,7 +63,7 @@ def _source_record(config: Config, build: Path, store: Store) -> Any:
     """Return source.receipt.json as the next fetch would write it; None if this takes a download."""
     if config.source.path is None:
         receipt = build / RECORD
-        record = read_receipt(receipt) if receipt.is_file() else None
+        record = read_json(receipt) if receipt.is_file() else None
         return record if record and record["commit"] == config.source.revision else None
     folder = Path(config.source.path)
     return {"repo": None, "commit": "local", "files": source_description(folder, hash_local(folder, store.hashes))}
@@ -165,8 +109,6 @@ class _Walk:
             return StepOutlook(label, "unchanged")
         if self.linked_from_build(task.action, outputs, receipt):
             return StepOutlook(label, "unchanged")
-        if self.foreseen_remotely(task, task.action, outputs, receipt):
-            return StepOutlook(label, "taken", "the remote store has it")
         if step.on_the_side:
             with quiet_transformers(), quiet("shardmill"):
                 _made_in_place(task, outputs)
@@ -206,29 +148,12 @@ class _Walk:
         write_receipt(self.known / receipt, action, recorded, outputs, task.notes)
         return True
 
-    def foreseen_remotely(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
-        """Record an action's outputs from the remote store; False without this store, or if it does not have them."""
-        if self.store.shared is None:
-            return False
-        try:
-            recorded = foreseen(self.store.shared, action.key, outputs)
-        except RemoteRefusal as error:
-            log.warning("remote store: entry %s would be refused: %s", action.key[:12], error)
-            return False
-        except Exception as error:  # a file system may raise any error, and would raise it for every other entry
-            log.warning("remote store: can't be asked: %s", remote.refusal_reason(error))
-            self.store.shared = None
-            return False
-        if recorded is not None:
-            write_receipt(self.known / receipt, action, recorded, outputs, task.notes)
-        return recorded is not None
-
     def linked_from_build(self, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
         """Link an action's outputs from the build; False if a file is missing or another action made them."""
         there = {path: self.build / path.relative_to(self.known) for path in (*outputs.values(), self.known / receipt)}
         if not all(path.exists() for path in there.values()):
             return False
-        if read_receipt(self.build / receipt).get("key") != action.key:
+        if read_json(self.build / receipt).get("key") != action.key:
             return False
         for path, source in there.items():
             _link(source, path)

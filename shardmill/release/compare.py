@@ -12,8 +12,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import flattened, read_json
 from shardmill.pipeline.audit import ATTESTATION
-from shardmill.pipeline.cache.receipts import key_differences
-from shardmill.pipeline.provenance import verdict_hashes
+from shardmill.pipeline.cache.store import key_differences
+from shardmill.pipeline.steps.provenance import verdict_hashes
 from shardmill.pipeline.task import SOURCE
 from shardmill.plan import Part, load_part
 from shardmill.runtime.manifest import COMPLETE, read_manifest

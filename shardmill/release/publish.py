@@ -17,7 +17,7 @@ from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
 from shardmill.gates.measurement import nearness
 from shardmill.pipeline.audit import ATTESTATION, BUNDLE, CARD_RECORD, added
-from shardmill.pipeline.provenance import PARITY_TEXT, verdict_hashes
+from shardmill.pipeline.steps.provenance import PARITY_TEXT, verdict_hashes
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files
 from shardmill.release.publishable import License, check_leaks, check_license, license_of
 from shardmill.release.sign import (

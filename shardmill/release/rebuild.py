@@ -29,9 +29,9 @@ from shardmill.errors import ShardmillError
 from shardmill.files import replacing
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache import remote
-from shardmill.pipeline.code_digest import fetched_model_type, needs_family, tools
-from shardmill.pipeline.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
+from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools
 from shardmill.pipeline.resolve import lay_out, workflow_root
+from shardmill.pipeline.steps.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.bundle import check_build
@@ -155,8 +155,8 @@ def _is_our_code(receipt: Mapping[str, Any], family: str) -> bool:
 
     Code that depends on an unknown model family passes here; the final comparison shows any difference.
     """
-    row = next((row for row in STEPS.values() if row.task.__module__.endswith(f".{receipt['step']}")), None)
-    if row is None or (not family and needs_family((row.task.__module__, *row.also))):
+    row = STEPS.get(receipt["step"])
+    if row is None or (not family and needs_family(modules(row))):
         return row is not None
     return bool(tools(row, family)["code"] == receipt["code"])
 

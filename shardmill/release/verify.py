@@ -17,8 +17,8 @@ from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, read_json
 from shardmill.gates.thresholds import Threshold, thresholds_of
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, Audit, audit, is_signature
-from shardmill.pipeline.provenance import gate_statements, verdict_hashes
-from shardmill.pipeline.subjects import subjects
+from shardmill.pipeline.steps.manifest import subjects
+from shardmill.pipeline.steps.provenance import gate_statements, verdict_hashes
 from shardmill.release.bundle import CARD, bundle_files
 from shardmill.release.compare import steps_of
 from shardmill.release.sign import (

@@ -22,7 +22,7 @@ from typing import Any
 from shardmill import machine
 from shardmill.errors import ShardmillError
 from shardmill.files import SCRATCH, cache_folder, digest, read_json
-from shardmill.lane.cut import with_one_function
+from shardmill.kit_runner.packages import with_one_function
 from shardmill.models.interface import BUNDLE, own_bundle
 from shardmill.printable import first_line
 from shardmill.runtime.manifest import COMPILER, SYSTEM

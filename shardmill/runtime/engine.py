@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
-from shardmill.models.buckets import apart, arrays, bucket_for, columns
-from shardmill.models.host import Floats, KVLayout
+from shardmill.models.host import Floats, KVLayout, apart, bucket_for, columns, encoder_arrays
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.manifest import ENCODER, lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
@@ -275,7 +274,7 @@ class Encoder:
     def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
         """Do the same as `run_together` for rows [n, d] of the host's tables."""
         counts = [len(rows) for rows in texts]
-        given = arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
+        given = encoder_arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
         out = self.programs[bucket]({name: given[name] for name in self.inputs[bucket]})  # [1, rows, T, 1]
         return apart(out[0, : len(self.labels) or None, :, 0].T, counts)
 

@@ -12,8 +12,7 @@ import numpy as np
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
-from shardmill.models.buckets import packed_texts
-from shardmill.models.host import Floats
+from shardmill.models.host import Floats, packed_texts
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped_spans, likeliest, read_calibration
 
 if TYPE_CHECKING:

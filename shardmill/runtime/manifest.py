@@ -8,9 +8,9 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
-from shardmill.models.architecture import MASK, SLIDING_MASK
+from shardmill.models.architecture import MASK, SILU_TANH, SLIDING_MASK
 from shardmill.models.contract import rope_inputs
-from shardmill.models.interface import INFREQUENT
+from shardmill.models.interface import INFREQUENT, TANH
 from shardmill.printable import printable
 
 FORMAT = 2
@@ -246,6 +246,7 @@ def runtime_manifest(
         "vocab": architecture["vocab"],
         "rope": architecture["ropes"],
         "embedding": embedding,
+        **({"silu": TANH} if architecture["graph"].get("activation") == SILU_TANH else {}),
         "parts": parts,
     }
     if plan["buckets"]:

@@ -32,8 +32,7 @@ import numpy as np
 from shardmill import interrupt
 from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.machine import cores, is_portable, set_threads
-from shardmill.models.buckets import bucket_for
-from shardmill.models.host import Floats
+from shardmill.models.host import Floats, bucket_for
 from shardmill.runtime import bundles
 from shardmill.runtime.engine import Engine, load, load_encoder
 from shardmill.runtime.manifest import ENCODER, holds_encoder, read_manifest, verify_width

@@ -224,7 +224,7 @@ def load_model(
         tokenizer=tokenizer,
         template=template,
         engine=engine,
-        engine_name=machine.engine()["name"],
+        engine_name=machine.engine_name(precision),
         eos=ends if end is None or end in ends else (*ends, end),
         draft_session=Session(process.load_engine(draft_build, precision), context_policy=context_policy)
         if draft_build

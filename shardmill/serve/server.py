@@ -207,7 +207,7 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
     model, metrics = load(), Metrics()
     if isinstance(model, Reader):
         encoder, desk = model.encoder, EncoderWorker(metrics, settings.limits.queue)
-        greeting = _greeting(encoder.manifest["model"], machine.engine()["name"], encoder.threads, settings, listener)
+        greeting = _greeting(encoder.manifest["model"], machine.engine_name(), encoder.threads, settings, listener)
         return LoadedApp(create_encoder_app(model, desk, metrics, settings), desk, greeting)
     report_load(FIRST_PASSES)
     worker = Worker(

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from shardmill.gates.encoder import EncoderRunner, Tables
-from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
-from shardmill.gates.parity import LayersRunner, at_end, relative_error
-from shardmill.gates.passes import compared_widths, in_passes, schedules
-from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
-from shardmill.gates.stateless import StatelessCase, experts_case, head_case, load_stateless
+from shardmill.gates.parity import PartRunner, part_case, part_schedules, relative_error
+from shardmill.gates.passes import compared_widths, in_passes
+from shardmill.gates.reference import EncoderReference, Reference, carried_channels, checkpoint_weights, passages
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models import ENCODER
@@ -71,7 +69,7 @@ def witness_measurements(
         source: the checkpoint's folder.
         stored: the package's weights.
     """
-    case = CASES[part.kind](part, bundle, plan, known, source, stored)
+    case = witness_case(part, bundle, plan, known, source, stored)
     program = CoreAIProgram(case.program.blueprint, stored.stored, case.widths)
     found = program.run({name: partial(case.run, name=name) for name in case.schedules})
     plain = found[case.schedules[0]]
@@ -105,53 +103,31 @@ def witness_verdict(
     return {"part": name, "engine": dict(engine), "witness": dict(runtime), "gate": gate, "not_run": not_run}
 
 
-def _layers(
+def witness_case(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> WitnessCase:
-    """Return the case of layers: their input and states follow from the text's hidden states."""
-    x = known["hidden"][part.start][:TOKENS]
-    held = stored.over(checkpoint_weights(source, stored.prefix)) if part.blueprint.ends_in_experts else stored
-    expected = at_end(Reference(source, plan["context"], carried_channels(plan)), part, x, held)
+    """Return the case of a part; the arguments are the same as for `witness_measurements`."""
+    return (_encoder if part.kind == ENCODER else _decoder)(part, bundle, plan, known, source, stored)
+
+
+def _decoder(
+    part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
+) -> WitnessCase:
+    """Return the case of a part of a decoder, for the first tokens of the text."""
+    reference = Reference(source, plan["context"], carried_channels(plan))
+    case = part_case(part, reference, {**known, "hidden": known["hidden"][:, :TOKENS]}, source, stored)
     # The caches only need to hold the text and the padding of its last pass, and empty slots cost time.
-    short = replace(part, slots=TOKENS + part.tokens)
-    ways = {PLAIN: list(in_passes(len(x), [1]))} | schedules(len(x), plan["verify"], part.tokens)
+    short = replace(part, slots=TOKENS + part.tokens) if part.kind == "layers" else part
+    ways = {PLAIN: list(in_passes(case.count, [1]))} | part_schedules(part, case.count, plan["verify"])
     widths = (1, *compared_widths(plan["verify"], part.tokens))
 
     def run(program: Any, name: str) -> Floats:
         here = part if isinstance(program, Program) else short
-        runner = LayersRunner(bundle, here, {**plan, "context": here.slots})
+        runner = PartRunner(bundle, here, {**plan, "context": here.slots})
         runner.loaded, runner.widths = (lambda: program), widths
-        return runner.run(x.numpy(), ways[name])[0]
+        return runner.run(case.rows, ways[name])[0]
 
-    return WitnessCase(expected, tuple(ways), run, LayersRunner(bundle, part, plan).loaded, short, widths)
-
-
-def _head(
-    part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> WitnessCase:
-    """Return the case of a slice of the LM head."""
-    reference = Reference(source, plan["context"], carried_channels(plan))
-    return _stateless(part, bundle, plan, head_case(part, reference, known["hidden"][-1][:TOKENS], stored))
-
-
-def _experts(
-    part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
-) -> WitnessCase:
-    """Return the case of a group of experts."""
-    reference = Reference(source, plan["context"], carried_channels(plan))
-    case, _ = experts_case(part, reference, known["hidden"][part.layer][:TOKENS], source, stored)
-    return _stateless(part, bundle, plan, case)
-
-
-def _stateless(part: Part, bundle: Path, plan: Mapping[str, Any], case: StatelessCase) -> WitnessCase:
-    """Return the case of a part without states."""
-    widths = {f"T={t}": t for t in (1, *compared_widths(plan["verify"], part.tokens))}
-
-    def run(program: Any, name: str) -> Floats:
-        return case.feed(program, widths[name], list(widths.values()))
-
-    load = load_stateless(bundle, part)
-    return WitnessCase([case.expected()], tuple(widths), run, load, part, tuple(widths.values()))
+    return WitnessCase(case.expected(), tuple(ways), run, PartRunner(bundle, part, plan).loaded, short, widths)
 
 
 def _encoder(
@@ -171,11 +147,3 @@ def _encoder(
 
     width = f"T={part.tokens}"
     return WitnessCase([expected], (width,), run, EncoderRunner(bundle, part, plan).loaded, part, (part.tokens,))
-
-
-CASES: Mapping[str, Callable[..., WitnessCase]] = {
-    "layers": _layers,
-    "experts": _experts,
-    "head": _head,
-    ENCODER: _encoder,
-}

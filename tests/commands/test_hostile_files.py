@@ -76,7 +76,7 @@ def test_json_without_end_is_damaged_json(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_so_is_what_jobs_read(tmp_path: Path) -> None:
     """A plan, a part, a template's samples, a recipe: the one that made it is told to make it again, or it is made."""
-    from shardmill.convert.template import sample
+    from shardmill.convert import sample
     from shardmill.errors import ConfigError, UnreadableError
     from shardmill.files import load_json
     from shardmill.forms.recipe import recipe

@@ -13,7 +13,7 @@ import pytest
 from shardmill import config
 from shardmill.errors import ConfigError
 from shardmill.models.hf_config import SIZES
-from shardmill.pipeline import dag, table
+from shardmill.pipeline import dag, options
 from shardmill.pipeline.table import STEPS
 
 from .wrong import WRONG, local, refusal, settings
@@ -54,12 +54,12 @@ def test_a_missing_commit_comes_with_the_command_that_prints_it() -> None:
 def test_a_build_may_leave_out_its_benchmark() -> None:
     """Also as settings, which attestations hold and rebuild from."""
     found = config.parse(settings(benchmark=False, head={"slices": 1}))
-    assert found.benchmark is False and config.checked(table.settings(found)) == found
+    assert found.benchmark is False and config.checked(options.settings(found)) == found
     steps = dag.wanted(STEPS, found)
     assert "benchmark" not in steps and dag.outputs_of_step("benchmark")(steps) == ()
     assert "report.html" in dag.delivered(STEPS, found)
     with pytest.raises(ConfigError, match="m: its config has `benchmark: false`; remove that to measure its speed"):
-        table.task_files(found)
+        options.task_files(found)
 
 
 def test_several_mistakes_are_all_named() -> None:

@@ -65,6 +65,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"shapes": "fixed", "reshape_frequency": "frequent"}},
         "program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out",
     ),
+    "a spelling that there is not": (
+        {"program": {"silu": "sigmoid"}},
+        "program.silu: input should be 'native' or 'tanh', is 'sigmoid'",
+    ),
     "bundles that would share a state": (
         {"program": {"shapes": "fixed", "bundles": "each"}},
         "program.bundles: separate bundles do not share a state; add `state: host`",
@@ -163,6 +167,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "both names of the precision": (
         {"convert": {"weights": "int8", "precision": "int4"}},
         "convert.weights: is the old name of convert.precision; keep that alone",
+    ),
+    "a method of conversion that is gone": (
+        {"convert": {"method": "plain"}},
+        "convert.method: is gone, since every part is stamped; leave it out",
     ),
     "no parts": ({"topology": []}, "topology: "),
     "another word": ({"topology": "even"}, "topology: input should be a valid tuple, is 'even'"),

@@ -10,10 +10,10 @@ import pytest
 import templates
 import torch
 from code_writer import write_codes
+from oracle import convert_plain
 
 from shardmill.convert import palette
 from shardmill.convert.palette import to_integers
-from shardmill.convert.plain import convert_plain
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import ShardmillError

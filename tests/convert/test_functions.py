@@ -14,13 +14,11 @@ from typing import Any
 import coremltools as ct
 import pytest
 import templates
+from oracle import convert_plain, converted, save
 
-from shardmill.convert import package, trace
-from shardmill.convert.package import WEIGHT_FILE, by_function, share_places
-from shardmill.convert.plain import convert_plain
-from shardmill.convert.stamped import convert_stamped
-from shardmill.convert.template import sample
-from shardmill.convert.template.pattern import StampError
+from shardmill.convert import package, sample
+from shardmill.convert.package import WEIGHT_FILE, StampError, main_block
+from shardmill.convert.stamped import by_function, convert_stamped, share_places
 from shardmill.convert.weights import PartWeights
 from shardmill.models.interface import FIXED, GRAPH, HOST, EntryPoints
 from shardmill.plan import Part
@@ -49,14 +47,14 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_stamped_functions_are_those_that_coremltools_combines(
     checkpoint: Path, tmp_path: Path, kind: str, quantization: str
 ) -> None:
-    """Byte for byte; `layers` in coremltools' own names."""
+    """Byte for byte."""
     part = fixed(layers_part(checkpoint, 1, 3) if kind == "layers" else head_part(checkpoint, 32, 64))
     convert_plain(part, checkpoint, quantization, tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, quantization, tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
-def test_kinds_of_layers_in_normal_form_are_combined_alike(tmp_path: Path) -> None:
+def test_kinds_of_layers_are_combined_alike(tmp_path: Path) -> None:
     """Attention and convolutions, whose states differ."""
     source = write_family(tmp_path / "checkpoint", "lfm2")
     part = fixed(draft(source, [[0, 2], [2, 4]])["layers_00_02"])
@@ -71,7 +69,7 @@ def test_all_but_the_names_of_state_updates_is_coremltools_own(checkpoint: Path,
     descriptor = ct.utils.MultiFunctionDescriptor()
     for name, one in by_function(part):
         path = tmp_path / f"{name}.mlpackage"
-        package.save(trace.convert(one, PartWeights(one, checkpoint), "int8"), path)
+        save(converted(one, PartWeights(one, checkpoint), "int8"), path)
         descriptor.add_function(str(path), "main", name)
     descriptor.default_function_name = "t1"
     ct.utils.save_multifunction(descriptor, str(tmp_path / "theirs.mlpackage"))
@@ -142,8 +140,6 @@ def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path) -> N
     one, other = (
         sample.program(part, "int8", templates.FOLDER) for _, part in by_function(fixed(layers_part(checkpoint, 1, 3)))
     )
-    from shardmill.convert.template.pattern import main_block
-
     for op in main_block(other).operations:
         if op.outputs and op.outputs[0].name.startswith("layers_2_mlp_down_proj_weight"):
             op.outputs[0].name = "strange"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import templates
 import torch
+from oracle import convert_plain
 
 from shardmill.convert import package
-from shardmill.convert.plain import convert_plain
 from shardmill.convert.stamped import convert_stamped
 from shardmill.models.blocks import build
 from shardmill.models.contract import constants
@@ -37,7 +37,6 @@ def files(folder: Path) -> dict[str, bytes]:
     "calls", [EntryPoints(ENUMERATED, (1, 4), HOST), EntryPoints(FIXED, (1, 4), HOST)], ids=lambda c: c.shapes
 )
 def test_stamped_packages_are_plain_ones(checkpoint: Path, tmp_path: Path, calls: EntryPoints) -> None:
-    """Of plain layers, which with states keep coremltools' own names."""
     part = replace(layers_part(checkpoint, 1, 3), calls=calls)
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)

@@ -19,26 +19,25 @@ import tiny
 from shardmill import plan
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.convert import package
-from shardmill.lane.cut import with_default_tokens
+from shardmill.kit_runner.packages import with_default_tokens
 
 IN_ANOTHER_PROCESS = """
 import sys
 from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-import tiny
 from shardmill import plan
-for part in sys.argv[4:]:
+from shardmill.convert.stamped import convert_stamped
+for part in sys.argv[3:]:
     piece = plan.load_part(Path(part))
-    tiny.convert(piece, Path(sys.argv[2]), Path(sys.argv[3]) / f"{piece.name}.mlpackage")
+    convert_stamped(piece, Path(sys.argv[1]), "int8", Path(sys.argv[2]) / f"{piece.name}.mlpackage", threads=3)
 """
 
 
 def test_another_process_makes_the_same_bytes(built: tiny.Build, tmp_path: Path) -> None:
-    """Under another hash seed, locale, time zone and folder."""
+    """Under another hash seed, locale and time zone, in another folder, with other threads and samples of its own."""
     names = ("layers_02_03", "head_1")
     for name in names:
         plan.write_part(tmp_path / f"{name}.json", built.parts[name])
-    arguments = [str(Path(tiny.__file__).parent), str(built.source), str(tmp_path)]
+    arguments = [str(built.source), str(tmp_path)]
     arguments += [str(tmp_path / f"{name}.json") for name in names]
     environment = os.environ | {"PYTHONHASHSEED": "4242", "LC_ALL": "C", "TZ": "Asia/Tokyo"}
     subprocess.run(

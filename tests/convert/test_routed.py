@@ -8,8 +8,8 @@ import pytest
 import routed
 import templates
 import tiny
+from oracle import convert_plain
 
-from shardmill.convert import package, trace, weights
 from shardmill.convert.stamped import convert_stamped
 from shardmill.gates.residency import predict
 from shardmill.plan import Part
@@ -35,7 +35,7 @@ def test_packages_are_plain_coremltools_and_eligible(split: tuple[Path, dict[str
     groups = [part for part in parts.values() if part.kind == "experts"]
     for part in (layers[0], layers[-1], groups[-1]):
         plain, stamped = (tmp_path / f"{part.name}-{how}.mlpackage" for how in ("plain", "stamped"))
-        package.save(trace.convert(part, weights.PartWeights(part, source), "int8"), plain)
+        convert_plain(part, source, "int8", plain)
         convert_stamped(part, source, "int8", stamped, templates.FOLDER)
         assert files(plain) == files(stamped)
         rows, findings = predict(stamped, part.tokens)

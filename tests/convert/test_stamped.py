@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from oracle import convert_plain
 
 from shardmill.checkpoint.hashing import tree_hash
-from shardmill.convert import package, trace, weights
+from shardmill.convert import sample, weights
 from shardmill.convert.stamped import convert_stamped
-from shardmill.convert.template import sample
 from shardmill.errors import CheckpointError
 from shardmill.plan import Part
 
@@ -47,9 +43,8 @@ def part_of(checkpoint: Path, kind: str, start: int, end: int) -> Part:
 
 
 CASES = [
-    pytest.param("layers", 5, 6, "int8", id="one layer, which has a template of its own"),
-    pytest.param("layers", 1, 3, "int8", id="two layers, fewer than in the samples"),
-    pytest.param("layers", 1, 6, "int8", id="five layers, more than in the samples"),
+    pytest.param("layers", 5, 6, "int8", id="one layer"),
+    pytest.param("layers", 1, 6, "int8", id="five layers"),
     pytest.param("layers", 4, 6, "fp16", id="fp16 weights"),
     pytest.param("head", 32, 64, "int8", id="a slice of the head"),
     pytest.param("head", 32, 64, "fp16", id="a slice of the head in fp16"),
@@ -61,30 +56,10 @@ def test_package_is_plain_coremltools_byte_for_byte(
     kind: str, start: int, end: int, quantization: str, checkpoint: Path, cache: Path, tmp_path: Path
 ) -> None:
     part = part_of(checkpoint, kind, start, end)
-    package.save(trace.convert(part, weights.PartWeights(part, checkpoint), quantization), tmp_path / "plain.mlpackage")
+    convert_plain(part, checkpoint, quantization, tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, quantization, tmp_path / "stamped.mlpackage", cache)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
     assert modes(tmp_path / "stamped.mlpackage") == modes(tmp_path / "plain.mlpackage")
-
-
-IN_ANOTHER_PROCESS = """
-import pickle, sys
-from pathlib import Path
-from shardmill.convert.stamped import convert_stamped
-part, source, path = pickle.loads(sys.stdin.buffer.read())
-convert_stamped(part, source, "int8", path, threads=1)
-"""
-
-
-def test_bytes_do_not_depend_on_process_hash_seed_threads_or_locale(
-    checkpoint: Path, cache: Path, tmp_path: Path
-) -> None:
-    part, here, there = layers_part(checkpoint, 1, 3), tmp_path / "here.mlpackage", tmp_path / "there.mlpackage"
-    convert_stamped(part, checkpoint, "int8", here, cache, threads=3)
-    environment = os.environ | {"PYTHONHASHSEED": "12345", "LC_ALL": "C"}
-    command = [sys.executable, "-c", IN_ANOTHER_PROCESS]
-    subprocess.run(command, input=pickle.dumps((part, checkpoint, there)), env=environment, check=True)
-    assert tree_hash(there) == tree_hash(here)
 
 
 @pytest.mark.parametrize("dtype", ["F16", "F32"])
@@ -93,7 +68,7 @@ def test_checkpoints_of_other_dtypes_give_the_plain_weights(
 ) -> None:
     part = rewritten(head_part(checkpoint, 0, 32), checkpoint, tmp_path / "source", dtype)
     source = tmp_path / "source"
-    package.save(trace.convert(part, weights.PartWeights(part, source), "int8"), tmp_path / "plain.mlpackage")
+    convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", cache)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
@@ -122,7 +97,7 @@ def test_weights_that_fp16_cannot_hold_are_refused_by_name(
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight\[0:32\]: .* 65504"):
         convert_stamped(part, tmp_path / "source", quantization, tmp_path / "p.mlpackage", cache)
     with pytest.raises(CheckpointError, match=r"embed_tokens\.weight\[0:32\]: .* 65504"):
-        weights.PartWeights(part, tmp_path / "source")["lm_head.weight"]  # as plain conversion reads it
+        weights.PartWeights(part, tmp_path / "source")["lm_head.weight"]
 
 
 def test_a_checkpoint_cut_short_is_refused(checkpoint: Path, cache: Path, tmp_path: Path) -> None:
@@ -147,7 +122,7 @@ def test_templates_are_kept_between_processes_and_damaged_ones_made_again(
     part, hashes = head_part(checkpoint, 0, 32), set()
 
     def convert(name: str) -> int:
-        sample.known_template.cache_clear()  # as a new process would start
+        sample.template.cache_clear()  # as a new process would start
         made.clear()
         convert_stamped(part, checkpoint, "int8", tmp_path / name, tmp_path / "cache")
         hashes.add(tree_hash(tmp_path / name))
@@ -162,23 +137,16 @@ def test_templates_are_kept_between_processes_and_damaged_ones_made_again(
     assert len(hashes) == 1
 
 
-def test_a_template_serves_every_width_and_part_of_its_kind_only(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(sample, "known_template", lambda *kind: asked.append(kind))
+def test_a_sample_serves_every_width_and_part_of_its_kind_only(checkpoint: Path) -> None:
     part = layers_part(checkpoint, 1, 3)
     wider = replace(part, graph=replace(part.graph, hidden=128, ffn=512))
-    same = [part, layers_part(checkpoint, 2, 6), wider]
+    same = [part, layers_part(checkpoint, 2, 6), layers_part(checkpoint, 1, 2), wider]
     other = [
-        layers_part(checkpoint, 1, 2),
         head_part(checkpoint, 0, 32),
         replace(part, slots=96),
         replace(part, tokens=1),
         replace(part, graph=replace(part.graph, rms_norm_eps=1e-6)),
     ]
-    for each in (*same, *other):
-        sample.template(each, "int8", None)
-    sample.template(part, "fp16", None)
-    assert len(set(asked[: len(same)])) == 1
-    assert len(set(asked)) == 1 + len(other) + 1
+    sampled = [sample.bare(each, each.kinds[:1]) for each in (*same, *other)]
+    assert len(set(sampled[: len(same)])) == 1
+    assert len(set(sampled)) == 1 + len(other)

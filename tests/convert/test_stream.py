@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardmill.convert import stream
-from shardmill.convert.placing import place, weight_sites
-from shardmill.convert.template import sample
-from shardmill.convert.template.pattern import StampError
+from shardmill.convert import sample, stream
+from shardmill.convert.package import StampError, weight_sites
+from shardmill.convert.placing import place
 from shardmill.convert.weights import block
 from shardmill.plan import Part
 
@@ -28,7 +27,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> tuple[Part, Path]:
 
 
 def composed(part: Part) -> object:
-    return sample.template(part, "int8", None).compose(0, 1, sample.sample_widths(part))
+    return sample.program(part, "int8", None)
 
 
 def test_a_tensor_that_the_program_does_not_use_is_told(head: tuple[Part, Path]) -> None:

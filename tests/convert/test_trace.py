@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import encoders
+import oracle
 import pytest
 import sympy
 import templates
@@ -19,7 +20,6 @@ from models.tiny_families import SLOTS, tiny_config
 
 from shardmill.convert import package, trace
 from shardmill.convert.stamped import convert_stamped
-from shardmill.convert.weights import PartWeights
 from shardmill.models import family
 from shardmill.models.contract import T, constants, inputs
 from shardmill.plan import Part
@@ -162,7 +162,8 @@ def test_a_quick_conversion_gives_the_same_program(kind: str, quantization: str)
     )
     random, own = torch.Generator().manual_seed(0), (Program.validate, Program.__str__, sympy.solve)
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.blueprint).items()}
-    specs = trace.convert(part, weights, quantization).get_spec(), trace.convert_quickly(part, weights, quantization)
+    quick = oracle.normalised(trace.convert(part, weights, quantization), part)
+    specs = oracle.converted(part, weights, quantization).get_spec(), quick
     for spec in specs:
         del spec.description.metadata.userDefined[package.VARYING]
     assert specs[0] == specs[1]
@@ -181,11 +182,10 @@ def test_what_is_solved_at_sight_is_what_sympy_finds() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_stamped_encoder_of_two_kinds_is_plain_coremltools(tmp_path: Path) -> None:
-    """Its transposes are numbered by the passes that coremltools runs after it quantised."""
     source, parts, _ = encoders.parts_of(tiny_encoders.write_tiny("modernbert", tmp_path / "checkpoint"), tmp_path)
     part = next(part for part in parts.values() if part.kind == "encoder")
     assert len(set(part.kinds)) == 2
-    package.save(trace.convert(part, PartWeights(part, source), "int8"), tmp_path / "plain.mlpackage")
+    oracle.convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     plain, stamped = (package.load_spec(tmp_path / f"{name}.mlpackage") for name in ("plain", "stamped"))
     assert plain == stamped

@@ -9,7 +9,7 @@ import pytest
 from shardmill.device.kit import write_kit
 
 from .finished import finished
-from .lane import unpacked
+from .measuring import unpacked
 
 
 @pytest.fixture(scope="session")

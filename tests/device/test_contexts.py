@@ -18,7 +18,7 @@ from shardmill.files import load_json, sealed, write_json
 from shardmill.report.residency import device_sections
 
 from .finished import LAYERS, SETTINGS, finish
-from .lane import measured, unpacked
+from .measuring import measured, unpacked
 
 pytestmark = pytest.mark.slow
 

@@ -19,12 +19,12 @@ from shardmill.device.rank import rank_builds
 from shardmill.files import load_json, write_json
 
 from .finished import LAYERS, SETTINGS, finish
-from .lane import lines, measured, unpacked
+from .measuring import lines, measured, unpacked
 
 pytestmark = pytest.mark.slow
 
 
-def lane(build: Path, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+def packed_and_measured(build: Path, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """kit.json's variant, and what the fake engine gives."""
     write_kit([build], folder / "kit.zip")
     kit = unpacked(folder / "kit.zip", folder / "kit")
@@ -37,7 +37,7 @@ def test_experts_that_the_host_routes_to_are_measured_one_by_one(tmp_path: Path)
     source = routed.checkpoint("lfm2_moe", tmp_path)
     made = routed.build(source, tmp_path / "made", routed.GROUPS["lfm2_moe"])
     build = finish(made.plan, made.packages, made.table, source, tmp_path / "routed")
-    variant, found = lane(build, tmp_path)
+    variant, found = packed_and_measured(build, tmp_path)
     kinds = {part["name"]: part["kind"] for part in variant["parts"]}
     called = {part for row in variant["recorded"]["1"] for part in row}
     for name in kinds:
@@ -57,7 +57,7 @@ def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: st
     for name, part in parts.items():
         packages[name] = tiny.convert(part, source, tmp_path / f"{name}.mlpackage", "fp16")
     build = finish(plan, packages, tmp_path / "embedding.safetensors", source, tmp_path / "encoder")
-    variant, found = lane(build, tmp_path)
+    variant, found = packed_and_measured(build, tmp_path)
     assert [part["programs"][0]["widths"] for part in variant["parts"]] == [[width] for width in plan["buckets"]]
     for part, width in zip(variant["parts"], plan["buckets"], strict=True):
         assert found[f"{part['name']}/parity.T={width}"]["value"]["psnr"] > 40
@@ -76,7 +76,7 @@ def test_each_function_of_a_program_is_measured_by_itself(tmp_path: Path, bundle
         for part in manifest["parts"]:
             part["program"]["bundles"] = {name: f"{part['program']['path']}/{name}.mlmodelc" for name in ("t1", "t4")}
         write_json(build / "model.json", manifest)
-    variant, found = lane(build, tmp_path)
+    variant, found = packed_and_measured(build, tmp_path)
     assert (variant["described"]["shapes"], variant["described"]["bundles"]) == ("fixed", bundles)
     compiled = [package.load_spec(path).mlProgram for path in (tmp_path / "kit").glob("**/compiled/fixed/*.mlmodelc")]
     expected = {"main"} if bundles == "each" else {"t1", "t4"}

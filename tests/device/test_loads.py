@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 from shardmill.cli import app
 from shardmill.device.rank import rank_builds
 from shardmill.device.recording import import_result
-from shardmill.lane.kit import read_kit
-from shardmill.lane.main import _parser
-from shardmill.lane.todo import groups
+from shardmill.kit_runner.kit import read_kit
+from shardmill.kit_runner.main import option_parser
+from shardmill.kit_runner.plan import groups
 
-from .lane import HERE, command, environment, lines, measured
+from .measuring import HERE, command, environment, lines, measured
 from .test_round import SCHEMA, on_a_mac, own  # noqa: F401 (a fixture)
 
 UNITS = ("layers_00_02", "head_0")
@@ -107,7 +107,7 @@ def test_a_build_that_is_loaded_with_another_hint_is_another_build(kit: Path, ow
     assert said.exit_code == 1 and "its programs (tiny) are not those of" in said.output
 
 
-def test_each_question_of_the_page_is_a_command_of_the_lane(kit: Path) -> None:
+def test_each_question_of_the_page_is_a_command_of_measure_py(kit: Path) -> None:
     """And each measurement that an answer is told by is made by it, or with it."""
     section = (
         (Path(__file__).parents[2] / "docs/on-a-mac.md").read_text().partition("## Questions for the first Mac\n")[2]
@@ -116,7 +116,7 @@ def test_each_question_of_the_page_is_a_command_of_the_lane(kit: Path) -> None:
     assert len(commands) >= 8
     every = {m.kind for group in groups(read_kit(kit), soaks=True) for m in group.measurements}
     for row in (row for row in section.splitlines() if row.startswith("|") and "--only" in row):
-        options = _parser().parse_args(re.findall(r"`measure\.py (--only [^`]*)`", row)[0].split())
+        options = option_parser().parse_args(re.findall(r"`measure\.py (--only [^`]*)`", row)[0].split())
         made = {
             m.kind
             for group in groups(read_kit(kit), soaks=options.soak > 0, only=options.only)

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.lane import kit as lane_kit
+from shardmill.kit_runner import main as runner
 
-from .lane import HERE, command, environment, measured
+from .measuring import HERE, command, environment, measured
 
 OLD = """
 import runpy, sys
@@ -53,16 +53,16 @@ def test_a_package_that_is_not_there_is_named(kit: Path, package: str) -> None:
 
 
 def test_another_coremltools_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_kit, "version", lambda name: "8.3.0")
-    assert "coremltools is 8.3.0, and 9.0 is needed" in lane_kit.lacking(Path("measure.py"), None)
+    monkeypatch.setattr(runner, "version", lambda name: "8.3.0")
+    assert "coremltools is 8.3.0, and 9.0 is needed" in runner.lacking(Path("measure.py"), None)
 
 
 def test_a_native_module_that_can_t_be_imported_is_told() -> None:
     """Another process tries the import. On a Mac, a module that does not exist stands for a broken one."""
     broken = "no_such_module" if sys.platform == "darwin" else None
     name = broken or "coremltools.libcoremlpython"
-    assert f"{name} can't be imported (ModuleNotFound" in lane_kit.lacking(Path("measure.py"), broken)
-    assert lane_kit.lacking(Path("measure.py"), "json") == ""
+    assert f"{name} can't be imported (ModuleNotFound" in runner.lacking(Path("measure.py"), broken)
+    assert runner.lacking(Path("measure.py"), "json") == ""
 
 
 def test_where_nothing_could_be_measured_the_run_has_failed(kit: Path) -> None:

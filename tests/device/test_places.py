@@ -16,7 +16,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import sealed, write_json
 from shardmill.runtime import warm
 
-from .lane import measured
+from .measuring import measured
 
 runner = CliRunner()
 

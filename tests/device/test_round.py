@@ -23,7 +23,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import load_json, sealed, write_json
 from shardmill.gates import residency
 
-from .lane import PORTABLE, environment, lines, measured, result, unpacked
+from .measuring import PORTABLE, environment, lines, measured, result, unpacked
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""A result of the lane by hand: two programs, measured on a Mac that does not exist."""
+"""A result of measure.py by hand: two programs, measured on a Mac that does not exist."""
 
 from __future__ import annotations
 

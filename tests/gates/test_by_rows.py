@@ -10,9 +10,9 @@ import torch
 from models.tiny_families import write_tiny
 from torch import Tensor, nn
 
-from shardmill.gates import reference as gates_reference
-from shardmill.gates import stored
-from shardmill.gates.reference import Reference, checkpoint_weights, lend, matrix_rows, take_back
+from shardmill.gates import naming, stored
+from shardmill.gates.naming import lend, matrix_rows, take_back
+from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
 
@@ -20,7 +20,7 @@ from shardmill.gates.weights import PackageWeights
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are no divisor of any matrix here."""
-    for module in (gates_reference, stored):
+    for module in (naming, stored):
         monkeypatch.setattr(module, "rows_at_once", lambda columns: 7)
 
 
@@ -67,7 +67,7 @@ def test_layers_compute_what_they_do_with_their_matrices_whole(
     found = reference.layers(hidden, indices, weights)
     linear = [module for module in reference.model.modules() if type(module) is nn.Linear]
     assert linear and not any("forward" in vars(module) for module in linear)
-    monkeypatch.setattr(gates_reference, "lend", lambda *_: set())
+    monkeypatch.setattr(naming, "lend", lambda *_: set())
     for one, other in zip(found, reference.layers(hidden, indices, weights), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 

@@ -12,7 +12,7 @@ import tiny
 
 from shardmill.convert.stamped import convert_stamped
 from shardmill.gates.measurement import compare
-from shardmill.gates.parity import LayersRunner, width_measurements
+from shardmill.gates.parity import PartRunner, width_measurements
 from shardmill.gates.passes import MOVING, in_passes
 from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
@@ -28,26 +28,26 @@ CONTEXTS = [32, 48]
 
 
 @pytest.fixture(scope="module", params=["graph", "host"])
-def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LayersRunner:
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PartRunner:
     """One layer, in three contexts."""
     folder = tmp_path_factory.mktemp("contexts")
     source = tiny.fetched(tiny.write_checkpoint(folder / "checkpoint"), folder / "source")
     form = {"shapes": "fixed", "state": request.param, "contexts": CONTEXTS}
     parts, plan = tiny.split(source, program=form)
     convert_stamped(parts["layers_02_03"], source, "int8", folder / "one.mlpackage", templates.FOLDER)
-    return LayersRunner(folder / "one.mlpackage", parts["layers_02_03"], plan)
+    return PartRunner(folder / "one.mlpackage", parts["layers_02_03"], plan)
 
 
-def measured(runner: LayersRunner) -> dict[str, tuple[float, bool]]:
+def measured(runner: PartRunner) -> dict[str, tuple[float, bool]]:
     """What was measured and whether it passes, by its detail."""
     x = np.random.default_rng(3).standard_normal((POSITIONS, tiny.HIDDEN)).astype(np.float32)
     with load_programs_as("fp32"):
-        plain, states = runner.run(x, in_passes(POSITIONS, [1]))
-        found = list(width_measurements(runner, x, plain, states, Allowed(1e-5, "what such a layer comes to")))
+        plain, states = runner.run({"x": x}, in_passes(POSITIONS, [1]))
+        found = list(width_measurements(runner, {"x": x}, plain, states, Allowed(1e-5, "what such a layer comes to")))
     return {one.detail: (one.value, bool(row["passed"])) for one, row in zip(found, compare(found), strict=True)}
 
 
-def test_every_context_and_every_move_is_measured(runner: LayersRunner) -> None:
+def test_every_context_and_every_move_is_measured(runner: PartRunner) -> None:
     """Of the states too, where a context holds the whole text."""
     found = measured(runner)
     ways = {"context of 32", "context of 48", "state, context of 48", MOVING, f"state, {MOVING}"}
@@ -56,7 +56,7 @@ def test_every_context_and_every_move_is_measured(runner: LayersRunner) -> None:
     assert all(passed for _, passed in found.values())
 
 
-def test_a_prefix_that_is_left_behind_fails(runner: LayersRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_that_is_left_behind_fails(runner: PartRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "_carried", lambda before, into: into)
     found = measured(runner)
     failed = {name for name, (_, passed) in found.items() if not passed}
@@ -66,7 +66,7 @@ def test_a_prefix_that_is_left_behind_fails(runner: LayersRunner, monkeypatch: p
 
 @pytest.mark.parametrize("rows", [POSITIONS // 2, 31])
 def test_rows_that_are_left_behind_fail_wherever_they_are(
-    runner: LayersRunner, rows: int, monkeypatch: pytest.MonkeyPatch
+    runner: PartRunner, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a context that is longer than the tested text, the last slots too: here only the first rows are carried."""
     carried = program._carried
@@ -81,7 +81,7 @@ def test_rows_that_are_left_behind_fail_wherever_they_are(
     assert not measured(runner)["over the end of 32 slots"][1]
 
 
-def test_slots_that_a_move_forgets_fail(runner: LayersRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_that_a_move_forgets_fail(runner: PartRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the last one alone."""
     resize = KVLayout.resize
 
@@ -93,7 +93,7 @@ def test_slots_that_a_move_forgets_fail(runner: LayersRunner, monkeypatch: pytes
     assert not measured(runner)["over the end of 32 slots"][1]
 
 
-def test_drafts_that_come_to_light_by_a_move_fail(runner: LayersRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_that_come_to_light_by_a_move_fail(runner: PartRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the move had written them at the position that was reached."""
     resize = KVLayout.resize
 
@@ -106,7 +106,7 @@ def test_drafts_that_come_to_light_by_a_move_fail(runner: LayersRunner, monkeypa
     assert not measured(runner)[MOVING][1]
 
 
-def test_a_function_of_one_context_that_is_wrong_fails(runner: LayersRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_one_context_that_is_wrong_fails(runner: PartRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is called in passes of one token."""
     run = program.Program._run
 
@@ -119,6 +119,6 @@ def test_a_function_of_one_context_that_is_wrong_fails(runner: LayersRunner, mon
     assert "context of 48" in failed and "context of 32" not in failed
 
 
-def test_parts_of_one_context_are_fed_in_no_other(runner: LayersRunner) -> None:
+def test_parts_of_one_context_are_fed_in_no_other(runner: PartRunner) -> None:
     part = replace(runner.part, calls=replace(runner.part.calls, contexts=()))
-    assert LayersRunner(runner.program, part, runner.runtime).lengths == (64,)
+    assert PartRunner(runner.program, part, runner.runtime).lengths == (64,)

@@ -306,13 +306,13 @@ def test_a_rejected_slot_left_exposed(built: tiny.Build, monkeypatch: Patch) -> 
 
 def test_a_state_that_holds_no_numbers(built: tiny.Build, monkeypatch: Patch) -> None:
     """NaN in one state of several, and in nothing else, misses the threshold."""
-    real = parity.LayersRunner.run
+    real = parity.PartRunner.run
 
-    def spoilt(self: parity.LayersRunner, *arguments: Any) -> Any:
+    def spoilt(self: parity.PartRunner, *arguments: Any) -> Any:
         outputs, states = real(self, *arguments)
         last = list(states)[-1]
         return outputs, {**states, last: np.full_like(states[last], np.nan)}
 
-    monkeypatch.setattr(parity.LayersRunner, "run", spoilt)
+    monkeypatch.setattr(parity.PartRunner, "run", spoilt)
     with caught("width_state_error"):
         judged.part(built, LAYER)

@@ -12,7 +12,7 @@ import pytest
 from shardmill.gates import parity
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import Allowed
-from shardmill.lane.figures import psnr
+from shardmill.kit_runner.figures import psnr
 from shardmill.models.interface import EntryPoints
 
 
@@ -50,7 +50,7 @@ class Remembered:
 
     def __init__(self, result: tuple[Any, dict[str, Any]]) -> None:
         self.result = result
-        self.part = type("Part", (), {"tokens": 2, "calls": EntryPoints()})()
+        self.part = type("Part", (), {"kind": "layers", "tokens": 2, "calls": EntryPoints()})()
         self.runtime = {"verify": 2}
 
     def run(self, rows: Any, passes: Any) -> tuple[Any, dict[str, Any]]:
@@ -65,7 +65,7 @@ def test_a_state_of_nan_is_seen_wherever_it_stands() -> None:
     for spoilt in ("k_0", "v_0", "k_1"):
         states = {"k_0": good, "v_0": good, "k_1": good}
         runner = Remembered((x, {**states, spoilt: good * np.nan}))
-        found = list(parity.width_measurements(runner, x, x, states, WITHIN))  # type: ignore[arg-type]
+        found = list(parity.width_measurements(runner, {"x": x}, x, states, WITHIN))  # type: ignore[arg-type]
         values = [m.value for m in found if "state" in m.name or "state" in m.detail]
         assert values
         assert all(math.isnan(value) for value in values), spoilt
@@ -74,7 +74,7 @@ def test_a_state_of_nan_is_seen_wherever_it_stands() -> None:
 def test_states_and_outputs_are_judged_apart() -> None:
     x, good = np.ones((4, 3), np.float32), np.ones((1, 4, 2), np.float32)
     runner = Remembered((x * 1.5, {"k_0": good * 1.25}))
-    found = list(parity.width_measurements(runner, x, x, {"k_0": good}, WITHIN))  # type: ignore[arg-type]
+    found = list(parity.width_measurements(runner, {"x": x}, x, {"k_0": good}, WITHIN))  # type: ignore[arg-type]
     assert [m.value for m in found] == pytest.approx([0.5, 0.25] * 3)
     assert [m.detail for m in found] == [
         "T=2",

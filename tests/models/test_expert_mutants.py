@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmill.models import blocks, cca, mixture, primitives, routing
+from shardmill.models import attention, blocks, mixture, primitives
 from shardmill.models.architecture import ModelDescription, TensorSource
 from shardmill.models.architecture import blocks as blocks_of
 
@@ -103,7 +103,7 @@ def _without_router_bias(model: ModelDescription) -> ModelDescription:
 def _biased_softmax(logits: Tensor, order: Tensor, options: Any, bias: Tensor | None = None) -> Tensor:
     """Adds the choice's bias to the logits."""
     assert bias is not None
-    return routing.route(primitives.add_channels(logits, bias), order, options)
+    return mixture.route(primitives.add_channels(logits, bias), order, options)
 
 
 def _scaled_then_shifted(self: Any, branch: Tensor, stream: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def _weight_of_the_choice(logits: Tensor, order: Tensor, options: Any, bias: Ten
     """The bias counts in the weights, too."""
     assert bias is not None
     scores = primitives.add_channels(torch.sigmoid(logits), bias)
-    taken = routing.top_k_mask(scores, order, options.chosen)
+    taken = mixture.top_k_mask(scores, order, options.chosen)
     weights = scores * taken
     return weights / weights.sum(dim=1, keepdim=True) * options.scale
 
@@ -135,9 +135,14 @@ PATCHES: dict[str, tuple[str, object, str, Any]] = {
     "zaya: bias inside the softmax": ("zaya", mixture, "route", _biased_softmax),
     "zaya: router by SiLU": ("zaya", mixture, "gelu_erf", nn.functional.silu),
     "zaya: x * s + b": ("zaya", blocks.ResidualScale, "forward", _scaled_then_shifted),
-    "zaya: no state of the convolutions": ("zaya", cca, "read_ring", lambda r, m, w: torch.zeros(1, w, m.shape[3], 1)),
-    "zaya: convolution over the current token": ("zaya", cca.DepthwisePair, "forward", _current_only),
-    "zaya: no mean residual": ("zaya", cca.ConvolvedAttention, "residuals", _no_residuals),
+    "zaya: no state of the convolutions": (
+        "zaya",
+        attention,
+        "read_ring",
+        lambda r, m, w: torch.zeros(1, w, m.shape[3], 1),
+    ),
+    "zaya: convolution over the current token": ("zaya", attention.DepthwisePair, "forward", _current_only),
+    "zaya: no mean residual": ("zaya", attention.ConvolvedAttention, "residuals", _no_residuals),
     "zaya: no L2 norm": ("zaya", primitives.UnitNorm, "forward", lambda self, x: x),
     "lfm2_moe: the choice's bias in the weights": ("lfm2_moe", mixture, "route", _weight_of_the_choice),
 }
@@ -158,6 +163,6 @@ def test_a_value_that_is_not_delayed_is_found_out(monkeypatch: pytest.MonkeyPatc
         both = torch.cat([self.v_proj_current(x), self.v_proj_delayed(x)], dim=1)
         return query, key, both.reshape(1, self.g.kv_heads, self.g.head_dim, -1)
 
-    sound = cca.ConvolvedAttention.convolved
-    monkeypatch.setattr(cca.ConvolvedAttention, "convolved", current)
+    sound = attention.ConvolvedAttention.convolved
+    monkeypatch.setattr(attention.ConvolvedAttention, "convolved", current)
     assert error("zaya") > LIMIT

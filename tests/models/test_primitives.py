@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,16 @@ from shardmill.models.primitives import (
     read_ring,
     rotate,
     scale,
+    silu_tanh,
     write_cache,
     write_ring,
 )
 
 CHANNELS, TOKENS = 96, 4
+
+
+EVERY_HALF = torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+EVERY_HALF = EVERY_HALF[EVERY_HALF.isfinite()]  # every finite fp16 number
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -103,8 +109,7 @@ def test_rmsnorm_of_each_head_is_transformers(magnitude: float) -> None:
 def norm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """RMSNorm alone as a program, T from 1 to 4, as a layer holds it."""
     import coremltools as ct
-
-    from shardmill.convert import package
+    from oracle import save
 
     ours, _ = norms()
     traced = torch.jit.trace(ours, torch.zeros(1, CHANNELS, TOKENS, 1), check_trace=False)
@@ -117,7 +122,7 @@ def norm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         skip_model_load=True,
     )
     path = tmp_path_factory.mktemp("norm") / "norm.mlpackage"
-    package.save(model, path)
+    save(model, path)
     return path
 
 
@@ -162,6 +167,47 @@ def test_rotate_is_transformers(head_dim: int, rope_dim: int) -> None:
     ours = rotate(q.transpose(2, 3), cos.T, sin.T, (half, head_dim - rope_dim)).transpose(2, 3)
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(ours[..., rope_dim:], q[..., rope_dim:])
+
+
+def test_silu_from_tanh_is_silu_for_every_fp16_number() -> None:
+    """To fp32's rounding: relative near 0, where the Neural Engine's own table is coarse, and absolute beyond."""
+    exact = torch.nn.functional.silu(EVERY_HALF.double())
+    error = (silu_tanh(EVERY_HALF).double() - exact).abs()
+    assert float((error - 2e-7 * exact.abs()).max()) < 3e-7
+    near = EVERY_HALF.abs() < 0.5
+    assert bool((error[near] <= 3e-7 * exact[near].abs()).all())
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        lambda x: x * (1 - torch.tanh(x * 0.5)) * 0.5,
+        lambda x: x * (1 + torch.tanh(x * 0.5)),
+        lambda x: x * (1 + torch.tanh(x)) * 0.5,
+    ],
+    ids=["wrong sign", "no half", "no half inside"],
+)
+def test_a_silu_from_tanh_that_is_spelled_wrong_shows(mutant: Callable[[Tensor], Tensor]) -> None:
+    """Each is off by more than any gate allows."""
+    x = draw(1, CHANNELS, TOKENS, 1)
+    exact = torch.nn.functional.silu(x)
+    assert relative(silu_tanh(x)[0, :, :, 0].T, exact[0, :, :, 0].T) < 1e-6
+    assert relative(mutant(x)[0, :, :, 0].T, exact[0, :, :, 0].T) > 0.1
+
+
+def test_silu_from_tanh_in_fp16_is_close_near_zero_and_not_in_its_tail() -> None:
+    """Every operation rounded: docs/ane-arithmetic.md quotes both figures."""
+
+    def rounded(x: Tensor) -> Tensor:
+        return x.half().float()
+
+    found = rounded(EVERY_HALF * rounded(rounded(rounded(rounded(EVERY_HALF * 0.5).tanh()) + 1) * 0.5))
+    exact = torch.nn.functional.silu(EVERY_HALF.double())
+    error, exact = (found.double() - exact).abs(), exact.abs()
+    near, tail = EVERY_HALF.abs() < 0.5, (EVERY_HALF < -0.5)
+    assert bool(found.isfinite().all())
+    assert float((error / exact.clamp(min=2.0**-14))[near].max()) < 1e-3
+    assert 1e-3 < float(error[tail].max()) < 1.2e-3
 
 
 class Heads(torch.nn.Module):

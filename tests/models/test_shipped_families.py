@@ -13,6 +13,8 @@ import coremltools as ct
 import pytest
 import templates
 import tiny
+from portable_coreml.files.bundle import load_model
+from portable_coreml.run.ops import KERNELS
 from safetensors.torch import load_file
 
 from shardmill import config
@@ -101,6 +103,16 @@ def test_the_gates_of_the_stack_pass(shipped: Shipped) -> None:
     rows = measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
     measurement.demand("stack", rows)
     assert {"program_error", "width_error", "rejected_draft_error", "argmax_mismatches"} <= {r["name"] for r in rows}
+
+
+def test_no_program_needs_the_engine_s_second_package(shipped: Shipped) -> None:
+    """portable-coreml-extra, which shardmill's wheel lacks, has the operations that language models don't use."""
+    programs = [load_model(path).program for path in shipped.packages.values()]
+    kinds = {op.kind for program in programs for one in program.functions.values() for op in one.block.walk()}
+    kernels = [KERNELS[kind] for kind in kinds if kind in KERNELS]
+    assert len(kernels) > 10
+    assert not [k.kind for k in kernels if k.call.__module__.startswith("portable_coreml_extra")]
+    assert kinds - KERNELS.keys() <= {"const", "read_state", "write_state"}
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")

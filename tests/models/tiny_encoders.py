@@ -14,9 +14,8 @@ from torch import Tensor
 from shardmill import models
 from shardmill.models.architecture import ModelDescription, blocks
 from shardmill.models.blocks import build
-from shardmill.models.buckets import apart, arrays, columns
 from shardmill.models.contract import constants, inputs, table_constants, whole_blueprint
-from shardmill.models.host import Floats
+from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.models.sources import assembled, turned
 
 VOCAB, TEXT = 384, 40
@@ -118,7 +117,7 @@ class Blocks:
         """`run` of texts that share a pass."""
         counts = [len(tokens) for tokens in texts]
         ropes = {name: {"inv_freq": r.inv_freq, "scale": r.scale} for name, r in self.a.ropes.items()}
-        given = arrays({"rope": ropes, "band": self.a.band}, bucket, counts)
+        given = encoder_arrays({"rope": ropes, "band": self.a.band}, bucket, counts)
         x = columns([self.embedded(tokens).numpy() for tokens in texts], bucket)
         if noise:
             rest = x[..., sum(counts) :, :]

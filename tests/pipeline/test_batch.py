@@ -18,7 +18,7 @@ from shardmill import config
 from shardmill.config import Config
 from shardmill.errors import ConfigError
 from shardmill.files import write_json
-from shardmill.pipeline import batch, snakefile
+from shardmill.pipeline import batch, options, snakefile
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.resolve import parsed
 
@@ -99,7 +99,7 @@ def test_jobs_do_not_look_again_at_what_their_run_refuses(folder: Path, monkeypa
     assert read(main=False).refused.keys() == {"bad.yaml"}  # nobody has told it
     begun = read(main=True)
     assert not Path("build/.batch.json").exists()  # a dry run tells the jobs of another run nothing
-    snakefile.tell_jobs(begun)
+    batch.tell_jobs(begun)
     names: list[str] = []
     resolve = snakefile._resolved
     monkeypatch.setattr(snakefile, "_resolved", lambda given, name: names.append(name) or resolve(given, name))
@@ -120,7 +120,7 @@ def test_a_job_reads_the_config_of_its_own_model_alone(folder: Path, monkeypatch
     began, a_job = (SimpleNamespace(configfiles=[], is_main_process=main) for main in (True, False))
     content = {"batch": ["*.yaml"]}
     begun = snakefile.checked(content, began)
-    snakefile.tell_jobs(begun)
+    batch.tell_jobs(begun)
     names: list[str] = []
     resolve = snakefile._resolved
     monkeypatch.setattr(snakefile, "_resolved", lambda given, name: names.append(name) or resolve(given, name))
@@ -205,10 +205,10 @@ def models(**changes: Mapping[str, Any]) -> Batch:
 
 def test_a_job_is_told_of_its_own_model(folder: Path) -> None:
     found = models(a={"context": 128}, b={"topology": [[0, 4]]})
-    assert batch.of(found)(snakefile.option, "context")(job("a")) == 128
+    assert batch.of(found)(options.option, "context")(job("a")) == 128
     assert (
-        batch.of(found)(snakefile.section, "parity")(job("b", part="head_0"))
-        == snakefile.settings(found.models["b"])["parity"]
+        batch.of(found)(options.section, "parity")(job("b", part="head_0"))
+        == options.settings(found.models["b"])["parity"]
     )
     paths = batch.parts_of(found)("build/{model}/{part}.json", "embedding")
     assert paths(job("b")) == [f"build/{{model}}/{part}.json" for part in (*found.models["b"].parts, "embedding")]
@@ -251,7 +251,7 @@ def test_a_page_of_an_earlier_run_hides_no_failure_of_this_one(
     workflow = SimpleNamespace(
         storage_settings=IN_BUILD.storage_settings, dag=SimpleNamespace(needrun_jobs=lambda: jobs)
     )
-    snakefile.sum_up(Batch(models(a={}, b={}, c={}).models, listed=True), workflow)
+    batch.sum_up(Batch(models(a={}, b={}, c={}).models, listed=True), workflow)
     assert capsys.readouterr().err.splitlines() == [
         "shardmill: not built: a: measured_chosen: no text",
         "shardmill: 1 of 3 models are finished, see build/index.html",

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -16,10 +12,9 @@ from typer.testing import CliRunner
 from unprivileged import unprivileged
 
 from shardmill.cli import app
-from shardmill.convert.template import sample
+from shardmill.convert import sample
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.cache import gc, lock
-from shardmill.pipeline.cache.lock import register
 from shardmill.pipeline.cache.store import TEMPLATES, Store
 
 
@@ -134,132 +129,28 @@ def test_the_command_says_what_would_go_before_it_goes(builds: Path) -> None:
     assert not kept(builds, params={"topology": "old"})
 
 
-@pytest.fixture
-def sharing(builds: Path, tmp_path: Path) -> Path:
-    """Another checkout's builds, with the same store by a link, and an entry that only they use."""
-    other = tmp_path / "other" / "build"
-    other.mkdir(parents=True)
-    (other.parent / "Snakefile").touch()
-    (other / ".store").symlink_to(builds / ".store")
-    Outcome(other / "three").perform(Store(other / ".store"), params={"only": "here"})
-    return other
-
-
-def test_what_another_checkout_uses_stays(builds: Path, sharing: Path) -> None:
-    """Whoever collects: the builds beside the store, or those that have it by a link."""
-    for folder in (builds, sharing):
-        gc.collect(folder)
-        assert (kept(builds, params={"only": "here"}), kept(builds, params={"topology": "new"})) == (True, True)
-    assert not kept(builds, params={"topology": "old"})
-
-
-@pytest.mark.parametrize("end", ["gone", "another store"])
-def test_a_checkout_that_no_longer_uses_the_store_keeps_nothing(builds: Path, sharing: Path, end: str) -> None:
-    if end == "gone":
-        shutil.rmtree(sharing)
-    else:
-        (sharing / ".store").unlink()
-        (sharing / ".store").mkdir()
-    note = noted(builds, sharing)
-    gc.collect(builds, dry=True)
-    assert note.exists()
-    assert gc.collect(builds).entries == 2
-    assert not kept(builds, params={"only": "here"})
-    assert not note.exists()  # so that nothing is said of it again
-
-
-def test_a_checkout_on_a_disk_that_is_not_there_is_not_forgotten(
-    builds: Path, sharing: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """An empty folder is in its place, as where a disk is mounted. One that was moved or removed is told."""
-    disk = tmp_path / "disk"
-    (disk / "checkout").mkdir(parents=True)
-    moved = disk / "checkout/build"
-    noted(builds, sharing).unlink()
-    sharing.rename(moved)
-    register(moved / ".store")
-    aside = (disk / "checkout").rename(tmp_path / "aside")
-    with pytest.raises(ShardmillError, match=rf"is gone with all that was in {disk}, where a disk may be missing"):
+def test_a_store_that_checkouts_have_shared_by_a_link_is_left_alone(builds: Path) -> None:
+    """Older versions noted each of them there; what the others use can't be told any more."""
+    notes = builds / ".store/users"
+    notes.mkdir()
+    (notes / "0").touch()
+    assert gc.collect(builds, dry=True).entries == 1
+    (notes / "1").touch()
+    with pytest.raises(ShardmillError, match=r"have shared it by a link; .* as docs/remote-store.md says; then remove"):
         gc.collect(builds)
-    (disk / "another").mkdir()
-    gc.collect(builds, dry=True)
-    assert f"{moved} used this store and is gone; if it was moved, build or collect there first" in caplog.text
-    aside.rename(disk / "checkout")
-    gc.collect(builds)
-    assert kept(builds, params={"only": "here"})
-
-
-@pytest.mark.parametrize("content", [b"/a/b\0x\0host", b"/a/b\0\xff1\0host", b"/a/b\0001\0\xff\xfe"])
-def test_a_note_that_is_damaged_stops_it(builds: Path, content: bytes) -> None:
-    (builds / ".store/users").mkdir(exist_ok=True)
-    (builds / ".store/users/0").write_bytes(content)
-    with pytest.raises(ShardmillError, match="users/0: damaged, so which build it stands for is not known"):
-        gc.collect(builds)
-
-
-def noted(builds: Path, sharing: Path) -> Path:
-    """The file by which the store knows of the other checkout."""
-    (file,) = (file for file in (builds / ".store/users").iterdir() if os.fsencode(sharing) in file.read_bytes())
-    return file
-
-
-def test_a_checkout_of_another_machine_is_not_forgotten(
-    builds: Path, sharing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its folder may be on a disk that only it has, where a folder of the same path is another one."""
-    file = noted(builds, sharing)
-    monkeypatch.setattr(platform, "node", lambda: "elsewhere")
-    assert gc.collect(builds, dry=True).entries == 1  # both folders can be seen from there, too
-    aside = sharing.rename(sharing.with_name("aside"))
-    unseen = f"is used by {sharing}, which of .* can't be seen from here; collect where it can be, or remove {file} if"
-    for there in ("nothing", "another folder"):
-        if there == "another folder":
-            sharing.mkdir()
-        with pytest.raises(ShardmillError, match=unseen):
-            gc.collect(builds)
     assert kept(builds, params={"topology": "old"})
-    file.unlink()
-    shutil.rmtree(aside)
-    assert gc.collect(builds).entries == 2
 
 
-def test_a_build_that_may_not_be_read_stops_it(builds: Path, sharing: Path) -> None:
-    (sharing / "three").chmod(0)
+def test_a_build_that_may_not_be_read_stops_it(builds: Path) -> None:
+    (builds / "two").chmod(0)
     code = (
         "import sys; from pathlib import Path; from shardmill.pipeline.cache import gc; gc.collect(Path(sys.argv[1]))"
     )
     command = [*unprivileged(), sys.executable, "-c", code, str(builds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    (sharing / "three").chmod(0o755)
+    (builds / "two").chmod(0o755)
     assert done.returncode == 1 and "so nothing is removed" in done.stderr
     assert kept(builds, params={"topology": "old"})
-
-
-def test_nothing_is_collected_while_a_job_of_another_checkout_works(builds: Path, sharing: Path) -> None:
-    """Its scratch folder looks like one that a killed run left."""
-
-    def collect_meanwhile(made: Made) -> None:
-        said = CliRunner().invoke(app, ["gc", str(builds)])
-        assert (said.exit_code, "a build is using this store" in said.stderr) == (1, True)
-        while lock._held:
-            lock._held.pop().close()
-        write_both(made)
-
-    assert Outcome(sharing / "four").perform(Store(sharing / ".store"), collect_meanwhile, code="new") is True
-    assert run_gc(str(builds)).startswith("removed 1 entries")
-
-
-def test_a_job_waits_for_a_collection(builds: Path) -> None:
-    """What it finds in the store must not go while it links it."""
-    lock.hold_store(builds / ".store")
-    thread = threading.Thread(target=Outcome(builds / "five").perform, args=(Store(builds / ".store"),))
-    thread.start()
-    thread.join(0.2)
-    assert thread.is_alive() and not (builds / "five").exists()
-    while lock._held:
-        lock._held.pop().close()
-    thread.join(20)
-    assert (builds / "five/a.receipt.json").is_file()
 
 
 def test_a_link_in_the_store_goes_and_its_target_stays(builds: Path, tmp_path: Path) -> None:

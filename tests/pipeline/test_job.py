@@ -47,7 +47,7 @@ job = SimpleNamespace(
     log=["logs/step.log"], wildcards=Wildcards(["head_0"]),
     threads={threads}, resources={{"mem_mb": 800}},
 )
-STEPS["convert"] = replace(STEPS["convert"], task=step)
+sys.modules[STEPS["convert"].module] = SimpleNamespace(task=step)
 execute(job)
 """
 

@@ -127,15 +127,10 @@ def test_locks_are_taken_as_nfs_grants_them(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(lock.fcntl, "flock", flock)
     lock.hold_lock(str(tmp_path))
     lock.join_build(str(tmp_path))
-    with lock.using_store(tmp_path / "store"):
-        pass
-    lock.hold_store(tmp_path / "store")
     assert asked == {os.O_RDONLY, os.O_WRONLY}
 
 
-@pytest.mark.parametrize(
-    "take", [lock.hold_lock, lock.join_build, lambda folder: lock.using_store(Path(folder)).__enter__()]
-)
+@pytest.mark.parametrize("take", [lock.hold_lock, lock.join_build])
 def test_a_file_system_without_locks_is_named(
     take: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

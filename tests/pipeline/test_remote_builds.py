@@ -1,18 +1,15 @@
-"""Whole builds that share a remote store: what one machine built, another takes, as `why` foretells."""
+"""Whole builds that share a remote store: what one machine built, another takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import tiny
 
-from shardmill import config
-from shardmill.pipeline import why
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.remote import Remote
-from shardmill.pipeline.cache.store import Store
 
 from . import driver
 from .bucket import SECRET, bucket
@@ -28,8 +25,8 @@ def s3() -> Iterator[str]:
 
 
 def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every job whose result is kept is taken, as `why` foretells; records are alike, and none has the credentials."""
-    made, foreseen = {}, {}
+    """Every job whose result is kept is taken; records are alike, and none has the credentials."""
+    made = {}
     for name in ("first", "second"):
         root = tmp_path / name
         root.mkdir()
@@ -38,12 +35,8 @@ def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: py
         (root / "text.txt").write_text(tiny.sample_text())
         content = tiny.settings("checkpoint", topology=[[0, 2]], parity={"text": "text.txt", "positions": 8})
         left = (*driver.AFTER, "reference", "parity", "parity_stack", "manifest")
-        store = Store(root / "build/.store", shared=Remote(f"{s3}/machines"))
-        found = why.forecast(config.parse(content), root / "build/tiny", store)
-        foreseen[name] = {verdict.step for verdict in found if verdict.status == "taken"}
         made[name] = driver.run(root, content, left, Remote(f"{s3}/machines"))
     assert len(made["first"]) == 3 + 3 * 3 and made["second"] == []
-    assert foreseen == {"first": set(), "second": set(made["first"])}
     first, second = (
         {
             file.relative_to(root): file.read_bytes()
@@ -56,37 +49,6 @@ def test_an_empty_machine_makes_nothing(s3: str, tmp_path: Path, monkeypatch: py
     assert first == second
     everything = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert not [file for file in everything if SECRET.encode() in file.read_bytes()]
-
-
-def test_of_a_damaged_or_silent_store_why_foresees_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It says so in one line, of a silent one only once, and goes on without."""
-    monkeypatch.chdir(tmp_path)
-    tiny.write_checkpoint(tmp_path / "checkpoint", layers=2)
-    (tmp_path / "text.txt").write_text(tiny.sample_text())
-    content = tiny.settings(
-        "checkpoint", topology=[[0, 2]], parity={"text": "text.txt"}, benchmark={"text": "text.txt"}
-    )
-    store = Store(tmp_path / "build/.store", shared=Remote(f"file://{tmp_path}/remote"))
-    parsed, build = config.parse(content), tmp_path / "build/tiny"
-    asked: list[str] = []
-
-    def statuses(find: Callable[..., object]) -> set[str]:
-        monkeypatch.setattr(remote, "find_entry", lambda shared, key: asked.append(key) or find(shared, key))
-        return {verdict.status for verdict in why.forecast(parsed, build, store)}
-
-    def refuse(*_: object) -> None:
-        raise remote.RemoteRefusal("it is damaged")
-
-    def fail(*_: object) -> None:
-        raise ConnectionError("no route to host")
-
-    assert statuses(refuse) == {"works", "depends"}
-    assert caplog.text.count("would be refused: it is damaged") == len(asked) > 3
-    asked.clear()
-    assert statuses(fail) == {"works", "depends"}
-    assert caplog.text.count("can't be asked: no route to host") == len(asked) == 1
 
 
 @pytest.mark.pipeline

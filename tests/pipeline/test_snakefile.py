@@ -15,7 +15,7 @@ from snakemake.iocontainers import Wildcards
 from shardmill import config
 from shardmill.checkpoint import hub
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import code_digest, snakefile
+from shardmill.pipeline import code_digest, options, scheduling, snakefile
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.resolve import resolve_config
 from shardmill.pipeline.table import STEPS
@@ -44,7 +44,7 @@ def job(**wildcards: str) -> Wildcards:
     return Wildcards(fromdict={"model": "tiny", **wildcards})
 
 
-def test_memory_is_declared_for_the_configured_method_within_the_limit(settings: dict[str, Any]) -> None:
+def test_memory_is_declared_within_the_limit(settings: dict[str, Any]) -> None:
     folder = Path("build/tiny")
     folder.mkdir(parents=True)
     layers = {"name": "layers_00_02", "kind": "layers", "parameters": 10**8, "largest_tensor": 10**8, "expanded": 0}
@@ -55,16 +55,13 @@ def test_memory_is_declared_for_the_configured_method_within_the_limit(settings:
         "parts": [layers, table],
     }
     (folder / "plan.json").write_text(json.dumps(plan))
-    needs = {}
-    for method in ("stamped", "plain"):
-        parsed = config.parse(settings | {"convert": {"method": method}})
-        mem_mb = snakefile.mem_mb(Batch({"tiny": parsed}), limited(None))("convert")
-        assert callable(mem_mb)
-        needs[method] = mem_mb(job(part="layers_00_02"), ["a"])
-    assert needs["stamped"] < 1000 < 5000 < needs["plain"]
-    too_much = snakefile.mem_mb(Batch({"tiny": parsed}), limited(1000))("convert")
+    batch = Batch({"tiny": config.parse(settings)})
+    mem_mb = scheduling.mem_mb(batch, limited(None))("convert")
+    assert callable(mem_mb)
+    assert 800 < mem_mb(job(part="layers_00_02"), ["a"]) < 1000
+    too_much = scheduling.mem_mb(batch, limited(800))("convert")
     assert callable(too_much)
-    with pytest.raises(ShardmillError, match="this build may use 1000"):
+    with pytest.raises(ShardmillError, match="this build may use 800"):
         too_much(job(part="layers_00_02"), ["a"])
 
 
@@ -83,7 +80,7 @@ def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any
     def declared(positions: int, context: int) -> int:
         parity = {"positions": 8, "perplexity_positions": positions}
         parsed = config.parse(settings | {"parity": parity, "context": context})
-        mem_mb = snakefile.mem_mb(Batch({"tiny": parsed}), limited(None))("reference")
+        mem_mb = scheduling.mem_mb(Batch({"tiny": parsed}), limited(None))("reference")
         assert callable(mem_mb)
         return mem_mb(job(), ["a"])
 
@@ -153,7 +150,7 @@ def test_a_name_that_no_file_can_have_is_one_line(settings: dict[str, Any]) -> N
 
 def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[str, Any]) -> None:
     parsed = config.parse(settings)
-    plain = snakefile.settings(parsed)
+    plain = options.settings(parsed)
     assert json.loads(json.dumps(plain)) == plain
     assert config.parse(plain) == parsed
 
@@ -161,12 +158,12 @@ def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[st
 def test_snakemake_watches_every_file_of_a_local_checkpoint(settings: dict[str, Any]) -> None:
     """But for what the Finder writes when somebody looks into the folder: nothing would be fetched anew."""
     Path("checkpoint/.DS_Store").touch()
-    assert snakefile.source_files(config.parse(settings)) == ["checkpoint/config.json", "checkpoint/tokenizer.json"]
+    assert options.source_files(config.parse(settings)) == ["checkpoint/config.json", "checkpoint/tokenizer.json"]
 
 
 def test_there_is_nothing_to_watch_on_the_hub(settings: dict[str, Any]) -> None:
     source = {"repo": "a/b", "revision": "0" * 40}
-    assert snakefile.source_files(config.parse(settings | {"source": source})) == []
+    assert options.source_files(config.parse(settings | {"source": source})) == []
 
 
 def test_model_json_waits_for_every_gate(settings: dict[str, Any]) -> None:

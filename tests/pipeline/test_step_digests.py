@@ -84,7 +84,7 @@ def relative(file: Path) -> str:
 def files_read(step: str) -> set[str]:
     """The library's files whose code enters a step's digest."""
     row = STEPS[step]
-    return {relative(file) for file in code_digest.closure((row.task.__module__, *row.also), "phi3").values()}
+    return {relative(file) for file in code_digest.closure(code_digest.modules(row), "phi3").values()}
 
 
 @pytest.mark.parametrize("step", REACHED)
@@ -172,7 +172,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     code_digest.module_file.cache_clear()
 
 
-RULE = "portable_coreml/judge/placement/rules/weights.py"
+RULE = "portable_coreml/judge/rules/weights.py"
 DRAFTERS = "shardmill/decode/drafters/__init__.py"
 # What is edited, and the steps whose digests it changes: no other can have another result.
 EVERY = set(STEPS)

@@ -17,8 +17,7 @@ from stored import Made, Outcome, entry, never, write_both
 from shardmill.errors import ShardmillError
 from shardmill.files import SEAL, dumps
 from shardmill.pipeline.cache import entry as entries
-from shardmill.pipeline.cache.receipts import key_differences
-from shardmill.pipeline.cache.store import Action, Store
+from shardmill.pipeline.cache.store import Action, Store, key_differences
 
 
 def test_a_hit_restores_everything_without_work(shop: Store, here: Outcome, there: Outcome) -> None:

@@ -154,7 +154,6 @@ def converting(folder: Path) -> tuple[Any, dict[str, Path], Path, Store]:
         "record": folder / "source.receipt.json",
         "recipe": Artifact(folder / "precision.json", "recipe", {}),
         "codes": [],
-        "method": "stamped",
     }
     store = Store(folder / "store")
     task = describe(convert.task, arguments, store, {"code": "c", "packages": {}})

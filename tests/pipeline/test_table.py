@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
+import json
+import shutil
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,12 +18,11 @@ from typing import Any
 
 import pytest
 import tiny
-from snakemake.io import expand, flag
 from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.files import write_json
-from shardmill.pipeline import code_digest, dag, snakefile, why
+from shardmill.pipeline import code_digest, dag, scheduling, snakefile, storage, why
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.code_digest import OURS, normalized
@@ -32,162 +32,163 @@ from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.witness import installed
 
-from .workflows import IN_BUILD, IN_STORAGE
+from . import workflows
+from .workflows import IN_BUILD
 
-RULES = Path(__file__).parents[2] / "rules"
-SNAKEFILE = RULES.parent / "Snakefile"
-BUILD = "build/{model}/"
-JOBS_OWN = {"store", "tools"}  # parameters that every rule has
-Section = dict[str, Any]
+BUILD = "build/tiny/"
+ENVIRONMENTS = [*(workflows.SNAKEFILE.parent / "envs").glob("*.yaml")]
+WITHOUT_A_STEP = {"all", "refused"}
+Rules = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a rule: its files and parameters by name, as Snakemake gives them."""
+
+    rule: Any
+    input: Mapping[str, Any]
+    output: Mapping[str, Any]
+    params: Mapping[str, Any]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with a config that has a use for every step, and the files that it names."""
+    root = tmp_path_factory.mktemp("rules")
+    tiny.hf_config().save_pretrained(root / "checkpoint")
+    (root / "checkpoint/tokenizer.json").touch()
+    (root / "tasks/copying").mkdir(parents=True)
+    (root / "tasks/copying/1.txt").touch()
+    (root / "sample.txt").write_text(tiny.sample_text())
+    (root / "calibration.txt").write_text(tiny.sample_text()[::-1])
+    search = {
+        "precision": "search",
+        "calibration": {"text": "calibration.txt"},
+        "budget": {"bits_per_weight": 6.0},
+        "search": {"measured": 2},
+    }
+    benchmark = {"text": "sample.txt", "task_prompts": "tasks", "tasks": ["copying"]}
+    content = tiny.settings(
+        "checkpoint", parity={"text": "sample.txt"}, benchmark=benchmark, convert=search, witness=True
+    )
+    (root / "config.yaml").write_text(json.dumps(content))
+    return root
 
 
 @pytest.fixture
-def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.Config:
-    """A config whose checkpoint and prompts are there."""
+def settings(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> config.Config:
+    """That config, in a copy of its folder."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    tiny.hf_config().save_pretrained(tmp_path / "checkpoint")
-    (tmp_path / "tasks/copying").mkdir(parents=True)
-    (tmp_path / "tasks/copying/1.txt").touch()
-    return config.parse(tiny.settings("checkpoint", benchmark={"task_prompts": "tasks", "tasks": ["copying"]}))
+    monkeypatch.setattr(installed, "runtime", lambda: {"runtime": "1"})
+    return config.parse(json.loads(Path("config.yaml").read_text()))
 
 
-def constants(workflow: Any) -> dict[str, Any]:
-    """What the Snakefile defines of what may lie in a storage."""
-    found = re.findall(r"^([A-Z]+) = (sm\.(?:folder|checkpoint)\(.*\))$", SNAKEFILE.read_text(), re.MULTILINE)
-    return {name: eval(text, {"sm": snakefile, "workflow": workflow}) for name, text in found}
+@pytest.fixture(scope="module")
+def rules(folder: Path) -> Rules:
+    """The rules of a build in build/."""
+    return read_rules(folder, in_storage=False)
 
 
-def rules(settings: config.Config, workflow: Any = IN_BUILD) -> dict[str, dict[str, Section]]:
-    """Every rule's sections as Snakemake would evaluate them: positional arguments under "", others by name."""
-    batch = Batch({settings.model: settings})
-    own = SimpleNamespace(model=settings.model)
-
-    def evaluated(make: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given: make(*given)(own)
-
-    library = {name: getattr(snakefile, name) for name in snakefile.__all__}
-    library["together"] = evaluated(lambda *given: lambda _: flat(given))
-    scope = {
-        "MODELS": batch,
-        "OF": evaluated(snakefile.of(batch)),
-        "PARTS": evaluated(snakefile.parts_of(batch)),
-        "same": snakefile.alike(batch, "split")[0],
-        "sm": SimpleNamespace(**library),
-        "STORE": "build/.store",
-        "TOOLS": {name: f"tools of {name}" for name in STEPS},
-        "MB": lambda name: f"memory of {name}",
-        "expand": expand,
-        **constants(workflow),
-        "local": lambda value: value,
-        "report": lambda value, **_: value,
-        "ancient": lambda value: flag(value, "ancient"),
-        "workflow": SimpleNamespace(global_resources={"_cores": SimpleNamespace(value=1)}),
-    }
-    collect = eval("lambda *values, **named: {'': values, **named}")
-    found = {}
-    for file in sorted(RULES.glob("*.smk")):
-        for name, body in re.findall(r"^rule (\w+):\n((?:    .*\n|\n)+)", unrolled(file), re.MULTILINE):
-            sections = re.findall(r"^    (\w+):(.*\n(?:        .*\n)*)", body, re.MULTILINE)
-            plain = {key: re.sub("  # .*", "", text) for key, text in sections}
-            found[name] = {key: eval(f"collect({text})", scope | {"collect": collect}) for key, text in plain.items()}
-    return found
+@pytest.fixture(scope="module")
+def rules_in_storage(folder: Path) -> Rules:
+    """The rules of a build whose files lie in a storage."""
+    return read_rules(folder, in_storage=True)
 
 
-def unrolled(file: Path) -> str:
-    """A file of rules, in which one that stands in a loop has the name of its first."""
-    text = file.read_text()
-    for loop in re.findall(r"^for same in sm.alike\(MODELS, .*\n(?:    .*\n|\n)+", text, re.MULTILINE):
-        (name,) = re.findall(r'sm.alike\(MODELS, "(\w+)"\)', loop)
-        body = textwrap.dedent(loop.partition("\n")[2]).replace("rule:\n", f"rule {name}:\n")
-        text = text.replace(loop, body)
-    return text
+def read_rules(folder: Path, in_storage: bool) -> Rules:
+    """What Snakemake reads, with a number for a step's memory and a text for its tools."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(installed, "is_there", lambda: True)
+        patch.setattr(storage, "is_used", lambda workflow: in_storage)
+        patch.setattr(snakefile, "tools", lambda *_: {name: f"tools of {name}" for name in STEPS})
+        patch.setattr(scheduling, "mem_mb", lambda *_: [*STEPS].index)
+        return workflows.rules(Path("config.yaml"))
 
 
-def flat(value: Any) -> list[str]:
-    """A file, or files in lists of lists."""
-    return [value] if isinstance(value, str) else [path for each in value for path in flat(each)]
+def job(rule: Any, config: config.Config) -> Job:
+    """The first job of a rule."""
+    own = {"model": "tiny", "part": config.parts[0], "point": config.points[0]}
+    wildcards = Wildcards(fromdict={name: own[name] for name in ("model", *rule.wildcard_names - {"model"})})
+    read, made = rule.expand_input(wildcards)[0], rule.expand_output(wildcards)[0]
+    params = rule.expand_params(wildcards, read, made, None)[0]
+    return Job(rule, dict(read.items()), dict(made.items()), dict(params.items()))
+
+
+def flat(value: Any) -> list[Any]:
+    """A file, or the files of a list."""
+    return [value] if isinstance(value, str) else [*value]
 
 
 def paths(files: Any, settings: config.Config, step: Step) -> list[str]:
-    """What a rule should name for files of the table: {part} stays where Snakemake fills it in."""
-    own = {step.each: f"{{{step.each}}}"} if step.each else {}
+    """What the first job of a step should name for files of the table."""
+    own = {step.each: dag.names(settings)[step.each][0]} if step.each else {}
     return [BUILD + path for path in dag.expanded(files, dag.names(settings), own)]
 
 
-def test_every_rule_is_a_row(settings: config.Config) -> None:
-    assert sorted(rules(settings)) == sorted(STEPS)
+def test_every_rule_is_a_row(rules: Rules) -> None:
+    assert sorted(rules.keys() - WITHOUT_A_STEP) == sorted(STEPS)
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_rule_reads_what_its_row_says(name: str, settings: config.Config) -> None:
-    step, rule = STEPS[name], rules(settings)[name]["input"]
-    named = {key: flat(value) for key, value in rule.items() if key and (key != dag.WAITS or flat(value))}
-    named.pop(dag.BESIDE, None)
-    steps = {**dag.wanted(STEPS, settings), name: step}
-    expected = {key: paths(files, settings, step) for key, files in dag.step_inputs(steps, name).items()}
+def test_a_rule_reads_what_its_row_says(name: str, rules: Rules, settings: config.Config) -> None:
+    step, named = STEPS[name], {key: flat(value) for key, value in job(rules[name], settings).input.items()}
+    expected = {key: paths(files, settings, step) for key, files in dag.step_inputs(STEPS, name).items()}
     expected |= {key: flat(files(settings)) for key, files in step.outside.items()}
-    waits = paths(dag.waits(steps, name), settings, step)
+    waits = paths(dag.waits(STEPS, name), settings, step)
     if waits:
         expected[dag.WAITS] = waits
-    assert named == expected
-
-
-def test_the_rule_of_the_report_waits_for_no_benchmark_that_the_config_leaves_out(settings: config.Config) -> None:
-    batch = Batch({settings.model: replace(settings, benchmark=False)})
-    waits = re.search(r"speed=(OF\(.*\)),", (RULES / "outcome.smk").read_text().partition("\nrule report:")[2])
-    assert waits and eval(waits[1], {"OF": snakefile.of(batch), "sm": snakefile})(SimpleNamespace(model="tiny")) == []
+    assert {key: files for key, files in named.items() if key != dag.BESIDE} == expected
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_what_has_a_receipt_is_waited_for_by_that(name: str, settings: config.Config) -> None:
+def test_what_has_a_receipt_is_waited_for_by_that(name: str, rules: Rules, settings: config.Config) -> None:
     """The time of a folder, or of a file that came out the same, must not run a job again."""
-    rule = rules(settings)[name]["input"]
+    read = job(rules[name], settings).input
     for key in STEPS[name].takes:
-        assert all("ancient" in getattr(path, "flags", {}) for path in tree(rule[key])), key
-
-
-def tree(value: Any) -> Iterator[Any]:
-    """The leaves of lists of lists, with their flags."""
-    if isinstance(value, list):
-        for each in value:
-            yield from tree(each)
-    else:
-        yield value
+        assert flat(read[key]) and all(file.is_ancient for file in flat(read[key])), key
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_rule_makes_what_its_row_says(name: str, settings: config.Config) -> None:
-    step, rule = STEPS[name], rules(settings)[name]["output"]
+def test_a_rule_makes_what_its_row_says(name: str, rules: Rules, settings: config.Config) -> None:
+    step, made = STEPS[name], job(rules[name], settings).output
     expected = {key: paths(files, settings, step) for key, files in step.makes.items()}
     if step.receipt:
-        expected["receipt"] = [BUILD + step.receipt]
-    assert {key: flat(value) for key, value in rule.items() if key and key != dag.BESIDE} == expected
+        expected["receipt"] = paths(step.receipt, settings, step)
+    assert {key: flat(value) for key, value in made.items() if key != dag.BESIDE} == expected
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_where_files_lie_in_a_storage_a_rule_names_the_checkpoint_that_its_step_reads(
-    name: str, settings: config.Config
+    name: str, rules: Rules, rules_in_storage: Rules, settings: config.Config
 ) -> None:
     """A job finds nothing there that its rule does not name. In build/, the checkpoint's record speaks for it."""
-    module = sys.modules[STEPS[name].task.__module__]
-    there, here = (rules(settings, workflow)[name] for workflow in (IN_STORAGE, IN_BUILD))
-    files = flat(there["output" if name == "fetch" else "input"].get(dag.BESIDE, []))
-    if name == "fetch" or hasattr(module, "source_folder"):
-        assert files == ["build/{model}/source.tar"]
-    assert not any("source.tar" in path for path in flat([*here["input"].values(), *here["output"].values()]))
+    here, there = (beside(job(found[name], settings)) for found in (rules, rules_in_storage))
+    if name == "fetch" or hasattr(import_module(STEPS[name].module), "source_folder"):
+        assert "build/tiny/source.tar" in there
+    assert not any("source.tar" in file for file in here)
+
+
+def beside(found: Job) -> list[str]:
+    """The files that a job reaches through another file."""
+    return [*flat(found.input.get(dag.BESIDE, [])), *flat(found.output.get(dag.BESIDE, []))]
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_a_rule_passes_on_what_its_row_says(name: str, settings: config.Config) -> None:
-    step, rule = STEPS[name], rules(settings)[name]
-    params = {key: value for key, value in rule["params"].items() if key}
-    assert params.pop("store") == "build/.store"
-    assert params.pop("step") == name
-    assert params.pop("tools") == f"tools of {name}"
-    assert params == {key: value(settings) for key, value in step.params.items()}
-    assert rule["resources"]["mem_mb"] == f"memory of {name}"
-    assert rule["script"][""] == ("../scripts/step.py",)
-    assert step.task.__module__ == f"shardmill.pipeline.steps.{name}"
+def test_a_rule_passes_on_what_its_row_says(name: str, rules: Rules, settings: config.Config) -> None:
+    found, wildcard = job(rules[name], settings), {"{point}": settings.points[0]}
+    expected = {key: value(settings) for key, value in STEPS[name].params.items()}
+    expected = {key: wildcard.get(value, value) if isinstance(value, str) else value for key, value in expected.items()}
+    assert found.params == {"store": "build/.store", "step": name, "tools": f"tools of {name}"} | expected
+    assert found.rule.resources["mem_mb"].value == [*STEPS].index(name)
+    assert found.rule.script == "../scripts/step.py"
+    assert [file.name for file in ENVIRONMENTS] == [Path(found.rule.conda_env).name]
+
+
+def test_the_report_waits_for_no_benchmark_that_the_config_leaves_out(settings: config.Config) -> None:
+    assert snakefile.made_by("benchmark", settings) == ["build/{model}/benchmark/speed.json"]
+    assert snakefile.made_by("benchmark", replace(settings, benchmark=False)) == []
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -203,7 +204,7 @@ def test_a_steps_function_takes_what_its_row_says(name: str) -> None:
 def test_no_step_stands_on_what_stands_on_it(name: str) -> None:
     """Nor on commands, whose options and help have no part in a result."""
     step = STEPS[name]
-    reached = code_digest.closure((step.task.__module__, *step.also), "phi3")
+    reached = code_digest.closure(code_digest.modules(step), "phi3")
     judges = ("table", "dag", "step", "job", "why", "snakefile", "perform", "store", "fingerprint")
     above = [f"shardmill.pipeline.{module}" for module in judges]
     assert [m for m in reached if m in above or m.startswith(("shardmill.commands", "shardmill.cli"))] == []
@@ -217,8 +218,7 @@ def test_every_module_that_a_row_names_is_there(name: str) -> None:
 # Packages that the code of a step imports and that can't change a byte of its result.
 HARMLESS = {
     "split": {
-        "coremltools": "runs programs, as the three below",
-        "pillow": "see coremltools",
+        "coremltools": "runs programs, as the two below",
         "protobuf": "see coremltools",
         "torch": "see coremltools",
         "numpy": "finds NaN and Inf",
@@ -228,30 +228,24 @@ HARMLESS = {
     "compile": {
         "jsonschema": "checks model.json of finished builds",
         "numpy": "runs programs",
-        "pillow": "runs programs",
         "torch": "runs programs",
     },
-    "residency": {"pillow": "runs programs"},
     "parity": {
         "jsonschema": "checks model.json of finished builds",
-        "pillow": "inputs that are images",
         "tokenizers": "the text, which reference reads",
     },
     "witness": {
         "jsonschema": "checks model.json of finished builds",
-        "pillow": "inputs that are images",
         "tokenizers": "the text, which reference reads",
     },
     "parity_stack": {
         "jsonschema": "checks model.json of finished builds",
         "llguidance": "answers in a grammar",
-        "pillow": "inputs that are images",
         "tokenizers": "the text, which reference reads",
     },
     "benchmark": {
         "jsonschema": "checks model.json of finished builds",
         "llguidance": "answers in a grammar",
-        "pillow": "inputs that are images",
         "prometheus_client": "counts requests",
         "PyYAML": "reads config files, for commands",
         "rich": "progress bars",
@@ -263,7 +257,7 @@ HARMLESS = {
 @pytest.mark.parametrize("name", [name for name, step in STEPS.items() if step.kept])
 def test_the_packages_that_a_step_names_are_those_that_its_code_imports(name: str) -> None:
     step = STEPS[name]
-    found = set(imported(code_digest.closure((step.task.__module__, *step.also), "phi3")))
+    found = set(imported(code_digest.closure(code_digest.modules(step), "phi3")))
     assert set(step.packages) & set(HARMLESS.get(name, {})) == set()
     assert {*step.packages, *HARMLESS.get(name, {})} == found
 
@@ -298,7 +292,7 @@ def listening(part: Path, bundle: Artifact, tools: Tools) -> Task:
 def listen(monkeypatch: pytest.MonkeyPatch) -> str:
     """A row for it: a gate between compilation and model.json."""
     row = Step(
-        listening,
+        "listen",
         makes={"verdict": "listen/{part}.json"},
         reads={"part": "parts/{part}.json"},
         takes={"bundle": "compiled/{part}.mlmodelc"},
@@ -306,6 +300,7 @@ def listen(monkeypatch: pytest.MonkeyPatch) -> str:
         amount="# gate file",
     )
     monkeypatch.setitem(STEPS, "listen", row)
+    monkeypatch.setitem(sys.modules, row.module, SimpleNamespace(task=listening))
     return "listen"
 
 
@@ -321,7 +316,7 @@ def test_a_new_row_is_waited_for_listed_and_given_memory(
     unlimited = {"mem_mb": SimpleNamespace(value=None)}
     limit = SimpleNamespace(global_resources=unlimited, is_main_process=False)
     write_json(Path("build/tiny/plan.json"), PLAN)
-    mem_mb = snakefile.mem_mb(Batch({"tiny": settings}), limit)(listen)
+    mem_mb = scheduling.mem_mb(Batch({"tiny": settings}), limit)(listen)
     assert callable(mem_mb) and mem_mb(Wildcards(fromdict={"model": "tiny", "part": "head_0"}), ["a"]) == 123 + 7
 
 

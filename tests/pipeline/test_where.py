@@ -12,7 +12,7 @@ import yaml
 
 from shardmill import config
 from shardmill.pipeline import resources as pipeline_resources
-from shardmill.pipeline import snakefile
+from shardmill.pipeline import scheduling
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.table import STEPS
 
@@ -68,7 +68,7 @@ def test_a_job_that_is_sent_somewhere_asks_for_the_snakemakes_in_it(monkeypatch:
     ]
     monkeypatch.chdir(ROOT)
     settings = config.parse(tiny.settings("resources/demo"))
-    here, there = (snakefile.mem_mb(Batch({settings.model: settings}), workflow(jobs)) for jobs in (None, 50))
+    here, there = (scheduling.mem_mb(Batch({settings.model: settings}), workflow(jobs)) for jobs in (None, 50))
     assert there("fetch") == here("fetch") + pipeline_resources.SNAKEMAKE_MB  # type: ignore[operator]
 
 

@@ -244,7 +244,7 @@ def test_what_is_no_verdict_is_named(
     """Though all hashes are right."""
     monkeypatch.setitem(made.GATES, "parity/stack", content)
     with monkeypatch.context() as once:
-        once.setattr("shardmill.pipeline.provenance.gate_statements", lambda *_: [])
+        once.setattr("shardmill.pipeline.steps.provenance.gate_statements", lambda *_: [])
         build = made.finish(tmp_path / "build")
     told = [name for name, _ in prove(build, []).wrong]
     assert "test-results.jsonl" in told

@@ -222,7 +222,7 @@ def build(**changes: Any) -> Build:
         "settings": {
             "model": "small",
             "source": {"path": None, "repo": "who/what", "revision": "f" * 40},
-            "convert": {"method": "stamped", "precision": "int8"},
+            "convert": {"precision": "int8"},
         },
     }
     verdicts = {

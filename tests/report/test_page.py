@@ -55,6 +55,12 @@ def test_with_which_hint_programs_are_loaded_is_said_where_model_json_says_it(pa
     assert "reshapeFrequency" not in page
 
 
+def test_that_silu_comes_from_tanh_is_said_where_model_json_says_it(page: str) -> None:
+    model = {**sample.build().model, "silu": "tanh"}
+    assert "SiLU from tanh" in render(sample.build(model=model))
+    assert "SiLU from" not in page
+
+
 def test_two_renders_are_equal(page: str) -> None:
     """The page is an artifact: the same files, the same bytes."""
     assert render(sample.build()) == page

@@ -13,7 +13,7 @@ from manifests import manifest
 from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import audit
-from shardmill.pipeline.subjects import subjects
+from shardmill.pipeline.steps.manifest import subjects
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import (
     COMPLETE,
@@ -120,6 +120,15 @@ def test_one_made_before_hints_were_passed_has_the_default_of_its_programs(built
     for functions, expected in (({"1": "t1", "4": "t4"}, ""), ({"1": "", "4": ""}, "infrequent")):
         assert reshape_frequency(older | {"parts": [{"functions": functions}]}) == expected
     assert reshape_frequency({"buckets": [128], "parts": [{}]}) == ""
+
+
+def test_it_names_the_spelling_of_silu_that_is_not_the_native_one(built: tiny.Build) -> None:
+    """So that a kit, a ranking and the report can tell the two builds apart."""
+    graph = built.plan["architecture"]["graph"]
+    tanh = {**built.plan, "architecture": {**built.plan["architecture"], "graph": graph | {"activation": "silu_tanh"}}}
+    packages: Any = {name: {} for name in built.packages}
+    assert "silu" not in runtime_manifest(built.plan, packages, {})
+    assert runtime_manifest(tanh, packages, {})["silu"] == "tanh"
 
 
 @pytest.mark.parametrize("parts", [manifest()["parts"], [LAYERS]])

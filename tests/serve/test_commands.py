@@ -282,7 +282,7 @@ def test_ctrl_c_during_a_long_prompt_stops_after_a_pass() -> None:
     assert list(talk.turn(conversation, "hi", []))
 
 
-@pytest.mark.parametrize("options", [(), ("--precision", "fp16")])
+@pytest.mark.parametrize("options", [(), ("--precision", "fp16"), ("--precision", "ane:tables")])
 def test_the_precision_asked_for_reaches_the_engine(
     build: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
@@ -297,3 +297,8 @@ def test_the_precision_asked_for_reaches_the_engine(
     for command in (("chat", build), ("generate", build, "--prompt", "a", "--max-new-tokens", 2)):
         assert shardmill(*command, *options, keys="/exit\n").exit_code == 0
     assert asked == [options[1] if options else "fp32"] * 2
+
+
+def test_a_precision_that_there_is_not_is_refused(build: Path) -> None:
+    done = shardmill("generate", build, "--prompt", "a", "--precision", "ane:table")
+    assert done.exit_code == 2 and "subnormals" in done.output  # one of the options that it names

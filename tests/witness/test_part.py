@@ -70,9 +70,7 @@ def test_states_are_those_of_the_engine_that_ships(built: tiny.Build, fp32: None
     """A cache on Apple's runtime holds what the part's own program leaves in its states."""
     piece = built.layers()[0]
     stored = PackageWeights(built.packages[piece.name], piece)
-    case = part.CASES[piece.kind](
-        piece, built.packages[piece.name], built.plan, known(built.source), built.source, stored
-    )
+    case = part.witness_case(piece, built.packages[piece.name], built.plan, known(built.source), built.source, stored)
     program, kept = coreai.CoreAIProgram(case.program.blueprint, stored.stored, case.widths), f"k_{piece.start}"
     states: dict[str, Any] = {}
 

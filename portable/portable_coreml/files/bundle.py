@@ -22,9 +22,8 @@ from portable_coreml.errors import ProgramError
 from portable_coreml.files.blob import resolve
 from portable_coreml.files.features import Feature, feature_of
 from portable_coreml.files.metadata import metadata_json
-from portable_coreml.files.model import KEPT, LoadedModel, parse_spec, read_spec, spec_file
+from portable_coreml.files.model import KEPT, LoadedModel, parse_spec, read_bytes, read_spec, read_utf8, spec_file
 from portable_coreml.files.read_text import read_text
-from portable_coreml.files.regular import read_bytes, read_utf8
 from portable_coreml.files.write_text import write_text
 from portable_coreml.program import Function, Program, blobs
 

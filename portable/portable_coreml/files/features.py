@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from portable_coreml.dtypes import BY_NAME
-from portable_coreml.errors import InputError, ProgramError
+from portable_coreml.errors import InputError, PortableError, ProgramError
 from portable_coreml.program import Function, Named, TensorType
 from portable_coreml.run.lowered import round_half
+from portable_coreml.run.ops import extra_package
 
 _ARRAY_TYPES = {65568: "fp32", 65600: "fp64", 131104: "int32", 65552: "fp16", 131080: "int8"}
 _NUMPY_OUT = {name: np.dtype(kind) for name, kind in (("fp32", np.float32), ("fp64", np.float64), ("int32", np.int32))}
@@ -113,9 +114,7 @@ class Signature:
                 raise InputError(f"input '{item.name}' is missing")
             return torch.full(feature.shape, feature.default or 0.0).to(BY_NAME[kind.dtype].torch)
         if item.name in self.images:
-            from portable_coreml.files.images import image_to_array
-
-            array = image_to_array(value, self.images[item.name], item.name)
+            array = _pictures(item.name).image_to_array(value, self.images[item.name], item.name)
         else:
             array = value if isinstance(value, np.ndarray) else np.asarray(value)
             feature.check(array.shape)
@@ -128,9 +127,7 @@ class Signature:
         found: dict[str, Any] = {}
         for name, value in zip(names, values, strict=True):
             if name in self.image_outputs:
-                from portable_coreml.files.images import array_to_image
-
-                found[name] = array_to_image(value.numpy(), self.image_outputs[name])
+                found[name] = _pictures(name).array_to_image(value.numpy(), self.image_outputs[name])
                 continue
             if not isinstance(value, Tensor):
                 found[name] = value
@@ -140,6 +137,14 @@ class Signature:
             wanted = np.dtype(np.float16) if self.half and declared == "fp16" else _NUMPY_OUT.get(declared, array.dtype)
             found[name] = array.astype(wanted, copy=not value.is_contiguous())
         return found
+
+
+def _pictures(name: str) -> Any:
+    """Return the module that converts PIL images. Raises PortableError if it is not installed."""
+    package = extra_package()
+    if package is None:
+        raise PortableError(f"'{name}' is an image; portable-coreml-extra, which converts images, is not installed")
+    return package.pictures
 
 
 def to_tensor(array: np.ndarray, kind: TensorType, name: str, half: bool) -> Tensor:

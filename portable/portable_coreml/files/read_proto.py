@@ -14,10 +14,10 @@ import numpy as np
 from portable_coreml import program as ir
 from portable_coreml.dtypes import BY_NUMBER, ScalarType, unpack_bits
 from portable_coreml.errors import ProgramError
-from portable_coreml.files.scan import MAX_NESTING
 
 _MAX_LITERAL_ELEMENTS = 1 << 40  # no file holds more
 MAX_RANK = 64
+MAX_NESTING = 64  # of blocks, types and values: no real program comes near
 
 
 def read_program(message: Any) -> ir.Program:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from portable_coreml.errors import ProgramError
-from portable_coreml.files.regular import read_json
-from portable_coreml.judge.placement import BY_ID, Target, judge_package
-from portable_coreml.judge.placement.rule import SEVERITIES, Finding
+from portable_coreml.files.model import read_json
+from portable_coreml.judge.placement import judge_package
+from portable_coreml.judge.rule import SEVERITIES, Finding, Target
+from portable_coreml.judge.rules import RULES
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def lint(path: str | Path, target: Target | None = None) -> tuple[LintRow, ...]:
 
 
 def _row(finding: Finding) -> LintRow:
-    rule = BY_ID[finding.rule]
+    rule = RULES[finding.rule]
     return LintRow(
         finding.severity,
         finding.function,

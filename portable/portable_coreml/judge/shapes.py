@@ -20,10 +20,11 @@ from portable_coreml.files.read_proto import element_count
 from portable_coreml.program import Binding, Blob, Function, Named, Op, StateType, TensorType, Value
 from portable_coreml.run.lower import to_held
 from portable_coreml.run.lowered import MAX_ELEMENTS, check_number, check_shape, without_data
-from portable_coreml.run.ops import KERNELS, Kernel, Param
+from portable_coreml.run.ops import Kernel, Param, find_kernel
 
 Shape = tuple[int, ...]
 _COMPUTED_ELEMENTS = 4096  # larger values are not shapes
+STATE_OPS = ("read_state", "write_state")
 _STRICT = ("concat", "stack")  # refused by Core ML where default shapes don't fit (test_stack_dynamic_range_dim)
 _MIXED = ("matmul",)  # of floats and integers coremltools declares the type of the one that is no constant
 
@@ -100,7 +101,7 @@ def _results(op: Op, env: Mapping[str, Any], lenient: bool) -> Sequence[Any]:
         return [_literal(value)] if isinstance(value, Value) else nothing
     if op.kind == "read_state":
         return [env.get(str(op.inputs["input"][0]))] if op.inputs.get("input") else nothing
-    found = KERNELS.get(op.kind)
+    found = None if op.blocks or op.kind in STATE_OPS else find_kernel(op.kind)
     if found is None or op.kind.startswith("constexpr_") or not all(isinstance(o.type, TensorType) for o in op.outputs):
         return nothing
     try:

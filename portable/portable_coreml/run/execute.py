@@ -3,7 +3,7 @@
 Interpreted the first time at each set of input shapes, compiled to straight-line Python after.
 
 The interpreted run is a real prediction that also learns what these shapes decide. Values that depend on shapes
-alone become constants. Each operation gets the cheapest callable for the shapes it saw (specialise.py). Plans are
+alone become constants. Each operation gets the cheapest callable for the shapes it saw (plan.py). Plans are
 cached per input shapes. Any number of threads may run one Executable; a state belongs to one call at a time.
 """
 
@@ -21,8 +21,8 @@ from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ExecutionError, ProgramError
 from portable_coreml.program import Function, StateType, TensorType
 from portable_coreml.run import observe
-from portable_coreml.run.codegen import CodeLine, compile_lines
-from portable_coreml.run.find_experts import skip_unchosen
+from portable_coreml.run.ane import options_of
+from portable_coreml.run.experts import skip_unchosen
 from portable_coreml.run.fuse import MaskedWrite, find_masked_writes, masked_write_lines
 from portable_coreml.run.lower import Loader, Placer, lower_function, nowhere
 from portable_coreml.run.lowered import (
@@ -37,7 +37,7 @@ from portable_coreml.run.lowered import (
     used,
     value_of,
 )
-from portable_coreml.run.specialise import specialise
+from portable_coreml.run.plan import CodeLine, compile_lines, specialise
 
 _MAX_PLANS = 64
 MAX_ITERATIONS = 1 << 20
@@ -54,16 +54,18 @@ class Executable:
         Args:
             function: what to run.
             load: gives a tensor literal's array.
-            precision: "fp32" or "fp16".
+            precision: "fp32", "fp16", or "ane" with its options (ane.py). Raises ValueError for any other.
             place: where a literal's array is; functions that expand the same one share the result.
         """
-        self.half = precision == "fp16"
+        options = options_of(precision)
+        self.half = precision != "fp32"
+        self.fuses = not options  # the formula of a masked write is fp16's
         self.function = function
         self.inputs = tuple(item for item in function.inputs if not isinstance(item.type, StateType))
         self.states = {item.name: item.type.wrapped for item in function.inputs if isinstance(item.type, StateType)}
         self.outputs = function.block.outputs
         with torch.inference_mode():
-            self.lowered = lower_function(function, load, self.half, place)
+            self.lowered = lower_function(function, load, self.half, place, options)
             self.quick = self.lowered if self.half else skip_unchosen(self.lowered)
         self._plans: OrderedDict[tuple[torch.Size, ...], _Plan] = OrderedDict()
         self._lock = threading.Lock()
@@ -93,7 +95,7 @@ class Executable:
             return plan(states, *values) if plan is not None else self._first_run(key, values, states)
 
     def _first_run(self, key: tuple[torch.Size, ...], values: list[Tensor], states: _States) -> tuple[Tensor, ...]:
-        tracer = _Tracer(self.half, states)
+        tracer = _Tracer(self.half, states, self.fuses)
         env: dict[str, Any] = dict(zip([item.name for item in self.inputs], values, strict=True))
         results = tracer.run(self.quick, env)
         names = tuple(item.name for item in self.inputs)
@@ -180,8 +182,9 @@ def _run_while(
 class _Tracer:
     """One interpreted run that writes down the lines of a plan."""
 
-    def __init__(self, half: bool, states: _States) -> None:
+    def __init__(self, half: bool, states: _States, fuses: bool) -> None:
         self.half = half
+        self.fuses = fuses
         self.states = states
         self.lines: list[CodeLine] = []
         self.outputs: tuple[Arg, ...] = ()
@@ -195,7 +198,7 @@ class _Tracer:
     def run(self, block: Lowered, env: dict[str, Any]) -> tuple[Tensor, ...]:
         self.inputs = tuple(env.values())
         self.constants = {_memory(const.value) for step in block.steps for const in _constants(step.args)}
-        self.writes = find_masked_writes(block)
+        self.writes = find_masked_writes(block) if self.fuses else {}
         wanted = used([arg for write in self.writes.values() for arg in (write.mask, write.new)])  # small, and later
         for index, step in enumerate(block.steps):
             results = _run_step(step, env, self.states, self.half)

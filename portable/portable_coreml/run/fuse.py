@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from portable_coreml.run.codegen import CodeLine
 from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, mentions, round_half
-from portable_coreml.run.wide import WIDE
+from portable_coreml.run.plan import CodeLine
+from portable_coreml.run.products import WIDE
 
 States = dict[str, Tensor]
 _Index = tuple[EllipsisType, slice | list[int], slice]  # of numpy

@@ -11,7 +11,7 @@ for each width of a pass, all with the same weights.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,11 +22,18 @@ from torch import Tensor
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ProgramError, UnsupportedOp
 from portable_coreml.program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
+from portable_coreml.run.ane import SCALES, deviating_kernel
 from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, evaluate, mentions
-from portable_coreml.run.ops import KERNELS, Kernel, Param
-from portable_coreml.run.products import WEIGHTS, by_columns, multiplies_in_fixed_point, output_axis, product_kernel
-from portable_coreml.run.stored import StoredMatrix, is_compressed, stored_matrix
-from portable_coreml.run.wide import WIDE
+from portable_coreml.run.ops import KERNELS, Kernel, Param, extra_package, find_kernel
+from portable_coreml.run.products import (
+    WEIGHTS,
+    WIDE,
+    by_columns,
+    multiplies_in_fixed_point,
+    output_axis,
+    product_kernel,
+)
+from portable_coreml.run.stored import StoredMatrix, is_compressed, least_stored, stored_matrix
 
 _CONTROL = frozenset({"cond", "while_loop"})
 _STATE_OPS = frozenset({"read_state", "write_state"})
@@ -49,7 +56,9 @@ def nowhere(value: Value) -> None:
     return None
 
 
-def lower_function(function: Function, load: Loader, half: bool, place: Placer = nowhere) -> Lowered:
+def lower_function(
+    function: Function, load: Loader, half: bool, place: Placer = nowhere, options: Collection[str] = ()
+) -> Lowered:
     """Return the steps of a function.
 
     Args:
@@ -57,19 +66,21 @@ def lower_function(function: Function, load: Loader, half: bool, place: Placer =
         load: gives a tensor literal's array.
         half: whether results declared fp16 are rounded to fp16, folded constants included.
         place: where a literal's array is.
+        options: deviations of the Neural Engine (ane.py).
     """
-    return _Lowering(load, half, place).block(function.block, function.inputs, {})
+    return _Lowering(load, half, place, options).block(function.block, function.inputs, {})
 
 
 class _Lowering:
     """State of one pass over a function: the loader, and the known meaning of every name seen so far."""
 
-    def __init__(self, load: Loader, half: bool, place: Placer) -> None:
+    def __init__(self, load: Loader, half: bool, place: Placer, options: Collection[str]) -> None:
         self.load = load
         self.place = place
         self.keys: dict[str, Hashable] = {}  # of shared tensors, by the names of the constants
         self.half = half
-        self.fixed_point = not half and multiplies_in_fixed_point()
+        self.options = options
+        self.least = 1 if SCALES in options else least_stored(not half and multiplies_in_fixed_point())
 
     def block(self, block: Block, inputs: Sequence[Named], outer: Scope) -> Lowered:
         scope: Scope = dict(outer)
@@ -98,7 +109,7 @@ class _Lowering:
             return self._control(op, scope)
         if op.kind in _STATE_OPS:
             return self._state(op, scope)
-        if is_compressed(op.kind, self._literals(op, scope), self.fixed_point):
+        if is_compressed(op.kind, self._literals(op, scope), self.least):
             scope[op.outputs[0].name] = op
             return None
         return self._kernel_step(op, scope) if op.kind not in _EXPANDING else self._expanded(op, scope)
@@ -135,11 +146,15 @@ class _Lowering:
 
     def _kernel_step(self, op: Op, scope: Scope) -> LoweredStep | None:
         """Return the step of a kernel, or None if its result is a constant, which `scope` then knows."""
-        found = KERNELS.get(op.kind)
+        found = find_kernel(op.kind)
         if found is None:
             target = op.outputs[0].name if op.outputs else op.name
-            raise UnsupportedOp(f"operation '{op.kind}' (output '{target}') is not supported by the portable engine")
+            more = "" if extra_package() else "; portable-coreml-extra, which has more operations, is not installed"
+            said = f"operation '{op.kind}' (output '{target}') is not supported by the portable engine{more}"
+            raise UnsupportedOp(said)
         found = WIDE.get(op.kind, found) if self._is_rounded(op) else found
+        if op.kind != "conv":  # see _product for those that are plain products
+            found = self._emulated(op, found)
         step = self._product(op, found, scope) or LoweredStep(op, found, self._args(op, found, scope), op.outputs)
         if not any(mentions(step.args)) and not found.impure:
             for out, value in zip(
@@ -168,7 +183,10 @@ class _Lowering:
             return None
         args = tuple(Const(matrix) if arg is place else arg for arg in args)
         kernel = product_kernel(op.kind, isinstance(matrix, StoredMatrix), self._is_rounded(op))
-        return LoweredStep(op, kernel, args, op.outputs)
+        return LoweredStep(op, self._emulated(op, kernel), args, op.outputs)
+
+    def _emulated(self, op: Op, kernel: Kernel) -> Kernel:
+        return deviating_kernel(op.kind, kernel, self.options) if self._is_rounded(op) else kernel
 
     def _is_rounded(self, op: Op) -> bool:
         kind = op.outputs[0].type if op.outputs else None
@@ -179,7 +197,8 @@ class _Lowering:
         source = scope[name]
         if isinstance(source, (Op, Value)):
             literals = self._literals(source, scope) if isinstance(source, Op) else {}
-            stored = stored_matrix(source, literals, out, self.load, self.half, self.fixed_point)
+            rounds = self.half and SCALES not in self.options
+            stored = stored_matrix(source, literals, out, self.load, rounds, self.least)
             if stored is not None:
                 return stored
         dense = self._tensor(name, scope, f"the weight of {op.kind} '{op.name}'") if op.kind != "matmul" else None

@@ -72,13 +72,7 @@ class Lowered:
 
 def used(args: Sequence[Arg]) -> set[str]:
     """Return the names of run-time values among arguments."""
-    names: set[str] = set()
-    for arg in args:
-        if isinstance(arg, tuple):
-            names |= used(arg)
-        elif isinstance(arg, Ref):
-            names.add(arg.name)
-    return names
+    return set(mentions(args))
 
 
 def mentions(args: Sequence[Arg]) -> list[str]:

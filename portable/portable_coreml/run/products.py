@@ -1,6 +1,11 @@
-"""Products with constant matrices.
+"""Products with constant matrices, and in fp16 mode all products and sums.
 
-1x1 convolutions, linear layers, and every product whose matrix is large and left as it is stored (stored.py).
+In fp16 mode, products and sums whose order of summation depends on shapes are added up in float64. Otherwise the last
+bit of a token's result would sometimes depend on how many tokens are fed in the same pass. torch adds in another order
+then, and the one rounding to fp16 may go the other way. In float64 the order no longer matters.
+
+Products with constant matrices are 1x1 convolutions, linear layers, and every product whose matrix is large and left
+as it is stored (stored.py).
 
 A stored matrix is never expanded to float32 as a whole. There are two ways to multiply it:
 - In fixed point. A column of inputs is an integer of 32 bits times a power of two. The integer's four bytes are
@@ -220,3 +225,34 @@ def _is_pointwise(plain: Mapping[str, Any]) -> bool:
     strides, pad = plain["strides"], plain["pad"] if plain["pad_type"] == "custom" else None
     known = ... not in (strides, pad, plain["pad_type"], plain["groups"])
     return known and plain["groups"] == 1 and not any(s != 1 for s in strides or ()) and not any(pad or ())
+
+
+_KINDS = (
+    "einsum",
+    "matmul",
+    "reduce_l2_norm",
+    "reduce_mean",
+    "reduce_sum",
+    "reduce_sum_square",
+    "scaled_dot_product_attention",
+)
+
+
+def _widened(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a kernel that computes in float64; its result is rounded from there."""
+
+    def wide(*values: Any) -> Tensor:
+        return call(*(_double(value) for value in values))
+
+    return wide
+
+
+def _double(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, list) and value and isinstance(value[0], Tensor):
+        return [_double(item) for item in value]
+    return value
+
+
+WIDE = {kind: Kernel(f"wide_{kind}", _widened(KERNELS[kind].call), KERNELS[kind].params) for kind in _KINDS}

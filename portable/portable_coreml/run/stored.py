@@ -42,43 +42,50 @@ class StoredMatrix:
     half: bool
 
 
-def is_compressed(kind: str, literals: _Literals, fixed_point: bool) -> bool:
+def least_stored(fixed_point: bool) -> int:
+    """Return how many elements a matrix of integers has at least that is left as it is.
+
+    `fixed_point`: whether int8 matrices are multiplied in fixed point.
+    """
+    return min(LARGE, LARGE_IN_FIXED_POINT) if fixed_point else LARGE
+
+
+def is_compressed(kind: str, literals: _Literals, least: int) -> bool:
     """Return whether a product may be left to expand an operation's result.
 
     Args:
         kind: the operation's.
         literals: its arguments that are literals.
-        fixed_point: whether int8 matrices are multiplied in fixed point.
+        least: elements from which on a matrix of integers is left as it is.
     """
     if kind == LOOKED_UP:
         return "shape" not in literals and _is_large(literals.get("indices"), _INDICES)
-    return kind in SCALED and _is_large(literals.get(SCALED[kind]), _INTEGERS, fixed_point)
+    return kind in SCALED and _is_large(literals.get(SCALED[kind]), _INTEGERS, least)
 
 
-def _is_large(literal: Value | None, dtypes: Collection[str], fixed_point: bool = False) -> bool:
+def _is_large(literal: Value | None, dtypes: Collection[str], least: int | None = None) -> bool:
     """Return whether a literal of one of the types is a large matrix; axes of size 1 may follow the first two."""
     if literal is None or not isinstance(literal.type, TensorType) or literal.type.dtype not in dtypes:
         return False
     sizes = [size or 0 for size in literal.type.shape]
-    least = min(LARGE, LARGE_IN_FIXED_POINT) if fixed_point else LARGE
-    return len(sizes) > 1 and prod(sizes) >= least and prod(sizes[2:]) == 1
+    return len(sizes) > 1 and prod(sizes) >= (least or LARGE) and prod(sizes[2:]) == 1
 
 
 def stored_matrix(
-    source: Op | Value, literals: _Literals, out: int, load: _Load, half: bool, fixed_point: bool
+    source: Op | Value, literals: _Literals, out: int, load: _Load, half: bool, least: int
 ) -> StoredMatrix | None:
     """Return a literal in fp16, or an operation that expands a matrix (`literals`: its arguments), as it is stored.
 
-    `out` is the output channels' axis, `fixed_point` as in `is_compressed`. None if it is no large matrix, or has a
+    `out` is the output channels' axis, `least` as in `is_compressed`. None if it is no large matrix, or has a
     zero point or scales of another axis.
     """
     if isinstance(source, Value):
         return StoredMatrix(_matrix(load(source), out), None, False) if _is_large(source, {"fp16"}) else None
     if source.kind == LOOKED_UP:
-        dense = _looked_up(literals, load) if is_compressed(source.kind, literals, fixed_point) else None
+        dense = _looked_up(literals, load) if is_compressed(source.kind, literals, least) else None
         return None if dense is None else StoredMatrix(_matrix(dense, out), None, False)
     data, scale = literals.get(SCALED.get(source.kind, "")), literals.get("scale")
-    if data is None or scale is None or not _is_large(data, _INTEGERS, fixed_point) or _is_shifted(literals, load):
+    if data is None or scale is None or not _is_large(data, _INTEGERS, least) or _is_shifted(literals, load):
         return None
     values, factors, declared = load(data), load(scale), source.outputs[0].type
     if not _is_per_channel(values.shape, factors, literals.get("axis"), out, load):

@@ -63,7 +63,7 @@ def run_slice(
 ) -> None:
     """Runs `piece` ("index/count") of some suites in a process of its own; outcomes are appended to `out`."""
     base = coremltools_dir()
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "extra"), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {
         "PYTHONPATH": paths,
         "CONFORMANCE_SLICE": piece,

@@ -18,21 +18,6 @@ def test_a_result_that_no_memory_holds_is_refused_before_it_is_made() -> None:
         call_kernel(KERNELS["fill"], arguments("fill", shape=[1 << 24, 1 << 24], value=torch.tensor(1.0)))
 
 
-def test_where_the_size_can_not_be_told_without_data_the_kernel_runs() -> None:
-    """The boxes of crop_resize are data."""
-    x, roi = torch.arange(16.0).view(1, 1, 4, 4), torch.tensor([0.0, 1, 1, 2, 2]).view(1, 1, 5, 1, 1)
-    given = arguments("crop_resize", x=x, roi=roi, target_height=2, target_width=2, sampling_mode="ALIGN_CORNERS")
-    assert call_kernel(KERNELS["crop_resize"], given).flatten().tolist() == [5, 6, 9, 10]
-
-
-@pytest.mark.parametrize(("count", "expected"), [(3, [0, 1, 1]), (4, [0, 0, 1, 1]), (2, [0, 1])])
-def test_resize_takes_the_nearest_element(count: int, expected: list[int]) -> None:
-    """The first is coremltools' own example (iOS17, test_resize_nearest_neighbor)."""
-    x = torch.tensor([0.0, 1.0])
-    given = arguments("resize", x=x, shape=[count], resized_dims=1, interpolation_mode="NEAREST_NEIGHBOR")
-    assert call_kernel(KERNELS["resize"], given).tolist() == expected
-
-
 @pytest.mark.parametrize(
     ("said", "line"), [("one\ntwo", "one"), ("\none", "one"), ("\n", "ValueError"), ("", "ValueError")]
 )

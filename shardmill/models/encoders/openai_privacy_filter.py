@@ -20,18 +20,16 @@ from shardmill.models.architecture import (
     Sources,
     TensorSource,
 )
+from shardmill.models.decoder import rope
 from shardmill.models.encoder import Names, encoder, task_of
 from shardmill.models.experts import transposed
 from shardmill.models.families.gpt_oss import gpt_oss_experts
-from shardmill.models.rope import rope
 
 HONOURED = (
     "attention_bias",
     "classifier_dropout",
     "num_experts_per_tok",
     "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
     "sliding_window",
     "swiglu_alpha",
     "swiglu_limit",

@@ -10,7 +10,7 @@ from math import sqrt
 from typing import Any
 
 from shardmill.models.architecture import ModelDescription, TensorSource
-from shardmill.models.decoder import activation, decoder, kinds_by_type
+from shardmill.models.decoder import activation, attention_biases, decoder, kinds_by_type
 
 # Gemma's residual stream goes far beyond fp16's largest number: peaks of 61,040 to 292,969 were reported for Gemma 3
 # (Anemll, docs/GEMMA3_FP16_SCALING.md). The norms make the model's output independent of the stream's scale.
@@ -43,7 +43,6 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 def options(config: Any) -> dict[str, Any]:
     """Return the options for `decoder` that Gemma 2 and 3 have in common."""
-    bias = bool(config.attention_bias)
     return {
         "embedding_scale": sqrt(config.hidden_size),
         "activation": activation(config, "hidden_activation"),
@@ -52,8 +51,7 @@ def options(config: Any) -> dict[str, Any]:
         "logit_cap": config.final_logit_softcapping or 0.0,
         "stream_scale": STREAM_SCALE,
         "post_norms": True,
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **attention_biases(config),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import Experts, ModelDescription, Sources, TensorSource
-from shardmill.models.decoder import decoder, kinds_by_type
+from shardmill.models.decoder import attention_biases, decoder, kinds_by_type
 from shardmill.models.experts import checked_experts, transposed
 
 HONOURED = (
@@ -16,8 +16,6 @@ HONOURED = (
     "layer_types",
     "num_experts_per_tok",
     "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
     "sliding_window",
     "swiglu_alpha",
     "swiglu_limit",
@@ -26,7 +24,7 @@ HONOURED = (
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers GptOssConfig for programs of `context` slots."""
-    window, bias = config.sliding_window, bool(config.attention_bias)
+    window = config.sliding_window
     experts = gpt_oss_experts(config)
     tensors: dict[str, Sources] = {
         "mlp.router.weight": TensorSource("mlp.router.weight", shape=(experts.count, config.hidden_size)),
@@ -39,8 +37,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         kinds=kinds_by_type(config.layer_types, context, window, ffn="experts"),
         window=window,
         tensors=tensors,
-        qkv_bias=bias,
-        o_bias=bias,
+        **attention_biases(config),
         sinks=True,
         experts=experts,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import ModelDescription
-from shardmill.models.decoder import decoder
+from shardmill.models.decoder import attention_biases, decoder
 
 MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 
@@ -21,12 +21,10 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 def options(config: Any) -> dict[str, Any]:
     """Return what Granite has with and without experts, for `decoder`."""
-    bias = bool(config.attention_bias)
     return {
         "embedding_scale": config.embedding_multiplier,
         "attention_scale": config.attention_multiplier,
         "branch_scale": config.residual_multiplier,
         "logit_scale": 1 / config.logits_scaling,
-        "qkv_bias": bias,
-        "o_bias": bias,
+        **attention_biases(config),
     }

@@ -16,8 +16,6 @@ HONOURED = (
     "attention_bias",
     "num_experts_per_tok",
     "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
 )
 
 

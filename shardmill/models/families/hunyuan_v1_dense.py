@@ -10,8 +10,7 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import ROPE, ModelDescription, TensorSource
-from shardmill.models.decoder import decoder
-from shardmill.models.rope import FIXED, rope
+from shardmill.models.decoder import FIXED, attention_biases, decoder, rope
 
 TENSORS = {
     "self_attn.q_norm.weight": TensorSource("self_attn.query_layernorm.weight"),
@@ -24,7 +23,7 @@ UNREAD = ("attention_head_dim", "cla_share_factor", "use_qk_norm")
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers HunYuanDenseV1Config for programs of `context` slots."""
-    bias, parameters = bool(config.attention_bias), config.rope_parameters
+    parameters = config.rope_parameters
     if parameters["rope_type"] == "dynamic" and not parameters.get("alpha"):
         raise CheckpointError("rope_parameters: of rope_type dynamic but without alpha: frequencies would change")
     return decoder(
@@ -33,7 +32,6 @@ def describe(config: Any, context: int) -> ModelDescription:
         honours=("attention_bias", *UNREAD),
         ropes={ROPE: rope(config, context, fixed=(*FIXED, "dynamic"))},
         tensors=TENSORS,
-        qkv_bias=bias,
-        o_bias=bias,
+        **attention_biases(config),
         qk_norm="after",
     )

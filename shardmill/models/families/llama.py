@@ -8,17 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import ModelDescription
-from shardmill.models.decoder import decoder
+from shardmill.models.decoder import attention_biases, decoder
 
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers LlamaConfig for programs of `context` slots."""
-    bias = bool(config.attention_bias)
     return decoder(
         config,
         context,
         honours=("attention_bias", "mlp_bias"),
-        qkv_bias=bias,
-        o_bias=bias,
+        **attention_biases(config),
         mlp_bias=bool(config.mlp_bias),
     )

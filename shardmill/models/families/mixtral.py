@@ -11,7 +11,7 @@ from shardmill.models.architecture import Experts, ModelDescription, TensorSourc
 from shardmill.models.decoder import decoder, sliding_kind
 from shardmill.models.experts import checked_experts, separate
 
-HONOURED = ("num_experts_per_tok", "num_local_experts", "output_router_logits", "router_aux_loss_coef")
+HONOURED = ("num_experts_per_tok", "num_local_experts")
 UNREAD = ("router_jitter_noise",)  # noise of training
 NAMES = {
     "gate_proj": "block_sparse_moe.experts.{}.w1.weight",

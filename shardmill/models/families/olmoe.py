@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import LayerSpec, ModelDescription
-from shardmill.models.decoder import decoder
+from shardmill.models.decoder import attention_biases, decoder
 from shardmill.models.families.qwen3_moe import expert_tensors, experts_of
 
 HONOURED = (
@@ -16,14 +16,11 @@ HONOURED = (
     "norm_topk_prob",
     "num_experts",
     "num_experts_per_tok",
-    "output_router_logits",
-    "router_aux_loss_coef",
 )
 
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers OlmoeConfig for programs of `context` slots."""
-    bias = bool(config.attention_bias)
     experts = experts_of(config, config.intermediate_size)
     return decoder(
         config,
@@ -31,8 +28,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         honours=HONOURED,
         kinds=(LayerSpec(ffn="experts"),) * config.num_hidden_layers,
         tensors=expert_tensors(experts, config.hidden_size),
-        qkv_bias=bias,
-        o_bias=bias,
+        **attention_biases(config),
         qk_norm="wide",
         experts=experts,
     )

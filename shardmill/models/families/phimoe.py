@@ -10,10 +10,9 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import ROPE, Experts, ModelDescription, Rope
-from shardmill.models.decoder import decoder, sliding_kind
+from shardmill.models.decoder import attention_biases, decoder, rope, sliding_kind
 from shardmill.models.experts import checked_experts
 from shardmill.models.families.mixtral import mixtral_expert_tensors
-from shardmill.models.rope import rope
 
 HONOURED = (
     "attention_bias",
@@ -21,8 +20,6 @@ HONOURED = (
     "lm_head_bias",
     "num_experts_per_tok",
     "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
     "router_jitter_noise",
     "sliding_window",
 )
@@ -48,7 +45,6 @@ def describe(config: Any, context: int) -> ModelDescription:
             f"context {context} is over the original length: there transformers combines PhiMoE's long scale with its "
             "short factors, and it is not known which of them is right; lower context in the config"
         )
-    bias = bool(config.attention_bias)
     kind = sliding_kind(context, config.sliding_window, ffn="experts")
     return decoder(
         config,
@@ -59,8 +55,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         window=config.sliding_window,
         tensors=mixtral_expert_tensors(experts, config.hidden_size),
         norm="layer",
-        qkv_bias=bias,
-        o_bias=bias,
+        **attention_biases(config),
         head_bias=bool(config.lm_head_bias),
         experts=experts,
     )

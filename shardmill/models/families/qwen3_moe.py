@@ -9,7 +9,7 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import Experts, ModelDescription, Sources, TensorSource
-from shardmill.models.decoder import decoder, sliding_kind
+from shardmill.models.decoder import attention_biases, decoder, sliding_kind
 from shardmill.models.experts import checked_experts, separate
 from shardmill.models.families.qwen2 import WINDOWS
 
@@ -22,8 +22,6 @@ HONOURED = (
     "num_experts",
     "num_experts_per_tok",
     "num_local_experts",
-    "output_router_logits",
-    "router_aux_loss_coef",
 )
 NAMES = {role: f"mlp.experts.{{}}.{role}.weight" for role in ("gate_proj", "up_proj", "down_proj")}
 
@@ -33,7 +31,7 @@ def describe(config: Any, context: int) -> ModelDescription:
     if config.mlp_only_layers or config.decoder_sparse_step != 1:
         field = "mlp_only_layers" if config.mlp_only_layers else "decoder_sparse_step"
         raise CheckpointError(f"{field} is {getattr(config, field)!r}: programs have experts in every layer only")
-    bias, window = bool(config.attention_bias), config.sliding_window if config.use_sliding_window else None
+    window = config.sliding_window if config.use_sliding_window else None
     experts = experts_of(config, config.moe_intermediate_size)
     return decoder(
         config,
@@ -42,8 +40,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         kinds=(sliding_kind(context, window, ffn="experts"),) * config.num_hidden_layers,
         window=window,
         tensors=expert_tensors(experts, config.hidden_size),
-        qkv_bias=bias,
-        o_bias=bias,
+        **attention_biases(config),
         qk_norm="before",
         experts=experts,
     )

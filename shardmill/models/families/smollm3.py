@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import ROPE, ModelDescription
-from shardmill.models.decoder import decoder, sliding_kind
+from shardmill.models.decoder import attention_biases, decoder, sliding_kind
 from shardmill.models.families.qwen2 import WINDOWS
 
 HONOURED = (*WINDOWS, "attention_bias", "mlp_bias", "no_rope_layer_interval", "no_rope_layers")
@@ -16,7 +16,7 @@ HONOURED = (*WINDOWS, "attention_bias", "mlp_bias", "no_rope_layer_interval", "n
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers SmolLM3Config for programs of `context` slots."""
-    window, bias = config.sliding_window, bool(config.attention_bias)
+    window = config.sliding_window
     kinds = tuple(
         sliding_kind(context, window if kind == "sliding_attention" else None, rope=ROPE if turns else None)
         for kind, turns in zip(config.layer_types, config.no_rope_layers, strict=True)
@@ -27,7 +27,6 @@ def describe(config: Any, context: int) -> ModelDescription:
         honours=HONOURED,
         kinds=kinds,
         window=window,
-        qkv_bias=bias,
-        o_bias=bias,
+        **attention_biases(config),
         mlp_bias=bool(config.mlp_bias),
     )

@@ -10,9 +10,8 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import MASK, ROPE, Experts, LayerSpec, ModelDescription, Sources, TensorSource
-from shardmill.models.decoder import decoder
+from shardmill.models.decoder import decoder, rope
 from shardmill.models.experts import checked_experts, stacked
-from shardmill.models.rope import rope
 
 HONOURED = (
     "cca_time0",

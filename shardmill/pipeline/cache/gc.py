@@ -16,10 +16,11 @@ from shardmill.models import FOLDERS, supported
 from shardmill.pipeline import code_digest
 from shardmill.pipeline.cache import entry
 from shardmill.pipeline.cache.entry import PREFIX
-from shardmill.pipeline.cache.lock import forget, users
 from shardmill.pipeline.cache.store import TEMPLATES
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import RECEIPT
+
+USERS = "users"  # the folder in which older versions noted the checkouts that share a store
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def _action_key(receipt: Path) -> str:
 def garbage(builds: Path) -> Iterator[Path]:
     """Yield parts of the store that no build refers to, and scratch folders that killed runs left here."""
     store = builds / ".store"
-    keep = {key for user in users(store) for key in _referenced(user)}
+    _refuse_sharing(store)
+    keep = _referenced(builds)
     entries = [
         folder
         for folder in sorted(store.iterdir() if store.is_dir() else ())
@@ -82,6 +84,16 @@ def garbage(builds: Path) -> Iterator[Path]:
     yield from entry.unused(store, [file for folder in entries for file in folder.rglob("*") if file.is_file()])
     yield from _outdated_templates(store / TEMPLATES)
     yield from sorted(folder for folder in builds.rglob(f"{SCRATCH}*") if folder.is_dir())
+
+
+def _refuse_sharing(store: Path) -> None:
+    """Raise ShardmillError for a store that several checkouts shared by a link, as older versions allowed."""
+    notes = list((store / USERS).glob("*"))
+    if len(notes) > 1:
+        raise ShardmillError(
+            f"{store}: several folders of builds have shared it by a link; give each its own store, and share results "
+            f"as docs/remote-store.md says; then remove {store / USERS} and collect again"
+        )
 
 
 def _is_entry(folder: Path) -> bool:
@@ -102,7 +114,7 @@ def _outdated_templates(folder: Path) -> Iterator[Path]:
 
 
 def collect(builds: Path, dry: bool = False) -> Collected:
-    """Remove garbage from `builds`/.store. No build may be running: the caller holds both locks."""
+    """Remove garbage from `builds`/.store. No build may be running: the caller holds the lock of `builds`."""
     paths = list(garbage(builds))
     files = [file for path in paths for file in ([path] if path.is_symlink() else [path, *path.rglob("*")])]
     states = [state for file in files if stat.S_ISREG((state := file.lstat()).st_mode)]
@@ -110,7 +122,5 @@ def collect(builds: Path, dry: bool = False) -> Collected:
     freed = {state.st_ino: state.st_size for state in states if state.st_nlink <= links[state.st_ino]}
     for path in () if dry else paths:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    if not dry:
-        forget(builds / ".store")
     entries = sum(path.parent.name != entry.FOLDER for path in paths)
     return Collected(entries, sum(freed.values()))

@@ -1,113 +1,16 @@
-"""The builds that use a store. Several checkouts, on several machines, may share a store without knowing each other.
-
-Each folder of builds has a file in `<store>/users/` that gives the folder's path. A folder of this machine no longer
-counts if it is gone or has another store by now. Nobody can tell whether a folder still counts if this machine can't
-see it: if it is on another machine, or on a disk that seems not to be mounted.
-"""
+"""Locks of a build's folder: one build at a time, and none while jobs of a killed build still work there."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
-import logging
 import os
-import platform
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 from shardmill.errors import ShardmillError
-from shardmill.files import replacing, write_text
-
-log = logging.getLogger(__name__)
-USERS = "users"
-
-
-def register(store: Path) -> None:
-    """Record that the builds beside `store`, which may be a link to the real one, use it.
-
-    Folders on two machines may have the same path, so their inodes tell them apart. Raises OSError if the store
-    is read-only.
-    """
-    builds = store.parent.resolve()
-    place = b"%s\0%d" % (os.fsencode(builds), builds.stat().st_ino)
-    file = store / USERS / hashlib.sha256(place).hexdigest()[:32]
-    if not file.is_file():
-        with replacing(file) as temporary:
-            temporary.write_bytes(place + b"\0" + platform.node().encode())
-
-
-def users(store: Path) -> list[Path]:
-    """Return the folders of builds that use a store.
-
-    Raises ShardmillError where one can't be seen from this machine.
-    """
-    notes = list(_notes(store))
-    for _, builds, _ in notes:
-        if not builds.exists():
-            log.warning("%s used this store and is gone; if it was moved, build or collect there first", builds)
-    return sorted({store.parent.resolve(), *(builds for _, builds, used in notes if used)})
-
-
-def forget(store: Path) -> None:
-    """Remove the notes of folders that no longer count."""
-    for file, _, used in _notes(store):
-        if not used:
-            file.unlink()
-
-
-def _notes(store: Path) -> Iterator[tuple[Path, Path, bool]]:
-    """Yield each file in `users/` with its folder of builds, and whether the folder still uses the store."""
-    for file in sorted(path for path in (store / USERS).glob("*") if path.is_file()):
-        builds, inode, host = _read(file)
-        try:
-            used, same = _is_used_by(builds, store), builds.stat().st_ino == inode
-        except FileNotFoundError:
-            used = same = False
-        except OSError as error:
-            raise _unseen(store, builds, f"can't be read ({error.strerror})", file) from error
-        if not same and host != platform.node():
-            raise _unseen(store, builds, f"of {host or 'another machine'} can't be seen from here", file)
-        if not builds.exists() and (place := _empty_place(builds)) is not None:
-            raise _unseen(store, builds, f"is gone with all that was in {place}, where a disk may be missing", file)
-        yield file, builds, used
-
-
-def _read(file: Path) -> tuple[Path, int, str]:
-    """Return the folder, its inode and its machine's name, of a file in `users/`.
-
-    Raises ShardmillError for a damaged one.
-    """
-    path, inode, host = (*file.read_bytes().split(b"\0"), b"", b"")[:3]
-    try:
-        return Path(os.fsdecode(path)), int(inode or 0), host.decode()
-    except ValueError as error:
-        what = (
-            "damaged, so which build it stands for is not known; remove it, and build again wherever the store is used"
-        )
-        raise ShardmillError(f"{file}: {what}") from error
-
-
-def _empty_place(builds: Path) -> Path | None:
-    """Return the folder above a missing folder if it is empty, as the mount point of an unmounted disk is."""
-    place = next(parent for parent in builds.parents if parent.exists())
-    return place if place.is_dir() and not any(place.iterdir()) else None
-
-
-def _is_used_by(builds: Path, store: Path) -> bool:
-    """Return whether a folder of builds still has this store."""
-    own = builds / store.name
-    return own.exists() and own.samefile(store)
-
-
-def _unseen(store: Path, builds: Path, why: str, file: Path) -> ShardmillError:
-    return ShardmillError(
-        f"{store}: is used by {builds}, which {why}; collect where it can be, or remove {file} if it is gone"
-    )
-
+from shardmill.files import write_text
 
 WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 RUN, MARK = "SHARDMILL_RUN", ".run"  # the variable and the file that say which build is the last
@@ -145,32 +48,6 @@ def join_build(build: str) -> None:
         jobs.close()
         raise ShardmillError(f"{build}: this job is of a build that was killed, and another was begun since; not run")
     _held.append(jobs)
-
-
-@contextmanager
-def using_store(store: Path) -> Iterator[None]:
-    """Keep garbage collection from the store inside the context; wait for a collection that is under way."""
-    try:
-        lock = _opened(str(store), ".lock")
-    except OSError:  # another user's store, or a read-only one: its present entries are used
-        if not (store / ".lock").is_file():
-            raise
-        lock = (store / ".lock").open()
-    with lock:
-        _flock(lock, fcntl.LOCK_SH)
-        yield
-
-
-def hold_store(store: Path) -> None:
-    """Keep every job from the store until this process ends. Raises ShardmillError if a job uses the store now.
-
-    Builds that share the store by a link lock their own folders only.
-    """
-    lock = _opened(str(store), ".lock")
-    if not _locks(lock, fcntl.LOCK_EX):
-        lock.close()
-        raise ShardmillError(f"{store}: a build is using this store; wait for it or stop it")
-    _held.append(lock)
 
 
 def _opened(build: str, name: str) -> TextIO:

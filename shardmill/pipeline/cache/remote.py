@@ -86,7 +86,7 @@ def configured(environment: Mapping[str, str] = os.environ) -> Remote | None:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ShardmillError(f"{URL}: {refusal_reason(error)}") from error
+        raise ShardmillError(f"{URL}: {_refusal_reason(error)}") from error
     user, at, _ = parts.netloc.rpartition("@")
     more = "://" in url and (parts.query or parts.fragment)  # in a path these are ordinary characters
     if more or "::" in url or (at and (":" in user or parts.scheme not in WITH_USERS)):
@@ -113,7 +113,7 @@ def check_address(remote: Remote) -> None:
         extra = "pip install -e '.[s3]' in a clone" if remote.protocol == "s3" else str(error)
         raise ShardmillError(f"{URL}: {remote.protocol} needs a package that is not installed: {extra}") from error
     except Exception as error:  # whatever a file system raises for its settings
-        raise ShardmillError(f"{URL}: {refusal_reason(error)}") from error
+        raise ShardmillError(f"{URL}: {_refusal_reason(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def _keep_shared(remote: Remote, key: str, entry: Path, files: Mapping[str, str]
     _write(fs, f"{root}/entries/{key}.json", text)
 
 
-def refusal_reason(error: BaseException) -> str:
+def _refusal_reason(error: BaseException) -> str:
     """Return what went wrong, in a few words."""
     return one_line(str(error).strip() or type(error).__name__)
 
@@ -329,7 +329,7 @@ PAUSE = 300.0  # seconds without another attempt: a build may have a thousand jo
 class PullResult(Enum):
     """The result of asking the remote store for an entry."""
 
-    UNASKED = "there is no such store, or the entry was here"
+    UNASKED = "no remote store, or the entry was here"
     TAKEN = "the entry is here now"
     NONE = "it has no such entry"
     REFUSED = "it has one that is not what it should be"
@@ -360,7 +360,7 @@ def pull(shared: Remote | None, entry: Path, fill: Callable[[Work], None]) -> Pu
         log.warning("remote store: entry %s refused: %s; made here instead", key[:12], error)
         return PullResult.REFUSED
     except Exception as error:  # whatever a file system raises: the work can be done here
-        log.warning("remote store: entry %s can't be had: %s; made here instead", key[:12], refusal_reason(error))
+        log.warning("remote store: entry %s can't be had: %s; made here instead", key[:12], _refusal_reason(error))
         if time.monotonic() - began > LONG and _is_timeout(error):
             with contextlib.suppress(OSError):  # another user's store
                 mark.touch()
@@ -400,4 +400,4 @@ def push(shared: Remote | None, entry: Path, files: Mapping[str, str], answer: P
     try:
         _keep_shared(shared, entry.name, entry, files, anew=answer is PullResult.REFUSED)
     except Exception as error:  # the build has what it needs
-        log.warning("remote store: entry %s was not sent: %s", entry.name[:12], refusal_reason(error))
+        log.warning("remote store: entry %s was not sent: %s", entry.name[:12], _refusal_reason(error))

@@ -8,7 +8,6 @@ place, it is hashed and compared with the record; an entry that does not match i
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.cache import HashCache
+from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError, UnreadableError
-from shardmill.files import digest, dumps, parse_json, read_json, write_json
+from shardmill.files import digest, dumps, parse_json, read_json, sealed, write_json
 from shardmill.pipeline.cache import entry as cache_entry
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.entry import (
@@ -37,10 +37,8 @@ from shardmill.pipeline.cache.entry import (
     stamps,
     stored,
 )
-from shardmill.pipeline.cache.lock import register, using_store
-from shardmill.pipeline.cache.receipts import check_artifacts, key_differences, write_receipt
 from shardmill.pipeline.cache.remote import Remote
-from shardmill.pipeline.task import Action, Work
+from shardmill.pipeline.task import Action, Work, paths_from
 
 log = logging.getLogger(__name__)
 
@@ -95,25 +93,22 @@ class Store:
         Raises:
             ShardmillError: an artifact to be read differs from its receipt.
         """
-        with using_store(self.root):
-            with contextlib.suppress(OSError):  # a read-only store: its owner's gc does not count this build
-                register(self.root)
-            entry = self.root / action.key
-            answer = remote.pull(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
-            if not intact(entry) or self.changes(action, receipt) != []:
-                self.before_change()
-            worked = not (intact(entry) and restored(entry, outputs))
-            if worked:
-                log.info("worked: %s", self.reason(action, receipt))
-                check_artifacts(reads or {})
-                self.make(entry, outputs, work)
-                if not restored(entry, outputs):
-                    raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
-                remote.push(self.shared, entry, output_files(entry), answer)
-            else:
-                log.info("unchanged")
-            write_receipt(receipt, action, read_entry(entry), outputs, notes)
-            write_json(self.last(receipt), asdict(action))
+        entry = self.root / action.key
+        answer = remote.pull(None if intact(entry) else self.shared, entry, partial(self.fill, entry, outputs))
+        if not intact(entry) or self.changes(action, receipt) != []:
+            self.before_change()
+        worked = not (intact(entry) and restored(entry, outputs))
+        if worked:
+            log.info("worked: %s", self.reason(action, receipt))
+            _check_artifacts(reads or {})
+            self.make(entry, outputs, work)
+            if not restored(entry, outputs):
+                raise ShardmillError(f"{entry}: not what was just written; check this disk, then run again")
+            remote.push(self.shared, entry, output_files(entry), answer)
+        else:
+            log.info("unchanged")
+        write_receipt(receipt, action, read_entry(entry), outputs, notes)
+        write_json(self.last(receipt), asdict(action))
         return worked
 
     def make(self, entry: Path, names: Mapping[str, Path], work: Work) -> None:
@@ -141,10 +136,7 @@ class Store:
             adopt(scratch, entry)
 
     def last(self, receipt: Path) -> Path:
-        """Return where the last action for a receipt is remembered (Snakemake removes the receipt before the job).
-
-        The file lies beside the store: other builds that share the store may have a receipt of the same name.
-        """
+        """Return where the last action for a receipt is remembered (Snakemake removes the receipt before the job)."""
         return self.root.parent / LAST / f"{digest(os.path.relpath(receipt, self.root))[:32]}.json"
 
     def changes(self, action: Action, receipt: Path) -> list[str] | None:
@@ -159,3 +151,48 @@ class Store:
         """Return the reason for work: the ingredients of the key that changed since the last time."""
         found = self.changes(action, receipt)
         return "not made before" if found is None else ", ".join(found) or "its entry is gone or damaged"
+
+
+def key_differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return dotted names of the leaves in which two actions differ."""
+    found = []
+    for name in sorted({*before, *after}):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found += key_differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def write_receipt(
+    receipt: Path, action: Action, made: Mapping[str, Any], outputs: Mapping[str, Path], notes: Mapping[str, Any]
+) -> None:
+    """Write a receipt, which records the inputs and the outputs of a job.
+
+    Args:
+        receipt: the file to write.
+        action: the work and all that decides its result.
+        made: the record of each output.
+        outputs: the path of each output.
+        notes: further entries of the receipt.
+    """
+    hashes = {
+        "outputs": {name: one["sha256"] for name, one in made.items()},
+        "files": {name: one["files"] for name, one in made.items() if one["files"]},
+        "paths": paths_from(receipt, outputs),
+    }
+    write_json(receipt, sealed({**asdict(action), "key": action.key, **hashes, **notes}))
+
+
+def _check_artifacts(receipts: Mapping[Path, Path]) -> None:
+    """Raise ShardmillError if an artifact differs from its receipt.
+
+    Otherwise results made from the damaged artifact would be stored under the key of the sound one.
+    """
+    for artifact, receipt in receipts.items():
+        made = read_json(receipt)
+        ((name, sha),) = made["outputs"].items()
+        files = {artifact / file: inner for file, inner in made["files"].get(name, {}).items()} or {artifact: sha}
+        if any(not file.is_file() or hash_file(file) != expected for file, expected in files.items()):
+            raise ShardmillError(f"{artifact}: not the bytes that were made; remove it and build again")

@@ -28,15 +28,8 @@ def task(
 ) -> Task:
     """Describe a speed, which depends on the programs, the requests and the machine, not on the weights' source.
 
-    A speed that was measured with the same programs on this machine is reused; `shardmill bench` measures anew.
-
-    Args:
-        manifest: model.json, which exists only if every gate has passed.
-        text: the file that the settings name for the sweep over prompt lengths.
-        tasks: the prompts of the tasks that the settings name.
-        settings: the config's `benchmark`.
-        engine: the engine that runs the programs.
-        tools: what else decides the result.
+    A speed that was measured with the same programs on this machine is reused; `shardmill bench` measures anew. The
+    text is for the sweep over prompt lengths; `tasks` are the prompts of the tasks that the settings name.
     """
 
     def work(made: Mapping[str, Path]) -> None:

@@ -13,16 +13,8 @@ from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
 def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, Any] | None, tools: Tools) -> Task:
-    """Describe a safetensors file of seen_I and held_I [windows, n, d] before each part's first layer I.
-
-    Args:
-        summary: plan.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        text: the calibration text, one file.
-        settings: the config's `convert.calibration`.
-        tools: what else decides the result.
-    """
-    assert settings is not None, "a build without calibration has no such step"
+    """Describe a safetensors file of seen_I and held_I [windows, n, d] before each part's first layer I."""
+    assert settings is not None, "only a build with calibration has this step"
     plan, (file,) = read_json(summary), text
     starts = {part["start"] for part in plan["parts"] if part["kind"] == "layers"}
     wanted = sorted(starts | {plan["architecture"]["layers"]})

@@ -14,17 +14,9 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
 def task(part: Path, summary: Path, record: Path, edges: Artifact, forms: Sequence[str], tools: Tools) -> Task:
-    """Describe a file of codes in INT4 and other forms, see convert/codes.py.
+    """Describe a file of codes in INT4 and in `forms`, the forms besides INT4 and INT8 that the search may choose.
 
-    The file's metadata has the errors of each matrix, by form.
-
-    Args:
-        part: parts/P.json.
-        summary: plan.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        edges: the output of the step calibration.
-        forms: forms besides INT4 and INT8 that the search may choose.
-        tools: what else decides the result.
+    See convert/codes.py. The file's metadata has the errors of each matrix, by form.
     """
     piece, content = plan.load_part(part), read_json(summary)
 

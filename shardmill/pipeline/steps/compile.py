@@ -20,14 +20,7 @@ UNVERIFIED = (
 
 
 def task(package: Artifact, bundles: str, engine: Mapping[str, str], tools: Tools) -> Task:
-    """Describe a bundle, which depends on the bytes of its package and on the compiler.
-
-    Args:
-        package: the .mlpackage.
-        bundles: the config's `program.bundles`.
-        engine: the engine whose compiler is used.
-        tools: what else decides the result.
-    """
+    """Describe a bundle, which depends on the bytes of its package and on the compiler."""
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.convert.package import load_spec

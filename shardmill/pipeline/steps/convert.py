@@ -17,37 +17,20 @@ def task(
     recipe: Artifact,
     record: Path,
     codes: list[Artifact],
-    method: str,
     tools: Tools,
     templates: Path,
     threads: int = 1,
 ) -> Task:
-    """Describe a package, which depends on its part, the forms of its matrices, and the way of conversion.
-
-    Args:
-        part: parts/P.json.
-        recipe: precision.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        codes: the part's codes, if a quantiser chose them.
-        method: the config's `convert.method`.
-        tools: what else decides the result.
-        templates: a folder for conversion results that all parts share, made by these tools.
-        threads: the number of threads that encode weights.
-    """
+    """Describe a package, which depends on its part and the forms of its matrices."""
     piece, source = plan.load_part(part), source_folder(record)
     forms = piece.forms(recipes.read_recipe(read_json(recipe.path), recipe.path.name))
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
 
     def work(made: Mapping[str, Path]) -> None:
-        if method == "stamped":
-            from shardmill.convert.stamped import convert_stamped
+        from shardmill.convert.stamped import convert_stamped
 
-            convert_stamped(piece, source, forms, made["package"], templates, threads, file)
-        else:
-            from shardmill.convert.plain import convert_plain
-
-            convert_plain(piece, source, forms, made["package"], file)
+        convert_stamped(piece, source, forms, made["package"], templates, threads, file)
 
     inputs = {"part": digest(piece.content)} | ({"codes": codes[0].sha256} if file else {})
-    params = {"method": method, "forms": forms if len({*forms.values()}) > 1 else "".join({*forms.values()})}
+    params = {"forms": forms if len({*forms.values()}) > 1 else "".join({*forms.values()})}
     return Task(work, Action("convert", inputs, params, **tools))

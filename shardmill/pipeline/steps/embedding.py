@@ -11,15 +11,7 @@ from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
 def task(part: Path, record: Path, form: str, tools: Tools, threads: int = 1) -> Task:
-    """Describe the table, which depends on its tensor and its form alone.
-
-    Args:
-        part: parts/embedding.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        form: the config's `convert.embedding`.
-        tools: what else decides the result.
-        threads: the number of threads that round.
-    """
+    """Describe the table, which depends on its tensor and its form alone."""
     piece = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:

@@ -14,13 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def task(source: Mapping[str, str | None], hashes: HashCache, before_change: Callable[[], None]) -> Task:
-    """Fill source/ beside the record (source.receipt.json) from a local folder or the hub.
-
-    Args:
-        source: the config's `source`.
-        hashes: the cache of file hashes.
-        before_change: called before other files take the place of those in source/.
-    """
+    """Fill source/ beside the record (source.receipt.json) from a local folder or the hub."""
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.checkpoint.fetch import fetch  # brings in a hub's client, which other jobs need not load

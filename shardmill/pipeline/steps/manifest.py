@@ -1,18 +1,18 @@
-"""manifest: model.json, written only when every gate has passed."""
+"""manifest: model.json, written only when every gate has passed, and the files that it names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.layout import text_files
+from shardmill.errors import ShardmillError
 from shardmill.files import read_json, write_json
 from shardmill.models.interface import BUNDLE, INFREQUENT
-from shardmill.pipeline.cache.receipts import read_receipt
-from shardmill.pipeline.subjects import check_files
 from shardmill.pipeline.task import RECEIPT, SOURCE, Artifact, Task
-from shardmill.runtime.manifest import COMPILER, SYSTEM, runtime_manifest
+from shardmill.runtime.manifest import COMPILER, SYSTEM, entries, runtime_manifest
 
 TOKENIZER = "tokenizer.json"
 
@@ -29,15 +29,8 @@ def task(
 ) -> Task:
     """Describe model.json. Its hashes come from the receipts, and every file is compared with them.
 
-    Args:
-        summary: plan.json.
-        record: source.receipt.json.
-        stack: parity/stack.json, which gives how close two logits are whose order may change with the width of a pass.
-        packages: the .mlpackage of every part.
-        bundles: the .mlmodelc of every part.
-        table: embedding.safetensors.
-        form: the config's `convert.embedding`; model.json names it unless it is fp16.
-        reshape: the config's `program.reshape_frequency`.
+    The stack's verdict gives how close two logits are whose order may change with the width of a pass. The form of the
+    embedding table is named unless it is fp16.
     """
     root = summary.parent
 
@@ -71,7 +64,7 @@ def _by_part(artifacts: list[Artifact], root: Path) -> dict[str, dict[str, Any]]
 
 def _compiler(bundle: Path) -> dict[str, str]:
     """Return who compiled a bundle, and for which system."""
-    engine = read_receipt(bundle.with_suffix(RECEIPT))["engine"]
+    engine = read_json(bundle.with_suffix(RECEIPT))["engine"]
     return {key: engine[key] for key in SYSTEM if key in engine}
 
 
@@ -86,3 +79,30 @@ def _described(artifact: Artifact, root: Path) -> dict[str, Any]:
     """Return the path relative to `root`, and the sha256 of the file, or of each file in the folder, as it was made."""
     where = {"path": artifact.path.relative_to(root).as_posix()}
     return where | ({"files": dict(artifact.files)} if artifact.files else {"sha256": artifact.sha256})
+
+
+def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
+    """Yield (path, sha256) of model.json and of every file it names."""
+    yield manifest.name, hash_file(manifest)
+    for entry in entries(model):
+        if "sha256" not in entry and "files" not in entry:
+            raise ShardmillError(f"{manifest}: no sha256 of {entry['path']}; delete it and build again")
+        yield from named_files(entry)
+
+
+def named_files(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (path, sha256) of every file that an entry of model.json names."""
+    if "sha256" in entry:
+        yield entry["path"], entry["sha256"]
+    for name, sha in entry.get("files", {}).items():
+        yield f"{entry['path']}/{name}", sha
+
+
+def check_files(model: Mapping[str, Any], build: Path) -> None:
+    """Raise ShardmillError where a file is not the one that a manifest's content names."""
+    for entry in entries(model):
+        for name, sha in named_files(entry):
+            if not (build / name).is_file() or hash_file(build / name) != sha:
+                made = f"{SOURCE}.receipt.json" if name.startswith(f"{SOURCE}/") else entry["path"]
+                what = "not the file that was made and judged"
+                raise ShardmillError(f"{build / name}: {what}; remove {build / made} and build again")

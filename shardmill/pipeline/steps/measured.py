@@ -21,19 +21,9 @@ def task(
     codes: list[Artifact],
     tools: Tools,
 ) -> Task:
-    """Describe {"foreseen": {...}, "measured": {...}} of one of the search's points.
+    """Describe {"foreseen": {...}, "measured": {...}} of one of the search's points, by its name.
 
     The forms identify a point: if another budget leaves the forms unchanged, the point is not measured again.
-
-    Args:
-        point: its name.
-        summary: plan.json.
-        parts: every parts/P.json except parts/embedding.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        chosen: the search's result.
-        states: the output of the step original.
-        codes: the codes of every part.
-        tools: what else decides the result.
     """
     content = read_json(summary)
     known: Mapping[str, Any] = read_json(chosen.path)["points"][point]

@@ -15,14 +15,9 @@ from shardmill.pipeline.task import Action, Task, Tools, source_folder
 def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, Any] | None, tools: Tools) -> Task:
     """Describe a safetensors file of tokens [windows, n], and of the states after the last layer, last [windows, n, d].
 
-    Args:
-        summary: plan.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        text: the calibration text, one file.
-        settings: window, held and windows: the length, the skipped windows of the text's second half, the number.
-        tools: what else decides the result.
+    The settings: `window` is the length, `held` the skipped windows of the text's second half, `windows` the number.
     """
-    assert settings is not None, "a build without calibration has no such step"
+    assert settings is not None, "only a build with calibration has this step"
     plan, (file,) = read_json(summary), text
     skipped, count = settings["held"], settings["windows"]
 

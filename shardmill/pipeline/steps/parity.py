@@ -42,18 +42,8 @@ def task(
 ) -> Task:
     """Describe a verdict, which depends on the part, its programs, the reference, and the engine.
 
-    Args:
-        summary: plan.json.
-        part: parts/P.json.
-        recipe: precision.json, since the bits of the matrices decide the part's limits.
-        record: source.receipt.json, beside which the checkpoint lies.
-        states: the output of the step reference.
-        package: the .mlpackage, whose weights are read.
-        bundle: the .mlmodelc, which runs.
-        codes: the part's codes, if a quantiser chose them.
-        reshape: the config's `program.reshape_frequency`.
-        engine: the engine that runs the program.
-        tools: what else decides the result.
+    The bits that the recipe gives the matrices decide the part's limits. The package's weights are read; the bundle
+    runs.
     """
     piece, plan = plans.load_part(part), read_json(summary)
     followed = recipes.read_recipe(read_json(recipe.path), recipe.path.name)
@@ -111,9 +101,8 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import encoder, parity, stateless
-    from shardmill.gates.encoder_reference import EncoderReference
-    from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
+    from shardmill.gates import encoder, parity
+    from shardmill.gates.reference import EncoderReference, Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
 
     yield from weights_kept(stored, source, forms)
@@ -123,15 +112,9 @@ def measurements(
         runner = encoder.EncoderRunner(bundle, piece, plan)
         yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
         return
-    reference, verify = Reference(source, plan["context"], carried_channels(plan)), plan["verify"]
-    if piece.kind == "layers":
-        yield from parity.layers_parity(parity.LayersRunner(bundle, piece, plan), reference, known, source, stored)
-    elif piece.kind == "experts":
-        yield from stateless.group_parity(bundle, piece, reference, known, source, stored, verify)
-    else:
-        hidden = known["hidden"][-1]
-        logits = known["logits"][: len(hidden)]
-        yield from stateless.head_parity(bundle, piece, reference, (hidden, logits), stored, verify)
+    reference = Reference(source, plan["context"], carried_channels(plan))
+    case = parity.part_case(piece, reference, known, source, stored)
+    yield from parity.part_parity(parity.PartRunner(bundle, piece, plan), case)
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:

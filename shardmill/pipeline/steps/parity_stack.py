@@ -39,19 +39,8 @@ def task(
 ) -> Task:
     """Describe a verdict, which depends on all programs, on the reference, and on the engine.
 
-    Args:
-        summary: plan.json.
-        parts: every parts/P.json, in the order of a pass, parts/embedding.json last.
-        recipe: precision.json, since the forms of most weights decide the stack's limits.
-        record: source.receipt.json, beside which the checkpoint lies.
-        states: the output of the step reference.
-        packages: the .mlpackage of every part, whose weights are read.
-        bundles: the .mlmodelc of every part, which runs.
-        table: embedding.safetensors.
-        chosen: the search's result, if there was a search: then its estimate limits the stack.
-        reshape: the config's `program.reshape_frequency`.
-        engine: the engine that runs the programs.
-        tools: what else decides the result.
+    The last of the parts is the embedding. The recipe's forms of most weights decide the stack's limits; if there was a
+    search, its estimate does. The packages' weights are read; the bundles run.
     """
     plan = read_json(summary)
     search = read_json(chosen[0].path) if chosen else None
@@ -127,7 +116,7 @@ def _encoder(
     from safetensors.torch import load_file
 
     from shardmill.gates import encoder
-    from shardmill.gates.encoder_reference import EncoderReference
+    from shardmill.gates.reference import EncoderReference
     from shardmill.gates.weights import PackageWeights
     from shardmill.runtime.engine import Encoder
 

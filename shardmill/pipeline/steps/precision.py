@@ -16,12 +16,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools
 def task(parts: list[Path], source: list[Path], chosen: list[Artifact], precision: str, tools: Tools) -> Task:
     """Describe a recipe, which depends on the config and on the matrices of the parts.
 
-    Args:
-        parts: every parts/P.json except parts/embedding.json.
-        source: the file that the config's `convert.precision` names, if it names one.
-        chosen: the search's result, if there was a search.
-        precision: the config's `convert.precision`.
-        tools: what else decides the result.
+    `precision` is the config's `convert.precision`, and `source` the file that it names, if it names one.
     """
     wanted = recipe(str(source[0]) if source else precision)
     if chosen:

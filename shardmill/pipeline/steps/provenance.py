@@ -1,14 +1,41 @@
-"""provenance: the inputs and tools of a build, and the results of the gates, as in-toto statements."""
+"""provenance: in-toto statements of a build: its inputs and tools as SLSA provenance, and the results of the gates.
+
+The statements do not vary from run to run; unknown values are absent. docs/attestations.md explains every field.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmill.files import write_json, write_text
-from shardmill.pipeline.task import Task
+from packageurl import PackageURL
+
+from shardmill import __version__
+from shardmill.attest import (
+    BUILD_TYPE,
+    BUILDER,
+    PROVENANCE,
+    gate_statement,
+    interpreter,
+    package_descriptors,
+    parameters,
+    resource_descriptor,
+    statement,
+    with_seal,
+    workflow,
+)
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.paths import RECORD_FILE
+from shardmill.files import read_json, read_sealed, write_json, write_text
+from shardmill.pipeline.steps.manifest import named_files, subjects
+from shardmill.pipeline.task import RECEIPT, SOURCE, Task
+from shardmill.runtime.manifest import COMPLETE, read_manifest
+
+# Config keys that name files: the input of the parity gates, and the sources of forms and codes.
+PARITY_TEXT, CALIBRATION_TEXT, RECIPE = "parity.text", "convert.calibration.text", "convert.precision"
 
 
 def task(
@@ -23,27 +50,10 @@ def task(
 ) -> Task:
     """Describe provenance.json and test-results.jsonl.
 
-    Args:
-        record: source.receipt.json.
-        manifest: model.json.
-        receipts: the receipts of all steps.
-        verdicts: the verdicts of all gates.
-        text: the input text of the parity gates.
-        calibration: the calibration text, if there is one.
-        recipe: the file with the form of each matrix, if the config names a file.
-        settings: the config as plain data.
+    `recipe` is the file that the config's `convert.precision` names, if it names one.
     """
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.pipeline.provenance import (
-            CALIBRATION_TEXT,
-            PARITY_TEXT,
-            RECIPE,
-            Records,
-            gate_statements,
-            provenance,
-        )
-
         lists = {PARITY_TEXT: [text], CALIBRATION_TEXT: calibration, RECIPE: recipe}
         named = {key: file for key, files in lists.items() for file in files}
         records = Records(record, manifest, receipts, verdicts, named, settings)
@@ -53,3 +63,112 @@ def task(
         write_json(made["provenance"], provenance(records, made["results"]))
 
     return Task(work)
+
+
+@dataclass(frozen=True)
+class Records:
+    """The files and settings behind a build's statements.
+
+    Attributes:
+        record: source.receipt.json, which has the same bytes as source/source.json.
+        manifest: model.json.
+        receipts: the receipts of all steps whose results are the same in every build.
+        verdicts: the verdicts of the gates.
+        named: files that the config names, by its keys: PARITY_TEXT, and CALIBRATION_TEXT and RECIPE if given.
+        settings: the config as plain data.
+    """
+
+    record: Path
+    manifest: Path
+    receipts: Sequence[Path]
+    verdicts: Sequence[Path]
+    named: Mapping[str, Path]
+    settings: Mapping[str, Any]
+
+
+def gate_statements(build: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return a statement of each gate's verdict about the files that it judged, in the order of the verdicts' paths.
+
+    Args:
+        build: the build's folder.
+        paths: the verdicts.
+    """
+    files = _files_by_part(read_manifest(build, COMPLETE))
+    found = []
+    for path in sorted(paths):
+        verdict = read_json(path)
+        judged = files.get(verdict["part"]) or [file for each in files.values() for file in each]  # one, or the stack
+        name = path.relative_to(build).with_suffix("").as_posix()
+        found.append(gate_statement(name, hash_file(path), verdict, judged))
+    return found
+
+
+def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    """Return (path, sha256) of every file of each part's package and bundle."""
+    return {
+        part["name"]: [*named_files(model["packages"][part["name"]]), *named_files(part["program"])]
+        for part in model["parts"]
+    }
+
+
+def provenance(records: Records, results: Path) -> dict[str, Any]:
+    """Return provenance.json's content.
+
+    Args:
+        records: the files and settings behind the statement.
+        results: the file of the gates' statements.
+
+    Raises:
+        ShardmillError: one of the files is damaged.
+    """
+    build = records.manifest.parent
+    model = read_manifest(build, COMPLETE)
+    names = {path: path.relative_to(build).as_posix() for path in records.receipts}
+    steps = {names[path].removesuffix(RECEIPT): read_sealed(path) for path in records.receipts}
+    fetched = hash_file(records.record)
+    byproducts = [
+        *((name, fetched) for name in (records.record.name, f"{SOURCE}/{RECORD_FILE}")),
+        (results.name, hash_file(results)),
+        *((names[path], hash_file(path)) for path in records.receipts),
+    ]
+    predicate = {
+        "buildDefinition": {
+            "buildType": BUILD_TYPE,
+            "externalParameters": {"config": parameters(records.settings)},
+            "internalParameters": {"steps": steps},
+            "resolvedDependencies": [
+                workflow(),
+                *_checkpoint(read_json(records.record)),
+                *(resource_descriptor(key, hash_file(file)) for key, file in records.named.items()),
+                interpreter(),
+                *package_descriptors({name for receipt in steps.values() for name in receipt.get("packages", {})}),
+            ],
+        },
+        "runDetails": {
+            "builder": {"id": BUILDER, "version": {"shardmill": __version__}},
+            "byproducts": [resource_descriptor(name, sha) for name, sha in byproducts],
+        },
+    }
+    return with_seal(statement(PROVENANCE, (*subjects(model, records.manifest), *verdict_hashes(steps)), predicate))
+
+
+def _checkpoint(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what was fetched: the repository at its commit, where there is one, and every file."""
+    url = ""
+    if source["repo"]:
+        url = _huggingface(source["repo"], source["commit"])
+        yield {"name": SOURCE, "uri": url, "digest": {"gitCommit": source["commit"]}}
+    for name, file in source["files"].items():
+        yield resource_descriptor(f"{SOURCE}/{name}", file["sha256"]) | ({"uri": f"{url}#{name}"} if url else {})
+
+
+def _huggingface(repo: str, commit: str) -> str:
+    owner, name = repo.split("/")
+    return str(PackageURL("huggingface", owner, name, commit))
+
+
+def verdict_hashes(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield (path, sha256) of every gate's verdict, given the receipts by step."""
+    for name, receipt in steps.items():
+        if "verdict" in receipt.get("outputs", {}):
+            yield f"{name}.json", receipt["outputs"]["verdict"]

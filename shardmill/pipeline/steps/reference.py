@@ -24,17 +24,11 @@ BLOCK = 1 << 22  # bytes that are hashed at a time
 def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], tools: Tools) -> Task:
     """Describe a safetensors file: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], experts.
 
-    `experts` exists only for a model with experts: the indices of each token's experts, [layers, positions, chosen].
+    The tokens cover the perplexity positions. `experts` exists only for a model with experts: the indices of each
+    token's experts, [layers, positions, chosen].
 
     An encoder's file has tokens [n] and, for each bucket T, output_T: the outputs for the passages of the tokens. Each
     token has a row; if texts are classified, each passage has a row.
-
-    Args:
-        summary: plan.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        text: the parity text; its first n tokens cover the perplexity positions.
-        parity: the config's `parity`.
-        tools: what else decides the result.
     """
     plan = read_json(summary)
 
@@ -107,7 +101,7 @@ def _outputs(
     """Return the outputs of transformers for the tokens' passages, for each bucket."""
     import torch
 
-    from shardmill.gates.encoder_reference import EncoderReference, passages
+    from shardmill.gates.reference import EncoderReference, passages
 
     model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
     found = {}

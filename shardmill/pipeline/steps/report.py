@@ -31,20 +31,9 @@ def task(
 ) -> Task:
     """Describe report.html, its figures as files, and a receipt with their hashes and the benchmark's hash.
 
-    Args:
-        manifest: model.json.
-        summary: plan.json.
-        record: source.receipt.json.
-        parts: every parts/P.json.
-        artifacts: the packages and the embedding table, for their sizes.
-        verdicts: the verdicts of the gates.
-        speed: benchmark/speed.json, if the config has a benchmark.
-        receipts: of all steps up to the gates.
-        search: the result of the search for forms, if there was a search.
-        evidence: imported measurements of the build on other machines.
-        points: measurements of sets of forms.
-        settings: the config as plain data.
-        pipeline: the steps as `dag.listed_steps` returns them.
+    `artifacts` are the packages and the embedding table, whose sizes are shown. Four lists may be empty: `speed` has
+    the benchmark's result, `search` the search's, `points` the measurements of sets of forms, and `evidence` the
+    imported measurements of the build on other machines. `pipeline` is what `snakefile.listed_steps` returns.
     """
 
     def work(made: Mapping[str, Path]) -> None:

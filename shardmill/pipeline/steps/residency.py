@@ -14,15 +14,7 @@ from shardmill.pipeline.verdict import write_verdict
 
 
 def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, str], tools: Tools) -> Task:
-    """Describe a verdict, which depends on the judged bytes, the range of T, and the engine.
-
-    Args:
-        part: parts/P.json.
-        package: the .mlpackage.
-        bundle: the .mlmodelc.
-        engine: the engine that loads the program.
-        tools: what else decides the result.
-    """
+    """Describe a verdict, which depends on the judged bytes, the range of T, and the engine."""
     piece = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:

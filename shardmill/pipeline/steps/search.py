@@ -14,13 +14,9 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools
 def task(parts: list[Path], costs: list[Artifact], settings: Mapping[str, Any] | None, tools: Tools) -> Task:
     """Describe the chosen form of each matrix, with estimates of the front and of sets that will be measured.
 
-    Args:
-        parts: every parts/P.json except parts/embedding.json.
-        costs: the output of the step sensitivity for each part.
-        settings: the config's `convert.budget`, and `forms` and `measured` of its `convert.search`.
-        tools: what else decides the result.
+    The settings: the config's `convert.budget`, and `forms` and `measured` of its `convert.search`.
     """
-    assert settings is not None, "a build without a search has no such step"
+    assert settings is not None, "only a build with a search has this step"
     limits = {name: value for name, value in settings["budget"].items() if value is not None}
     forms, points = settings["forms"], settings["measured"]
 

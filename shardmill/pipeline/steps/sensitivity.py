@@ -14,17 +14,7 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 def task(
     part: Path, summary: Path, record: Path, edges: Artifact, codes: Artifact, tools: Tools, threads: int = 1
 ) -> Task:
-    """Describe {"matrices": {path: {"kl": nats, "errors": {form: share}}}} of the matrices whose cost is known.
-
-    Args:
-        part: parts/P.json.
-        summary: plan.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        edges: the output of the step calibration.
-        codes: the part's codes.
-        tools: what else decides the result.
-        threads: the number of threads that measure.
-    """
+    """Describe {"matrices": {path: {"kl": nats, "errors": {form: share}}}} of the matrices whose cost is known."""
     piece, content = plan.load_part(part), read_json(summary)
 
     def work(made: Mapping[str, Path]) -> None:

@@ -14,7 +14,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import PREFIX, ModelDescription
-from shardmill.models.interface import GRAPH, RANGE
+from shardmill.models.interface import GRAPH, NATIVE, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
@@ -34,7 +34,7 @@ DECIDING = (
     "convert",
 )  # keys of the config
 # Keys of the section `program` that a plan records, with their usual values; not how programs are compiled or loaded.
-FORM: Mapping[str, Any] = {"shapes": RANGE, "state": GRAPH, "contexts": []}
+FORM: Mapping[str, Any] = {"shapes": RANGE, "state": GRAPH, "contexts": [], "silu": NATIVE}
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -45,13 +45,7 @@ def task(
 ) -> Task:
     """Describe a plan, which depends on the checkpoint's files and on the config except settings of later measurements.
 
-    Args:
-        record: source.receipt.json, beside which the checkpoint lies.
-        recipe: the file that the config's `convert.precision` names, if it names one.
-        settings: the config.
-        hashes: the cache of file hashes.
-        tools: what else decides the result.
-        threads: the number of threads that hash.
+    `recipe` is the file that the config's `convert.precision` names, if it names one.
     """
     files = read_json(record)["files"]
 

@@ -27,16 +27,7 @@ def task(
 ) -> Task:
     """Describe a verdict: it depends on the part, its programs, what they are compared with, and both engines.
 
-    Args:
-        summary: plan.json.
-        part: parts/P.json.
-        record: source.receipt.json, beside which the checkpoint lies.
-        states: the output of the step reference.
-        package: the .mlpackage, which contains the weights.
-        bundle: the .mlmodelc, which the engine of this machine runs.
-        engine: the engine of this machine.
-        runtime: the Core AI runtime.
-        tools: what else decides the result.
+    The package's weights are read; the bundle runs on the engine of this machine.
     """
     piece, plan = plans.load_part(part), read_json(summary)
 

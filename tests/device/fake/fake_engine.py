@@ -4,5 +4,5 @@ from __future__ import annotations
 
 
 def install(precision: str) -> bool:
-    """As an engine for the lane has it."""
+    """As an engine for measure.py has it."""
     return precision == "fp16"

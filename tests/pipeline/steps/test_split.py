@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from shardmill import config, plan
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.files import dumps, write_json
-from shardmill.pipeline import snakefile
-from shardmill.pipeline.cache.receipts import read_receipt
+from shardmill.files import dumps, read_json, write_json
+from shardmill.pipeline import options
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import perform
 from shardmill.pipeline.steps import split as step
@@ -211,14 +210,14 @@ def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path
     write_json(record, json.loads((source / "source.json").read_text()))
     names = ["layers_00_02", "head_0", "head_1", "embedding"]
     files = [build / "parts" / f"{name}.json" for name in names]
-    settings = snakefile.settings(config.parse(tiny.settings(str(checkpoint), topology=[[0, 2]])))
+    settings = options.settings(config.parse(tiny.settings(str(checkpoint), topology=[[0, 2]])))
     receipt, store = build / "plan.receipt.json", Store(build / ".store")
     task = step.task(record, [], settings, store.hashes, {})
     perform(task, {"summary": build / "plan.json"} | {path.stem: path for path in files}, receipt, store)
     parts, content = tiny.split(source, topology=[[0, 2]])
     assert {path.stem: plan.load_part(path) for path in files} == parts
     assert json.loads((build / "plan.json").read_text()) == json.loads(dumps(content))
-    assert set(read_receipt(receipt)["outputs"]) == {"summary", *names}
+    assert set(read_json(receipt)["outputs"]) == {"summary", *names}
     assert str(tmp_path) not in (build / "plan.json").read_text() + receipt.read_text() + files[0].read_text()
 
 
@@ -227,6 +226,7 @@ def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path
     [
         ({"reshape_frequency": "frequent"}, True),
         ({"shapes": "fixed"}, False),
+        ({"silu": "tanh"}, False),
         ({"state": "host"}, False),
     ],
 )
@@ -238,7 +238,7 @@ def test_the_form_of_programs_is_planned_anew_and_how_they_are_loaded_is_not(
     write_json(record, {"files": {}})
 
     def key(**changes: Any) -> str:
-        settings = snakefile.settings(config.parse(tiny.settings(str(checkpoint), topology=[[0, 2]], **changes)))
+        settings = options.settings(config.parse(tiny.settings(str(checkpoint), topology=[[0, 2]], **changes)))
         action = step.task(record, [], settings, Store(tmp_path / ".store").hashes, {}).action
         assert action is not None
         return action.key

@@ -1,18 +1,7 @@
 """Torch kernels by family. Importing this package fills `registry.KERNELS`."""
 
-from portable_coreml.run.ops import (
-    constexpr,
-    elementwise,
-    gather,
-    image,
-    linear,
-    lists,
-    pool,
-    recurrent,
-    reduction,
-    shape,
-)
-from portable_coreml.run.ops.registry import KERNELS, Kernel, Param
+from portable_coreml.run.ops import constexpr, elementwise, gather, linear, reduction, shape
+from portable_coreml.run.ops.registry import KERNELS, Kernel, Param, extra_package, find_kernel
 
 __all__ = [
     "KERNELS",
@@ -20,15 +9,10 @@ __all__ = [
     "Param",
     "constexpr",
     "elementwise",
+    "extra_package",
+    "find_kernel",
     "gather",
-    "image",
     "linear",
-    "lists",
-    "normalization",
-    "pool",
-    "recurrent",
     "reduction",
-    "sampling",
     "shape",
-    "spatial",
 ]

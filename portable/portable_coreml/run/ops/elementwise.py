@@ -123,54 +123,8 @@ def select(cond: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(cond.to(torch.bool), a, b)
 
 
-@kernel("clamped_relu")
-def clamped_relu(x: Tensor, alpha: float, beta: float) -> Tensor:
-    return torch.clamp(torch.where(x >= 0, x, x * alpha), max=beta)
-
-
-@kernel("elu")
-def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    return F.elu(x, alpha)
-
-
 @kernel("gelu")
 def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
     if mode == "SIGMOID_APPROXIMATION":
         return x * torch.sigmoid(1.702 * x)
     return F.gelu(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
-
-
-@kernel("leaky_relu")
-def leaky_relu(x: Tensor, alpha: float = 0.01) -> Tensor:
-    return F.leaky_relu(x, alpha)
-
-
-@kernel("linear_activation")
-def linear_activation(x: Tensor, alpha: float, beta: float = 0.0) -> Tensor:
-    return x * alpha + beta
-
-
-@kernel("prelu")
-def prelu(x: Tensor, alpha: Tensor) -> Tensor:
-    return F.prelu(x, alpha)
-
-
-@kernel("scaled_tanh")
-def scaled_tanh(x: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-    return alpha * torch.tanh(beta * x)
-
-
-@kernel("sigmoid_hard")
-def sigmoid_hard(x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    return torch.clamp(alpha * x + beta, 0.0, 1.0)
-
-
-@kernel("softplus_parametric")
-def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
-    shape = (1, -1) + (1,) * (x.dim() - 2)
-    return alpha.view(shape) * F.softplus(beta.view(shape) * x)
-
-
-@kernel("thresholded_relu")
-def thresholded_relu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    return torch.where(x >= alpha, x, torch.zeros_like(x))

@@ -11,7 +11,6 @@ from torch import Tensor
 from portable_coreml.run.ops.registry import Ints, Tensors, kernel
 
 _CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 
 
 @kernel("matmul")
@@ -90,49 +89,6 @@ def conv(
     if pads[0::2] == pads[1::2]:
         return _CONVS[rank](x, weight, bias, strides, pads[0::2], dilations, groups)
     return _CONVS[rank](F.pad(x, torch_pads(pads)), weight, bias, strides, 0, dilations, groups)
-
-
-@kernel("conv_transpose")
-def conv_transpose(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    pad: Ints | None = None,
-    output_shape: Ints | None = None,
-    pad_type: str = "valid",
-    strides: Ints | None = None,
-    dilations: Ints | None = None,
-    groups: int = 1,
-) -> Tensor:
-    rank = x.dim() - 2
-    strides, dilations = strides or [1] * rank, dilations or [1] * rank
-    full = _TRANSPOSED[rank](x, weight, bias, strides, 0, 0, groups, dilations)
-    spans = [(k - 1) * d + 1 for k, d in zip(weight.shape[2:], dilations, strict=True)]
-    if pad_type in ("same", "same_lower"):
-        # The gradient of a "same" convolution whose input had this transposed output's extents.
-        wanted = (
-            list(output_shape[-rank:]) if output_shape else [n * s for n, s in zip(x.shape[2:], strides, strict=True)]
-        )
-        totals = [max(k - s, 0) for k, s in zip(spans, strides, strict=True)]
-        before = [t - t // 2 if pad_type == "same_lower" else t // 2 for t in totals]
-    else:
-        pads = list(pad or [0] * (2 * rank)) if pad_type == "custom" else [0] * (2 * rank)
-        before = pads[0::2]
-        cropped = [full.shape[2 + i] - pads[2 * i] - pads[2 * i + 1] for i in range(rank)]
-        wanted = list(output_shape[-rank:]) if output_shape else cropped
-    for axis, (start, size) in enumerate(zip(before, wanted, strict=True), 2):
-        missing = start + size - full.shape[axis]
-        if missing > 0:  # output_shape may ask for rows that no input reaches: they hold the bias alone
-            full = _extend(full, bias, axis, missing)
-        full = full.narrow(axis, start, size)
-    return full
-
-
-def _extend(full: Tensor, bias: Tensor | None, axis: int, missing: int) -> Tensor:
-    shape = list(full.shape)
-    shape[axis] = missing
-    fill = torch.zeros(shape) if bias is None else bias.view(1, -1, *[1] * (full.dim() - 2)).expand(shape)
-    return torch.cat([full, fill], axis)
 
 
 @kernel("scaled_dot_product_attention")

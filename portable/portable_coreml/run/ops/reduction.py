@@ -2,39 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from portable_coreml.run.ops.registry import Ints, kernel
-
-
-def _per_channel(parameter: Tensor, rank: int) -> Tensor:
-    return parameter.view(1, -1, *[1] * (rank - 2))
-
-
-@kernel("batch_norm")
-def batch_norm(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    gamma: Tensor | None = None,
-    beta: Tensor | None = None,
-    epsilon: float = 1e-5,
-) -> Tensor:
-    scale = torch.rsqrt(variance + epsilon)
-    scale = scale if gamma is None else scale * gamma
-    out = (x - _per_channel(mean, x.dim())) * _per_channel(scale, x.dim())
-    return out if beta is None else out + _per_channel(beta, x.dim())
-
-
-@kernel("instance_norm")
-def instance_norm(x: Tensor, gamma: Tensor | None = None, beta: Tensor | None = None, epsilon: float = 1e-5) -> Tensor:
-    axes = list(range(2, x.dim()))
-    variance, mean = torch.var_mean(x, axes, correction=0, keepdim=True)
-    out = (x - mean) * torch.rsqrt(variance + epsilon)
-    out = out if gamma is None else out * _per_channel(gamma, x.dim())
-    return out if beta is None else out + _per_channel(beta, x.dim())
 
 
 @kernel("layer_norm")
@@ -52,74 +26,36 @@ def layer_norm(
     return out if beta is None else out + beta.reshape(spread)
 
 
-@kernel("l2_norm")
-def l2_norm(x: Tensor, epsilon: float = 1e-6) -> Tensor:
-    axes = list(range(x.dim() - 3, x.dim())) if x.dim() >= 3 else list(range(x.dim()))
-    return x * torch.rsqrt(torch.sum(torch.square(x), axes, keepdim=True) + epsilon)
+def _reduction(kind: str, call: Callable[[Tensor, list[int], bool], Tensor], exact: bool = False) -> None:
+    """Register a reduction: of a tensor, over axes, keeping the reduced axes as axes of size 1 or not."""
+
+    @kernel(kind, exact=exact)
+    def reduce(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
+        return call(x, list(range(x.dim())) if axes is None else [int(a) % max(x.dim(), 1) for a in axes], keep_dims)
 
 
-@kernel("local_response_norm")
-def local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
-    return F.local_response_norm(x, size, alpha, beta, k)
-
-
-def _axes(x: Tensor, axes: Ints | None) -> list[int]:
-    return list(range(x.dim())) if axes is None else [int(a) % max(x.dim(), 1) for a in axes]
-
-
-@kernel("reduce_sum")
-def reduce_sum(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    return torch.sum(x, _axes(x, axes), keepdim=keep_dims)
-
-
-@kernel("reduce_mean")
-def reduce_mean(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
+def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     if not x.is_floating_point():
-        return torch.mean(x.to(torch.float64), _axes(x, axes), keepdim=keep_dims).to(x.dtype)
-    return torch.mean(x, _axes(x, axes), keepdim=keep_dims)
+        return torch.mean(x.to(torch.float64), axes, keepdim=keep).to(x.dtype)
+    return torch.mean(x, axes, keepdim=keep)
 
 
-@kernel("reduce_max", exact=True)
-def reduce_max(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    return torch.amax(x, _axes(x, axes), keepdim=keep_dims)
+def _product(x: Tensor, axes: list[int], keep: bool) -> Tensor:
+    for axis in sorted(axes, reverse=True):
+        x = torch.prod(x, axis, keepdim=keep)
+    return x
 
 
-@kernel("reduce_min", exact=True)
-def reduce_min(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    return torch.amin(x, _axes(x, axes), keepdim=keep_dims)
-
-
-@kernel("reduce_prod")
-def reduce_prod(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    out = x
-    for axis in sorted(_axes(x, axes), reverse=True):
-        out = torch.prod(out, axis, keepdim=keep_dims)
-    return out
-
-
-@kernel("reduce_sum_square")
-def reduce_sum_square(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    return torch.sum(torch.square(x), _axes(x, axes), keepdim=keep_dims)
-
-
-@kernel("reduce_l1_norm")
-def reduce_l1_norm(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    return torch.sum(torch.abs(x), _axes(x, axes), keepdim=keep_dims)
-
-
-@kernel("reduce_l2_norm")
-def reduce_l2_norm(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    return torch.sqrt(torch.sum(torch.square(x.to(torch.float32)), _axes(x, axes), keepdim=keep_dims))
-
-
-@kernel("reduce_log_sum")
-def reduce_log_sum(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    return torch.log(torch.sum(x, _axes(x, axes), keepdim=keep_dims))
-
-
-@kernel("reduce_log_sum_exp")
-def reduce_log_sum_exp(x: Tensor, axes: Ints | None = None, keep_dims: bool = False) -> Tensor:
-    return torch.logsumexp(x, _axes(x, axes), keepdim=keep_dims)
+_reduction("reduce_mean", _mean)
+_reduction("reduce_prod", _product)
+_reduction("reduce_sum", lambda x, axes, keep: torch.sum(x, axes, keepdim=keep))
+_reduction("reduce_max", lambda x, axes, keep: torch.amax(x, axes, keepdim=keep), exact=True)
+_reduction("reduce_min", lambda x, axes, keep: torch.amin(x, axes, keepdim=keep), exact=True)
+_reduction("reduce_sum_square", lambda x, axes, keep: torch.sum(torch.square(x), axes, keepdim=keep))
+_reduction("reduce_l1_norm", lambda x, axes, keep: torch.sum(torch.abs(x), axes, keepdim=keep))
+_reduction("reduce_l2_norm", lambda x, axes, keep: torch.sqrt(torch.sum(torch.square(x.float()), axes, keepdim=keep)))
+_reduction("reduce_log_sum", lambda x, axes, keep: torch.log(torch.sum(x, axes, keepdim=keep)))
+_reduction("reduce_log_sum_exp", lambda x, axes, keep: torch.logsumexp(x, axes, keepdim=keep))
 
 
 @kernel("reduce_argmax")

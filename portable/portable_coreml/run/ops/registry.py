@@ -15,6 +15,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
 from torch import Tensor
@@ -78,6 +80,25 @@ class Kernel:
 
 
 KERNELS: dict[str, Kernel] = {}
+_EXTRA = "portable_coreml_extra"
+
+
+def find_kernel(kind: str) -> Kernel | None:
+    """Return the kernel of an operation type; None if neither this package nor portable_coreml_extra has one."""
+    if kind not in KERNELS:
+        extra_package()
+    return KERNELS.get(kind)
+
+
+@cache
+def extra_package() -> Any:
+    """Return the package portable_coreml_extra, whose import registers more kernels; None if it is not installed."""
+    try:
+        return import_module(_EXTRA)
+    except ModuleNotFoundError as error:
+        if error.name != _EXTRA:
+            raise
+        return None
 
 
 def kernel(

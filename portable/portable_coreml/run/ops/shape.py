@@ -82,17 +82,6 @@ def reverse(x: Tensor, axes: Ints | None = None) -> Tensor:
     return torch.flip(x, list(range(x.dim())) if axes is None else list(axes))
 
 
-@kernel("reverse_sequence", exact=True)
-def reverse_sequence(x: Tensor, lengths: Ints, seq_axis: int, batch_axis: int = 0) -> Tensor:
-    rows = list(x.unbind(batch_axis))
-    axis = seq_axis % x.dim()
-    axis -= axis > batch_axis % x.dim()
-    for i, length in enumerate(lengths):
-        head = torch.flip(rows[i].narrow(axis, 0, length), [axis])
-        rows[i] = torch.cat([head, rows[i].narrow(axis, length, rows[i].shape[axis] - length)], axis)
-    return torch.stack(rows, batch_axis)
-
-
 @kernel("slice_by_index", exact=True)
 def slice_by_index(
     x: Tensor,
@@ -241,9 +230,3 @@ def flatten2d(x: Tensor, axis: int = 1) -> Tensor:
     for size in x.shape[:axis]:
         lead *= size
     return x.reshape(lead, -1)
-
-
-@kernel("sliding_windows", exact=True)
-def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
-    axis %= x.dim()
-    return x.unfold(axis, size, stride).movedim(-1, axis + 1)

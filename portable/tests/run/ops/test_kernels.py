@@ -91,25 +91,6 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[torch.Tensor], torch
         lambda mb, x: mb.cumsum(x=x, axis=1, exclusive=True, reverse=True),
         lambda x: x.flip(1).cumsum(1).flip(1) - x,
     ),
-    "average pool without its padding": (
-        lambda mb, x: mb.avg_pool(
-            x=x, kernel_sizes=[3, 3], strides=[2, 2], pad_type="custom", pad=[1, 1, 1, 1],
-            exclude_padding_from_average=True,
-        ),
-        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-    ),
-    "max pool, ceil": (
-        lambda mb, x: mb.max_pool(x=x, kernel_sizes=[2, 2], strides=[2, 2], pad_type="valid", ceil_mode=True),
-        lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True),
-    ),
-    "bilinear, half pixels": (
-        lambda mb, x: mb.upsample_bilinear(x=x, scale_factor_height=2, scale_factor_width=3, align_corners=False),
-        lambda x: F.interpolate(x, scale_factor=(2, 3), mode="bilinear", align_corners=False),
-    ),
-    "pixel shuffle": (
-        lambda mb, x: mb.pixel_unshuffle(x=mb.reshape(x=x, shape=[1, 5, 6, 4]), downscale_factor=np.uint32(2)),
-        lambda x: F.pixel_unshuffle(x.reshape(1, 5, 6, 4), 2),
-    ),
     "top-k values": (lambda mb, x: mb.topk(x=x, k=2, axis=3)[0], lambda x: x.topk(2, 3)[0]),
     "gather": (lambda mb, x: mb.gather(x=x, indices=[2, -1], axis=1), lambda x: x[:, [2, 5]]),
     "select": (
@@ -134,33 +115,3 @@ def test_a_kernel_computes_what_torch_does(build_program: Callable[..., Any], na
     for _ in range(2):
         out = next(iter(model.predict({"x": X}).values()))
         np.testing.assert_allclose(out, wanted, rtol=1e-5, atol=2e-5)
-
-
-@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
-def test_lstm_is_torchs(direction: str) -> None:
-    """Gate order (MIL: i, f, o, z; torch: i, f, g, o), both directions, final states."""
-    from portable_coreml.run.ops import KERNELS
-
-    torch.manual_seed(0)
-    both = direction == "bidirectional"
-    module = torch.nn.LSTM(6, 5, bidirectional=both).eval()
-    weights = {name: _reordered(value.detach()) for name, value in module.named_parameters()}
-    ways = ["l0", "l0_reverse"] if both else ["l0"]
-    x, h, c = torch.randn(7, 2, 6), torch.randn(len(ways), 2, 5), torch.randn(len(ways), 2, 5)
-    given = {"x": x, "initial_h": torch.cat(list(h), -1), "initial_c": torch.cat(list(c), -1), "direction": direction}
-    for way, suffix in zip(ways, ("", "_back"), strict=False):
-        given[f"weight_ih{suffix}"], given[f"weight_hh{suffix}"] = (
-            weights[f"weight_ih_{way}"],
-            weights[f"weight_hh_{way}"],
-        )
-        given[f"bias{suffix}"] = weights[f"bias_ih_{way}"] + weights[f"bias_hh_{way}"]
-    y, last_h, last_c = KERNELS["lstm"].call(**given, output_sequence=True)
-    wanted, (wanted_h, wanted_c) = module(x, (h, c))
-    torch.testing.assert_close(y, wanted)
-    torch.testing.assert_close(last_h, torch.cat(list(wanted_h), -1))
-    torch.testing.assert_close(last_c, torch.cat(list(wanted_c), -1))
-
-
-def _reordered(weight: torch.Tensor) -> torch.Tensor:
-    i, f, g, o = weight.chunk(4)
-    return torch.cat([i, f, o, g])

@@ -1,4 +1,4 @@
-"""Takes the place of coremltools in tests of the lane: models that answer what was recorded, and faults on demand.
+"""Takes the place of coremltools in tests of measure.py: models that answer what was recorded, and faults on demand.
 
 It needs no torch, so that a process of it takes a fraction of a second. The protobuf classes are coremltools' own: the
 rest of its path is looked at after this folder.

@@ -1,0 +1,42 @@
+"""docs/ane-rules.md: the rule book for people, written from the rules themselves.
+
+python -m portable_coreml.judge.rules > docs/ane-rules.md
+"""
+
+from __future__ import annotations
+
+from portable_coreml.judge.rule import SEVERITIES, Rule
+from portable_coreml.judge.rules import RULES
+
+
+def rules_page() -> str:
+    """Return the whole page in Markdown, errors first."""
+    head = (
+        "# What keeps a program on the Neural Engine\n\n"
+        "This page is written from `portable/portable_coreml/judge/rules/` by "
+        "`python -m portable_coreml.judge.rules`; change the rules, not this page.\n\n"
+        "Nothing on it was measured by this project. Confidence: A = Apple says it; B = measured by two parties, or by "
+        "one with published method and data; C = one party, one machine; D = contradicted. The rules predict what is "
+        "*eligible*; what Core ML's dispatcher then chooses also depends on its estimate of cost. A rule that names no "
+        "systems or chips is said to hold for all of them.\n"
+    )
+    return head + "".join(
+        _section(rule) for rule in sorted(RULES.values(), key=lambda rule: SEVERITIES.index(rule.severity))
+    )
+
+
+def _section(rule: Rule) -> str:
+    scope = "".join(f"; {name}: {held}" for name, held in (("systems", rule.systems), ("chips", rule.chips)) if held)
+    lines = [
+        f"\n## {rule.id}: {rule.title}\n",
+        f"- severity: {rule.severity}; confidence: {rule.confidence}{scope}",
+        f"- instead: {rule.remedy}",
+        f"- sources: {'; '.join(rule.sources)}",
+    ]
+    if rule.contested:
+        lines.append(f"- contested: {rule.contested}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(rules_page(), end="")

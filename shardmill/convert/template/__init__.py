@@ -1,1 +1,0 @@
-"""Stamped conversion: a part is composed from templates, which are derived from small samples."""

@@ -1,0 +1,149 @@
+"""What rules and the step table ask of a model's config: settings, and files outside of the build."""
+
+from __future__ import annotations
+
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardmill import machine
+from shardmill.errors import ConfigError
+from shardmill.evidence.folder import evidence_files
+from shardmill.files import is_left_by_macos, parse_json
+from shardmill.forms.form import INT4, INT8
+from shardmill.forms.recipe import RULES, SEARCH
+
+if TYPE_CHECKING:
+    from shardmill.config import Benchmark, Config
+
+
+def settings(config: Config) -> dict[str, Any]:
+    """Return the config as plain data, as Snakemake compares and passes parameters."""
+    from pydantic import TypeAdapter
+
+    plain: dict[str, Any] = parse_json(TypeAdapter(type(config)).dump_json(config))
+    return plain
+
+
+def section(name: str, config: Config) -> Any:
+    """Return a section of the config as plain data."""
+    return settings(config)[name]
+
+
+def option(name: str, config: Config) -> Any:
+    """Return the config's value at a dotted name."""
+    return reduce(getattr, name.split("."), config)
+
+
+def engine(config: Config) -> dict[str, str]:
+    """Return the engine that loads programs here, so that steps that load programs rerun if the engine changes."""
+    return machine.engine()
+
+
+def split_settings(config: Config) -> dict[str, Any]:
+    """Return the settings that decide the plan: a change of another setting must not rerun the step."""
+    return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark", "witness")}
+
+
+def source_files(config: Config) -> list[str]:
+    """Return the files of a local checkpoint, so that Snakemake sees changes; empty for a checkpoint on the hub."""
+    if config.source.path is None:
+        return []
+    files = (file for file in Path(config.source.path).iterdir() if file.is_file())
+    return sorted(str(file) for file in files if not is_left_by_macos(file))
+
+
+def recipe_files(config: Config) -> list[str]:
+    """Return the file with the form of each matrix, if the config names a file."""
+    precision = config.convert.precision
+    return [] if precision in RULES else [precision]
+
+
+def parity_text(config: Config) -> str:
+    """Return the input text of the parity gates."""
+    return config.parity.text
+
+
+def calibrates(config: Config) -> bool:
+    """Return whether codes are fitted to a text."""
+    return config.convert.calibration is not None
+
+
+def searches(config: Config) -> bool:
+    """Return whether the build searches for forms."""
+    return config.convert.precision == SEARCH
+
+
+def witnesses(config: Config) -> bool:
+    """Return whether Apple's Core AI runtime computes every part too."""
+    return config.witness
+
+
+def witness_runtime(config: Config) -> dict[str, str]:
+    """Return the Core AI runtime that is installed here; empty if the config does not ask for it."""
+    from shardmill.witness import installed
+
+    return installed.runtime() if config.witness else {}
+
+
+def calibration_files(config: Config) -> list[str]:
+    """Return the calibration text, if there is one."""
+    return [config.convert.calibration.text] if config.convert.calibration else []
+
+
+def calibration_settings(config: Config) -> dict[str, Any] | None:
+    """Return the config's `convert.calibration`."""
+    found: dict[str, Any] | None = settings(config)["convert"]["calibration"]
+    return found
+
+
+def search_settings(config: Config) -> dict[str, Any] | None:
+    """Return the search's settings: its budget, the forms that it may take, and the points to be measured."""
+    if not searches(config):
+        return None
+    found, search = settings(config)["convert"], config.convert.search
+    return {"budget": found["budget"], "forms": list(search.forms), "measured": search.measured}
+
+
+def coded_forms(config: Config) -> list[str]:
+    """Return the forms besides INT4 that get codes; INT4 always gets codes."""
+    return [name for name in config.convert.search.forms if name not in (INT4, INT8)] if searches(config) else []
+
+
+def measures(config: Config) -> bool:
+    """Return whether points of the front are measured."""
+    return bool(config.points)
+
+
+def measured_settings(config: Config) -> dict[str, Any] | None:
+    """Return the windows of the calibration text for measurements of points."""
+    known = calibration_settings(config)
+    return known and {"window": known["window"], "held": known["held"], "windows": config.convert.search.windows}
+
+
+def evidence(config: Config) -> list[str]:
+    """Return imported measurements from other machines: no step makes these files, and the list may be empty."""
+    return [str(file) for file in evidence_files(Path("build") / config.model)]
+
+
+def benchmarks(config: Config) -> bool:
+    """Return whether a build measures its speed."""
+    return config.benchmark is not False
+
+
+def benchmark_text(config: Config) -> str:
+    """Return the file with the text of the benchmark's prompts. Raise ConfigError if the config has no benchmark."""
+    return _benchmark(config).text
+
+
+def task_files(config: Config) -> list[str]:
+    """Return the benchmark's prompt files, so that Snakemake sees changes. Raise ConfigError without a benchmark."""
+    found = _benchmark(config)
+    folder, tasks = Path(found.task_prompts), found.tasks
+    return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))
+
+
+def _benchmark(config: Config) -> Benchmark:
+    if config.benchmark is False:
+        raise ConfigError(f"{config.model}: its config has `benchmark: false`; remove that to measure its speed")
+    return config.benchmark

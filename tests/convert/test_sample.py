@@ -1,0 +1,84 @@
+"""Samples are made once, whoever asks for them and however many at a time, and are whole or made again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardmill.convert import sample
+
+KIND = {"kind": "layers", "tokens": 4}
+SAMPLES = [b"one\x00", b"two"]
+
+
+def never() -> list[bytes]:
+    raise AssertionError("these samples are kept")
+
+
+def test_samples_are_made_once_for_each_kind(tmp_path: Path) -> None:
+    assert sample.shared(tmp_path, KIND, lambda: SAMPLES) == SAMPLES
+    assert sample.shared(tmp_path, dict(reversed(KIND.items())), never) == SAMPLES
+    assert sample.shared(tmp_path, KIND | {"tokens": 1}, lambda: [b"other"]) == [b"other"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: text.replace("b25lAA==", "b25lAQ=="),
+        lambda text: json.dumps(json.loads(text) | {"sha256": "0" * 64}),
+    ],
+    ids=["cut short", "empty", "something else", "another sample", "another sha256"],
+)
+def test_damaged_samples_are_made_again(damage: object, tmp_path: Path) -> None:
+    sample.shared(tmp_path, KIND, lambda: SAMPLES)
+    (file,) = tmp_path.rglob("*.json")
+    whole = file.read_text()
+    file.write_text(damage(whole))  # type: ignore[operator]
+    assert file.read_text() != whole
+    made: list[int] = []
+    assert sample.shared(tmp_path, KIND, lambda: made.append(1) or SAMPLES) == SAMPLES  # type: ignore[func-returns-value]
+    assert (made, file.read_text()) == ([1], whole)
+
+
+AT_ONCE = """
+import os, sys, time
+from pathlib import Path
+from shardmill.convert import sample
+folder, name = Path(sys.argv[1]), sys.argv[2]
+def make():
+    (folder / f"made by {name}").touch()
+    print("making", flush=True)
+    time.sleep(float(sys.argv[3]))
+    return [name.encode()]
+print(sample.shared(folder / "cache", {"kind": 1}, make), flush=True)
+"""
+
+
+def start(folder: Path, name: str, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", AT_ONCE, str(folder), name, str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def test_of_several_processes_one_makes_and_the_others_wait(tmp_path: Path) -> None:
+    processes = [start(tmp_path, str(i), 2) for i in range(3)]
+    answers = {process.communicate(timeout=60)[0].splitlines()[-1] for process in processes}
+    assert len(answers) == 1
+    assert len(list(tmp_path.glob("made by *"))) == 1
+
+
+def test_whoever_waits_for_a_killed_process_makes_them(tmp_path: Path) -> None:
+    with start(tmp_path, "killed", 600) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "making\n"
+        with start(tmp_path, "waiting", 0) as waiting:
+            killed.send_signal(signal.SIGKILL)
+            output, _ = waiting.communicate(timeout=60)
+    assert output == "making\n[b'waiting']\n"

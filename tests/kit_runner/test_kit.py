@@ -1,0 +1,54 @@
+"""What a measurement wrote is on the disk itself before the next one begins."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmill.kit_runner.kit import Results, write_durably
+
+FULL = 51  # F_FULLFSYNC of macOS
+HEADER = {"kit": "a"}
+
+
+def write(folder: Path) -> None:
+    """Both ways to write."""
+    Results(folder / "lines", HEADER)
+    write_durably(folder / "text", "b")
+
+
+def test_on_a_mac_the_disk_itself_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There fsync leaves the bytes in the disk's own cache; a disk of a network may know fsync only."""
+    asked = list[tuple[str, bytes]]()
+
+    def fcntl_of_a_mac(file: Any, command: int) -> int:
+        asked.append(("full" if command == FULL else "other", Path(file.name).read_bytes()))
+        return 0
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", FULL, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", fcntl_of_a_mac)
+    monkeypatch.setattr(os, "fsync", lambda _: asked.append(("fsync", b"")))
+    write(tmp_path)
+    assert asked == [("full", b'{"kit": "a"}\n'), ("full", b"b")]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_elsewhere_the_system_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool) -> None:
+    """Also where macOS knows the call and the disk does not."""
+
+    def refuse(file: Any, command: int) -> int:
+        raise OSError("not supported")
+
+    synced = list[int]()
+    if known:
+        monkeypatch.setattr(fcntl, "F_FULLFSYNC", FULL, raising=False)
+    else:
+        monkeypatch.delattr(fcntl, "F_FULLFSYNC", raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    monkeypatch.setattr(os, "fsync", synced.append)
+    write(tmp_path)
+    assert len(synced) == 2

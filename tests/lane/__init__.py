@@ -1,1 +1,0 @@
-"""Tests of shardmill.lane, in the process of the test; tests/device runs it as a person does."""
