@@ -30,7 +30,6 @@ MAY_USE: dict[str, set[str]] = {
     "decode": set(),
     "kit_runner": set(),
     "checkpoint": set(),
-    "attest": set(),
     "forms": set(),
     "models": {"checkpoint"},
     "config": {"checkpoint", "forms", "models"},
@@ -47,10 +46,10 @@ MAY_USE: dict[str, set[str]] = {
     "bench": {"config", "decode", "kit_runner", "models", "plan", "runtime", "serve"},
     "report": {"evidence", "forms", "gates"},
     "pipeline": {
-        "attest", "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "kit_runner",
+        "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "kit_runner",
         "models", "plan", "precision", "report", "runtime", "serve", "topology", "traffic", "witness",
     },
-    "release": {"attest", "checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
+    "release": {"checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
     "device": {"checkpoint", "config", "evidence", "forms", "gates", "kit_runner", "models", "pipeline", "runtime"},
     "commands": {
         "bench", "checkpoint", "config", "decode", "device", "evidence", "forms", "gates",

@@ -26,7 +26,8 @@ def main(root: Path) -> None:
     print(f"files {len(files)}, lines {lines}, loose modules {len(loose)}")
     print(f"circles of files {len(circles({name: uses(name, tree, files) for name, tree in trees.items()}))}")
     print(f"public names defined in two modules or more {sum(count > 1 for count in names.values())}")
-    print(f"noqa {sum(file.read_text(encoding='utf-8').count('# noqa') for file in root.rglob('*.py'))}")
+    ours = (file for file in root.rglob("*.py") if not {".venv", "build"} & {*file.relative_to(root).parts})
+    print(f"noqa {sum(file.read_text(encoding='utf-8').count('# noqa') for file in ours)}")
 
 
 def modules(package: Path) -> Iterator[tuple[str, Path]]:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from shardmill.attest import read_provenance
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.evidence.folder import evidence_files
 from shardmill.files import dumps, is_left_by_macos, read_sealed
+from shardmill.pipeline.attest import read_provenance
 from shardmill.pipeline.task import RECEIPT, SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 

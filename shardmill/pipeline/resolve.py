@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import shardmill
 from shardmill import files
-from shardmill.attest import PATHS
 from shardmill.config import Benchmark, Config, Parity, parse
 from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
+from shardmill.pipeline.attest import PATHS
 from shardmill.pipeline.code_digest import code_digest, model_type_in
 
 if TYPE_CHECKING:

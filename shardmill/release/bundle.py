@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from packageurl import PackageURL
 
-from shardmill.attest import HOME, installed, read_provenance
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, replacing, sealed, write_json
 from shardmill.forms.recipe import called
+from shardmill.pipeline.attest import HOME, installed, read_provenance
 from shardmill.pipeline.audit import (
     ATTESTATION,
     BUNDLE,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.attest import read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import flattened, read_json
+from shardmill.pipeline.attest import read_provenance, versions
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache.store import key_differences
 from shardmill.pipeline.steps.provenance import verdict_hashes

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill import __version__
-from shardmill.attest import HOME, read_provenance
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
 from shardmill.gates.measurement import nearness
+from shardmill.pipeline.attest import HOME, read_provenance
 from shardmill.pipeline.audit import ATTESTATION, BUNDLE, CARD_RECORD, added
 from shardmill.pipeline.steps.provenance import PARITY_TEXT, verdict_hashes
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files

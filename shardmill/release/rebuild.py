@@ -23,10 +23,10 @@ import numpy as np
 import yaml
 from safetensors import safe_open
 
-from shardmill.attest import BUILD_TYPE, OURS, installed, read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
+from shardmill.pipeline.attest import BUILD_TYPE, OURS, installed, read_provenance, versions
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools

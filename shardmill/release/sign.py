@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill import files as shardmill_files
-from shardmill.attest import PAYLOAD_TYPE
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json, write_text
+from shardmill.pipeline.attest import PAYLOAD_TYPE
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, is_signature
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files, remove_marks, signing_libraries, unsigned
 from shardmill.release.publishable import License

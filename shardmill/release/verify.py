@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardmill.attest import PROVENANCE as PROVENANCE_TYPE
-from shardmill.attest import read_provenance
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, read_json
 from shardmill.gates.thresholds import Threshold, thresholds_of
+from shardmill.pipeline.attest import PROVENANCE as PROVENANCE_TYPE
+from shardmill.pipeline.attest import read_provenance
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, Audit, audit, is_signature
 from shardmill.pipeline.steps.manifest import subjects
 from shardmill.pipeline.steps.provenance import gate_statements, verdict_hashes

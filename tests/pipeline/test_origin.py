@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardmill import config
-from shardmill.attest import PATHS
 from shardmill.errors import ConfigError
+from shardmill.pipeline.attest import PATHS
 from shardmill.pipeline.resolve import grounded, load_resolved, workflow_root
 
 THERE = "resources/demo/config.json"

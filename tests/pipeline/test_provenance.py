@@ -15,12 +15,12 @@ from in_toto_attestation.v1.statement import Statement
 from manifests import manifest
 from packageurl import PackageURL
 
-from shardmill import attest
-from shardmill.attest import package_descriptors, parameters, read_provenance, versions
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, dumps, sealed, write_json
 from shardmill.gates.measurement import Measurement, compare
+from shardmill.pipeline import attest
+from shardmill.pipeline.attest import package_descriptors, parameters, read_provenance, versions
 from shardmill.pipeline.steps.provenance import Records, gate_statements, provenance
 
 STEPS = ["plan", "reference", "packages/head_0", "compiled/head_0", "residency/head_0", "parity/head_0", "parity/stack"]

@@ -15,9 +15,9 @@ from pipeline import made
 from pipeline.project import ROOT
 from pipeline.undisturbed import undisturbed
 
-from shardmill.attest import with_seal
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
+from shardmill.pipeline.attest import with_seal
 from shardmill.release import rebuild
 from shardmill.release.compare import explain_difference
 from shardmill.release.rebuild import check_tools, compare_rebuilt, read_original, state

@@ -15,10 +15,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from pipeline import made
 
-from shardmill.attest import with_seal
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.pipeline.attest import with_seal
 from shardmill.pipeline.audit import is_out_of_scope
 from shardmill.release import verify
 from shardmill.release.sign import read_private, read_public, sign_build, signed_files

@@ -14,7 +14,10 @@ from typing import Any
 from packageurl import PackageURL
 
 from shardmill import __version__
-from shardmill.attest import (
+from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.paths import RECORD_FILE
+from shardmill.files import read_json, read_sealed, write_json, write_text
+from shardmill.pipeline.attest import (
     BUILD_TYPE,
     BUILDER,
     PROVENANCE,
@@ -27,9 +30,6 @@ from shardmill.attest import (
     with_seal,
     workflow,
 )
-from shardmill.checkpoint.hashing import hash_file
-from shardmill.checkpoint.paths import RECORD_FILE
-from shardmill.files import read_json, read_sealed, write_json, write_text
 from shardmill.pipeline.steps.manifest import named_files, subjects
 from shardmill.pipeline.task import RECEIPT, SOURCE, Task
 from shardmill.runtime.manifest import COMPLETE, read_manifest
