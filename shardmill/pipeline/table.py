@@ -218,7 +218,8 @@ _ROWS = (  # each after the steps whose files it reads
             "form": lambda config: config.convert.embedding,
             "reshape": lambda config: config.program.reshape_frequency,
         },
-        needs=Need(300),
+        needs=Need(600),  # transformers renders conversations in a process of its own
+        packages=("jinja2", "tokenizers", "transformers"),
         kept=False,
         on_the_side=True,
         gated=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -38,6 +38,16 @@ LONGEST = 200  # characters of a jsonschema message, which contains the value
 MARK = "buckets"  # a key that only an encoder has
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
 FORMED = ("functions", "written", "contexts")  # keys that only parts with an unusual program form have
+FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses` -> whether a build has the feature
+    "contexts": lambda content: "contexts" in content,
+    "functions": lambda content: any("functions" in part for part in content["parts"]),
+    "bundles": lambda content: any("bundles" in part["program"] for part in content["parts"]),
+    "written": lambda content: any("written" in part for part in content["parts"]),
+    "experts": lambda content: any(part["kind"] == "experts" for part in content["parts"]),
+    "rings": lambda content: bool(content.get("window_slots")),
+    "conv": lambda content: bool(content.get("conv_taps")),
+    "int8-table": lambda content: content["embedding"].get("form") == "int8",
+}
 KINDS = ("layers", "experts", "head", "encoder")
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
@@ -61,6 +71,7 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
     file = build / "model.json"
     try:
         content: dict[str, Any] = load_json(file)
+        _check_features(file, content)
         encodes = isinstance(content, dict) and MARK in content
         wrong = _fault(content, COMPLETE_ENCODER if encodes and kinds is COMPLETE else kinds)
     except OSError as error:
@@ -73,6 +84,15 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
     if wrong:
         raise ShardmillError(f"{file} is no manifest of a built model: {wrong}; delete it and build again")
     return content
+
+
+def _check_features(file: Path, content: Any) -> None:
+    """Raise ShardmillError if a build uses a feature that this version does not know."""
+    used = content.get("uses", ()) if isinstance(content, dict) else ()
+    unknown = [name for name in used if name not in FEATURES] if isinstance(used, list) else []
+    if unknown:
+        names = ", ".join(printable(str(name))[:LONGEST] for name in unknown[:3])
+        raise ShardmillError(f"{file}: the build uses {names}, which this version can't run; install a newer shardmill")
 
 
 def holds_encoder(build: Path) -> bool:
@@ -250,10 +270,11 @@ def runtime_manifest(
         "parts": parts,
     }
     if plan["buckets"]:
-        return shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
+        encoder = shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
+        return encoder | {"uses": _used(encoder)}
     shorter = {"contexts": plan["contexts"]} if plan.get("contexts") else {}
     told = reshape_frequency(shared | {"reshape_frequency": reshape})
-    return shared | {
+    decoder = shared | {
         "context": plan["context"],
         **shorter,
         "tokens_max": plan["tokens_max"],
@@ -265,6 +286,12 @@ def runtime_manifest(
         "conv_taps": architecture["graph"]["conv_taps"],
         "eos_token_ids": plan["eos_token_ids"],
     }
+    return decoder | {"uses": _used(decoder)}
+
+
+def _used(content: Mapping[str, Any]) -> list[str]:
+    """Return the features that a runtime must know to run a build."""
+    return [name for name, has in FEATURES.items() if has(content)]
 
 
 def in_place(

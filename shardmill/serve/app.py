@@ -139,7 +139,7 @@ def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: S
     if drafter == "draft_model" and model.draft_session is None:
         raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
     try:
-        sampling = _sampling(request)
+        sampling = _sampling(request, model)
         sampling.check_vocab(model.engine.vocab)
         options = Options(
             sampling=sampling,
@@ -212,16 +212,17 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
     raise invalid(f"max_tokens is {wanted}, at most {most} are allowed", "max_tokens")
 
 
-def _sampling(request: GenerationRequest) -> Sampling:
-    """Return the sampling options; OpenAI's defaults are temperature 1 and a random seed."""
-    seed = secrets.randbits(63) if request.seed is None else request.seed % SEEDS
+def _sampling(request: GenerationRequest, model: Model) -> Sampling:
+    """Return the request's sampling options.
+
+    What it does not name is the model's if it names no temperature, otherwise OpenAI's default.
+    """
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    named = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    usual = model.sampling if request.temperature is None else {}
     return Sampling(
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_k=request.top_k or 0,
-        top_p=1.0 if request.top_p is None else request.top_p,
-        min_p=request.min_p or 0.0,
-        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
-        seed=seed,
+        **({"temperature": 1.0} | dict(usual) | named),
+        seed=secrets.randbits(63) if request.seed is None else request.seed % SEEDS,
         logit_bias=request.logit_bias or {},
         accept_top_p=request.shardmill.accept_top_p,
     )

@@ -120,17 +120,30 @@ def _work(pipe: Connection, source: Path, text: str | None) -> None:
     except Exception as error:  # a checkpoint may cause any exception
         pipe.send((False, first_line(error)))
         return
-    _limit_memory()
+    limit_memory()
     pipe.send((True, ""))
     with suppress(EOFError):
         while True:
-            pipe.send(_rendered(tokenizer, pipe.recv(), text))
+            pipe.send(rendered(tokenizer, pipe.recv(), text))
 
 
-def _rendered(tokenizer: Any, messages: list[dict[str, Any]], text: str | None) -> tuple[bool, str]:
+def rendered(
+    tokenizer: Any, messages: list[dict[str, Any]], text: str | None, answers: bool = True
+) -> tuple[bool, str]:
+    """Render a conversation in this process.
+
+    Args:
+        tokenizer: transformers' tokenizer.
+        messages: the conversation.
+        text: a template to use instead of the tokenizer's.
+        answers: whether an answer begins at the end of the text.
+
+    Returns:
+        Whether the template accepted the conversation, and the text or the reason.
+    """
     try:
         found = str(
-            tokenizer.apply_chat_template(messages, chat_template=text, tokenize=False, add_generation_prompt=True)
+            tokenizer.apply_chat_template(messages, chat_template=text, tokenize=False, add_generation_prompt=answers)
         )
     except MemoryError:
         return False, "it needs too much memory"
@@ -141,7 +154,7 @@ def _rendered(tokenizer: Any, messages: list[dict[str, Any]], text: str | None) 
     return True, found
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
     """Limit the memory that the process may allocate from now on, where the system can: macOS does not enforce it."""
     with suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
@@ -132,6 +132,7 @@ class Model:
         tokenizer: the model's tokenizer.
         eos: tokens that end an answer.
         template: messages -> text that ends where the assistant's answer begins; None if the checkpoint has none.
+        sampling: the sampling of requests that name no temperature; empty: OpenAI's defaults.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
         fingerprint: changes when the model does.
         tokenizer_digest: changes when the tokenizer does.
@@ -144,6 +145,7 @@ class Model:
     tokenizer: Tokenizer
     eos: tuple[int, ...]
     template: ChatTemplate | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     draft_session: Session | None = None
     fingerprint: str = ""
     tokenizer_digest: str = ""
@@ -216,16 +218,15 @@ def load_model(
     choose_layout(context_policy, manifest["context"], verify_width(manifest))
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
-    end = turn_end(template, tokenizer) if template else None
     engine = process.load_engine(build, precision)
-    ends = tuple(dict.fromkeys(manifest["eos_token_ids"]))
     return Model(
         name=manifest["model"],
         tokenizer=tokenizer,
         template=template,
         engine=engine,
         engine_name=machine.engine_name(precision),
-        eos=ends if end is None or end in ends else (*ends, end),
+        eos=_ends(manifest, tokenizer, template, chosen=chat_template is not None),
+        sampling=manifest.get("sampling", {}),
         draft_session=Session(process.load_engine(draft_build, precision), context_policy=context_policy)
         if draft_build
         else None,
@@ -233,3 +234,20 @@ def load_model(
         tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
         threads=getattr(engine, "threads", None),
     )
+
+
+def _ends(
+    manifest: Mapping[str, Any], tokenizer: Tokenizer, template: ChatTemplate | None, *, chosen: bool
+) -> tuple[int, ...]:
+    """Return the tokens that end an answer.
+
+    Args:
+        manifest: model.json's content.
+        tokenizer: the model's tokenizer.
+        template: the chat template, if there is one.
+        chosen: whether the template is not the checkpoint's; `chat` in model.json describes only the checkpoint's.
+    """
+    if "chat" in manifest and not chosen:
+        return tuple(dict.fromkeys([*manifest["eos_token_ids"], *manifest["chat"]["stop"]]))
+    end = turn_end(template, tokenizer) if template else None
+    return tuple(dict.fromkeys([*manifest["eos_token_ids"], *([] if end is None else [end])]))

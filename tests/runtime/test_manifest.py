@@ -18,6 +18,7 @@ from shardmill.runtime import engine
 from shardmill.runtime.manifest import (
     COMPLETE,
     ENCODER,
+    FEATURES,
     PART,
     RUNTIME,
     SHARED,
@@ -39,6 +40,8 @@ LAYERS: dict[str, Any] = manifest()["parts"][0] | {
         "attn_mask_sliding": [1, 1, "T", 256],
     },
 }
+AROUND = {"before": "<|user|>", "after": "<|end|>"}
+CHAT: dict[str, Any] = {"begin": "", "user": AROUND, "assistant": AROUND, "generate": "<|assistant|>", "stop": [3]}
 WRONG: dict[str, Any] = {
     "a list": [],
     "nothing": {},
@@ -70,6 +73,15 @@ WRONG: dict[str, Any] = {
     "a table of rope that is text": manifest(rope={"rope": {"inv_freq": "x", "scale": 1.0}}),
     "ends of answers that are text": manifest(eos_token_ids=["a"]),
     "a context that is true": manifest(context=True),
+    "features that are text": manifest(uses="conv"),
+    "systems without a version": manifest(requires={"macos": "new", "ios": "18.0"}),
+    "a size that is text": manifest(tokenizer={"path": "a", "sha256": "2" * 64, "bytes": "9"}),
+    "a temperature that is text": manifest(sampling={"temperature": "hot"}),
+    "a mass over 1": manifest(sampling={"top_p": 2}),
+    "a chat without stops": manifest(chat={key: value for key, value in CHAT.items() if key != "stop"}),
+    "a chat with a number": manifest(chat=CHAT | {"begin": 1}),
+    "a chat with another key": manifest(chat=CHAT | {"tools": {}}),
+    "a chat that stops at text": manifest(chat=CHAT | {"stop": ["</s>"]}),
     "passes of less than a token": manifest(tokens_max=-1),
     "a window of no slots": manifest(window_slots=-1),
     **{
@@ -141,6 +153,35 @@ def test_keys_that_a_newer_one_has_besides_are_read_over(tmp_path: Path) -> None
     newer = manifest(taps=[1], parts=[manifest()["parts"][0] | {"adapters": {}}])
     write(tmp_path, newer)
     assert read_manifest(tmp_path) == newer
+
+
+def test_what_a_runtime_may_use_is_read(tmp_path: Path) -> None:
+    chat = CHAT | {"system": AROUND | {"strip": True}, "without_system": "You are helpful."}
+    full = manifest(chat=chat, sampling={"temperature": 0.7, "top_k": 20}, requires={"macos": "15.0", "ios": "18.0"})
+    write(tmp_path, full)
+    assert read_manifest(tmp_path) == full and full["uses"] == []
+
+
+@pytest.mark.parametrize(
+    "content", [manifest(uses=["conv", "taps"]), manifest(uses=["taps"], format=3), {"uses": ["taps"]}]
+)
+def test_a_build_that_uses_what_this_version_does_not_know_is_not_run(tmp_path: Path, content: Any) -> None:
+    write(tmp_path, content)
+    said = refusal(tmp_path, read_manifest)
+    assert "the build uses taps, which this version can't run; install a newer shardmill" in said
+
+
+def test_a_build_names_the_features_that_it_uses() -> None:
+    plan = {"model": "m", "architecture": {"vocab": 2, "ropes": {}, "graph": {"conv_taps": 3}, "window": 8}}
+    plan |= {"buckets": [], "context": 64, "tokens_max": 4, "widths": [1, 4], "verify": 4, "window_slots": 16}
+    plan |= {"eos_token_ids": [], "contexts": [32]}
+    part = {key: {} for key in PART} | {"kind": "experts", "functions": {"1": "a"}, "written": {"k_0": "k"}}
+    parts = [part | {"name": "e"}]
+    made = runtime_manifest(plan | {"parts": parts}, {"e": {"bundles": {}}}, {"form": "int8"})
+    assert made["uses"] == list(FEATURES)
+    encoder = dict.fromkeys(("task", "labels", "band", "reach", "pooling")) | {"buckets": [64]}
+    made = runtime_manifest(plan | encoder | {"parts": []}, {}, {"form": "int8"})
+    assert made["uses"] == ["int8-table"]
 
 
 def test_a_build_of_a_head_alone_has_nothing_to_run(tmp_path: Path) -> None:

@@ -302,3 +302,16 @@ def test_the_precision_asked_for_reaches_the_engine(
 def test_a_precision_that_there_is_not_is_refused(build: Path) -> None:
     done = shardmill("generate", build, "--prompt", "a", "--precision", "ane:table")
     assert done.exit_code == 2 and "subnormals" in done.output  # one of the options that it names
+
+
+def test_what_model_json_says_of_chats_is_taken(build: Path, tmp_path: Path) -> None:
+    """Its stop tokens in place of the template's, unless another template is chosen; and its sampling."""
+    configure(build, chat_template=TEMPLATE)
+    around = {"before": "", "after": ""}
+    chat = {"begin": "", "user": around, "assistant": around, "generate": "", "stop": [7, 0]}
+    content = manifest(model=NAME, eos_token_ids=[0], chat=chat, sampling={"temperature": 0.7, "top_k": 20})
+    (build / "model.json").write_text(json.dumps(content))
+    model = load_model(build, None, "fp32")
+    assert (model.eos, model.sampling) == ((0, 7), {"temperature": 0.7, "top_k": 20})
+    (tmp_path / "chosen.jinja").write_text(ENDS)
+    assert load_model(build, None, "fp32", chat_template=tmp_path / "chosen.jinja").eos == (0, END)

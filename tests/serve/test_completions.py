@@ -274,3 +274,14 @@ def test_a_full_context_ends_the_answer(server: Running) -> None:
         assert (len(answer["shardmill"]["tokens"]), answer["shardmill"]["finish_reason"]) == (7, reason)
     with pytest.raises(openai.BadRequestError, match="the prompt has 257 tokens, at most 256"):
         server.client().completions.create(**ask(prompt="x" * 257))
+
+
+def test_a_request_that_names_no_temperature_is_sampled_as_the_model_says() -> None:
+    usual = {"temperature": 1.5, "top_k": 5, "repetition_penalty": 1.1}
+    cases: list[dict[str, Any]] = [{}, {"top_k": 3}, {"temperature": 0.8}, {"temperature": 0}]
+    with running(replace(fake_model(), sampling=usual)) as told, running(fake_model()) as plain:
+        for named in cases:
+            request = {"model": NAME, "prompt": "Once", "max_tokens": 40, "seed": 3, **named}
+            _, found = told.post(request)
+            _, expected = plain.post(request if "temperature" in named else usual | request)
+            assert found["choices"][0]["text"] == expected["choices"][0]["text"]

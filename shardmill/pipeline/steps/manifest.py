@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.layout import text_files
 from shardmill.errors import ShardmillError
-from shardmill.files import read_json, write_json
+from shardmill.files import load_json, read_json, write_json
 from shardmill.models.interface import BUNDLE, INFREQUENT
 from shardmill.pipeline.task import RECEIPT, SOURCE, Artifact, Task
 from shardmill.runtime.manifest import COMPILER, SYSTEM, entries, runtime_manifest
+from shardmill.serve.chat import has_template
+from shardmill.serve.chat_format import chat_format
 
+log = logging.getLogger(__name__)
 TOKENIZER = "tokenizer.json"
+GENERATION = "generation_config.json"
+# Core ML's specification version -> the oldest systems that load it; shardmill writes the first.
+SYSTEMS = {9: {"macos": "15.0", "ios": "18.0"}, 10: {"macos": "26.0", "ios": "26.0"}}
+# Keys of generation_config.json for sampling -> the least and the largest value that a runtime accepts.
+SAMPLING = {
+    "temperature": (0, 100),
+    "top_p": (1e-9, 1),
+    "top_k": (0, 1 << 24),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+}
 
 
 def task(
@@ -53,6 +68,11 @@ def task(
         content["texts"] = {"path": SOURCE, "files": {name: hashes[name] for name in others}}
         content["source"] = {key: source[key] for key in ("repo", "commit")}
         check_files(content, root)
+        for entry in entries(content):
+            entry["bytes"] = sum((root / name).stat().st_size for name, _ in named_files(entry))
+        content |= _requires(packages)
+        if not plan["buckets"]:
+            content |= _sampling(root / SOURCE) | _chat(root / SOURCE, content["eos_token_ids"], content["vocab"])
         write_json(made["manifest"], content)
 
     return Task(work)
@@ -79,6 +99,51 @@ def _described(artifact: Artifact, root: Path) -> dict[str, Any]:
     """Return the path relative to `root`, and the sha256 of the file, or of each file in the folder, as it was made."""
     where = {"path": artifact.path.relative_to(root).as_posix()}
     return where | ({"files": dict(artifact.files)} if artifact.files else {"sha256": artifact.sha256})
+
+
+def _requires(packages: Sequence[Artifact]) -> dict[str, Any]:
+    """Return the oldest systems that load every package; empty if a package has an unknown specification version."""
+    found = {_specification(artifact) for artifact in packages}
+    return {"requires": SYSTEMS[max(found)]} if found and found <= SYSTEMS.keys() else {}
+
+
+def _specification(package: Artifact) -> int:
+    """Return the specification version of a package; 0 if it has none.
+
+    It is the first field of the model's message: a tag, then a number that takes one byte up to 127.
+    """
+    model = next((name for name in package.files if name.endswith(".mlmodel")), None)
+    if model is None:
+        return 0
+    with (package.path / model).open("rb") as file:
+        tag, number = file.read(2)
+    return number if tag == 8 and number < 128 else 0
+
+
+def _sampling(source: Path) -> dict[str, Any]:
+    """Return how the checkpoint's authors sample; empty if they do not say that they do."""
+    file = source / GENERATION
+    said = load_json(file) if file.is_file() else {}
+    if not isinstance(said, dict) or said.get("do_sample") is not True:
+        return {}
+    found = {
+        name: said[name]
+        for name, (least, most) in SAMPLING.items()
+        if type(said.get(name)) in ((int,) if name == "top_k" else (int, float)) and least <= said[name] <= most
+    }
+    return {"sampling": {"temperature": 1.0, **found}}
+
+
+def _chat(source: Path, eos: Sequence[int], vocab: int) -> dict[str, Any]:
+    """Return how a conversation becomes text; empty if no plain form is proven equal to the checkpoint's template."""
+    try:
+        found, why = chat_format(source) if has_template(source) else (None, "the checkpoint has no chat template")
+    except ShardmillError as error:  # a damaged tokenizer_config.json; whoever chats is told
+        found, why = None, str(error)
+    if found is None:
+        log.info("no `chat` in model.json: %s", why)
+        return {}
+    return {"chat": found | {"stop": [token for token in found["stop"] if token < vocab and token not in eos]}}
 
 
 def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:

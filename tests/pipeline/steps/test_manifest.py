@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps
-from shardmill.runtime.manifest import COMPLETE
+from shardmill.pipeline.steps import manifest
+from shardmill.runtime.manifest import COMPLETE, entries, read_manifest
 
 from ..made import PARTS, PLAN, judge, write_parts, written
 
@@ -97,7 +99,8 @@ def test_it_carries_what_a_runtime_needs(build: Path) -> None:
 
 def test_it_holds_nothing_that_nobody_reads(build: Path) -> None:
     """Beside its format and its origin, for a person."""
-    assert set(written(build)) - {"format", "source", "window", "verify", "reshape_frequency"} == set(COMPLETE)
+    told = {"format", "source", "window", "verify", "reshape_frequency", "uses"}
+    assert set(written(build)) - told == set(COMPLETE)
 
 
 def test_it_is_the_same_wherever_it_is_written(build: Path, tmp_path: Path) -> None:
@@ -108,3 +111,65 @@ def test_it_is_the_same_wherever_it_is_written(build: Path, tmp_path: Path) -> N
     shutil.copytree(build, moved)
     assert dumps(written(moved)) == first
     assert str(tmp_path) not in first
+
+
+def test_every_entry_says_how_many_bytes_it_has(build: Path) -> None:
+    content = written(build)
+    for entry in entries(content):
+        path, names = build / entry["path"], entry.get("files", {})
+        assert entry["bytes"] == (sum((path / name).stat().st_size for name in names) or path.stat().st_size) > 0
+
+
+def specify(build: Path, *versions: int) -> list[manifest.Artifact]:
+    """Packages of specification versions."""
+    made = []
+    for place, version in enumerate(versions):
+        package = build / f"{place}.mlpackage"
+        package.mkdir()
+        (package / "model.mlmodel").write_bytes(bytes([8, version, 18, 0]))
+        made.append(manifest.Artifact(package, "", {"model.mlmodel": "0" * 64}))
+    return made
+
+
+def test_the_oldest_system_is_that_of_the_newest_package(tmp_path: Path) -> None:
+    assert manifest._requires(specify(tmp_path, 9, 9)) == {"requires": {"macos": "15.0", "ios": "18.0"}}
+    (tmp_path / "b").mkdir()
+    assert manifest._requires(specify(tmp_path / "b", 9, 10)) == {"requires": {"macos": "26.0", "ios": "26.0"}}
+    (tmp_path / "c").mkdir()
+    assert manifest._requires(specify(tmp_path / "c", 9, 99)) == {}
+
+
+SAID: dict[str, tuple[Any, dict[str, Any]]] = {
+    "nothing": ({}, {}),
+    "no object": ([], {}),
+    "greedy": ({"do_sample": False, "temperature": 0.7}, {}),
+    "only that": ({"do_sample": True}, {"sampling": {"temperature": 1.0}}),
+    "all": (
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1, "min_p": 0},
+        {"sampling": {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1, "min_p": 0}},
+    ),
+    "nonsense": (
+        {"do_sample": True, "temperature": "hot", "top_p": 7, "top_k": 1.5, "min_p": True},
+        {"sampling": {"temperature": 1.0}},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_how_to_sample_is_what_the_checkpoint_says(tmp_path: Path, name: str) -> None:
+    said, found = SAID[name]
+    (tmp_path / "generation_config.json").write_text(json.dumps(said))
+    assert manifest._sampling(tmp_path) == found
+
+
+def test_a_proven_chat_format_is_written_without_known_stop_tokens(
+    build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = {"begin": "", "user": {"before": "", "after": ""}, "assistant": {"before": "", "after": ""}, "generate": ""}
+    monkeypatch.setattr(manifest, "has_template", lambda source: True)
+    for stop, written_stop in (([0], []), ([5], [5]), ([256], []), ([], [])):
+        monkeypatch.setattr(manifest, "chat_format", lambda source, stop=stop: (plain | {"stop": stop}, ""))
+        assert written(build)["chat"] == plain | {"stop": written_stop}
+        assert read_manifest(build)["chat"]["stop"] == written_stop
+    monkeypatch.setattr(manifest, "chat_format", lambda source: (None, "it writes the date"))
+    assert "chat" not in written(build)

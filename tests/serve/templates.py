@@ -1,0 +1,51 @@
+"""Chat templates of the usual shapes, written for the tests."""
+
+from __future__ import annotations
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HELPFUL = (  # as Qwen 2.5 and SmolLM 2 have it
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}" + CHATML
+)
+LLAMA = (
+    "<|begin_of_text|>{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
+    "{{ m.content | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+DATED = "{{ strftime_now('%d %b %Y') }}" + LLAMA
+_ALTERNATE = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}"
+_TURN = (
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ prefix if loop.first }}{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+GEMMA_2 = (
+    "<bos>{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for m in messages %}" + _ALTERNATE + _TURN
+)
+GEMMA_3 = (
+    "<bos>{% set prefix = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{% set talk = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in talk %}" + _ALTERNATE + _TURN
+)
+MISTRAL = (  # a system message goes before the last question
+    "<s>{% set told = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{% set talk = messages[1:] if messages[0].role == 'system' else messages %}"
+    "{% for m in talk %}" + _ALTERNATE + "{% if m.role == 'user' %}[INST] "
+    "{{ told if loop.last }}{{ m.content }}[/INST]{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+PHI_3 = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% else %}<|endoftext|>{% endif %}"
+)
+PHI_4 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}<|im_sep|>{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant<|im_sep|>{% endif %}"
+)
+THINKING = (  # as Qwen 3 has it: earlier thoughts are left out
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
