@@ -21,6 +21,7 @@ from shardmill.decode.sampler import Sampler, Sampling
 from shardmill.decode.session import Session
 from shardmill.decode.text import TextStream
 from shardmill.models.host import KVLayout
+from shardmill.serve.chat_format import TEXTS, Around, ChatFormat
 
 VECTORS = Path(__file__).parents[1] / "Tests" / "Vectors"
 ROPE = {"inv_freq": [1.0, 0.31622776, 0.1, 0.0316], "scale": 1.19}
@@ -212,6 +213,31 @@ def streams() -> Iterator[dict[str, Any]]:
         }
 
 
+def chats() -> Iterator[dict[str, Any]]:
+    """Yield chat formats of the usual shapes, and the texts of conversations."""
+    for begin, instead, before, after, strip, system, generate in (
+        ("", "", "<|im_start|>{}\n", "<|im_end|>\n", False, True, "<|im_start|>assistant\n"),
+        ("<|system|>\n", "You are helpful.", "<|{}|>", "<|end|>\n", False, True, "<|assistant|>"),
+        ("<|begin|>", "", "<|header|>{}<|header|>\n\n", "<|eot|>", True, True, "<|header|>assistant<|header|>\n\n"),
+        ("<bos>", "", "<turn>{}\n", "<end>\n", True, False, "<turn>model\n"),
+        ("<s>", "", "[{}] ", "</s>", False, False, ""),
+    ):
+        around = {role: Around(before.format(role), after, strip) for role in ("system", "user", "assistant")}
+        found = ChatFormat(
+            begin, instead, around["system"] if system else None, around["user"], around["assistant"], generate
+        )
+        talks = [[("user", text)] for text in TEXTS]
+        talks.append([("assistant" if turn % 2 else "user", text) for turn, text in enumerate(TEXTS[:-1])])
+        talks += [[("system", text), *talks[-1][:3]] for text in TEXTS if system]
+        yield {
+            "format": found.as_json() | {"stop": []},
+            "talks": [
+                {"messages": talk, "text": found.text([{"role": role, "content": text} for role, text in talk])}
+                for talk in talks
+            ],
+        }
+
+
 WRITERS = {
     "layouts": layouts,
     "samplers": samplers,
@@ -219,6 +245,7 @@ WRITERS = {
     "drafts": drafts,
     "sessions": sessions,
     "streams": streams,
+    "chats": chats,
 }
 
 

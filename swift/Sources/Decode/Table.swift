@@ -35,7 +35,7 @@ public struct Table: Sendable {
         func place(_ name: String, _ types: [String: Int], _ extents: Int) throws -> (Int, Entry) {
             guard let entry = entries[name] else { throw refuse("it contains no tensor '\(name)'") }
             guard let bytes = types[entry.dtype], entry.shape.count == extents,
-                entry.shape.allSatisfy({ (1...1 << 31).contains($0) }), entry.data_offsets.count == 2
+                entry.shape.allSatisfy({ (1...1 << 28).contains($0) }), entry.data_offsets.count == 2
             else { throw refuse("the tensor '\(name)' is \(entry.dtype) \(entry.shape)") }
             let begin = entry.data_offsets[0]
             let end = entry.data_offsets[1]

@@ -85,25 +85,12 @@ extension ShardmillModel {
 
     /// Return the tokens of a conversation, up to where the answer begins.
     ///
-    /// - Throws: `ShardmillError` if the build has no chat format, or the format no place for a message.
+    /// - Throws: `ShardmillError` if the build has no chat format, or the format does not fit the conversation.
     nonisolated func prompt(_ messages: [Message]) throws -> [Int] {
         guard let format = manifest.chat else {
             throw ShardmillError(.request, "\(manifest.model) has no chat format that this package can apply: use complete()")
         }
-        var text = format.begin
-        for message in messages {
-            let around: ChatFormat.Around
-            switch message.role {
-            case .user: around = format.user
-            case .assistant: around = format.assistant
-            case .system:
-                guard let system = format.system else {
-                    throw ShardmillError(.request, "\(manifest.model)'s chat format has no place for instructions")
-                }
-                around = system
-            }
-            text += around.before + message.content + around.after
-        }
-        return try codec.encode(text + format.generate, addSpecialTokens: false)
+        let text = try format.text(of: messages.map { (ChatFormat.Role(rawValue: $0.role.rawValue) ?? .user, $0.content) })
+        return try codec.encode(text, addSpecialTokens: false)
     }
 }

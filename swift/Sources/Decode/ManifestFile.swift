@@ -1,0 +1,143 @@
+/// model.json as it is written; `Manifest` is what it means.
+struct RawManifest: Decodable {
+    struct Entry: Decodable {
+        let path: String
+        let bytes: Int?
+    }
+
+    struct Usual: Decodable {
+        let temperature, top_p, min_p, repetition_penalty: Double?
+        let top_k: Int?
+    }
+
+    struct Window: Decodable {
+        let value: Int?
+        init(from decoder: Decoder) throws {
+            let single = try decoder.singleValueContainer()
+            value = single.decodeNil() ? nil : try single.decode(Int.self)
+        }
+    }
+
+    let model: String
+    let context, tokens_max: Int
+    let widths: [Int]
+    let verify: Int?
+    let margin: Double?
+    let reshape_frequency: String?
+    let contexts: [Int]?
+    let vocab: Int
+    let eos_token_ids: [Int]
+    let rope: [String: RopeTable]
+    let window: Window
+    let window_slots, conv_taps: Int
+    let embedding, tokenizer: Entry
+    let parts: [RawPart]
+    let packages: [String: Entry]?
+    let chat: ChatFormat?
+    let sampling: Usual?
+    let uses: [String]?
+    let requires: [String: String]?
+
+    private enum Keys: String, CodingKey {
+        case format, model, context, tokens_max, widths, verify, margin, reshape_frequency, contexts, vocab, eos_token_ids
+        case rope, window, window_slots, conv_taps, embedding, tokenizer, parts, packages, chat, sampling, uses
+        case requires, buckets
+    }
+
+    init(from decoder: Decoder) throws {
+        let keys = try decoder.container(keyedBy: Keys.self)
+        let format = try keys.decode(Int.self, forKey: .format)
+        if format != 2 { throw ShardmillError(.build, "model.json is of format \(format); this version reads format 2") }
+        if keys.contains(.buckets) {
+            throw ShardmillError(.build, "model.json is an encoder's: open it with Encoder, not as a decoder")
+        }
+        model = try keys.decode(String.self, forKey: .model)
+        context = try keys.decode(Int.self, forKey: .context)
+        tokens_max = try keys.decode(Int.self, forKey: .tokens_max)
+        widths = try keys.decode([Int].self, forKey: .widths)
+        verify = try keys.decodeIfPresent(Int.self, forKey: .verify)
+        margin = try keys.decodeIfPresent(Double.self, forKey: .margin)
+        reshape_frequency = try keys.decodeIfPresent(String.self, forKey: .reshape_frequency)
+        contexts = try keys.decodeIfPresent([Int].self, forKey: .contexts)
+        vocab = try keys.decode(Int.self, forKey: .vocab)
+        eos_token_ids = try keys.decode([Int].self, forKey: .eos_token_ids)
+        rope = try keys.decode([String: RopeTable].self, forKey: .rope)
+        window = try keys.decode(Window.self, forKey: .window)  // null is a value, absence is an error
+        window_slots = try keys.decode(Int.self, forKey: .window_slots)
+        conv_taps = try keys.decode(Int.self, forKey: .conv_taps)
+        embedding = try keys.decode(Entry.self, forKey: .embedding)
+        tokenizer = try keys.decode(Entry.self, forKey: .tokenizer)
+        parts = try keys.decode([RawPart].self, forKey: .parts)
+        packages = try keys.decodeIfPresent([String: Entry].self, forKey: .packages)
+        chat = try keys.decodeIfPresent(ChatFormat.self, forKey: .chat)
+        sampling = try keys.decodeIfPresent(Usual.self, forKey: .sampling)
+        uses = try keys.decodeIfPresent([String].self, forKey: .uses)
+        requires = try keys.decodeIfPresent([String: String].self, forKey: .requires)
+    }
+}
+
+extension Sampling {
+    /// Make the sampling that model.json names; what it does not name changes nothing.
+    init(_ usual: RawManifest.Usual) {
+        self.init()
+        temperature = usual.temperature ?? 1
+        topP = usual.top_p ?? 1
+        topK = usual.top_k ?? 0
+        minP = usual.min_p ?? 0
+        repetitionPenalty = usual.repetition_penalty ?? 1
+    }
+}
+
+struct RawPart: Decodable {
+    struct Program: Decodable {
+        let path: String
+        let bytes: Int?
+        let bundles: [String: String]?
+        let compiler: [String: String]?
+    }
+
+    struct Shorter: Decodable {
+        let functions: [String: String]
+        let inputs: [String: [Part.Extent]]?
+        let states: [String: [Int]]?
+    }
+
+    let name, kind: String
+    let start, end: Int
+    let inputs: [String: [Part.Extent]]
+    let states: [String: [Int]]
+    let written: [String: String]?
+    let functions: [String: String]?
+    let contexts: [String: Shorter]?
+    let program: Program
+}
+
+extension Part.Extent: Decodable {
+    public init(from decoder: Decoder) throws {
+        let single = try decoder.singleValueContainer()
+        if let number = try? single.decode(Int.self) {
+            self = .fixed(number)
+        } else if try single.decode(String.self) == "T" {
+            self = .tokens
+        } else {
+            throw DecodingError.dataCorruptedError(in: single, debugDescription: "an extent is a number or \"T\"")
+        }
+    }
+}
+
+/// Return where JSON does not have the shape that is expected, in one line.
+public func describe(_ error: any Error) -> String {
+    guard let error = error as? DecodingError else { return "\(error)" }
+    func place(_ context: DecodingError.Context, _ last: String? = nil) -> String {
+        let path = context.codingPath.map { step in step.intValue.map { "[\($0)]" } ?? step.stringValue }
+        let steps = path + (last.map { [$0] } ?? [])
+        return steps.joined(separator: ".")
+    }
+    switch error {
+    case .keyNotFound(let key, let context): return "\(place(context, key.stringValue)) is missing"
+    case .typeMismatch(let type, let context): return "\(place(context)) is no \(type)"
+    case .valueNotFound(_, let context): return "\(place(context)) is null"
+    case .dataCorrupted(let context): return place(context).isEmpty ? "it is no JSON" : "\(place(context)) is not valid"
+    @unknown default: return "\(error)"
+    }
+}

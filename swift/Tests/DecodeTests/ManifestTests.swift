@@ -1,0 +1,237 @@
+import Foundation
+import Testing
+
+@testable import ShardmillDecode
+
+/// A place in JSON: keys of objects and places in arrays, from the root.
+private typealias Place = [String]
+
+/// Return every place of a JSON value, except the root.
+private func places(_ value: Any, _ place: Place = []) -> [Place] {
+    let here = place.isEmpty ? [] : [place]
+    if let object = value as? [String: Any] {
+        return here + object.keys.sorted().flatMap { places(object[$0] ?? 0, place + [$0]) }
+    }
+    if let array = value as? [Any] {
+        return here + array.enumerated().flatMap { places($0.element, place + [String($0.offset)]) }
+    }
+    return here
+}
+
+/// Return a JSON value with another value at a place, or with nothing there.
+private func changed(_ value: Any, _ place: ArraySlice<String>, _ new: Any?) -> Any {
+    guard let step = place.first else { return new ?? NSNull() }
+    let last = place.count == 1
+    if var object = value as? [String: Any] {
+        object[step] = last ? new : changed(object[step] ?? 0, place.dropFirst(), new)
+        return object
+    }
+    if var array = value as? [Any], let index = Int(step) {
+        if last && new == nil {
+            array.remove(at: index)
+        } else {
+            array[index] = changed(array[index], place.dropFirst(), new)
+        }
+        return array
+    }
+    return value
+}
+
+/// The toy's model.json with every key that may be there.
+private func full() -> [String: Any] {
+    var manifest = ToyBuild.manifest()
+    manifest["margin"] = 0.1
+    manifest["reshape_frequency"] = "infrequent"
+    manifest["contexts"] = [Int]()
+    manifest["uses"] = ["conv", "rings"]
+    manifest["requires"] = ["macos": "15.0", "ios": "18.0"]
+    manifest["sampling"] = ["temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1]
+    manifest["packages"] = ["head_0": ["path": "packages/head_0.mlpackage"]]
+    manifest["chat"] = chat(system: true, strip: true)
+    return manifest
+}
+
+private func chat(system: Bool, strip: Bool) -> [String: Any] {
+    func around(_ role: String) -> [String: Any] {
+        ["before": "<\(role)>"] + (strip ? ["strip": true] : [:]) + ["after": "</\(role)>"]
+    }
+    return ["begin": "<s>", "user": around("user"), "assistant": around("model"), "generate": "<model>", "stop": [3]]
+        + (system ? ["system": around("system"), "without_system": "<none/>"] : [:])
+}
+
+private func + (one: [String: Any], other: [String: Any]) -> [String: Any] { one.merging(other) { $1 } }
+
+/// Read a model.json, load the toy and feed it a prompt. Return the error, which has to be typed; nil if all went well.
+private func outcome(_ content: Any) throws -> ShardmillError? {
+    let build = try ToyBuild()
+    let data = try JSONSerialization.data(withJSONObject: content, options: .fragmentsAllowed)
+    try data.write(to: build.folder.appendingPathComponent("model.json"))
+    do {
+        let session = try Session(try Engine(try Manifest(folder: build.folder), backend: ToyBackend()))
+        _ = try session.prefill([1, 2, 3, 4, 5])
+        return nil
+    } catch let error as ShardmillError {
+        #expect(!error.message.isEmpty && error.message.count < 600 && !error.message.contains("\n"))
+        return error
+    }
+}
+
+@Test("what model.json says is read")
+func everyKey() throws {
+    #expect(try outcome(full()) == nil)
+    var content = full()
+    content["embedding"] = ["path": "embedding.safetensors", "bytes": 7]
+    content["tokenizer"] = ["path": "tokenizer.json", "bytes": 5]
+    for place in 0...1 { content = changed(content, ["parts", "\(place)", "program", "bytes"], 10) as? [String: Any] ?? [:] }
+    let build = try ToyBuild { $0 = content }
+    let manifest = try Manifest(folder: build.folder)
+    #expect(manifest.uses == ["conv", "rings"] && manifest.requires == ["macos": "15.0", "ios": "18.0"])
+    #expect(manifest.bytes == 32 && manifest.parts.map(\.bytes) == [10, 10])
+    let sampling = try #require(manifest.sampling)
+    #expect([sampling.temperature, sampling.topP, sampling.minP, sampling.repetitionPenalty] == [0.7, 0.8, 0.1, 1.1])
+    #expect(sampling.topK == 20 && manifest.chat?.stop == [3])
+    let plain = try ToyBuild()
+    let older = try Manifest(folder: plain.folder)
+    #expect(older.uses.isEmpty && older.requires.isEmpty && older.sampling == nil && older.chat == nil && older.bytes == nil)
+}
+
+@Test("a build that uses an unknown feature is refused by its name")
+func unknownFeature() throws {
+    let error = try outcome(full() + ["uses": ["conv", "adapters"]])
+    #expect(error?.kind == .build && error?.message.contains("'adapters'") == true)
+}
+
+@Test("each required key that is missing is named")
+func missingKeys() throws {
+    let optional: Set = [
+        "verify", "margin", "reshape_frequency", "contexts", "uses", "requires", "sampling", "packages", "chat",
+    ]
+    for key in full().keys where !optional.contains(key) {
+        let error = try outcome(changed(full(), [key], nil))
+        #expect(error?.kind == .build && error?.message.contains(key) == true)
+    }
+    for key in optional { #expect(try outcome(changed(full(), [key], nil)) == nil) }
+}
+
+@Test("a key of another type is an error that names a place")
+func otherTypes() throws {
+    for key in full().keys {
+        for value in ["x", [["x"]], ["x": ["x"]]] as [Any] {
+            let found = try outcome(changed(full(), [key], value))
+            if key == "model" && value is String || key == "sampling" && value is [String: Any] { continue }
+            #expect(found?.kind == .build, "\(key) = \(value)")
+        }
+    }
+}
+
+@Test("whatever is changed, the outcome is a typed error or a text: no crash")
+func mutations() throws {
+    let values: [Any?] = [
+        nil, NSNull(), -1, 0, 3, 1 << 40, 1e300, -0.5, true, "", "T", "../../etc/passwd", "/etc/passwd", [Any](),
+        [String: Any](), [-1, 1 << 62],
+    ]
+    var count = 0
+    for place in places(full()) {
+        for value in values {
+            _ = try outcome(changed(full(), place[...], value))
+            count += 1
+        }
+    }
+    #expect(count > 1000)
+}
+
+@Test(
+    "paths that lead out of the build are refused",
+    arguments: ["", "/etc/passwd", "../x", "a/../../x", "a/..", "x\0y"])
+func outside(path: String) throws {
+    for place in [["embedding"], ["tokenizer"], ["parts", "0", "program"], ["packages", "head_0"]] {
+        let error = try outcome(changed(full(), (place + ["path"])[...], path))
+        #expect(error?.kind == .build && error?.message.contains("leads out of the build") == true)
+    }
+}
+
+@Test("text that is no JSON, and brackets without end, are typed errors")
+func noJSON() throws {
+    let build = try ToyBuild()
+    let file = build.folder.appendingPathComponent("model.json")
+    let brackets = String(repeating: "[", count: 1_000_000), objects = String(repeating: #"{"a":"#, count: 100_000)
+    let cut = try JSONSerialization.data(withJSONObject: full()).dropLast(9)
+    let texts = ["", "{", "[]", "5", "\u{FEFF}", brackets, objects].map { Data($0.utf8) } + [Data([0xFF, 0xFE, 0]), cut]
+    for text in texts {
+        try text.write(to: file)
+        #expect(throws: ShardmillError.self) { try Manifest(folder: build.folder) }
+    }
+    try FileManager.default.removeItem(at: file)
+    #expect(throws: ShardmillError.self) { try Manifest(folder: build.folder) }
+}
+
+@Test("a table that is truncated or whose header lies is a typed error")
+func truncatedTables() throws {
+    let build = try ToyBuild()
+    let file = build.folder.appendingPathComponent("embedding.safetensors")
+    let whole = try Data(contentsOf: file)
+    func table(_ data: Data) throws -> Table {
+        try data.write(to: file)
+        return try Table(file)
+    }
+    #expect(try table(whole).rows == 32)
+    for size in [0, 1, 7, 8, 9, 40, 90, whole.count / 2, whole.count - 1] {
+        #expect(throws: ShardmillError.self) { try table(whole.prefix(size)) }
+    }
+    func header(_ text: String) -> Data {
+        withUnsafeBytes(of: UInt64(text.utf8.count).littleEndian) { Data($0) } + Data(text.utf8) + Data(count: 64)
+    }
+    func entry(_ dtype: String, _ shape: String, _ offsets: String) -> Data {
+        header(#"{"embedding":{"dtype":"\#(dtype)","shape":\#(shape),"data_offsets":\#(offsets)}}"#)
+    }
+    let wrong = [
+        header(""), header("{}"), header("[]"), header(String(repeating: "[", count: 1_000_000)),
+        header(#"{"embedding":5}"#), entry("F32", "[2,2]", "[0,16]"), entry("F16", "[2,2]", "[0,4]"),
+        entry("F16", "[2,2]", "[8,0]"), entry("F16", "[2,2]", "[-8,0]"), entry("F16", "[2]", "[0,4]"),
+        entry("F16", "[2,2]", "[9223372036854775800,9223372036854775807]"), entry("F16", "[2,2]", "[0]"),
+        entry("F16", "[2147483648,2147483648]", "[0,8]"), entry("F16", "[0,2]", "[0,0]"), entry("I8", "[2,2]", "[0,4]"),
+        entry("F16", "[2,2]", "[-9223372036854775808,9223372036854775807]"), entry("F16", "[2,2]", "[1000,1008]"),
+        Data(repeating: 0xFF, count: 64),
+    ]
+    for data in wrong { #expect(throws: ShardmillError.self) { try table(data) } }
+}
+
+private struct RecordedChat: Decodable {
+    struct Talk: Decodable {
+        let messages: [[String]]
+        let text: String
+    }
+
+    let format: ChatFormat
+    let talks: [Talk]
+}
+
+@Test("conversations are written as chat templates write them")
+func chats() throws {
+    let cases = try vectors("chats", RecordedChat.self)
+    #expect(cases.count >= 5)
+    for one in cases {
+        for talk in one.talks {
+            let messages = try talk.messages.map { (try #require(ChatFormat.Role(rawValue: $0[0])), $0[1]) }
+            #expect(try one.format.text(of: messages).utf8.elementsEqual(talk.text.utf8))
+        }
+    }
+}
+
+@Test("a conversation of another form is refused")
+func oddChats() throws {
+    func format(system: Bool) throws -> ChatFormat {
+        let build = try ToyBuild { $0["chat"] = chat(system: system, strip: false) }
+        return try #require(try Manifest(folder: build.folder).chat)
+    }
+    let (plain, whole) = (try format(system: false), try format(system: true))
+    #expect(try plain.text(of: [(.user, " a ")]) == "<s><user> a </user><model>")
+    #expect(try whole.text(of: [(.user, "a")]) == "<s><none/><user>a</user><model>")
+    #expect(try whole.text(of: [(.system, "b"), (.user, "a")]) == "<s><system>b</system><user>a</user><model>")
+    #expect(throws: ShardmillError.self) { try plain.text(of: [(.system, "b"), (.user, "a")]) }
+    let odd: [[(role: ChatFormat.Role, content: String)]] = [
+        [], [(.system, "a")], [(.assistant, "a")], [(.user, "a"), (.user, "b")], [(.user, "a"), (.assistant, "b")],
+        [(.user, "a"), (.system, "b"), (.user, "c")], [(.system, "a"), (.system, "b"), (.user, "c")],
+    ]
+    for messages in odd { #expect(throws: ShardmillError.self) { try whole.text(of: messages) } }
+}
