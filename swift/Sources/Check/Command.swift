@@ -21,6 +21,8 @@ struct Usage: Error {
           --idle FILE      run no programs: each returns zeros at once, and the logits of every token are the file's,
                            raw fp32; for the time that the host takes
 
+        The report has, beside the tokens, the seconds on the clock, and host_seconds_per_pass: the processor's time that a
+        pass takes outside programs.
         tokenize writes {"ids": ..., "texts": ...}: each text of a JSON list as tokens, and these as a text.
         The exit code is 1 if something can't be read or run, and 2 for wrong arguments.
         """

@@ -130,13 +130,13 @@ private func answer(
     let start = clock.now
     let generation = try Generation(session, prompt: prompt, options: options, drafter: request.makeDrafter())
     let prefilled = clock.now
-    let inPrograms = programs.seconds
+    let (inPrograms, before) = (programs.seconds, cpuSeconds())
     var tokens: [Int] = []
     while request.cancelAfter.map({ tokens.count < $0 }) ?? true, let token = try generation.next() {
         tokens.append(token.id)
     }
     let decoded = seconds(clock.now - prefilled)
-    let host = decoded - (programs.seconds - inPrograms)
+    let host = cpuSeconds() - before - (programs.seconds - inPrograms)
     var found: [String: Any] = [
         "tokens": tokens, "reason": generation.reason?.rawValue ?? "cancelled", "prompt_tokens": generation.promptTokens,
         "reused": generation.reusedTokens, "passes": generation.passes, "drafted": generation.drafted,
