@@ -87,13 +87,9 @@ struct Sampler {
 
     /// Fill `scores` with logits after bias and repetition penalty.
     private mutating func adjust(_ logits: Logits, _ t: Int) {
-        let (vocab, tokens) = (logits.vocab, logits.tokens)
+        let vocab = logits.vocab
         if scores.count != vocab { scores = [Double](repeating: 0, count: vocab) }
-        logits.values.withUnsafeBufferPointer { from in
-            scores.withUnsafeMutableBufferPointer { into in
-                for v in 0..<vocab { into[v] = Double(from[v * tokens + t]) }
-            }
-        }
+        scores.withUnsafeMutableBufferPointer { logits.write(t, into: $0) }
         for (token, bias) in sampling.logitBias { scores[token] += bias }
         let penalty = sampling.repetitionPenalty
         if penalty != 1 {
