@@ -39,8 +39,10 @@ struct AddedTokens: Sendable {
     ///   - normalizer: what changes the text before normalized tokens are looked for; it changes these tokens as well.
     init(_ items: [JSON], normalizer: Normalizer?) throws {
         all = try items.map { item in
-            guard let id = item["id"]?.int, (0..<1 << 24).contains(id), let content = item["content"]?.bytes, !content.isEmpty
-            else { throw ShardmillError(.tokenizer, "an added token has no id or no content") }
+            let (number, text) = (item["id"]?.int, item["content"]?.bytes)
+            guard let id = number, (0..<1 << 24).contains(id), let content = text, !content.isEmpty else {
+                throw ShardmillError(.tokenizer, "an added token has no id or no content")
+            }
             func flag(_ key: String) throws -> Bool { try item.flag(key) ?? false }
             return Token(
                 id: id, content: content, special: try flag("special"), normalized: try flag("normalized"),
@@ -69,8 +71,10 @@ struct AddedTokens: Sendable {
             var (start, end) = (place, place + count)
             at = end
             if token.singleWord, isWord(scalarBefore(text, start)) || isWord(scalarAfter(text, end)) { continue }
-            if token.lstrip { while start > last, let scalar = scalarBefore(text[last...], start), isSpace(scalar) { start -= UTF8.width(scalar) } }
-            if token.rstrip { while let scalar = scalarAfter(text, end), isSpace(scalar) { end += UTF8.width(scalar) } }
+            while token.lstrip, start > last, let scalar = scalarBefore(text[last...], start), isSpace(scalar) {
+                start -= UTF8.width(scalar)
+            }
+            while token.rstrip, let scalar = scalarAfter(text, end), isSpace(scalar) { end += UTF8.width(scalar) }
             if start > last { found.append(Piece(bytes: text[last..<start], id: nil)) }
             found.append(Piece(bytes: text[start..<end], id: token.id))
             last = end

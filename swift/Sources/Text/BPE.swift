@@ -31,7 +31,9 @@ struct BPE: Sendable {
             }
         }
         self.vocabulary = vocabulary
-        guard case .merges(let pairs)? = model["merges"]?.node else { throw ShardmillError(.tokenizer, "the BPE model has no merges") }
+        guard case .merges(let pairs)? = model["merges"]?.node else {
+            throw ShardmillError(.tokenizer, "the BPE model has no merges")
+        }
         (merges, results, joins) = try Self.read(pairs, model.blob, vocabulary, ofBytes: ofBytes)
         letters = ofBytes ? ByteAlphabet.utf8.map { Int32(vocabulary.id($0) ?? -1) } : []
         ascii = (0..<128).map { Int32(vocabulary.id(CollectionOfOne(UInt8($0))) ?? -1) }
@@ -72,7 +74,9 @@ struct BPE: Sendable {
                 else { throw ShardmillError(.tokenizer, "merge \(rank) names a token that the vocabulary lacks") }
                 merges.insert(Int32(a), Int32(b), rank: UInt32(rank))
                 results.append(Int32(id))
-                if cuts, right.starts(with: mark), let last = left.last, !left.suffix(3).elementsEqual(mark) { joins[Int(last)] = true }
+                if cuts, right.starts(with: mark), let last = left.last, !left.suffix(3).elementsEqual(mark) {
+                    joins[Int(last)] = true
+                }
             }
         }
         return (merges, results, joins)
@@ -84,7 +88,9 @@ struct BPE: Sendable {
         var start = 0
         var at = 0
         while at < word.count {
-            if word[at] == 0xE2, at > start, !joins[Int(word[at - 1])], isMark(word, at), !(at >= 3 && isMark(word, at - 3)) {
+            if word[at] == 0xE2, at > start, isMark(word, at), !joins[Int(word[at - 1])],
+                !(at >= 3 && isMark(word, at - 3))
+            {
                 let piece = UnsafeBufferPointer(rebasing: word[start..<at])
                 cache.append(piece, to: &found) { encodeWhole(piece, into: &$0) }
                 start = at

@@ -20,9 +20,11 @@ indirect enum Decoder: Sendable {
         case "ByteFallback": self = .byteFallback
         case "Fuse": self = .fuse
         case "Strip":
-            self = .strip(try json.optionalBytes("content") ?? ArraySlice(" ".utf8), start: try json.count("start") ?? 0, stop: try json.count("stop") ?? 0)
+            let content = try json.optionalBytes("content") ?? ArraySlice(" ".utf8)
+            self = .strip(content, start: try json.count("start") ?? 0, stop: try json.count("stop") ?? 0)
         case "WordPiece":
-            self = .wordPiece(try json.optionalBytes("prefix") ?? ArraySlice("##".utf8), cleanup: try json.flag("cleanup") ?? true)
+            let prefix = try json.optionalBytes("prefix") ?? ArraySlice("##".utf8)
+            self = .wordPiece(prefix, cleanup: try json.flag("cleanup") ?? true)
         case "Metaspace":
             let scheme = try json.optionalBytes("prepend_scheme").map(string)
             let prepends = try scheme.map { $0 != "never" } ?? json.flag("add_prefix_space") ?? true

@@ -48,7 +48,9 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     public init(data: Data) throws {
         let json = try JSON.parse([UInt8](data))
         guard let model = json["model"] else { throw ShardmillError(.tokenizer, "it has no model") }
-        guard case .vocabulary(let listed)? = model["vocab"]?.node else { throw ShardmillError(.tokenizer, "the model has no vocab") }
+        guard case .vocabulary(let listed)? = model["vocab"]?.node else {
+            throw ShardmillError(.tokenizer, "the model has no vocab")
+        }
         func part<Value>(_ key: String, _ make: (JSON) throws -> Value) throws -> Value? {
             guard let value = json[key], !value.isNull else { return nil }
             return try make(value)
