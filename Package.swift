@@ -31,7 +31,9 @@ let package = Package(
             name: "Shardmill", dependencies: ["ShardmillDecode", "ShardmillText", "ShardmillCoreML"] + foundationModels,
             path: "swift/Sources/Shardmill"),
         .target(name: "ShardmillPipe", dependencies: ["ShardmillDecode"], path: "swift/Sources/Pipe"),
-        .executableTarget(name: "shardmill-check", dependencies: ["Shardmill", "ShardmillPipe"], path: "swift/Sources/Check"),
+        .executableTarget(
+            name: "shardmill-check", dependencies: ["Shardmill", "ShardmillCoreML", "ShardmillPipe"],
+            path: "swift/Sources/Check"),
         .testTarget(name: "DecodeTests", dependencies: ["ShardmillDecode"], path: "swift/Tests/DecodeTests"),
         .testTarget(name: "TextTests", dependencies: ["ShardmillText"], path: "swift/Tests/TextTests"),
     ],

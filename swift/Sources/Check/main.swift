@@ -5,6 +5,7 @@ import ShardmillText
 
 // shardmill-check BUILD  (grows)
 let arguments = CommandLine.arguments
+if arguments[1] == "replay" { exit(try await replay(Array(arguments[2...])) ? 0 : 1) }  // KIT [RESULT]
 if arguments[1] == "tokenize" {  // TOKENIZER TEXTS RESULT
     let clock = ContinuousClock()
     let start = clock.now

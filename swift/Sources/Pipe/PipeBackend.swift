@@ -15,9 +15,13 @@ public final class PipeBackend: Backend {
         self.requests = requests
     }
 
+    /// Programs to load in place of a build's own, by the part's name.
+    public var programs: [String: URL] = [:]
+
     public func load(_ part: Part, function: String) throws -> any LoadedFunction {
-        let own = part.bundles[function]
-        let answer = try ask(["op": "load", "path": (own ?? part.program).path, "function": own == nil ? function : ""])
+        let own = programs[part.name] == nil ? part.bundles[function] : nil
+        let path = (programs[part.name] ?? own ?? part.program).path
+        let answer = try ask(["op": "load", "path": path, "function": own == nil ? function : ""])
         return PipeFunction(self, model: try answer.number("model"))
     }
 
