@@ -19,6 +19,7 @@ private func run(_ arguments: [String]) async throws {
     switch arguments.first {
     case nil: throw Usage("give a build's folder")
     case "--help", "-h": print(Usage.text)
+    case "replay": if try await !replay(Array(arguments.dropFirst())) { exit(1) }
     case "tokenize": try tokenize(Array(arguments.dropFirst()))
     default: try await answer(Command(arguments))
     }

@@ -85,5 +85,5 @@ public struct Table: Sendable {
 
 /// Return the little-endian fp16 number at a byte.
 private func half(_ bytes: UnsafeRawBufferPointer, _ at: Int) -> Float {
-    Float(Float16(bitPattern: UInt16(bytes[at]) | UInt16(bytes[at + 1]) << 8))
+    Half.float(UInt16(bytes[at]) | UInt16(bytes[at + 1]) << 8)
 }

@@ -16,9 +16,13 @@ public final class PipeBackend: Backend {
         signal(SIGPIPE, SIG_IGN)  // a write to a process that has ended is an error then, not the end of this one
     }
 
+    /// Programs to load in place of a build's own, by the part's name.
+    public var programs: [String: URL] = [:]
+
     public func load(_ part: Part, function: String) throws -> any LoadedFunction {
-        let own = part.bundles[function]
-        let answer = try ask(["op": "load", "path": (own ?? part.program).path, "function": own == nil ? function : ""])
+        let own = programs[part.name] == nil ? part.bundles[function] : nil
+        let path = (programs[part.name] ?? own ?? part.program).path
+        let answer = try ask(["op": "load", "path": path, "function": own == nil ? function : ""])
         return PipeFunction(self, model: try answer.number("model"))
     }
 
