@@ -8,10 +8,22 @@ let stubs: [Target] = [
     .target(name: "CoreML", path: "swift/Stubs/CoreML"),
     .target(name: "FoundationModels", path: "swift/Stubs/FoundationModels"),
 ]
+// What of the sample app needs no SwiftUI, and adapters of other packages, beside stubs of these.
+let examples: [Target] = [
+    .target(name: "ChatModel", dependencies: ["Shardmill"], path: "swift/Examples/Chat/Model"),
+    .target(name: "AnyLanguageModel", path: "swift-any/Stub"),
+    .target(
+        name: "ShardmillAny", dependencies: ["Shardmill", "AnyLanguageModel"], path: "swift-any/Sources/ShardmillAny"),
+    .target(name: "Tokenizers", path: "swift/Examples/Transformers/Stub"),
+    .target(
+        name: "TransformersCodec", dependencies: ["Shardmill", "ShardmillText", "Tokenizers"],
+        path: "swift/Examples/Transformers", exclude: ["Stub"]),
+]
 let coreML: [Target.Dependency] = ["CoreML"]
 let foundationModels: [Target.Dependency] = ["FoundationModels"]
 #else
 let stubs: [Target] = []
+let examples: [Target] = []
 let coreML: [Target.Dependency] = []
 let foundationModels: [Target.Dependency] = []
 #endif
@@ -23,7 +35,7 @@ let package = Package(
         .library(name: "Shardmill", targets: ["Shardmill"]),
         .executable(name: "shardmill-check", targets: ["shardmill-check"]),
     ],
-    targets: stubs + [
+    targets: stubs + examples + [
         .target(name: "ShardmillDecode", path: "swift/Sources/Decode"),
         .target(name: "ShardmillText", dependencies: ["ShardmillDecode"], path: "swift/Sources/Text"),
         .target(name: "ShardmillCoreML", dependencies: ["ShardmillDecode"] + coreML, path: "swift/Sources/CoreML"),
@@ -31,7 +43,9 @@ let package = Package(
             name: "Shardmill", dependencies: ["ShardmillDecode", "ShardmillText", "ShardmillCoreML"] + foundationModels,
             path: "swift/Sources/Shardmill"),
         .target(name: "ShardmillPipe", dependencies: ["ShardmillDecode"], path: "swift/Sources/Pipe"),
-        .executableTarget(name: "shardmill-check", dependencies: ["Shardmill", "ShardmillPipe"], path: "swift/Sources/Check"),
+        .executableTarget(
+            name: "shardmill-check", dependencies: ["Shardmill", "ShardmillCoreML", "ShardmillPipe"],
+            path: "swift/Sources/Check"),
         .testTarget(name: "DecodeTests", dependencies: ["ShardmillDecode"], path: "swift/Tests/DecodeTests"),
         .testTarget(name: "TextTests", dependencies: ["ShardmillText"], path: "swift/Tests/TextTests"),
     ],

@@ -42,8 +42,8 @@ MAY_USE: dict[str, set[str]] = {
     "gates": {"checkpoint", "convert", "decode", "forms", "kit_runner", "models", "plan", "runtime"},
     "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
     "witness": {"gates", "models", "plan", "runtime"},
-    "serve": {"decode", "runtime"},
-    "bench": {"config", "decode", "kit_runner", "models", "plan", "runtime", "serve"},
+    "serve": {"checkpoint", "decode", "runtime"},
+    "bench": {"checkpoint", "config", "decode", "kit_runner", "models", "plan", "runtime", "serve"},
     "report": {"evidence", "forms", "gates"},
     "pipeline": {
         "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "kit_runner",

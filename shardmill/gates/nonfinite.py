@@ -7,6 +7,7 @@ measurement.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -31,6 +32,7 @@ from shardmill.models.interface import BUNDLE
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.program import Program, function_location
 
+LAYER = re.compile(r"layer_(\d+)_")  # how the names of a layer's operations begin in a stamped program
 MASKS = (MASK, SLIDING_MASK)
 
 
@@ -111,9 +113,10 @@ def _row(program: str, layer: int | None, row: RangeRow, starts: Sequence[int]) 
 
 
 def layer_of(function: Function) -> dict[str, int]:
-    """Map the output of each operation to its layer, which is the layer of the last weight used before it.
+    """Map the output of each operation to its layer, which the names of a stamped program's operations tell.
 
-    Operations between the addition that ends one layer and the first weight of the next belong to the next.
+    In other programs it is the layer of the last weight used before an operation. Operations between the addition that
+    ends one layer and the first weight of the next belong to the next.
     """
     found: dict[str, int] = {}
     current: int | None = None
@@ -128,7 +131,8 @@ def layer_of(function: Function) -> dict[str, int]:
         waiting = [] if used or op.kind == "add" else [*waiting, *outputs]
         if current is not None:
             found.update(dict.fromkeys(outputs, current))
-    return found
+    names = (out.name for op in function.block.walk() for out in op.outputs)
+    return found | {name: int(match.group(1)) for name in names if (match := LAYER.match(name))}
 
 
 def worst(rows: Iterable[LayerRangeRow]) -> list[LayerRangeRow]:

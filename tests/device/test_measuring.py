@@ -48,7 +48,7 @@ def test_a_sound_engine_gives_a_line_for_everything(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [
-        ("hang", "timeout", "no end of load within 1 s"),
+        ("hang", "timeout", "no end of load within 5 s"),
         ("kill", "crashed", "killed by SIGKILL in load"),
         ("refuse", "refused", "load: Unable to build the MPSGraph: -14"),
     ],
@@ -56,7 +56,10 @@ def test_a_sound_engine_gives_a_line_for_everything(kit: Path) -> None:
 def test_a_load_that_fails_is_a_line_with_the_operation_and_the_rest_goes_on(
     kit: Path, operation: str, fault: str, status: str, words: str
 ) -> None:
-    found = lines(measured(kit, "--timeout", "1", FAULT=f"{fault}:{operation}"))
+    seconds = (
+        "5" if fault == "hang" else "60"
+    )  # a child's start and imports count, and take a second on an idle machine
+    found = lines(measured(kit, "--timeout", seconds, FAULT=f"{fault}:{operation}"))
     assert (found[f"{LAYERS}/load.first"]["status"], words in found[f"{LAYERS}/load.first"]["detail"]) == (status, True)
     bisected = found[f"{LAYERS}/bisect"]
     assert (bisected["value"]["output"], bisected["value"]["layer"]) == (operation, 1)

@@ -100,10 +100,13 @@ def _without_router_bias(model: ModelDescription) -> ModelDescription:
     return resourced("router.bias", lambda source: replace(source, times=0.0))(model)
 
 
+ROUTE = mixture.route  # the real one
+
+
 def _biased_softmax(logits: Tensor, order: Tensor, options: Any, bias: Tensor | None = None) -> Tensor:
     """Adds the choice's bias to the logits."""
     assert bias is not None
-    return mixture.route(primitives.add_channels(logits, bias), order, options)
+    return ROUTE(primitives.add_channels(logits, bias), order, options)
 
 
 def _scaled_then_shifted(self: Any, branch: Tensor, stream: Tensor) -> Tensor:

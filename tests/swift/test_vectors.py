@@ -1,25 +1,14 @@
 """The cases that the Swift tests read are those that the Python runtime gives today."""
 
-import importlib.util
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[2] / "swift" / "scripts"
+from .programs import SCRIPTS, script
+
 NEAR = 1e-6  # of rotary rows and margins: cosines and logarithms differ by a rounding between processors
-
-
-def script(name: str) -> Any:
-    """Return a script of the Swift package as a module."""
-    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
 
 writer = script("write_vectors")
 

@@ -11,6 +11,7 @@ public struct Compiler: Sendable {
     /// keys what it specialises by the bundle's path.
     public let cache: URL
 
+    /// Use a cache; Application Support if left out.
     public init(cache: URL? = nil) {
         let home = FileManager.default.urls(for: .applicationSupportDirectory, in: .userDomainMask).first
         self.cache = cache ?? (home ?? FileManager.default.temporaryDirectory).appendingPathComponent("Shardmill/compiled")
@@ -18,20 +19,25 @@ public struct Compiler: Sendable {
 
     /// Return the bundle to load for each part that needs another one than the build's.
     ///
+    /// What earlier versions of the system left in the cache is removed.
+    ///
     /// - Parameters:
     ///   - manifest: the build's model.json.
-    ///   - progress: called before a part is compiled, which takes seconds to minutes.
+    ///   - progress: called before a part is compiled, which takes seconds to minutes; it may throw to stop.
     /// - Throws: `ShardmillError` if a package is missing or can't be compiled.
-    public func bundles(_ manifest: Manifest, progress: @Sendable (Part, Int) -> Void = { _, _ in }) async throws -> [String: URL] {
+    public func bundles(
+        _ manifest: Manifest, progress: @Sendable (Part, Int) throws -> Void = { _, _ in }
+    ) async throws -> [String: URL] {
+        removeOthers()
         var found: [String: URL] = [:]
         for (place, part) in manifest.parts.enumerated() where !isOurs(part) {
             guard let package = manifest.packages[part.name], isFolder(package) else {
                 if FileManager.default.fileExists(atPath: part.program.path) { continue }  // loaded as it is
                 throw ShardmillError(.build, "\(part.program.path) is missing, and so is its package; copy the build again")
             }
-            let bundle = try folder(package).appendingPathComponent("\(part.name).mlmodelc")
+            let bundle = ours.appendingPathComponent(try stamp(package)).appendingPathComponent("\(part.name).mlmodelc")
             if !isFolder(bundle) {
-                progress(part, place)
+                try progress(part, place)
                 try await compile(package, to: bundle)
             }
             found[part.name] = bundle
@@ -39,21 +45,52 @@ public struct Compiler: Sendable {
         return found
     }
 
+    /// Return whether this version of the system has run the bundles before, as far as the package knows.
+    ///
+    /// No call of Core ML tells what is specialised; the system may have dropped it for lack of space.
+    public func isWarm(_ manifest: Manifest, bundles: [String: URL], units: String) -> Bool {
+        (try? mark(manifest, bundles, units)).map { FileManager.default.fileExists(atPath: $0.path) } ?? false
+    }
+
+    /// Note that this version of the system has run the bundles.
+    public func setWarm(_ manifest: Manifest, bundles: [String: URL], units: String) throws {
+        let file = try mark(manifest, bundles, units)
+        try FileManager.default.createDirectory(at: file.deletingLastPathComponent(), withIntermediateDirectories: true)
+        try Data().write(to: file)
+    }
+
+    private var ours: URL { cache.appendingPathComponent(System.build) }
+
+    /// Return the file that says that bundles at these paths are warm. The system's own cache goes by the path too.
+    private func mark(_ manifest: Manifest, _ bundles: [String: URL], _ units: String) throws -> URL {
+        let keys = try manifest.parts.map { part in
+            let bundle = bundles[part.name] ?? part.program
+            return "\(bundle.standardizedFileURL.path) \(try stamp(bundle))"
+        }
+        return ours.appendingPathComponent("warm-\(fingerprint(units + "\n" + keys.joined(separator: "\n")))")
+    }
+
     /// Return whether Apple's compiler made a part's bundle on this version of the system.
     private func isOurs(_ part: Part) -> Bool {
         isFolder(part.program) && part.compiler["name"] == "coreml" && part.compiler["build"] == System.build
     }
 
-    /// Return the folder of a package's bundle, by the package's path, sizes and dates, and the system's build.
-    private func folder(_ package: URL) throws -> URL {
-        var key = "\(package.standardizedFileURL.path)\n\(System.build)\n"
-        let files = FileManager.default.enumerator(at: package, includingPropertiesForKeys: nil)
-        while let file = files?.nextObject() as? URL {
-            let status = try FileManager.default.attributesOfItem(atPath: file.path)
+    /// Return a name for a folder's content by its files' names, sizes and dates. Its place is left out: an update of an
+    /// app moves the app's folder.
+    private func stamp(_ folder: URL) throws -> String {
+        var lines: [String] = [folder.lastPathComponent]
+        let files = FileManager.default.enumerator(atPath: folder.path)
+        while let name = files?.nextObject() as? String {
+            let status = try FileManager.default.attributesOfItem(atPath: folder.appendingPathComponent(name).path)
             let date = (status[.modificationDate] as? Date)?.timeIntervalSince1970 ?? 0
-            key += "\(file.lastPathComponent) \(status[.size] ?? 0) \(date)\n"
+            if status[.type] as? FileAttributeType != .typeDirectory { lines.append("\(name) \(status[.size] ?? 0) \(date)") }
         }
-        return cache.appendingPathComponent(fingerprint(key))
+        return fingerprint(lines.sorted().joined(separator: "\n"))
+    }
+
+    private func removeOthers() {
+        let folders = (try? FileManager.default.contentsOfDirectory(at: cache, includingPropertiesForKeys: nil)) ?? []
+        for folder in folders where folder.lastPathComponent != System.build { try? FileManager.default.removeItem(at: folder) }
     }
 
     private func compile(_ package: URL, to bundle: URL) async throws {
@@ -73,7 +110,7 @@ private func isFolder(_ url: URL) -> Bool {
     return FileManager.default.fileExists(atPath: url.path, isDirectory: &folder) && folder.boolValue
 }
 
-/// Return a name for a file by its content: FNV-1a, 64 bits, which is enough to tell some packages apart.
+/// Return a name for a text: FNV-1a, 64 bits, which is enough to tell some packages apart.
 private func fingerprint(_ text: String) -> String {
     let hash = text.utf8.reduce(UInt64(0xCBF2_9CE4_8422_2325)) { ($0 ^ UInt64($1)) &* 0x100_0000_01B3 }
     return String(hash, radix: 16)
@@ -84,7 +121,7 @@ public enum System {
     /// The build of the system, for example 24F74.
     public static var build: String {
         let text = ProcessInfo.processInfo.operatingSystemVersionString  // "Version 15.5 (Build 24F74)"
-        guard let start = text.range(of: "(Build ") else { return text }
+        guard let start = text.range(of: "(Build ") else { return text.filter { $0 != "/" } }
         return String(text[start.upperBound...].dropLast())
     }
 }

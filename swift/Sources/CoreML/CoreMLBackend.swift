@@ -10,12 +10,15 @@ func autoreleasepool<Result>(invoking body: () throws -> Result) rethrows -> Res
 /// Programs on Core ML, which runs them on the Neural Engine.
 ///
 /// One thread uses it at a time. Core ML never sees an array that is being written: inputs are the package's own, made
-/// once, and outputs are copied before the next pass.
+/// once, and outputs are copied before the next pass. No array is a backing of an output, and none is accessed by
+/// `dataPointer`: both made Core ML copy in silence, or fail, in other projects.
 public final class CoreMLBackend: Backend {
     private let bundles: [String: URL]
     private let units: MLComputeUnits
     private let reshape: String
 
+    /// Make a back end; nothing is loaded yet.
+    ///
     /// - Parameters:
     ///   - bundles: for each part's name, the compiled bundle that this system may load; see `Compiler`.
     ///   - manifest: the build's model.json.
@@ -26,6 +29,9 @@ public final class CoreMLBackend: Backend {
         reshape = manifest.reshapeFrequency
     }
 
+    /// Load one function of a part's program, which may take minutes.
+    ///
+    /// - Throws: `ShardmillError` with the part's name.
     public func load(_ part: Part, function: String) throws -> any LoadedFunction {
         let configuration = MLModelConfiguration()
         configuration.computeUnits = units
@@ -40,23 +46,33 @@ public final class CoreMLBackend: Backend {
             configuration.optimizationHints.reshapeFrequency = reshape == "frequent" ? .frequent : .infrequent
         }
         do {
-            return CoreMLFunction(try MLModel(contentsOf: url, configuration: configuration), name: part.name)
+            return CoreMLFunction(try MLModel(contentsOf: url, configuration: configuration), part.name, units)
         } catch {
-            throw ShardmillError(.program, "\(part.name) can't be loaded: \(error.localizedDescription)")
+            throw failure(part.name, "loaded", units, error)
         }
     }
+}
+
+/// Return the error for a part that Core ML refused.
+private func failure(_ part: String, _ what: String, _ units: MLComputeUnits, _ error: any Error) -> ShardmillError {
+    let advice =
+        units == .cpuAndNeuralEngine
+        ? "; if the Neural Engine of this device can't take it, open the model with units: .gpu" : ""
+    return ShardmillError(.program, "\(part) can't be \(what): \(error.localizedDescription)\(advice)")
 }
 
 /// A loaded function, and the provider that hands it its inputs.
 private final class CoreMLFunction: LoadedFunction {
     private let model: MLModel
     private let name: String
+    private let units: MLComputeUnits
     private let provider = Inputs()
     private let options = MLPredictionOptions()
 
-    init(_ model: MLModel, name: String) {
+    init(_ model: MLModel, _ name: String, _ units: MLComputeUnits) {
         self.model = model
         self.name = name
+        self.units = units
     }
 
     func makeState() throws -> any ProgramState { CoreMLState(model.makeState()) }
@@ -70,7 +86,10 @@ private final class CoreMLFunction: LoadedFunction {
     }
 
     func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
-        for (name, buffer) in inputs { provider.set(name, (buffer as! CoreMLBuffer)) }  // this back end made every buffer
+        for (input, buffer) in inputs {
+            guard let buffer = buffer as? CoreMLBuffer else { throw ShardmillError(.program, "\(input) is another back end's") }
+            provider.set(input, buffer)
+        }
         do {
             // Without the pool, the Neural Engine's few output ports run out after some passes.
             return try autoreleasepool {
@@ -88,7 +107,7 @@ private final class CoreMLFunction: LoadedFunction {
                 return outputs
             }
         } catch {
-            throw ShardmillError(.program, "\(name) can't be run: \(error.localizedDescription)")
+            throw failure(name, "run", units, error)
         }
     }
 }
@@ -110,7 +129,7 @@ private final class Inputs: NSObject, MLFeatureProvider {
 }
 
 /// The states of a program. They are never touched while a prediction runs.
-private final class CoreMLState: ProgramState {
+final class CoreMLState: ProgramState {
     let state: MLState
 
     init(_ state: MLState) { self.state = state }
@@ -124,88 +143,5 @@ private final class CoreMLState: ProgramState {
 
     func write(_ name: String, _ array: HostArray) throws {
         try state.withMultiArray(for: name) { try CoreMLBuffer($0).write(array.values) }
-    }
-}
-
-/// A Core ML array. Its rows may be padded, so every access goes by the strides.
-private final class CoreMLBuffer: Buffer {
-    let array: MLMultiArray
-    let shape: [Int]
-
-    init(_ array: MLMultiArray) {
-        self.array = array
-        shape = array.shape.map(\.intValue)
-    }
-
-    func write(_ values: [Float]) throws { try write(values[...], at: 0) }
-
-    func write(_ values: ArraySlice<Float>, at offset: Int) throws {
-        let kind = try kind()
-        array.withUnsafeMutableBytes { bytes, strides in
-            values.withUnsafeBufferPointer { values in
-                runs(strides, from: offset, count: values.count) { place, first, step, count in
-                    if kind == .float16 {
-                        let elements = bytes.baseAddress!.assumingMemoryBound(to: Float16.self) + place
-                        for i in 0..<count { elements[i * step] = Float16(values[first + i]) }
-                    } else {
-                        let elements = bytes.baseAddress!.assumingMemoryBound(to: Float.self) + place
-                        for i in 0..<count { elements[i * step] = values[first + i] }
-                    }
-                }
-            }
-        }
-    }
-
-    func read() throws -> [Float] {
-        let kind = try kind()
-        let total = shape.reduce(1, *)
-        let strides = array.strides.map(\.intValue)
-        return array.withUnsafeBytes { bytes in
-            [Float](unsafeUninitializedCapacity: total) { into, filled in
-                runs(strides, from: 0, count: total) { place, first, step, count in
-                    if kind == .float16 {
-                        let elements = bytes.baseAddress!.assumingMemoryBound(to: Float16.self) + place
-                        for i in 0..<count { into[first + i] = Float(elements[i * step]) }
-                    } else {
-                        let elements = bytes.baseAddress!.assumingMemoryBound(to: Float.self) + place
-                        for i in 0..<count { into[first + i] = elements[i * step] }
-                    }
-                }
-                filled = total
-            }
-        }
-    }
-
-    private func kind() throws -> MLMultiArrayDataType {
-        let kind = array.dataType
-        if kind != .float16 && kind != .float32 { throw ShardmillError(.program, "an array is neither fp16 nor fp32") }
-        return kind
-    }
-
-    /// Call `body` for each run of elements along the last axis: its place in memory, the first element's number in the
-    /// range, the step in memory, and the run's length. The last axes are joined as long as no padding lies between them.
-    private func runs(_ strides: [Int], from offset: Int, count: Int, _ body: (Int, Int, Int, Int) -> Void) {
-        var inner = 1
-        var axis = shape.count
-        var step = strides.last ?? 1
-        while axis > 0 && (shape[axis - 1] == 1 || inner == 1 || strides[axis - 1] == inner * step) {
-            if inner == 1 && shape[axis - 1] > 1 { step = strides[axis - 1] }
-            inner *= shape[axis - 1]
-            axis -= 1
-        }
-        var done = 0
-        while done < count {
-            let element = offset + done
-            let (row, column) = (element / inner, element % inner)
-            var place = column * step
-            var rest = row
-            for outer in stride(from: axis - 1, through: 0, by: -1) {
-                place += rest % shape[outer] * strides[outer]
-                rest /= shape[outer]
-            }
-            let length = min(inner - column, count - done)
-            body(place, done, step, length)
-            done += length
-        }
     }
 }

@@ -1,27 +1,74 @@
 /// The logits of a pass, [V, T]: the rows of all LM-head parts one after the other, a column for each token.
 public struct Logits: Sendable {
-    public let values: [Float]
+    /// The rows of each part, as its program returned them: one array of all would cost a copy.
+    let parts: [[Float]]
     public let tokens: Int
-    public var vocab: Int { tokens == 0 ? 0 : values.count / tokens }
+    public let vocab: Int
+
+    public init(values: [Float], tokens: Int) { self.init(parts: [values], tokens: tokens) }
+
+    init(parts: [[Float]], tokens: Int) {
+        self.parts = parts
+        self.tokens = tokens
+        vocab = tokens == 0 ? 0 : parts.map(\.count).reduce(0, +) / tokens
+    }
 
     /// Return the likeliest token after token t; among equals the lowest.
     public func argmax(_ t: Int) -> Int {
-        values.withUnsafeBufferPointer { values in
-            var best = 0
-            var highest = values[t]
-            var place = t
-            for v in 0..<values.count / tokens {
-                if values[place] > highest { (best, highest) = (v, values[place]) }
-                place += tokens
+        var (best, highest, first) = (0, -Float.infinity, 0)
+        for part in parts {
+            part.withUnsafeBufferPointer { values in
+                let most = tokens == 1 ? highestOf(values) : highestOf(values, column: t, of: tokens)
+                if !(most > highest) { return }
+                var place = t
+                while place < values.count && values[place] != most { place += tokens }
+                (best, highest) = (first + place / tokens, most)
             }
-            return best
+            first += part.count / tokens
         }
+        return best
     }
 
     /// Return the logits [V] after token t.
     public func row(_ t: Int) -> [Float] {
-        tokens == 1 ? values : (0..<vocab).map { values[$0 * tokens + t] }
+        parts.flatMap { part in stride(from: t, to: part.count, by: tokens).map { part[$0] } }
     }
+
+    /// Write the logits [V] after token t.
+    func write(_ t: Int, into row: UnsafeMutableBufferPointer<Double>) {
+        var first = 0
+        for part in parts {
+            part.withUnsafeBufferPointer { values in
+                for v in 0..<values.count / tokens { row[first + v] = Double(values[v * tokens + t]) }
+            }
+            first += part.count / tokens
+        }
+    }
+}
+
+/// Return the largest number; several running maxima keep the processor busy.
+private func highestOf(_ values: UnsafeBufferPointer<Float>) -> Float {
+    let raw = UnsafeRawBufferPointer(values)
+    var highest = SIMD16<Float>(repeating: -.infinity)
+    let whole = values.count - values.count % 16
+    for place in stride(from: 0, to: whole, by: 16) {
+        let next = raw.loadUnaligned(fromByteOffset: 4 * place, as: SIMD16<Float>.self)
+        highest.replace(with: next, where: next .> highest)
+    }
+    return values[whole...].reduce(highest.max(), max)
+}
+
+/// Return the largest number of a column of rows of `count` numbers.
+private func highestOf(_ values: UnsafeBufferPointer<Float>, column: Int, of count: Int) -> Float {
+    var highest = SIMD4<Float>(repeating: -.infinity)
+    let rows = values.count / count
+    let whole = rows - rows % 4
+    for row in stride(from: 0, to: whole, by: 4) {
+        let place = row * count + column
+        let next = SIMD4(values[place], values[place + count], values[place + 2 * count], values[place + 3 * count])
+        highest.replace(with: next, where: next .> highest)
+    }
+    return (whole..<rows).reduce(highest.max()) { max($0, values[$1 * count + column]) }
 }
 
 /// A built model in memory: tokens in, logits out.
@@ -99,10 +146,8 @@ public final class Engine {
     /// Write each token's key and value into its slot and return the logits.
     public func forward(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> Logits {
         let hidden = try hidden(tokens, slots: slots, positions: positions)
-        var logits = [Float]()
-        logits.reserveCapacity(manifest.vocab * tokens.count)
-        for head in heads { logits += try head.run(["hidden": hidden], tokens: tokens.count).values }
-        return Logits(values: logits, tokens: tokens.count)
+        let rows = try heads.map { try $0.run(["hidden": hidden], tokens: tokens.count).values }
+        return Logits(parts: rows, tokens: tokens.count)
     }
 
     /// Return the last layer's output [1, d, T, 1], without running the LM head.

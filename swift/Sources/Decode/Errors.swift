@@ -7,6 +7,10 @@ public struct ShardmillError: Error, Equatable, Sendable, CustomStringConvertibl
         case tokenizer
         /// A program can't be loaded or run.
         case program
+        /// The system leaves the app too little memory for the model.
+        case memory
+        /// The model was unloaded or paused while it worked.
+        case interrupted
         /// The caller asked for something that can't be done.
         case request
         /// The prompt does not fit into the context.

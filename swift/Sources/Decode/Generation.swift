@@ -55,6 +55,7 @@ public final class Generation {
     ) throws {
         if options.maxTokens < 1 { throw ShardmillError(.request, "maxTokens is \(options.maxTokens): it must be at least 1") }
         try options.sampling.check(vocab: session.engine.manifest.vocab)
+        try session.check(prompt)
         self.session = session
         self.options = options
         self.drafter = drafter

@@ -19,6 +19,7 @@ struct Philox {
         counter = (0, 0, stream, index)
     }
 
+    @inline(__always)
     mutating func next() -> UInt64 {
         if used == 4 {
             counter.0 &+= 1  // before the block, as numpy does; the other words are never reached by a carry
@@ -34,6 +35,7 @@ struct Philox {
         }
     }
 
+    @inline(__always)
     private static func rounds(
         _ counter: (UInt64, UInt64, UInt64, UInt64), _ seed: UInt64
     ) -> (UInt64, UInt64, UInt64, UInt64) {
@@ -52,36 +54,48 @@ struct Philox {
     /// Return a number in [0, 1).
     mutating func uniform() -> Double { Double(next() >> 11) * 0x1p-53 }
 
-    /// Return an exponential variable of mean 1.
-    mutating func exponential() -> Double {
-        while true {
-            var bits = next() >> 3
-            let layer = Int(bits & 0xFF)
-            bits >>= 8
-            let x = Double(bits) * Ziggurat.widths[layer]
-            if bits < Ziggurat.inside[layer] { return x }
-            if layer == 0 { return Ziggurat.tail - log1p(-uniform()) }
-            let step = Ziggurat.heights[layer - 1] - Ziggurat.heights[layer]
-            if step * uniform() + Ziggurat.heights[layer] < exp(-x) { return x }
+    /// Call `body` with a function that returns exponential variables of mean 1.
+    mutating func withExponentials<Result>(_ body: (() -> Double) -> Result) -> Result {
+        Ziggurat.widths.withUnsafeBufferPointer { widths in
+            Ziggurat.inside.withUnsafeBufferPointer { inside in
+                body {
+                    let bits = next() >> 3
+                    let layer = Int(bits & 0xFF)
+                    let x = Double(bits >> 8) * widths[layer]
+                    return bits >> 8 < inside[layer] ? x : outside(layer, x)
+                }
+            }
         }
+    }
+
+    /// Return an exponential variable of mean 1.
+    mutating func exponential() -> Double { withExponentials { $0() } }
+
+    /// Return the variable whose first attempt, `x`, fell outside the layer's rectangle: once in a hundred times.
+    @inline(never)
+    private mutating func outside(_ layer: Int, _ x: Double) -> Double {
+        if layer == 0 { return Ziggurat.tail - log1p(-uniform()) }
+        let step = Ziggurat.heights[layer - 1] - Ziggurat.heights[layer]
+        if step * uniform() + Ziggurat.heights[layer] < exp(-x) { return x }
+        return exponential()
     }
 }
 
 /// Return the sum in numpy's order: pairwise, blocks of 128 by eight running sums.
-func pairwiseSum(_ values: ArraySlice<Double>) -> Double {
-    values.withUnsafeBufferPointer { pairwise($0[...]) }
-}
-
-private func pairwise(_ values: Slice<UnsafeBufferPointer<Double>>) -> Double {
-    let (start, count) = (values.startIndex, values.count)
+func pairwiseSum(_ values: UnsafeBufferPointer<Double>) -> Double {
+    let count = values.count
     if count < 8 { return values.reduce(0, +) }
     if count > 128 {
         let half = count / 2 - (count / 2) % 8
-        return pairwise(values[start..<start + half]) + pairwise(values[(start + half)...])
+        return pairwiseSum(.init(rebasing: values[..<half])) + pairwiseSum(.init(rebasing: values[half...]))
     }
-    var sums = (0..<8).map { values[start + $0] }
+    var sums = SIMD8<Double>(repeating: 0)
     let whole = count - count % 8
-    for block in stride(from: 8, to: whole, by: 8) { for lane in 0..<8 { sums[lane] += values[start + block + lane] } }
+    for block in stride(from: 0, to: whole, by: 8) {
+        var lanes = SIMD8<Double>()
+        for lane in 0..<8 { lanes[lane] = values[block + lane] }
+        sums = block == 0 ? lanes : sums + lanes
+    }
     let total = ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]))
-    return values[(start + whole)...].reduce(total, +)
+    return values[whole...].reduce(total, +)
 }

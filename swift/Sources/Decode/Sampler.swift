@@ -61,7 +61,7 @@ struct Sampler {
             token = logits.argmax(t)
         } else {
             adjust(logits, t)
-            token = sampling.temperature == 0 ? argmax(scores) : argmax(race())
+            token = sampling.temperature == 0 ? argmax(scores) : race().token
         }
         seen[token] = true
         index += 1
@@ -74,9 +74,12 @@ struct Sampler {
     /// Return the least change of a logit that could change the next token.
     mutating func margin(_ logits: Logits, _ t: Int) -> Double {
         adjust(logits, t)
-        let ranked = sampling.temperature == 0 ? scores : race().map { log($0) * sampling.temperature }
+        if sampling.temperature > 0 {
+            let (_, first, second) = race()
+            return log(first) * sampling.temperature - log(second) * sampling.temperature
+        }
         var (first, second) = (-Double.infinity, -Double.infinity)
-        for score in ranked {
+        for score in scores {
             if score > first { (first, second) = (score, first) } else if score > second { second = score }
         }
         return first - second
@@ -84,9 +87,9 @@ struct Sampler {
 
     /// Fill `scores` with logits after bias and repetition penalty.
     private mutating func adjust(_ logits: Logits, _ t: Int) {
-        let (vocab, tokens) = (logits.vocab, logits.tokens)
+        let vocab = logits.vocab
         if scores.count != vocab { scores = [Double](repeating: 0, count: vocab) }
-        for v in 0..<vocab { scores[v] = Double(logits.values[v * tokens + t]) }
+        scores.withUnsafeMutableBufferPointer { logits.write(t, into: $0) }
         for (token, bias) in sampling.logitBias { scores[token] += bias }
         let penalty = sampling.repetitionPenalty
         if penalty != 1 {
@@ -94,58 +97,137 @@ struct Sampler {
         }
     }
 
-    /// Return how fast each token is; the fastest is drawn. `scores` become the probabilities.
-    private mutating func race() -> [Double] {
+    /// Return the token that wins the race, its speed and that of the second. `scores` become the probabilities.
+    ///
+    /// A token's speed is its probability by an exponential variable; a token of probability 0 only passes its turn.
+    private mutating func race() -> (token: Int, first: Double, second: Double) {
         toProbabilities(&scores, sampling)
         var random = Philox(seed: sampling.seed, stream: 2, index: index)
-        var speeds = scores
-        for v in speeds.indices { speeds[v] /= max(random.exponential(), Double.leastNormalMagnitude) }
-        return speeds
+        return scores.withUnsafeBufferPointer { scores in
+            random.withExponentials { next in
+                var (token, first, second) = (0, 0.0, 0.0)
+                let last = scores.lastIndex { $0 > 0 } ?? 0
+                for v in 0...last {
+                    let wait = next()
+                    if scores[v] == 0 { continue }
+                    let speed = scores[v] / max(wait, Double.leastNormalMagnitude)
+                    if speed > first { (token, first, second) = (v, speed, first) } else if speed > second { second = speed }
+                }
+                return (token, first, second)
+            }
+        }
     }
 }
 
 func argmax(_ values: [Double]) -> Int {
-    var best = 0
-    for (place, value) in values.enumerated() where value > values[best] { best = place }
-    return best
+    values.withUnsafeBufferPointer { values in
+        var best = 0
+        for place in values.indices where values[place] > values[best] { best = place }
+        return best
+    }
 }
 
 /// Turn adjusted logits into the distribution after temperature and filters.
 func toProbabilities(_ values: inout [Double], _ sampling: Sampling) {
-    let highest = values.max()!
-    for v in values.indices { values[v] = exp((values[v] - highest) / sampling.temperature) }
-    scale(&values)
-    if sampling.topK > 0 && sampling.topK < values.count {
-        let least = values.sorted(by: >)[sampling.topK - 1]
-        keep(&values, from: least, count: sampling.topK)
-    }
-    if sampling.topP < 1 {
-        let sorted = values.sorted(by: >)
-        var (mass, count) = (0.0, 0)
-        for value in sorted {
-            mass += value
-            count += 1
-            if mass >= sampling.topP { break }
+    values.withUnsafeMutableBufferPointer { values in
+        var highest = -Double.infinity
+        for v in values.indices where values[v] > highest { highest = values[v] }
+        for v in values.indices { values[v] = exp((values[v] - highest) / sampling.temperature) }
+        scale(values)
+        if sampling.topK > 0 && sampling.topK < values.count {
+            keep(values, from: leastOf(sampling.topK, values), count: sampling.topK)
         }
-        keep(&values, from: sorted[count - 1], count: count)
-    }
-    if sampling.minP > 0 {
-        let least = sampling.minP * values.max()!
-        for v in values.indices where values[v] < least { values[v] = 0 }
-        scale(&values)
+        if sampling.topP < 1 {
+            let (least, count) = nucleus(values, sampling.topP)
+            keep(values, from: least, count: count)
+        }
+        if sampling.minP > 0 {
+            let least = sampling.minP * (values.max() ?? 0)
+            for v in values.indices where values[v] < least { values[v] = 0 }
+            scale(values)
+        }
     }
 }
 
-private func scale(_ values: inout [Double]) {
-    let total = pairwiseSum(values[...])
+private typealias Values = UnsafeMutableBufferPointer<Double>
+
+private func scale(_ values: Values) {
+    let total = pairwiseSum(UnsafeBufferPointer(values))
     for v in values.indices { values[v] /= total }
 }
 
 /// Keep the `count` largest values, whose smallest is `least`; among equals the first.
-private func keep(_ values: inout [Double], from least: Double, count: Int) {
-    var equals = count - values.lazy.filter { $0 > least }.count
+private func keep(_ values: Values, from least: Double, count: Int) {
+    var larger = 0
+    for v in values.indices where values[v] > least { larger += 1 }
+    var equals = count - larger
     for v in values.indices where values[v] <= least {
         if values[v] == least && equals > 0 { equals -= 1 } else { values[v] = 0 }
     }
-    scale(&values)
+    scale(values)
+}
+
+/// Values in bins by their leading bits, the largest in bin 0: to sort a large vocabulary takes tens of milliseconds.
+///
+/// 64 bins for each power of two; the least likely tokens share a bin.
+private struct Bins {
+    static let (count, trailing) = (4096, UInt64(46))
+    private let highest: Int
+
+    init(_ values: Values) {
+        var largest = 0.0
+        for v in values.indices where values[v] > largest { largest = values[v] }
+        highest = Int(largest.bitPattern >> Self.trailing)
+    }
+
+    /// Return a value's bin. The bits of positive numbers are ordered as the numbers are.
+    func bin(_ value: Double) -> Int {
+        min(max(0, highest - Int(value.bitPattern >> Self.trailing)), Self.count - 1)  // NaN lies above all numbers
+    }
+
+    /// Return the values of a bin, the largest first.
+    func sorted(_ values: Values, _ bin: Int) -> [Double] { values.filter { self.bin($0) == bin }.sorted(by: >) }
+}
+
+/// Return the `count`-th largest value.
+private func leastOf(_ count: Int, _ values: Values) -> Double {
+    let bins = Bins(values)
+    var counts = [Int](repeating: 0, count: Bins.count)
+    for value in values { counts[bins.bin(value)] += 1 }
+    var (last, before) = (0, 0)
+    while before + counts[last] < count { (last, before) = (last + 1, before + counts[last]) }
+    return bins.sorted(values, last)[count - before - 1]
+}
+
+/// Return the smallest of the likeliest values whose sum reaches `mass`, and their number.
+private func nucleus(_ values: Values, _ mass: Double) -> (least: Double, count: Int) {
+    let rounding = 1e-9  // far larger than the rounding error of a sum of probabilities
+    let bins = Bins(values)
+    var masses = [Double](repeating: 0, count: Bins.count)
+    var counts = [Int](repeating: 0, count: Bins.count)
+    for value in values {
+        let bin = bins.bin(value)
+        masses[bin] += value
+        counts[bin] += 1
+    }
+    var (last, sum, count) = (0, 0.0, 0)
+    while last < Bins.count - 1 && sum + masses[last] < mass {
+        (last, sum, count) = (last + 1, sum + masses[last], count + counts[last])
+    }
+    let found = reached(bins.sorted(values, last), mass, sum)
+    if found.nearest >= rounding { return (found.least, count + found.count) }
+    let exact = reached(values.sorted(by: >), mass, 0)  // the order of the additions decides
+    return (exact.least, exact.count)
+}
+
+/// Add sorted values to a sum until it reaches `mass`; return the last, their number, and how near any sum came.
+private func reached(_ sorted: [Double], _ mass: Double, _ start: Double) -> (least: Double, count: Int, nearest: Double) {
+    var (sum, count, nearest) = (start, 0, abs(start - mass))
+    for value in sorted {
+        sum += value
+        count += 1
+        nearest = min(nearest, abs(sum - mass))
+        if sum >= mass { break }
+    }
+    return (count == 0 ? 0 : sorted[count - 1], count, nearest)
 }

@@ -66,14 +66,16 @@ public struct Table: Sendable {
         let count = tokens.count
         var found = HostArray(zeros: [1, columns + carry, count, 1])
         data.withUnsafeBytes { bytes in
-            for (t, token) in tokens.enumerated() {
-                if let scales {
-                    let scale = half(bytes, scales + 2 * token)
-                    let row = start + token * columns
-                    for c in 0..<columns { found.values[c * count + t] = Float(Int8(bitPattern: bytes[row + c])) * scale }
-                } else {
-                    let row = start + token * columns * 2
-                    for c in 0..<columns { found.values[c * count + t] = half(bytes, row + 2 * c) }
+            found.values.withUnsafeMutableBufferPointer { into in
+                for (t, token) in tokens.enumerated() {
+                    if let scales {
+                        let scale = half(bytes, scales + 2 * token)
+                        let row = start + token * columns
+                        for c in 0..<columns { into[c * count + t] = Float(Int8(bitPattern: bytes[row + c])) * scale }
+                    } else {
+                        let row = start + token * columns * 2
+                        for c in 0..<columns { into[c * count + t] = half(bytes, row + 2 * c) }
+                    }
                 }
             }
         }
@@ -83,5 +85,5 @@ public struct Table: Sendable {
 
 /// Return the little-endian fp16 number at a byte.
 private func half(_ bytes: UnsafeRawBufferPointer, _ at: Int) -> Float {
-    Float(Float16(bitPattern: UInt16(bytes[at]) | UInt16(bytes[at + 1]) << 8))
+    Half.float(UInt16(bytes[at]) | UInt16(bytes[at + 1]) << 8)
 }

@@ -13,11 +13,16 @@ public final class PipeBackend: Backend {
     public init(reading answers: FileHandle = .standardInput, writing requests: FileHandle = .standardOutput) {
         self.answers = answers
         self.requests = requests
+        signal(SIGPIPE, SIG_IGN)  // a write to a process that has ended is an error then, not the end of this one
     }
 
+    /// Programs to load in place of a build's own, by the part's name.
+    public var programs: [String: URL] = [:]
+
     public func load(_ part: Part, function: String) throws -> any LoadedFunction {
-        let own = part.bundles[function]
-        let answer = try ask(["op": "load", "path": (own ?? part.program).path, "function": own == nil ? function : ""])
+        let own = programs[part.name] == nil ? part.bundles[function] : nil
+        let path = (programs[part.name] ?? own ?? part.program).path
+        let answer = try ask(["op": "load", "path": path, "function": own == nil ? function : ""])
         return PipeFunction(self, model: try answer.number("model"))
     }
 
@@ -37,13 +42,8 @@ public final class PipeBackend: Backend {
         var header = header
         header["arrays"] = arrays.map { [$0.0, $0.1.shape] as [Any] }
         let text = try JSONSerialization.data(withJSONObject: header)
-        var frame = withUnsafeBytes(of: UInt32(text.count).littleEndian) { Data($0) } + text
-        for (_, array) in arrays { array.values.withUnsafeBytes { frame.append(contentsOf: $0) } }
-        do {
-            try requests.write(contentsOf: frame)
-        } catch {
-            throw ShardmillError(.program, "the engine's process has ended")
-        }
+        try write(withUnsafeBytes(of: UInt32(text.count).littleEndian) { Data($0) } + text)
+        for (_, array) in arrays { try array.values.withUnsafeBytes { try write($0) } }
         let size = try read(4).enumerated().reduce(0) { $0 | Int($1.element) << (8 * $1.offset) }
         guard let answer = try JSONSerialization.jsonObject(with: read(size)) as? [String: Any] else {
             throw ShardmillError(.program, "the engine's answer is damaged")
@@ -52,9 +52,9 @@ public final class PipeBackend: Backend {
         var found: [String: HostArray] = [:]
         for entry in answer["arrays"] as? [[Any]] ?? [] {
             guard let name = entry.first as? String, let shape = entry.last as? [Int] else { continue }
-            let bytes = try read(4 * shape.reduce(1, *))
-            let values = [Float](unsafeUninitializedCapacity: bytes.count / 4) { into, count in
-                count = bytes.copyBytes(to: UnsafeMutableRawBufferPointer(into)) / 4
+            let values = try [Float](unsafeUninitializedCapacity: shape.reduce(1, *)) { into, count in
+                try read(into: UnsafeMutableRawBufferPointer(into))
+                count = into.count
             }
             found[name] = HostArray(shape: shape, values: values)
         }
@@ -62,15 +62,37 @@ public final class PipeBackend: Backend {
     }
 
     private func read(_ count: Int) throws -> Data {
-        var found = Data()
-        while found.count < count {
-            guard let more = try answers.read(upToCount: count - found.count), !more.isEmpty else {
-                throw ShardmillError(.program, "the engine's process has ended")
-            }
-            found += more
-        }
+        var found = Data(count: count)
+        try found.withUnsafeMutableBytes { try read(into: $0) }
         return found
     }
+
+    /// Read bytes straight into where they are wanted: a pass moves megabytes.
+    private func read(into place: UnsafeMutableRawBufferPointer) throws {
+        var left = place[...]
+        while !left.isEmpty {
+            let rest = UnsafeMutableRawBufferPointer(rebasing: left)
+            let count = Foundation.read(answers.fileDescriptor, rest.baseAddress, rest.count)
+            if count < 0 && errno == EINTR { continue }
+            if count <= 0 { throw Self.ended }
+            left = left.dropFirst(count)
+        }
+    }
+
+    private func write(_ data: Data) throws { try data.withUnsafeBytes { try write($0) } }
+
+    private func write(_ bytes: UnsafeRawBufferPointer) throws {
+        var left = bytes[...]
+        while !left.isEmpty {
+            let rest = UnsafeRawBufferPointer(rebasing: left)
+            let count = Foundation.write(requests.fileDescriptor, rest.baseAddress, rest.count)
+            if count < 0 && errno == EINTR { continue }
+            if count <= 0 { throw Self.ended }
+            left = left.dropFirst(count)
+        }
+    }
+
+    private static let ended = ShardmillError(.program, "the engine's process has ended")
 }
 
 private final class PipeFunction: LoadedFunction {

@@ -1,12 +1,26 @@
 import ShardmillDecode
 
+/// A text as it comes, in whole characters. If its reader stops or its task is cancelled, the generation ends.
+public typealias TextPieces = AsyncThrowingStream<String, any Error>
+
 /// A message of a conversation.
 public struct Message: Equatable, Sendable {
-    public enum Role: String, Sendable { case system, user, assistant }
+    /// Who says it.
+    public enum Role: String, Sendable {
+        /// The app's instructions.
+        case system
+        /// The user.
+        case user
+        /// The model.
+        case assistant
+    }
 
+    /// Who says it.
     public let role: Role
+    /// The text.
     public let content: String
 
+    /// Make a message.
     public init(_ role: Role, _ content: String) {
         self.role = role
         self.content = content
@@ -16,6 +30,7 @@ public struct Message: Equatable, Sendable {
 /// One conversation with a model. Its tokens stay in the cache between turns, so that a turn only feeds what is new.
 public actor Chat {
     private let model: ShardmillModel
+    /// The conversation so far.
     public private(set) var messages: [Message]
     /// How the last answer ended, and what it took.
     public private(set) var last: GenerationSummary?
@@ -29,7 +44,7 @@ public actor Chat {
     ///
     /// To cancel, cancel the task that reads the stream, or stop reading: the generation ends after a pass, and the
     /// conversation goes on from before the message.
-    nonisolated public func stream(_ text: String, options: ShardmillOptions = .init()) -> AsyncThrowingStream<String, any Error> {
+    nonisolated public func stream(_ text: String, options: ShardmillOptions = .init()) -> TextPieces {
         streaming { emit in try await self.answer(text, options, emit: emit) }
     }
 
@@ -39,13 +54,15 @@ public actor Chat {
     }
 
     @discardableResult
-    private func answer(_ text: String, _ options: ShardmillOptions, emit: @escaping @Sendable (String) -> Void) async throws -> String {
+    private func answer(
+        _ text: String, _ options: ShardmillOptions, emit: @escaping @Sendable (String) -> Void
+    ) async throws -> String {
         let asked = messages + [Message(.user, text)]
         let prompt = try model.prompt(asked)
         let found = Pieces()
         last = try await model.generate(prompt, options, stop: Set(model.manifest.chat?.stop ?? [])) { piece in
-            found.add(piece)
-            emit(piece)
+            found.add(piece.text)
+            emit(piece.text)
         }
         messages = asked + [Message(.assistant, found.text)]
         return found.text
@@ -68,19 +85,36 @@ extension ShardmillModel {
     }
 
     /// Continue a text, and yield the continuation piece by piece.
-    nonisolated public func complete(_ text: String, options: ShardmillOptions = .init()) -> AsyncThrowingStream<String, any Error> {
+    nonisolated public func complete(_ text: String, options: ShardmillOptions = .init()) -> TextPieces {
         streaming { emit in
             let prompt = try self.codec.encode(text, addSpecialTokens: true)
-            _ = try await self.generate(prompt, options, stop: [], emit: emit)
+            _ = try await self.generate(prompt, options, stop: []) { emit($0.text) }
         }
     }
 
+    /// Continue tokens, and yield the continuation piece by piece: for a conversation in a format of the caller's own.
+    ///
+    /// - Parameters:
+    ///   - tokens: the whole prompt.
+    ///   - stop: tokens that end the continuation, beside those of model.json.
+    ///   - options: how much to generate, and how.
+    nonisolated public func complete(
+        _ tokens: [Int], stop: Set<Int> = [], options: ShardmillOptions = .init()
+    ) -> TextPieces {
+        streaming { emit in _ = try await self.generate(tokens, options, stop: stop) { emit($0.text) } }
+    }
+
     /// Answer a conversation that the caller keeps, and yield the answer piece by piece.
-    nonisolated public func answer(to messages: [Message], options: ShardmillOptions = .init()) -> AsyncThrowingStream<String, any Error> {
-        streaming { emit in
-            let prompt = try self.prompt(messages)
-            _ = try await self.generate(prompt, options, stop: Set(self.manifest.chat?.stop ?? []), emit: emit)
-        }
+    nonisolated public func answer(to messages: [Message], options: ShardmillOptions = .init()) -> TextPieces {
+        streaming { emit in try await self.answer(messages, options) { emit($0.text) } }
+    }
+
+    /// Answer a conversation that the caller keeps.
+    @discardableResult
+    func answer(
+        _ messages: [Message], _ options: ShardmillOptions, emit: @Sendable (Piece) -> Void
+    ) async throws -> GenerationSummary {
+        try await generate(try prompt(messages), options, stop: Set(manifest.chat?.stop ?? []), emit: emit)
     }
 
     /// Return the tokens of a conversation, up to where the answer begins.

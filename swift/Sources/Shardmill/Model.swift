@@ -1,4 +1,3 @@
-import Dispatch
 import Foundation
 import ShardmillCoreML
 import ShardmillDecode
@@ -10,14 +9,29 @@ import ShardmillText
 /// pass at a time.
 public actor ShardmillModel {
     private let queue: QueueExecutor
+    /// The thread that everything of the model runs on.
     nonisolated public var unownedExecutor: UnownedSerialExecutor { queue.asUnownedSerialExecutor() }
 
+    /// The build's model.json.
     nonisolated public let manifest: Manifest
+    /// What turns text into tokens and back.
     nonisolated public let codec: any TextCodec
-    private let compiler: Compiler
-    private let makeBackend: @Sendable (Manifest, [String: URL]) throws -> any Backend
-    private var session: Session?
-    private var busy = false
+    let compiler: Compiler
+    let units: Units
+    let checksMemory: Bool
+    /// What runs programs in place of Core ML.
+    let otherBackend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)?
+    let interrupt = Interrupt()
+    var session: Session?
+    var isLoading = false
+
+    /// Where programs may run.
+    public enum Units: String, Sendable {
+        /// On the Neural Engine, and on the CPU where the Neural Engine can't.
+        case neuralEngine
+        /// On the GPU and the CPU: for a device whose Neural Engine refuses a program.
+        case gpu
+    }
 
     /// Open a build; nothing is loaded yet.
     ///
@@ -25,87 +39,51 @@ public actor ShardmillModel {
     ///   - folder: model.json and what it names.
     ///   - codec: a tokenizer in place of the package's own.
     ///   - cache: where bundles are kept that had to be compiled for this system; Application Support if left out.
+    ///   - units: where programs may run. The package never changes it by itself.
+    ///   - checksMemory: whether to refuse a model that takes more memory than the system leaves the app.
     ///   - backend: what runs programs, in place of Core ML.
     /// - Throws: `ShardmillError` if the build can't be run by this version.
     public init(
-        at folder: URL, codec: (any TextCodec)? = nil, cache: URL? = nil,
-        backend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)? = nil
+        at folder: URL, codec: (any TextCodec)? = nil, cache: URL? = nil, units: Units = .neuralEngine,
+        checksMemory: Bool = true, backend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)? = nil
     ) throws {
         manifest = try Manifest(folder: folder)
         self.codec = try codec ?? Tokenizer(manifest.tokenizer)
         compiler = Compiler(cache: cache)
-        makeBackend = backend ?? { CoreMLBackend(bundles: $1, manifest: $0) }
+        self.units = units
+        self.checksMemory = checksMemory
+        otherBackend = backend
         queue = QueueExecutor("shardmill.\(manifest.model)")
     }
 
-    /// Progress of loading.
-    public struct Step: Sendable, Equatable {
-        public let part: String
-        /// The part's place, from 1, and the number of parts.
-        public let place: Int
-        public let of: Int
-        /// An estimate from the parts so far; nil before the first is loaded.
-        public let secondsLeft: Double?
-    }
-
-    /// Load every program, and run each width once: the system specialises a program when it first runs.
-    ///
-    /// It takes minutes after an installation, and after each update of the system; seconds otherwise.
-    nonisolated public func prewarm() -> AsyncThrowingStream<Step, any Error> {
-        streaming { emit in try await self.load(emit) }
-    }
-
-    private func load(_ progress: @Sendable (Step) -> Void) async throws { _ = try await ready(progress) }
-
-    /// Return the session, after loading the programs if necessary.
-    private func ready(_ progress: @Sendable (Step) -> Void = { _ in }) async throws -> Session {
-        while busy { try await Task.sleep(for: .milliseconds(20)) }  // an actor is re-entered at every await
-        if let session { return session }
-        busy = true
-        defer { busy = false }
-        let bundles = try await compiled(progress)
-        let clock = ContinuousClock()
-        let start = clock.now
-        let count = manifest.parts.count
-        let engine = try Engine(manifest, backend: try makeBackend(manifest, bundles)) { part, place in
-            try Task.checkCancellation()
-            let gone = Double((clock.now - start).components.seconds)
-            let left = place == 0 ? nil : gone / Double(place) * Double(count - place)
-            progress(Step(part: part.name, place: place + 1, of: count, secondsLeft: left))
-        }
-        for width in manifest.widths {
-            try Task.checkCancellation()
-            let places = Array(0..<width)
-            _ = try engine.forward([Int](repeating: 0, count: width), slots: places, positions: places)
-        }
-        let session = try Session(engine)
-        self.session = session
-        return session
-    }
-
-    private func compiled(_ progress: @Sendable (Step) -> Void) async throws -> [String: URL] {
-        #if canImport(ObjectiveC)
-        let count = manifest.parts.count
-        return try await compiler.bundles(manifest) { part, place in
-            progress(Step(part: part.name, place: place + 1, of: count, secondsLeft: nil))
-        }
-        #else
-        return [:]  // there is no Core ML to compile for
-        #endif
-    }
-
     /// Drop programs and states, for example on a memory warning. The next request loads them again.
-    public func unload() {
-        session = nil
+    ///
+    /// What the model is working at ends after the pass that is running, with an error of the kind `interrupted`.
+    nonisolated public func unload() async {
+        interrupt.stopAll()
+        await drop()
     }
+
+    private func drop() { session = nil }
+
+    /// Refuse to run programs until `resume()`: for an app that goes to the background.
+    ///
+    /// From iOS 27 on, an app in the background gets the Neural Engine only with the entitlement
+    /// `com.apple.developer.background-tasks.continued-processing.inference`. What the model is working at ends after the
+    /// pass that is running, with an error of the kind `interrupted`; programs and states stay loaded.
+    nonisolated public func pause() { interrupt.isPaused = true }
+
+    /// Run programs again after `pause()`.
+    nonisolated public func resume() { interrupt.isPaused = false }
 
     /// Generate after a prompt of tokens, and call `emit` for each token; return how it ended.
     ///
     /// A prompt that begins as the text of the last request does is fed from where they differ. If the task is cancelled,
     /// the generation ends after the pass that is running, and the session keeps what it has.
     func generate(
-        _ prompt: [Int], _ options: ShardmillOptions, stop: Set<Int>, emit: @Sendable (String) -> Void
+        _ prompt: [Int], _ options: ShardmillOptions, stop: Set<Int>, emit: @Sendable (Piece) -> Void
     ) async throws -> GenerationSummary {
+        let began = interrupt.began
         let session = try await ready()
         var decoding = options.decoding
         if session.engine.manifest.margin > 0 { decoding.guardMargin = manifest.margin }
@@ -113,24 +91,27 @@ public actor ShardmillModel {
         let clock = ContinuousClock()
         let start = clock.now
         let generation = try Generation(session, prompt: prompt, options: decoding, drafter: options.drafter.make()) { _ in
-            try Task.checkCancellation()
+            try self.check(began)
         }
         let prefilled = clock.now
         var text = try TextStream(stop: options.stop, prompt: prompt) { codec.decode($0, skipSpecialTokens: false) }
-        var count = 0
+        var (count, emitted) = (0, 0)
+        func send(_ text: String) {
+            if text.isEmpty { return }
+            emit(Piece(text: text, tokens: count - emitted))
+            emitted = count
+        }
         while let token = try generation.next() {
             count += 1
             if stop.contains(token.id) || manifest.eos.contains(token.id) {
                 generation.stop()
                 break
             }
-            let piece = text.push(token.id)
-            if !piece.isEmpty { emit(piece) }
+            send(text.push(token.id))
             if text.stopped { generation.stop() }
-            try Task.checkCancellation()
+            try check(began)
         }
-        let tail = text.flush()
-        if !tail.isEmpty { emit(tail) }
+        send(text.flush())
         let ended = generation.reason ?? .stop
         return GenerationSummary(
             reason: text.stopped ? .stop : ended, promptTokens: prompt.count, promptTokensReused: generation.reusedTokens,
@@ -139,11 +120,22 @@ public actor ShardmillModel {
     }
 }
 
+/// Some of an answer's text, and the number of tokens that it came from.
+struct Piece: Sendable {
+    let text: String
+    let tokens: Int
+}
+
 /// How a text is generated.
 public struct ShardmillOptions: Sendable {
     /// Where drafts come from. They affect speed, never the text.
     public enum Drafting: Sendable {
-        case none, ngram, suffix
+        /// There are no drafts.
+        case none
+        /// From earlier places of the last tokens.
+        case ngram
+        /// From the longest earlier text that ends in the same way.
+        case suffix
 
         func make() -> (any Drafter)? {
             switch self {
@@ -154,11 +146,16 @@ public struct ShardmillOptions: Sendable {
         }
     }
 
+    /// The most tokens of an answer.
     public var maxTokens = 512
+    /// Temperature, seed and filters; greedy if the temperature is 0.
     public var sampling = Sampling()
+    /// Texts before which an answer ends.
     public var stop: [String] = []
+    /// Where drafts come from.
     public var drafter = Drafting.suffix
 
+    /// Choose how much to generate, and how.
     public init(maxTokens: Int = 512, temperature: Double = 0, stop: [String] = []) {
         self.maxTokens = maxTokens
         self.stop = stop
@@ -170,17 +167,26 @@ public struct ShardmillOptions: Sendable {
 
 /// How a generation ended, and what it took.
 public struct GenerationSummary: Sendable, Equatable {
+    /// Why it ended.
     public let reason: FinishReason
+    /// Tokens of the prompt, the conversation so far included.
     public let promptTokens: Int
     /// Prompt tokens that were in the cache already.
     public let promptTokensReused: Int
+    /// Generated tokens.
     public let tokens: Int
+    /// Decode passes.
     public let passes: Int
+    /// Drafted tokens that passes had.
     public let drafted: Int
+    /// Drafted tokens that were right.
     public let accepted: Int
+    /// Seconds until the first token.
     public let prefillSeconds: Double
+    /// Seconds from the first token on.
     public let decodeSeconds: Double
 
+    /// Generated tokens per second, without the first.
     public var tokensPerSecond: Double { decodeSeconds > 0 ? Double(max(0, tokens - 1)) / decodeSeconds : 0 }
 }
 
@@ -203,19 +209,4 @@ func streaming<Element: Sendable>(
 
 func seconds(_ duration: Duration) -> Double {
     Double(duration.components.seconds) + Double(duration.components.attoseconds) * 1e-18
-}
-
-/// A serial executor on a dispatch queue: passes block a thread of their own, not one of Swift's few.
-final class QueueExecutor: SerialExecutor {
-    private let queue: DispatchQueue
-
-    init(_ label: String) { queue = DispatchQueue(label: label, qos: .userInitiated) }
-
-    func enqueue(_ job: consuming ExecutorJob) {
-        let job = UnownedJob(job)
-        let executor = asUnownedSerialExecutor()
-        queue.async { job.runSynchronously(on: executor) }
-    }
-
-    func asUnownedSerialExecutor() -> UnownedSerialExecutor { UnownedSerialExecutor(ordinary: self) }
 }

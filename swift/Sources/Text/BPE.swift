@@ -1,162 +1,224 @@
 import ShardmillDecode
 
-/// A token's bytes as a key. `String` would compare canonically equivalent texts as equal.
-struct Bytes: Hashable {
-    let bytes: ArraySlice<UInt8>
-
-    init(_ bytes: ArraySlice<UInt8>) { self.bytes = bytes }
-    init(_ text: String) { bytes = ArraySlice(text.utf8) }
-
-    static func == (a: Bytes, b: Bytes) -> Bool { a.bytes.elementsEqual(b.bytes) }
-
-    func hash(into hasher: inout Hasher) {
-        bytes.withUnsafeBytes { hasher.combine(bytes: $0) }
-    }
-}
-
 /// Byte-pair encoding: of bytes that are written as letters (GPT-2's alphabet), or of characters with a fallback to bytes.
-struct BPE {
-    private let ids: [Bytes: Int]
-    private let merges: [UInt64: (rank: Int, id: Int)]
+struct BPE: Sendable {
+    private let vocabulary: Vocabulary
+    private let merges: MergeTable
+    private let results: [Int32]  // the token that a merge makes, by rank
+    private let letters: [Int32]  // with words of bytes: the token of each byte's letter
+    private let ascii: [Int32]  // the token of each ASCII character
     private let byteIds: [Int]  // ids of <0x00> to <0xFF>, empty without the fallback
     private let unknown: Int?
     private let fusesUnknown: Bool
     private let ignoresMerges: Bool
+    /// For each byte, whether some merge joins a token that ends in it with one that begins with "▁"; empty if words are
+    /// not cut. Words are cut before each other "▁", unless it follows another one, because no merge leads over this place.
+    private let joins: [Bool]
+
+    private static let mark: [UInt8] = [0xE2, 0x96, 0x81]
 
     /// Read a tokenizer file's model.
     ///
+    /// - Parameters:
+    ///   - model: the model's entry in the file.
+    ///   - vocabulary: all tokens.
+    ///   - ofBytes: true if words are given as bytes, whose letters the vocabulary has.
     /// - Throws: `ShardmillError` that names the field which this version does not support.
-    init(_ model: JSON, vocabulary: [Bytes: Int]) throws {
+    init(_ model: JSON, vocabulary: Vocabulary, ofBytes: Bool) throws {
         for key in ["dropout", "continuing_subword_prefix", "end_of_word_suffix"] {
             if let value = model[key], !value.isNull, value.bytes?.isEmpty != true {
                 throw ShardmillError(.tokenizer, "the BPE model has \(key), which is not supported")
             }
         }
-        ids = vocabulary
-        var found: [UInt64: (rank: Int, id: Int)] = [:]
-        let items = model["merges"]?.items ?? []
-        found.reserveCapacity(items.count)
-        for (rank, item) in items.enumerated() {
-            guard let (left, right) = Self.pair(item) else { throw ShardmillError(.tokenizer, "merge \(rank) is no pair") }
-            guard let a = vocabulary[Bytes(left)], let b = vocabulary[Bytes(right)],
-                let id = vocabulary[Bytes(left + right)]
-            else { throw ShardmillError(.tokenizer, "merge \(rank) names a token that the vocabulary lacks") }
-            found[Self.key(a, b)] = (rank, id)
+        self.vocabulary = vocabulary
+        guard case .merges(let pairs)? = model["merges"]?.node else {
+            throw ShardmillError(.tokenizer, "the BPE model has no merges")
         }
-        merges = found
-        let fallback = model["byte_fallback"]?.bool ?? false
-        byteIds = try !fallback ? [] : (0..<256).map { byte in
+        (merges, results, joins) = try Self.read(pairs, model.blob, vocabulary, ofBytes: ofBytes)
+        letters = ofBytes ? ByteAlphabet.utf8.map { Int32(vocabulary.id($0) ?? -1) } : []
+        ascii = (0..<128).map { Int32(vocabulary.id(CollectionOfOne(UInt8($0))) ?? -1) }
+        let fallsBack = try model.flag("byte_fallback") ?? false
+        byteIds = try (0..<(fallsBack ? 256 : 0)).map { (byte: Int) throws -> Int in
             let hex = String(byte, radix: 16, uppercase: true)
-            guard let id = vocabulary[Bytes("<0x\(hex.count < 2 ? "0" : "")\(hex)>")] else {
+            guard let id = vocabulary.id("<0x\(hex.count < 2 ? "0" : "")\(hex)>".utf8) else {
                 throw ShardmillError(.tokenizer, "the vocabulary lacks the token of byte \(byte)")
             }
             return id
         }
-        if let name = model["unk_token"], !name.isNull {
-            guard let bytes = name.bytes, let id = vocabulary[Bytes(bytes)] else {
-                throw ShardmillError(.tokenizer, "the vocabulary lacks unk_token")
-            }
-            unknown = id
-        } else {
-            unknown = nil
+        unknown = try model.optionalBytes("unk_token").map { (name: ArraySlice<UInt8>) throws -> Int in
+            guard let id = vocabulary.id(name) else { throw ShardmillError(.tokenizer, "the vocabulary lacks unk_token") }
+            return id
         }
-        fusesUnknown = model["fuse_unk"]?.bool ?? false
-        ignoresMerges = model["ignore_merges"]?.bool ?? false
+        fusesUnknown = try model.flag("fuse_unk") ?? false
+        ignoresMerges = try model.flag("ignore_merges") ?? false
     }
 
-    private static func pair(_ item: JSON) -> (ArraySlice<UInt8>, ArraySlice<UInt8>)? {
-        if let both = item.items, both.count == 2, let left = both[0].bytes, let right = both[1].bytes { return (left, right) }
-        guard let text = item.bytes, let space = text.firstIndex(of: 0x20) else { return nil }
-        return (text[..<space], text[(space + 1)...])
+    private static func read(
+        _ pairs: [(left: JSON.Text, right: JSON.Text)], _ blob: JSON.Blob, _ vocabulary: Vocabulary, ofBytes: Bool
+    ) throws -> (MergeTable, [Int32], [Bool]) {
+        var merges = MergeTable(capacity: pairs.count)
+        var results: [Int32] = []
+        results.reserveCapacity(pairs.count)
+        let cuts = !ofBytes && vocabulary.id(mark) != nil
+        var joins = [Bool](repeating: false, count: cuts ? 256 : 0)
+        var both: [UInt8] = []
+        try blob.bytes.withUnsafeBufferPointer { bytes in
+            for (rank, pair) in pairs.enumerated() {
+                let left = UnsafeBufferPointer(rebasing: bytes[pair.left.range])
+                let right = UnsafeBufferPointer(rebasing: bytes[pair.right.range])
+                both.removeAll(keepingCapacity: true)
+                both += left
+                both += right
+                guard let a = vocabulary.id(left), let b = vocabulary.id(right),
+                    let id = both.withUnsafeBufferPointer({ vocabulary.id($0) })
+                else { throw ShardmillError(.tokenizer, "merge \(rank) names a token that the vocabulary lacks") }
+                merges.insert(Int32(a), Int32(b), rank: UInt32(rank))
+                results.append(Int32(id))
+                if cuts, right.starts(with: mark), let last = left.last, !left.suffix(3).elementsEqual(mark) {
+                    joins[Int(last)] = true
+                }
+            }
+        }
+        return (merges, results, joins)
     }
 
-    private static func key(_ a: Int, _ b: Int) -> UInt64 { UInt64(UInt32(truncatingIfNeeded: a)) << 32 | UInt64(UInt32(truncatingIfNeeded: b)) }
+    /// Append the tokens of a word, given as UTF-8, or as bytes of any kind if the model is one of bytes.
+    func encode(_ word: UnsafeBufferPointer<UInt8>, _ cache: WordCache, into found: inout [Int]) {
+        if joins.isEmpty { return cache.append(word, to: &found) { encodeWhole(word, into: &$0) } }
+        var start = 0
+        var at = 0
+        while at < word.count {
+            if word[at] == 0xE2, at > start, isMark(word, at), !joins[Int(word[at - 1])],
+                !(at >= 3 && isMark(word, at - 3))
+            {
+                let piece = UnsafeBufferPointer(rebasing: word[start..<at])
+                cache.append(piece, to: &found) { encodeWhole(piece, into: &$0) }
+                start = at
+            }
+            at += 1
+        }
+        let piece = UnsafeBufferPointer(rebasing: word[start...])
+        cache.append(piece, to: &found) { encodeWhole(piece, into: &$0) }
+    }
 
-    /// Return the tokens of a word, given as UTF-8.
-    func encode(_ word: ArraySlice<UInt8>) -> [Int] {
-        if ignoresMerges, let id = ids[Bytes(word)] { return [id] }
-        return merged(symbols(word))
+    private func isMark(_ word: UnsafeBufferPointer<UInt8>, _ at: Int) -> Bool {
+        at + 3 <= word.count && word[at] == 0xE2 && word[at + 1] == 0x96 && word[at + 2] == 0x81
+    }
+
+    private func encodeWhole(_ word: UnsafeBufferPointer<UInt8>, into found: inout [Int]) {
+        if ignoresMerges, let id = letters.isEmpty ? vocabulary.id(word) : vocabulary.id(ByteAlphabet.letters(word)) {
+            return found.append(id)
+        }
+        let symbols = symbols(word)
+        if symbols.count <= 64 { mergeShort(symbols, into: &found) } else { mergeLong(symbols, into: &found) }
     }
 
     /// Return one token for each character, or for each byte of a character that the vocabulary lacks.
-    private func symbols(_ word: ArraySlice<UInt8>) -> [Int] {
-        var found: [Int] = []
+    private func symbols(_ word: UnsafeBufferPointer<UInt8>) -> [Int32] {
+        var found: [Int32] = []
         found.reserveCapacity(word.count)
         var lastUnknown = false
-        var at = word.startIndex
-        while at < word.endIndex {
-            let end = min(at + utf8Length(word[at]), word.endIndex)
-            if let id = ids[Bytes(word[at..<end])] {
-                found.append(id)
+        var at = 0
+        while at < word.count {
+            let length = letters.isEmpty ? min(utf8Length(word[at]), word.count - at) : 1
+            let known: Int32
+            if !letters.isEmpty {
+                known = letters[Int(word[at])]
+            } else if length == 1 {
+                known = ascii[Int(word[at] & 0x7F)]
+            } else {
+                known = Int32(vocabulary.id(UnsafeBufferPointer(rebasing: word[at..<at + length])) ?? -1)
+            }
+            if known >= 0 {
+                found.append(known)
                 lastUnknown = false
             } else if !byteIds.isEmpty {
-                found += word[at..<end].map { byteIds[Int($0)] }
+                for byte in word[at..<at + length] { found.append(Int32(byteIds[Int(byte)])) }
                 lastUnknown = false
             } else if let unknown {
-                if !(lastUnknown && fusesUnknown) { found.append(unknown) }
+                if !(lastUnknown && fusesUnknown) { found.append(Int32(unknown)) }
                 lastUnknown = true
             }
-            at = end
+            at += length
         }
         return found
     }
 
-    /// Merge neighbours, the pair of the lowest rank first, and of equals the leftmost.
-    private func merged(_ symbols: [Int]) -> [Int] {
-        if symbols.count < 2 { return symbols }
-        var symbols = symbols
-        var next = Array(1...symbols.count)
-        var previous = Array(-1..<symbols.count - 1)
-        var queue = Heap()
-        func offer(_ left: Int, _ queue: inout Heap) {
-            let right = next[left]
-            if right < symbols.count, let merge = merges[Self.key(symbols[left], symbols[right])] {
-                queue.push(Heap.Entry(rank: merge.rank, place: left, id: merge.id, left: symbols[left], right: symbols[right]))
+    /// Merge neighbours, the pair of the lowest rank first, and of equals the leftmost: look at all pairs each time.
+    private func mergeShort(_ given: [Int32], into found: inout [Int]) {
+        var symbols = given
+        var count = symbols.count
+        var ranks = [UInt32](repeating: MergeTable.none, count: max(1, count))
+        if count > 1 { for place in 0..<count - 1 { ranks[place] = merges.rank(symbols[place], symbols[place + 1]) } }
+        while count > 1 {
+            var place = 0
+            var least = MergeTable.none
+            for other in 0..<count - 1 where ranks[other] < least { (place, least) = (other, ranks[other]) }
+            if least == MergeTable.none { break }
+            symbols[place] = results[Int(least)]
+            count -= 1
+            var other = place + 1
+            while other < count {
+                symbols[other] = symbols[other + 1]
+                ranks[other] = ranks[other + 1]
+                other += 1
             }
+            ranks[place] = place + 1 < count ? merges.rank(symbols[place], symbols[place + 1]) : MergeTable.none
+            if place > 0 { ranks[place - 1] = merges.rank(symbols[place - 1], symbols[place]) }
         }
-        for place in 0..<symbols.count - 1 { offer(place, &queue) }
+        for place in 0..<count { found.append(Int(symbols[place])) }
+    }
+
+    /// Do as `mergeShort` does, with a heap of pairs.
+    private func mergeLong(_ given: [Int32], into found: inout [Int]) {
+        var symbols = given
+        let count = symbols.count
+        var next = Array(1...count)
+        var previous = Array(-1..<count - 1)
+        var ranks = [UInt32](repeating: MergeTable.none, count: count)  // of the pair that begins at each place
+        var queue = Heap()
+        for place in 0..<count - 1 {
+            ranks[place] = merges.rank(symbols[place], symbols[place + 1])
+            if ranks[place] != MergeTable.none { queue.push(UInt64(ranks[place]) << 32 | UInt64(place)) }
+        }
+        func offer(_ left: Int) {
+            let right = next[left]
+            ranks[left] = right < count ? merges.rank(symbols[left], symbols[right]) : MergeTable.none
+            if ranks[left] != MergeTable.none { queue.push(UInt64(ranks[left]) << 32 | UInt64(left)) }
+        }
         while let entry = queue.pop() {
-            let right = next[entry.place]
-            // Skip an entry whose symbols were merged otherwise in the meantime.
-            guard symbols[entry.place] == entry.left, right < symbols.count, symbols[right] == entry.right else { continue }
-            symbols[entry.place] = entry.id
+            let place = Int(entry & 0xFFFF_FFFF)
+            if ranks[place] != UInt32(entry >> 32) { continue }  // its symbols were merged otherwise in the meantime
+            let right = next[place]
+            symbols[place] = results[Int(ranks[place])]
             symbols[right] = -1
-            next[entry.place] = next[right]
-            if next[right] < symbols.count { previous[next[right]] = entry.place }
-            offer(entry.place, &queue)
-            if previous[entry.place] >= 0 { offer(previous[entry.place], &queue) }
+            ranks[right] = MergeTable.none
+            next[place] = next[right]
+            if next[right] < count { previous[next[right]] = place }
+            offer(place)
+            if previous[place] >= 0 { offer(previous[place]) }
         }
-        return symbols.filter { $0 >= 0 }
+        for symbol in symbols where symbol >= 0 { found.append(Int(symbol)) }
     }
 }
 
 /// Return how many bytes a character has, by its first byte.
 func utf8Length(_ byte: UInt8) -> Int { byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4 }
 
-/// A heap of possible merges, the one of the lowest rank and then of the leftmost place on top.
+/// A heap of numbers, the least on top.
 private struct Heap {
-    struct Entry {
-        let rank: Int
-        let place: Int
-        let id: Int
-        let left: Int
-        let right: Int
+    private var entries: [UInt64] = []
 
-        func precedes(_ other: Entry) -> Bool { rank != other.rank ? rank < other.rank : place < other.place }
-    }
-
-    private var entries: [Entry] = []
-
-    mutating func push(_ entry: Entry) {
+    mutating func push(_ entry: UInt64) {
         entries.append(entry)
         var child = entries.count - 1
-        while child > 0, entries[child].precedes(entries[(child - 1) / 2]) {
+        while child > 0, entries[child] < entries[(child - 1) / 2] {
             entries.swapAt(child, (child - 1) / 2)
             child = (child - 1) / 2
         }
     }
 
-    mutating func pop() -> Entry? {
+    mutating func pop() -> UInt64? {
         guard let top = entries.first else { return nil }
         let last = entries.removeLast()
         if entries.isEmpty { return top }
@@ -164,9 +226,9 @@ private struct Heap {
         var parent = 0
         while true {
             var least = parent
-            for child in [2 * parent + 1, 2 * parent + 2] where child < entries.count && entries[child].precedes(entries[least]) {
-                least = child
-            }
+            let child = 2 * parent + 1
+            if child < entries.count, entries[child] < entries[least] { least = child }
+            if child + 1 < entries.count, entries[child + 1] < entries[least] { least = child + 1 }
             if least == parent { return top }
             entries.swapAt(parent, least)
             parent = least

@@ -1,7 +1,7 @@
 import ShardmillDecode
 
 /// A step from tokens back to text.
-indirect enum Decoder {
+indirect enum Decoder: Sendable {
     case sequence([Decoder])
     case byteLevel
     case replace(Pattern, ArraySlice<UInt8>)
@@ -13,19 +13,22 @@ indirect enum Decoder {
 
     /// - Throws: `ShardmillError` that names a type which this version does not support.
     init(_ json: JSON) throws {
-        switch json["type"]?.text ?? "" {
-        case "Sequence": self = .sequence(try (json["decoders"]?.items ?? []).map(Decoder.init))
+        switch json.type {
+        case "Sequence": self = .sequence(try json.items("decoders").map(Decoder.init))
         case "ByteLevel": self = .byteLevel
-        case "Replace": self = .replace(try Pattern(json["pattern"]), json["content"]?.bytes ?? [])
+        case "Replace": self = .replace(try Pattern(json["pattern"]), try json.bytes("content"))
         case "ByteFallback": self = .byteFallback
         case "Fuse": self = .fuse
         case "Strip":
-            self = .strip(json["content"]?.bytes ?? ArraySlice(" ".utf8), start: json["start"]?.int ?? 0, stop: json["stop"]?.int ?? 0)
+            let content = try json.optionalBytes("content") ?? ArraySlice(" ".utf8)
+            self = .strip(content, start: try json.count("start") ?? 0, stop: try json.count("stop") ?? 0)
         case "WordPiece":
-            self = .wordPiece(json["prefix"]?.bytes ?? ArraySlice("##".utf8), cleanup: json["cleanup"]?.bool ?? true)
+            let prefix = try json.optionalBytes("prefix") ?? ArraySlice("##".utf8)
+            self = .wordPiece(prefix, cleanup: try json.flag("cleanup") ?? true)
         case "Metaspace":
-            let prepends = json["prepend_scheme"]?.text.map { $0 != "never" } ?? json["add_prefix_space"]?.bool ?? true
-            self = .metaspace(json["replacement"]?.bytes ?? ArraySlice("\u{2581}".utf8), prepends: prepends)
+            let scheme = try json.optionalBytes("prepend_scheme").map(string)
+            let prepends = try scheme.map { $0 != "never" } ?? json.flag("add_prefix_space") ?? true
+            self = .metaspace(try json.optionalBytes("replacement") ?? ArraySlice("\u{2581}".utf8), prepends: prepends)
         case let type: throw ShardmillError(.tokenizer, "the decoder '\(type)' is not supported")
         }
     }
@@ -33,19 +36,22 @@ indirect enum Decoder {
     func apply(_ tokens: [ArraySlice<UInt8>]) -> [ArraySlice<UInt8>] {
         switch self {
         case .sequence(let steps): return steps.reduce(tokens) { $1.apply($0) }
-        case .byteLevel: return [tokens.flatMap { ByteAlphabet.bytes($0) }[...]]
-        case .fuse: return [tokens.flatMap { $0 }[...]]
+        case .byteLevel:
+            var found: [UInt8] = []
+            for token in tokens { ByteAlphabet.append(token, to: &found) }
+            return [found[...]]
+        case .fuse: return [joined(tokens)]
         case .byteFallback: return fallback(tokens)
         case .replace(let pattern, let content):
-            return tokens.map { token in
-                Array(pattern.split(token).map { $0.matches ? content : token[$0.range] }.joined())[...]
-            }
+            return tokens.map { pattern.replace($0, with: content) }
         case .strip(let content, let start, let stop):
             return tokens.map { token in
                 var token = token
-                for _ in 0..<max(0, start) where !content.isEmpty && token.starts(with: content) { token = token.dropFirst(content.count) }
-                for _ in 0..<max(0, stop) where !content.isEmpty && token.suffix(content.count).elementsEqual(content) {
-                    token = token.dropLast(content.count)
+                if content.isEmpty { return token }
+                var (first, last) = (start, stop)
+                while first > 0, token.starts(with: content) { (token, first) = (token.dropFirst(content.count), first - 1) }
+                while last > 0, token.suffix(content.count).elementsEqual(content) {
+                    (token, last) = (token.dropLast(content.count), last - 1)
                 }
                 return token
             }
@@ -99,4 +105,12 @@ indirect enum Decoder {
             Normalizer.replace(.text(ArraySlice(change.0.utf8)), ArraySlice(change.1.utf8)).apply(text)
         }
     }
+}
+
+/// Return the bytes of all tokens in a row.
+func joined(_ tokens: [ArraySlice<UInt8>]) -> ArraySlice<UInt8> {
+    var found: [UInt8] = []
+    found.reserveCapacity(tokens.reduce(0) { $0 + $1.count })
+    for token in tokens { found += token }
+    return found[...]
 }

@@ -2,7 +2,7 @@ import Foundation
 import ShardmillDecode
 
 /// A change of the text before it is divided into words.
-indirect enum Normalizer {
+indirect enum Normalizer: Sendable {
     case sequence([Normalizer])
     case nfc, nfd, nfkc, nfkd, lowercase
     case replace(Pattern, ArraySlice<UInt8>)
@@ -12,22 +12,22 @@ indirect enum Normalizer {
 
     /// - Throws: `ShardmillError` that names a type which this version does not support.
     init(_ json: JSON) throws {
-        switch json["type"]?.text ?? "" {
-        case "Sequence": self = .sequence(try (json["normalizers"]?.items ?? []).map(Normalizer.init))
+        switch json.type {
+        case "Sequence": self = .sequence(try json.items("normalizers").map(Normalizer.init))
         case "NFC": self = .nfc
         case "NFD": self = .nfd
         case "NFKC": self = .nfkc
         case "NFKD": self = .nfkd
         case "Lowercase": self = .lowercase
-        case "Replace": self = .replace(try Pattern(json["pattern"]), json["content"]?.bytes ?? [])
-        case "Prepend": self = .prepend(json["prepend"]?.bytes ?? [])
+        case "Replace": self = .replace(try Pattern(json["pattern"]), try json.bytes("content"))
+        case "Prepend": self = .prepend(try json.bytes("prepend"))
         case "Strip":
-            self = .strip(left: json["strip_left"]?.bool ?? true, right: json["strip_right"]?.bool ?? true)
+            self = .strip(left: try json.flag("strip_left") ?? true, right: try json.flag("strip_right") ?? true)
         case "BertNormalizer":
-            let lower = json["lowercase"]?.bool ?? true
+            let lower = try json.flag("lowercase") ?? true
             self = .bert(
-                clean: json["clean_text"]?.bool ?? true, chinese: json["handle_chinese_chars"]?.bool ?? true,
-                stripAccents: json["strip_accents"]?.bool ?? lower, lowercase: lower)
+                clean: try json.flag("clean_text") ?? true, chinese: try json.flag("handle_chinese_chars") ?? true,
+                stripAccents: try json.flag("strip_accents") ?? lower, lowercase: lower)
         case let type: throw ShardmillError(.tokenizer, "the normalizer '\(type)' is not supported")
         }
     }
@@ -41,9 +41,7 @@ indirect enum Normalizer {
         case .nfkd: return ascii(text) ? text : bytes(string(text).decomposedStringWithCompatibilityMapping)
         case .lowercase: return lower(text)
         case .replace(let pattern, let content):
-            var found: [UInt8] = []
-            for piece in pattern.split(text) { found += piece.matches ? content : text[piece.range] }
-            return found[...]
+            return pattern.replace(text, with: content)
         case .prepend(let prefix): return text.isEmpty ? text : prefix + text
         case .strip(let left, let right):
             var scalars = Substring(string(text)).unicodeScalars
@@ -80,81 +78,6 @@ indirect enum Normalizer {
         }
         return lowercase ? lower(result) : result
     }
-}
-
-/// What a Split or a Replace looks for.
-enum Pattern: @unchecked Sendable {  // NSRegularExpression is immutable and safe to share
-    case text(ArraySlice<UInt8>)
-    case regex(NSRegularExpression)
-
-    init(_ json: JSON?) throws {
-        if let text = json?["String"]?.bytes, !text.isEmpty {
-            self = .text(text)
-        } else if let regex = json?["Regex"]?.text {
-            do {
-                self = .regex(try NSRegularExpression(pattern: regex))
-            } catch {
-                throw ShardmillError(.tokenizer, "the pattern '\(regex.prefix(80))' is not supported")
-            }
-        } else {
-            throw ShardmillError(.tokenizer, "a pattern is neither a text nor a regular expression")
-        }
-    }
-
-    struct Piece {
-        let range: Range<Int>
-        let matches: Bool
-    }
-
-    /// Divide a text into matches and what lies between them.
-    func split(_ text: ArraySlice<UInt8>) -> [Piece] {
-        var found: [Piece] = []
-        var last = text.startIndex
-        func add(_ range: Range<Int>) {
-            if range.isEmpty { return }
-            if last < range.lowerBound { found.append(Piece(range: last..<range.lowerBound, matches: false)) }
-            found.append(Piece(range: range, matches: true))
-            last = range.upperBound
-        }
-        switch self {
-        case .text(let wanted):
-            var at = text.startIndex
-            while at + wanted.count <= text.endIndex {
-                if text[at..<at + wanted.count].elementsEqual(wanted) {
-                    add(at..<at + wanted.count)
-                    at += wanted.count
-                } else {
-                    at += 1
-                }
-            }
-        case .regex(let regex):
-            let string = string(text)
-            let whole = NSRange(location: 0, length: string.utf16.count)
-            let places = utf8Places(text, utf16Count: whole.length)
-            regex.enumerateMatches(in: string, range: whole) { match, _, _ in
-                guard let range = match?.range else { return }
-                add(places(range.location)..<places(range.location + range.length))
-            }
-        }
-        if last < text.endIndex { found.append(Piece(range: last..<text.endIndex, matches: false)) }
-        return found
-    }
-}
-
-/// Return a function from an offset in UTF-16 to the place in UTF-8.
-private func utf8Places(_ text: ArraySlice<UInt8>, utf16Count: Int) -> (Int) -> Int {
-    if utf16Count == text.count { return { text.startIndex + $0 } }  // ASCII alone
-    var places: [Int] = []
-    places.reserveCapacity(utf16Count + 1)
-    var at = text.startIndex
-    while at < text.endIndex {
-        let length = utf8Length(text[at])
-        places.append(at)
-        if length == 4 { places.append(at) }
-        at += length
-    }
-    places.append(text.endIndex)
-    return { places[$0] }
 }
 
 func string(_ bytes: ArraySlice<UInt8>) -> String { String(decoding: bytes, as: UTF8.self) }

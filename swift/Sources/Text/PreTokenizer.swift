@@ -1,16 +1,17 @@
-import Foundation
 import ShardmillDecode
 
 /// A division of the text into words.
-indirect enum PreTokenizer {
+indirect enum PreTokenizer: Sendable {
     /// What becomes of a match: a word of its own, nothing, or a part of the word before or after it.
-    enum Behavior: String { case Isolated, Removed, MergedWithPrevious, MergedWithNext, Contiguous }
+    enum Behavior: String, Sendable { case Isolated, Removed, MergedWithPrevious, MergedWithNext, Contiguous }
 
-    enum Prepend: String { case always, first, never }
+    enum Prepend: String, Sendable { case always, first, never }
 
     case sequence([PreTokenizer])
     case split(Pattern, Behavior, invert: Bool)
     case byteLevel(prefixSpace: Bool, pattern: Pattern?)
+    /// As byteLevel, but bytes stay as they are.
+    case bytes(prefixSpace: Bool, pattern: Pattern?)
     case digits(individual: Bool)
     case metaspace(ArraySlice<UInt8>, Prepend, splits: Bool)
     case bert
@@ -23,31 +24,55 @@ indirect enum PreTokenizer {
     /// - Throws: `ShardmillError` that names a type which this version does not support.
     init(_ json: JSON) throws {
         func behavior() throws -> Behavior {
-            let name = json["behavior"]?.text ?? "Isolated"
+            let name = try json.optionalBytes("behavior").map(string) ?? "Isolated"
             guard let found = Behavior(rawValue: name) else {
                 throw ShardmillError(.tokenizer, "the behavior '\(name)' of a split is not supported")
             }
             return found
         }
-        switch json["type"]?.text ?? "" {
-        case "Sequence": self = .sequence(try (json["pretokenizers"]?.items ?? []).map(PreTokenizer.init))
-        case "Split": self = .split(try Pattern(json["pattern"]), try behavior(), invert: json["invert"]?.bool ?? false)
+        switch json.type {
+        case "Sequence": self = .sequence(try json.items("pretokenizers").map(PreTokenizer.init))
+        case "Split": self = .split(try Pattern(json["pattern"]), try behavior(), invert: try json.flag("invert") ?? false)
         case "ByteLevel":
-            let pattern = json["use_regex"]?.bool ?? true ? Pattern.regex(try NSRegularExpression(pattern: Self.gpt2)) : nil
-            self = .byteLevel(prefixSpace: json["add_prefix_space"]?.bool ?? true, pattern: pattern)
-        case "Digits": self = .digits(individual: json["individual_digits"]?.bool ?? false)
+            let pattern = try json.flag("use_regex") ?? true ? try Pattern(regex: Self.gpt2) : nil
+            self = .byteLevel(prefixSpace: try json.flag("add_prefix_space") ?? true, pattern: pattern)
+        case "Digits": self = .digits(individual: try json.flag("individual_digits") ?? false)
         case "Metaspace":
-            let scheme = json["prepend_scheme"]?.text ?? (json["add_prefix_space"]?.bool ?? true ? "always" : "never")
+            let scheme = try json.optionalBytes("prepend_scheme").map(string) ?? (try json.flag("add_prefix_space") ?? true ? "always" : "never")
             guard let prepend = Prepend(rawValue: scheme) else {
                 throw ShardmillError(.tokenizer, "the prepend_scheme '\(scheme)' is not supported")
             }
             self = .metaspace(
-                json["replacement"]?.bytes ?? ArraySlice("\u{2581}".utf8), prepend, splits: json["split"]?.bool ?? true)
+                try json.optionalBytes("replacement") ?? ArraySlice("\u{2581}".utf8), prepend, splits: try json.flag("split") ?? true)
         case "BertPreTokenizer": self = .bert
-        case "Whitespace": self = .whitespace(.regex(try NSRegularExpression(pattern: #"\w+|[^\w\s]+"#)))
+        case "Whitespace": self = .whitespace(try Pattern(regex: #"\w+|[^\w\s]+"#))
         case "WhitespaceSplit": self = .whitespaceSplit
         case "Punctuation": self = .punctuation(try behavior())
         case let type: throw ShardmillError(.tokenizer, "the pre-tokenizer '\(type)' is not supported")
+        }
+    }
+
+    /// Return the same without a last step that writes bytes as letters; nil if the last step does not.
+    var withoutLetters: PreTokenizer? {
+        switch self {
+        case .byteLevel(let prefixSpace, let pattern): return .bytes(prefixSpace: prefixSpace, pattern: pattern)
+        case .sequence(let steps):
+            guard let last = steps.last?.withoutLetters else { return nil }
+            return steps.dropLast().contains { $0.withoutLetters != nil } ? nil : .sequence(steps.dropLast() + [last])
+        default: return nil
+        }
+    }
+
+    /// Return the scanner that alone divides the text; nil if there is more to do.
+    var scanner: Scanner? {
+        switch self {
+        case .bytes(false, .scanner(let scanner)?), .split(.scanner(let scanner), .Isolated, _): return scanner
+        case .sequence(let steps):
+            let scanners = steps.compactMap(\.scanner)
+            let others = steps.filter { $0.scanner == nil }
+            guard scanners.count == 1 else { return nil }
+            return others.allSatisfy { if case .bytes(false, nil) = $0 { true } else { false } } ? scanners[0] : nil
+        default: return nil
         }
     }
 
@@ -65,13 +90,15 @@ indirect enum PreTokenizer {
                 return join(word, pieces, behavior)
             }
         case .byteLevel(let prefixSpace, let pattern):
+            let steps = PreTokenizer.bytes(prefixSpace: prefixSpace, pattern: pattern)
+            return steps.apply(words, first: first).map { ByteAlphabet.letters($0)[...] }
+        case .bytes(let prefixSpace, let pattern):
             return words.flatMap { word in
                 let spaced = prefixSpace && word.first != 0x20 && !word.isEmpty ? [0x20] + word : word
-                let pieces = pattern.map { $0.split(spaced).map { spaced[$0.range] } } ?? [spaced]
-                return pieces.map(ByteAlphabet.letters)
+                return pattern.map { $0.split(spaced).map { spaced[$0.range] } } ?? [spaced]
             }
         case .digits(let individual):
-            return words.flatMap { divide($0, individual ? .Isolated : .Contiguous) { $0.properties.numericType != nil } }
+            return words.flatMap { divide($0, individual ? .Isolated : .Contiguous) { Class($0).contains(.number) } }
         case .metaspace(let mark, let prepend, let splits):
             return words.enumerated().flatMap { place, word in
                 var marked = Array(word.split(separator: 0x20, omittingEmptySubsequences: false).joined(separator: mark))
@@ -115,7 +142,7 @@ indirect enum PreTokenizer {
             switch behavior {
             case .Removed where piece.matches: break
             case .MergedWithPrevious where piece.matches && !lastMatches && !found.isEmpty,
-                .Contiguous where piece.matches && lastMatches:
+                .Contiguous where piece.matches == lastMatches && !found.isEmpty:
                 found[found.count - 1] = found.last!.lowerBound..<piece.range.upperBound
             case .MergedWithNext where joinsNext && !piece.matches:
                 found[found.count - 1] = found.last!.lowerBound..<piece.range.upperBound
@@ -141,25 +168,40 @@ enum ByteAlphabet {
         }
     }()
 
-    private static let utf8 = scalars.map { Array(UTF8.encode($0)!) }
-    private static let bytes = Dictionary(uniqueKeysWithValues: scalars.enumerated().map { ($1, UInt8($0)) })
+    static let utf8 = scalars.map { Array(UTF8.encode($0)!) }
+    private static let bytes: [Int16] = {  // by scalar, -1 if it stands for no byte
+        var found = [Int16](repeating: -1, count: 512)
+        for (byte, scalar) in scalars.enumerated() { found[Int(scalar.value)] = Int16(byte) }
+        return found
+    }()
 
     /// Return the letters of some bytes.
-    static func letters(_ bytes: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
+    static func letters(_ bytes: some Sequence<UInt8>) -> [UInt8] {
         var found: [UInt8] = []
-        found.reserveCapacity(2 * bytes.count)
         for byte in bytes { found += utf8[Int(byte)] }
-        return found[...]
+        return found
     }
 
-    /// Return the bytes of some letters; the text itself if it has others.
-    static func bytes(_ letters: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
-        var found: [UInt8] = []
-        for scalar in string(letters).unicodeScalars {
-            guard let byte = bytes[scalar] else { return letters }
-            found.append(byte)
+    /// Append the bytes of some letters; the text itself if it has others.
+    static func append(_ letters: ArraySlice<UInt8>, to found: inout [UInt8]) {
+        let before = found.count
+        var at = letters.startIndex
+        while at < letters.endIndex {
+            var scalar = Int(letters[at])
+            if scalar >= 0xC0, scalar < 0xE0, at + 1 < letters.endIndex {
+                at += 1
+                scalar = (scalar & 0x1F) << 6 | Int(letters[at] & 0x3F)
+            } else if scalar >= 0x80 {
+                scalar = 0  // no letter is written with more bytes, and 0 stands for none
+            }
+            at += 1
+            guard scalar < bytes.count, bytes[scalar] >= 0 else {
+                found.removeSubrange(before...)
+                found += letters
+                return
+            }
+            found.append(UInt8(bytes[scalar]))
         }
-        return found[...]
     }
 }
 

@@ -3,7 +3,9 @@ import ShardmillDecode
 
 /// What an app may bring in place of `Tokenizer`.
 public protocol TextCodec: Sendable {
+    /// Return a text's tokens, with those before and after it if asked for.
     func encode(_ text: String, addSpecialTokens: Bool) throws -> [Int]
+    /// Return the text of tokens.
     func decode(_ tokens: [Int], skipSpecialTokens: Bool) -> String
 }
 
@@ -14,28 +16,19 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     private enum Model {
         case bpe(BPE)
         case wordPiece(WordPiece)
-
-        func encode(_ word: ArraySlice<UInt8>) -> [Int] {
-            switch self {
-            case .bpe(let bpe): return bpe.encode(word)
-            case .wordPiece(let wordPiece): return wordPiece.encode(word)
-            }
-        }
     }
 
     private let model: Model
     private let normalizer: Normalizer?
     private let preTokenizer: PreTokenizer?
+    private let scanner: Scanner?
     private let decoder: Decoder?
     private let added: AddedTokens
     private let prefix: [Int]
     private let suffix: [Int]
-    private let tokens: [Int: ArraySlice<UInt8>]
-    private let ids: [Bytes: Int]
+    private let vocabulary: Vocabulary
     private let lock = NSLock()
-    private var cache: [Bytes: [Int]] = [:]
-    /// Words whose tokens are remembered, and the longest of them in bytes.
-    private static let (cached, longest) = (20_000, 64)
+    private var cache: WordCache? = WordCache()  // nil while a thread uses it; another then makes its own
 
     /// Read a tokenizer.json.
     ///
@@ -49,48 +42,47 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
         }
     }
 
+    /// Read the contents of a tokenizer.json.
+    ///
+    /// - Throws: `ShardmillError` of kind `tokenizer`, as `init(_:)`.
     public init(data: Data) throws {
         let json = try JSON.parse([UInt8](data))
         guard let model = json["model"] else { throw ShardmillError(.tokenizer, "it has no model") }
-        var ids = try Self.vocabulary(model)
-        added = try AddedTokens(json["added_tokens"]?.items ?? [])
-        for token in added.all { ids[Bytes(token.content)] = token.id }
-        switch model["type"]?.text ?? (model["merges"] == nil ? "WordPiece" : "BPE") {
-        case "BPE": self.model = .bpe(try BPE(model, vocabulary: ids))
-        case "WordPiece": self.model = .wordPiece(try WordPiece(model, vocabulary: ids))
-        case let type: throw ShardmillError(.tokenizer, "the model '\(type)' is not supported")
+        guard case .vocabulary(let listed)? = model["vocab"]?.node else {
+            throw ShardmillError(.tokenizer, "the model has no vocab")
         }
-        self.ids = ids
-        tokens = Dictionary(ids.map { ($1, $0.bytes) }) { first, _ in first }
         func part<Value>(_ key: String, _ make: (JSON) throws -> Value) throws -> Value? {
             guard let value = json[key], !value.isNull else { return nil }
             return try make(value)
         }
         normalizer = try part("normalizer", Normalizer.init)
-        preTokenizer = try part("pre_tokenizer", PreTokenizer.init)
-        decoder = try part("decoder", Decoder.init)
-        (prefix, suffix) = try part("post_processor") { try Self.template($0, ids) } ?? ([], [])
-    }
-
-    private static func vocabulary(_ model: JSON) throws -> [Bytes: Int] {
-        guard case .object(let entries)? = model["vocab"] else { throw ShardmillError(.tokenizer, "the model has no vocab") }
-        var found: [Bytes: Int] = [:]
-        found.reserveCapacity(entries.count)
-        for (token, id) in entries {
-            guard let id = id.int, (0..<1 << 24).contains(id) else {
-                throw ShardmillError(.tokenizer, "the token '\(string(token).prefix(40))' has no id")
-            }
-            found[Bytes(token)] = id
+        added = try AddedTokens(part("added_tokens") { items in
+            guard let items = items.items else { throw ShardmillError(.tokenizer, "added_tokens are no list") }
+            return items
+        } ?? [], normalizer: normalizer)
+        var vocabulary = Vocabulary(listed, json.blob)
+        for token in added.all { vocabulary.add(token.content, id: token.id) }
+        self.vocabulary = vocabulary
+        let steps = try part("pre_tokenizer", PreTokenizer.init)
+        let type = model.type.isEmpty ? (model["merges"] == nil ? "WordPiece" : "BPE") : model.type
+        let bytes = type == "BPE" ? steps?.withoutLetters : nil
+        preTokenizer = bytes ?? steps
+        scanner = preTokenizer?.scanner
+        switch type {
+        case "BPE": self.model = .bpe(try BPE(model, vocabulary: vocabulary, ofBytes: bytes != nil))
+        case "WordPiece": self.model = .wordPiece(try WordPiece(model, vocabulary: vocabulary))
+        default: throw ShardmillError(.tokenizer, "the model '\(type.prefix(40))' is not supported")
         }
-        return found
+        decoder = try part("decoder", Decoder.init)
+        (prefix, suffix) = try part("post_processor") { try Self.template($0, vocabulary) } ?? ([], [])
     }
 
     /// Return the special tokens before and after a text.
-    private static func template(_ json: JSON, _ ids: [Bytes: Int]) throws -> ([Int], [Int]) {
-        switch json["type"]?.text ?? "" {
+    private static func template(_ json: JSON, _ ids: Vocabulary) throws -> ([Int], [Int]) {
+        switch json.type {
         case "ByteLevel": return ([], [])
         case "Sequence":
-            return try (json["processors"]?.items ?? []).reduce(([], [])) { found, step in
+            return try json.items("processors").reduce(([], [])) { found, step in
                 let (before, after) = try template(step, ids)
                 return (before + found.0, found.1 + after)
             }
@@ -102,7 +94,7 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
             return ([try id("cls")], [try id("sep")])
         case "TemplateProcessing":
             var (before, after, seen) = ([Int](), [Int](), false)
-            for item in json["single"]?.items ?? [] {
+            for item in try json.items("single") {
                 if item["Sequence"] != nil {
                     seen = true
                 } else if let name = item["SpecialToken"]?["id"]?.text {
@@ -119,10 +111,15 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     }
 
     /// Return the id of a token by its text; nil if the vocabulary lacks it.
-    public func id(of token: String) -> Int? { ids[Bytes(token)] }
+    public func id(of token: String) -> Int? { vocabulary.id(token.utf8) }
 
     /// Return a text's tokens, with those before and after it (beginning of text, for example) if asked for.
     public func encode(_ text: String, addSpecialTokens: Bool = true) -> [Int] {
+        let cache = lock.withLock { () -> WordCache? in
+            defer { self.cache = nil }
+            return self.cache
+        } ?? WordCache()
+        defer { lock.withLock { self.cache = cache } }
         var found = addSpecialTokens ? prefix : []
         var first = true
         for piece in added.split(Array(text.utf8)[...], normalized: false) {
@@ -134,8 +131,7 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
                     if let id = piece.id {
                         found.append(id)
                     } else {
-                        let words = preTokenizer?.apply([piece.bytes], first: first) ?? [piece.bytes]
-                        for word in words { found += encode(word) }
+                        encode(piece.bytes, first: first, cache, into: &found)
                     }
                     first = false
                 }
@@ -145,98 +141,37 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
         return addSpecialTokens ? found + suffix : found
     }
 
-    private func encode(_ word: ArraySlice<UInt8>) -> [Int] {
-        if word.isEmpty { return [] }
-        if word.count > Self.longest { return model.encode(word) }
-        if let known = lock.withLock({ cache[Bytes(word)] }) { return known }
-        let found = model.encode(word)
-        lock.withLock {
-            if cache.count >= Self.cached { cache.removeAll(keepingCapacity: true) }
-            cache[Bytes(Array(word)[...])] = found
+    /// Append the tokens of a piece of the text.
+    private func encode(_ piece: ArraySlice<UInt8>, first: Bool, _ cache: WordCache, into found: inout [Int]) {
+        func append(_ word: UnsafeBufferPointer<UInt8>) {
+            if word.isEmpty { return }
+            switch model {
+            case .bpe(let bpe): bpe.encode(word, cache, into: &found)
+            case .wordPiece(let wordPiece): cache.append(word, to: &found) { wordPiece.encode(word, into: &$0) }
+            }
         }
-        return found
+        if let scanner {
+            piece.withUnsafeBufferPointer { bytes in
+                var at = 0
+                while at < bytes.count {
+                    let end = scanner.end(bytes, at)
+                    append(UnsafeBufferPointer(rebasing: bytes[at..<end]))
+                    at = end
+                }
+            }
+        } else {
+            for word in preTokenizer?.apply([piece], first: first) ?? [piece] { word.withUnsafeBufferPointer(append) }
+        }
     }
 
     /// Return the text of tokens. Bytes that are no character become U+FFFD; unknown ids are left out.
     public func decode(_ ids: [Int], skipSpecialTokens: Bool = true) -> String {
-        let known = ids.filter { !(skipSpecialTokens && added.special.contains($0)) }.compactMap { tokens[$0] }
+        var known: [ArraySlice<UInt8>] = []
+        known.reserveCapacity(ids.count)
+        for id in ids where !(skipSpecialTokens && added.special.contains(id)) {
+            if let token = added.normal[id] ?? vocabulary.token(id) { known.append(token) }
+        }
         guard let decoder else { return string(Array(known.joined(separator: [0x20]))[...]) }
-        return string(Array(decoder.apply(known).joined())[...])
+        return string(joined(decoder.apply(known)))
     }
-}
-
-/// Tokens that are found in the text before it is divided into words.
-struct AddedTokens {
-    struct Token {
-        let id: Int
-        let content: ArraySlice<UInt8>
-        let special, normalized, lstrip, rstrip, singleWord: Bool
-    }
-
-    struct Piece {
-        let bytes: ArraySlice<UInt8>
-        let id: Int?
-    }
-
-    let all: [Token]
-    let special: Set<Int>
-    /// Tokens by "normalized" and first byte, the longest first.
-    private let byFirst: [Bool: [UInt8: [Token]]]
-
-    init(_ items: [JSON]) throws {
-        all = try items.map { item in
-            guard let id = item["id"]?.int, let content = item["content"]?.bytes, !content.isEmpty else {
-                throw ShardmillError(.tokenizer, "an added token has no id or no content")
-            }
-            func flag(_ key: String) -> Bool { item[key]?.bool ?? false }
-            return Token(
-                id: id, content: content, special: flag("special"), normalized: flag("normalized"), lstrip: flag("lstrip"),
-                rstrip: flag("rstrip"), singleWord: flag("single_word"))
-        }
-        special = Set(all.filter(\.special).map(\.id))
-        byFirst = Dictionary(grouping: all, by: \.normalized).mapValues { tokens in
-            Dictionary(grouping: tokens) { $0.content.first! }.mapValues { $0.sorted { $0.content.count > $1.content.count } }
-        }
-    }
-
-    /// Divide a text into added tokens and what lies between them.
-    func split(_ text: ArraySlice<UInt8>, normalized: Bool) -> [Piece] {
-        guard let table = byFirst[normalized] else { return text.isEmpty ? [] : [Piece(bytes: text, id: nil)] }
-        var found: [Piece] = []
-        var last = text.startIndex
-        var at = text.startIndex
-        while at < text.endIndex {
-            guard let token = table[text[at]]?.first(where: { text[at...].starts(with: $0.content) }) else {
-                at += 1
-                continue
-            }
-            var (start, end) = (at, at + token.content.count)
-            if token.singleWord, isWord(scalarBefore(text, start)) || isWord(scalarAfter(text, end)) {
-                at = end
-                continue
-            }
-            if token.lstrip { while start > last, let scalar = scalarBefore(text[last...], start), isSpace(scalar) { start -= UTF8.width(scalar) } }
-            if token.rstrip { while let scalar = scalarAfter(text, end), isSpace(scalar) { end += UTF8.width(scalar) } }
-            if start > last { found.append(Piece(bytes: text[last..<start], id: nil)) }
-            found.append(Piece(bytes: text[start..<end], id: token.id))
-            last = end
-            at = end
-        }
-        if last < text.endIndex { found.append(Piece(bytes: text[last...], id: nil)) }
-        return found
-    }
-}
-
-private func scalarBefore(_ text: ArraySlice<UInt8>, _ end: Int) -> Unicode.Scalar? {
-    string(text[..<end].suffix(4)).unicodeScalars.last
-}
-
-private func scalarAfter(_ text: ArraySlice<UInt8>, _ start: Int) -> Unicode.Scalar? {
-    string(text[start...].prefix(4)).unicodeScalars.first
-}
-
-private func isWord(_ scalar: Unicode.Scalar?) -> Bool {
-    guard let scalar else { return false }
-    return scalar == "_" || scalar.properties.isAlphabetic || scalar.properties.numericType != nil
-        || scalar.properties.generalCategory == .nonspacingMark
 }

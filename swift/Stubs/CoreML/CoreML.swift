@@ -1,12 +1,13 @@
 // Declarations of Apple's Core ML, as far as this package uses it, so that its files type-check where there is no Core ML.
-// No body may ever run. swift/Stubs/signatures.txt has Apple's page for every line, and a test compares the two.
+// No body may ever run. swift/Stubs/signatures.json has Apple's declaration and page for every line, and
+// tests/swift/test_signatures.py compares the two: a compile error is never mended here alone.
 @_exported import Foundation
 
-public enum MLComputeUnits: Int, Sendable {
-    case cpuOnly = 0
-    case cpuAndGPU = 1
-    case all = 2
-    case cpuAndNeuralEngine = 3
+public enum MLComputeUnits: Sendable {
+    case cpuOnly
+    case cpuAndGPU
+    case all
+    case cpuAndNeuralEngine
 }
 
 public struct MLOptimizationHints: Sendable {
@@ -14,7 +15,7 @@ public struct MLOptimizationHints: Sendable {
         case frequent
         case infrequent
     }
-    public var reshapeFrequency: ReshapeFrequency { get { fatalError() } set { fatalError() } }
+    public var reshapeFrequency: MLOptimizationHints.ReshapeFrequency { get { fatalError() } set { fatalError() } }
 }
 
 open class MLModelConfiguration: NSObject {
@@ -24,11 +25,9 @@ open class MLModelConfiguration: NSObject {
     open var optimizationHints: MLOptimizationHints { get { fatalError() } set { fatalError() } }
 }
 
-public enum MLMultiArrayDataType: Int, Sendable {
-    case double = 0x10040
-    case float32 = 0x10020
-    case float16 = 0x10010
-    case int32 = 0x20020
+public enum MLMultiArrayDataType: Sendable {
+    case float32
+    case float16
 }
 
 open class MLMultiArray: NSObject {
@@ -50,12 +49,9 @@ public protocol MLFeatureProvider {
     func featureValue(for featureName: String) -> MLFeatureValue?
 }
 
-open class MLPredictionOptions: NSObject {
-    open var outputBackings: [String: Any] { get { fatalError() } set { fatalError() } }
-}
+open class MLPredictionOptions: NSObject {}
 
 open class MLMultiArrayConstraint: NSObject {
-    open var shape: [NSNumber] { fatalError() }
     open var dataType: MLMultiArrayDataType { fatalError() }
 }
 
@@ -65,7 +61,6 @@ open class MLFeatureDescription: NSObject {
 
 open class MLModelDescription: NSObject {
     open var inputDescriptionsByName: [String: MLFeatureDescription] { fatalError() }
-    open var outputDescriptionsByName: [String: MLFeatureDescription] { fatalError() }
 }
 
 public final class MLState: NSObject, @unchecked Sendable {
@@ -73,7 +68,7 @@ public final class MLState: NSObject, @unchecked Sendable {
 }
 
 open class MLModel: NSObject {
-    public init(contentsOf url: URL, configuration: MLModelConfiguration) throws { fatalError() }
+    public convenience init(contentsOf url: URL, configuration: MLModelConfiguration) throws { fatalError() }
     open class func compileModel(at url: URL) async throws -> URL { fatalError() }
     open var modelDescription: MLModelDescription { fatalError() }
     open func makeState() -> MLState { fatalError() }
@@ -81,39 +76,39 @@ open class MLModel: NSObject {
     open func prediction(from inputFeatures: any MLFeatureProvider, using state: MLState, options: MLPredictionOptions) throws -> any MLFeatureProvider { fatalError() }
 }
 
-public enum MLComputeDevice {
+public enum MLComputeDevice: Sendable {
     case cpu(MLCPUComputeDevice)
     case gpu(MLGPUComputeDevice)
     case neuralEngine(MLNeuralEngineComputeDevice)
 }
 
-open class MLCPUComputeDevice: NSObject {}
-open class MLGPUComputeDevice: NSObject {}
-open class MLNeuralEngineComputeDevice: NSObject {}
+public final class MLCPUComputeDevice: NSObject, @unchecked Sendable {}
+public final class MLGPUComputeDevice: NSObject, @unchecked Sendable {}
+public final class MLNeuralEngineComputeDevice: NSObject, @unchecked Sendable {}
 
-public enum MLModelStructure {
+public enum MLModelStructure: Sendable {
     case program(MLModelStructure.Program)
     case unsupported
 
-    public struct Program {
+    public struct Program: Sendable {
         public var functions: [String: MLModelStructure.Program.Function] { fatalError() }
 
-        public struct Function {
+        public struct Function: Sendable {
             public var block: MLModelStructure.Program.Block { fatalError() }
         }
 
-        public struct Block {
+        public struct Block: Sendable {
             public var operations: [MLModelStructure.Program.Operation] { fatalError() }
         }
 
-        public struct Operation {
+        public struct Operation: Sendable {
             public var operatorName: String { fatalError() }
         }
     }
 }
 
 public final class MLComputePlan: @unchecked Sendable {
-    public struct DeviceUsage {
+    public struct DeviceUsage: Sendable {
         public var preferred: MLComputeDevice { fatalError() }
     }
 

@@ -5,18 +5,32 @@ public struct Transcript: Sendable, RandomAccessCollection {
         case instructions(Transcript.Instructions)
         case prompt(Transcript.Prompt)
         case response(Transcript.Response)
-        case toolCalls
+        case toolCalls(Transcript.ToolCalls)
     }
 
     public enum Segment: Sendable {
         case text(Transcript.TextSegment)
-        case structure
+        case structure(Transcript.StructuredSegment)
     }
 
-    public struct TextSegment: Sendable { public var content: String { fatalError() } }
-    public struct Instructions: Sendable { public var segments: [Transcript.Segment] { fatalError() } }
-    public struct Prompt: Sendable { public var segments: [Transcript.Segment] { fatalError() } }
-    public struct Response: Sendable { public var segments: [Transcript.Segment] { fatalError() } }
+    public struct TextSegment: Sendable {
+        public var content: String { get { fatalError() } set { fatalError() } }
+    }
+
+    public struct Instructions: Sendable {
+        public var segments: [Transcript.Segment] { get { fatalError() } set { fatalError() } }
+    }
+
+    public struct Prompt: Sendable {
+        public var segments: [Transcript.Segment] { get { fatalError() } set { fatalError() } }
+    }
+
+    public struct Response: Sendable {
+        public var segments: [Transcript.Segment] { get { fatalError() } set { fatalError() } }
+    }
+
+    public struct StructuredSegment: Sendable {}
+    public struct ToolCalls: Sendable {}
 
     public var startIndex: Int { fatalError() }
     public var endIndex: Int { fatalError() }
@@ -24,8 +38,8 @@ public struct Transcript: Sendable, RandomAccessCollection {
 }
 
 public struct GenerationOptions: Sendable {
-    public var temperature: Double? { fatalError() }
-    public var maximumResponseTokens: Int? { fatalError() }
+    public var temperature: Double? { get { fatalError() } set { fatalError() } }
+    public var maximumResponseTokens: Int? { get { fatalError() } set { fatalError() } }
 }
 
 public struct LanguageModelCapabilities: Sendable {
@@ -34,13 +48,21 @@ public struct LanguageModelCapabilities: Sendable {
 }
 
 public struct LanguageModelExecutorGenerationRequest: Sendable {
-    public var transcript: Transcript { fatalError() }
-    public var generationOptions: GenerationOptions { fatalError() }
+    public var transcript: Transcript { get { fatalError() } set { fatalError() } }
+    public var generationOptions: GenerationOptions { get { fatalError() } set { fatalError() } }
 }
 
 public struct LanguageModelExecutorGenerationChannel: Sendable {
-    public enum Event: Sendable { case response(entryID: String? = nil, action: LanguageModelExecutorGenerationChannel.Action) }
-    public enum Action: Sendable { case appendText(String, segmentID: String? = nil, tokenCount: Int) }
+    public struct Event: Sendable {
+        public static func response(entryID: String? = nil, action: LanguageModelExecutorGenerationChannel.Response.Action) -> LanguageModelExecutorGenerationChannel.Event { fatalError() }
+    }
+
+    public struct Response: Sendable {
+        public struct Action: Sendable {
+            public static func appendText(_ text: String, segmentID: String? = nil, tokenCount: Int) -> LanguageModelExecutorGenerationChannel.Response.Action { fatalError() }
+        }
+    }
+
     public func send(_ event: LanguageModelExecutorGenerationChannel.Event) async { fatalError() }
 }
 
@@ -56,8 +78,4 @@ public protocol LanguageModelExecutor: Sendable {
     init(configuration: Self.Configuration) throws
     func prewarm(model: Self.Model, transcript: Transcript)
     func respond(to request: LanguageModelExecutorGenerationRequest, model: Self.Model, streamingInto channel: LanguageModelExecutorGenerationChannel) async throws
-}
-
-public final class LanguageModelSession {
-    public init(model: some LanguageModel) { fatalError() }
 }

@@ -7,6 +7,8 @@ import Foundation
 final class ToyBackend: Backend {
     var slots: [[Int]] = []
     var functions: [String] = []
+    /// T of each run.
+    var runs: [Int] = []
 
     func load(_ part: Part, function: String) throws -> any LoadedFunction {
         functions.append(function)
@@ -28,6 +30,7 @@ private final class ToyFunction: LoadedFunction {
     func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { ToyBuffer(HostArray(zeros: shape)) }
 
     func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
+        backend.runs.append((inputs["x"] ?? inputs["hidden"])?.shape[2] ?? 0)
         if let mask = (inputs["kv_write_mask"] as? ToyBuffer)?.array {
             let count = mask.shape[3]
             backend.slots.append((0..<count).compactMap { t in (0..<mask.shape[2]).first { mask.values[$0 * count + t] == 1 } })

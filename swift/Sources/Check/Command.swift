@@ -1,0 +1,76 @@
+import Foundation
+
+/// A mistake in the arguments.
+struct Usage: Error {
+    static let text = """
+        usage: shardmill-check BUILD --requests FILE [--result FILE] [--engine coreml|pipe] [--idle FILE]
+               shardmill-check tokenize TOKENIZER TEXTS RESULT
+
+        Answers requests with a build, one after the other in one session.
+
+          BUILD            a folder with model.json
+          --requests FILE  a JSON list of requests: {"prompt": [TOKEN, ...]} or {"text": "..."}, and if wanted
+                             max_tokens         the most tokens to generate (256)
+                             temperature, top_k, top_p, min_p, repetition_penalty, seed, logit_bias
+                             drafter            none (which is the default), ngram, suffix, or recite
+                             recite             the tokens that the drafter recite proposes as the text
+                             cancel_after       take so many tokens, drop the request, and go on with the next
+          --result FILE    write the report there; without this option it is printed, or sent through the pipe
+          --engine NAME    coreml (which is the default on a Mac), or pipe: programs run in the process at the other end
+                           of standard input and output, which is swift/scripts/pipe_engine.py
+          --idle FILE      run no programs: each returns zeros at once, and the logits of every token are the file's,
+                           raw fp32; for the time that the host takes
+
+        The report has, beside the tokens, the seconds on the clock, and host_seconds_per_pass: the processor's time that a
+        pass takes outside programs.
+        tokenize writes {"ids": ..., "texts": ...}: each text of a JSON list as tokens, and these as a text.
+        The exit code is 1 if something can't be read or run, and 2 for wrong arguments.
+        """
+
+    let message: String
+
+    init(_ message: String) { self.message = message }
+}
+
+/// What the arguments ask for.
+struct Command {
+    enum Engine: String { case coreml, pipe }
+
+    let build: URL
+    let requests: URL
+    let result: URL?
+    let engine: Engine
+    let idle: URL?
+
+    init(_ arguments: [String]) throws {
+        var given: [String: String] = [:]
+        var folders: [String] = []
+        var rest = arguments[...]
+        while let argument = rest.popFirst() {
+            if !argument.hasPrefix("--") {
+                folders.append(argument)
+                continue
+            }
+            guard ["--requests", "--result", "--engine", "--idle"].contains(argument) else {
+                throw Usage("there is no option \(argument)")
+            }
+            guard let value = rest.popFirst() else { throw Usage("\(argument) needs a value") }
+            if given.updateValue(value, forKey: argument) != nil { throw Usage("\(argument) stands twice") }
+        }
+        guard folders.count == 1, let folder = folders.first else { throw Usage("give one build's folder") }
+        guard let requests = given["--requests"] else { throw Usage("give --requests FILE") }
+        #if canImport(ObjectiveC)
+        let usual = Engine.coreml
+        #else
+        let usual = Engine.pipe
+        #endif
+        guard let engine = given["--engine"].map(Engine.init(rawValue:)) ?? usual else {
+            throw Usage("--engine is coreml or pipe")
+        }
+        build = URL(fileURLWithPath: folder)
+        self.requests = URL(fileURLWithPath: requests)
+        result = given["--result"].map { URL(fileURLWithPath: $0) }
+        self.engine = engine
+        idle = given["--idle"].map { URL(fileURLWithPath: $0) }
+    }
+}

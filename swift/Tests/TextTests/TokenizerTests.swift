@@ -1,0 +1,123 @@
+import Foundation
+import ShardmillDecode
+import Testing
+
+@testable import ShardmillText
+
+private struct Made: Decodable {
+    let name, file: String
+    let texts, decoded: [String]
+    let ids: [[Int]]
+}
+
+/// Tokenizers that swift/scripts/made_tokenizers.py made, with what the Python package makes of texts.
+private let made: [Made] = {
+    let folder = URL(fileURLWithPath: #filePath).deletingLastPathComponent().deletingLastPathComponent()
+    let data = try? Data(contentsOf: folder.appendingPathComponent("Vectors/tokenizers.json"))
+    return (try? JSONDecoder().decode([Made].self, from: data ?? Data())) ?? []
+}()
+
+@Test("each kind of tokenizer gives the ids and the texts of the Python package")
+func tokenizers() throws {
+    #expect(made.count > 20)
+    for one in made {
+        let tokenizer = try Tokenizer(data: Data(one.file.utf8))
+        for (text, (ids, decoded)) in zip(one.texts, zip(one.ids, one.decoded)) {
+            for _ in 0..<2 { #expect(tokenizer.encode(text) == ids, "\(one.name): \(text.debugDescription)") }  // again from the cache
+            #expect(Array(tokenizer.decode(ids, skipSpecialTokens: false).utf8) == Array(decoded.utf8), "\(one.name)")
+        }
+    }
+}
+
+@Test("scanners divide texts as the regular expressions do")
+func scanners() throws {
+    let patterns = Set(made.flatMap { one -> [String] in
+        let steps = (try? JSON.parse(Array(one.file.utf8)))?["pre_tokenizer"]?["pretokenizers"]?.items ?? []
+        return steps.compactMap { $0["pattern"]?["Regex"]?.text }
+    } + [#"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"#])
+    let known = patterns.filter { Scanner(pattern: $0) != nil }
+    #expect(known.count == 5)
+    let texts = made.first.map(\.texts) ?? []
+    for pattern in known {
+        let (scanner, regex) = (try Pattern(regex: pattern), try Pattern(regex: pattern, scans: false))
+        for text in texts + [texts.joined(), texts.joined(separator: " "), texts.joined(separator: "\n ")] {
+            let bytes = Array(text.utf8)[...]
+            #expect(scanner.split(bytes).map(\.range) == regex.split(bytes).map(\.range), "\(pattern): \(text.debugDescription)")
+        }
+    }
+}
+
+@Test("words that are too long for the cache and for short merges are merged alike")
+func longWords() throws {
+    let one = try #require(made.first { $0.name == "gpt2" })
+    let tokenizer = try Tokenizer(data: Data(one.file.utf8))
+    let word = String(repeating: "thestonemill", count: 50)
+    #expect(tokenizer.decode(tokenizer.encode(word)) == word)
+    let twice = tokenizer.encode(String(repeating: "the", count: 20)).count
+    #expect(tokenizer.encode(String(repeating: "the", count: 40)).count == 2 * twice)
+}
+
+@Test("a damaged or unknown part is an error that names it", arguments: [
+    ("\"ByteLevel\"", "\"Bytelevel\"", "Bytelevel"), ("\"BPE\"", "\"Unigram\"", "Unigram"), ("\"merges\"", "\"merge\"", "merges"),
+    ("\"vocab\"", "\"vocal\"", "vocab"), ("\"add_prefix_space\": false", "\"add_prefix_space\": 3", "add_prefix_space"),
+    ("\"dropout\": null", "\"dropout\": 0.5", "dropout"), ("\"ignore_merges\": false", "\"ignore_merges\": []", "ignore_merges"),
+    ("\"<|end|>\": 0", "\"<|end|>\": 1e30", "<|end|>"), ("\"<|end|>\": 0", "\"<|end|>\": 99999999999999", "<|end|>"),
+    ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Precompiled\"}", "Precompiled"),
+    ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Sequence\"}", "normalizers"),
+    ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Prepend\", \"prepend\": 5}", "prepend"),
+    ("\"special\": true", "\"special\": \"yes\"", "special"),
+])
+func unknownParts(from: String, to: String, named: String) throws {
+    let one = try #require(made.first { $0.name == "gpt2" })
+    let file = one.file.replacingOccurrences(of: from, with: to)
+    #expect(file != one.file)
+    do {
+        _ = try Tokenizer(data: Data(file.utf8))
+        Issue.record("the file is accepted")
+    } catch let error as ShardmillError {
+        #expect(error.kind == .tokenizer && error.message.contains(named), "\(error)")
+    }
+}
+
+@Test("brackets, a wrong text and a truncated file are errors")
+func noJSON() throws {
+    let brackets = String(repeating: "[", count: 5_000_000)
+    for text in [brackets, String(repeating: "[],", count: 5_000_000), "[" + String(repeating: "[],", count: 5_000_000), "", "1e999999", "{\"a\": \"\\ud800\"}", "\"", "nul"] {
+        #expect(throws: ShardmillError.self) { try Tokenizer(data: Data(text.utf8)) }
+    }
+    #expect(throws: ShardmillError.self) { try Tokenizer(data: Data([0x7B, 0x22, 0xFF, 0x22, 0x3A, 0x31, 0x7D])) }
+    let file = Array(try #require(made.first).file.utf8)
+    for count in stride(from: 0, to: file.count, by: 97) {
+        #expect(throws: ShardmillError.self) { try Tokenizer(data: Data(file[..<count])) }
+    }
+}
+
+@Test("a file with changed bytes is read or refused, and never ends the program", arguments: ["gpt2", "metaspace", "bert", "qwen"])
+func mutations(name: String) throws {
+    let one = try #require(made.first { $0.name == name })
+    let file = Array(one.file.utf8)
+    var state: UInt64 = 88_172_645_463_325_252
+    func next(_ count: Int) -> Int {
+        state ^= state << 13
+        state ^= state >> 7
+        state ^= state << 17
+        return Int(state % UInt64(count))
+    }
+    for _ in 0..<60 {
+        var changed = file
+        for _ in 0...next(4) {
+            let at = next(changed.count)
+            switch next(4) {
+            case 0: changed[at] = UInt8(next(256))
+            case 1: changed.removeSubrange(at..<min(changed.count, at + 1 + next(40)))
+            case 2: changed.insert(contentsOf: Array(["9999999", "-1", "[[", "null", "\\u0000", "{}", "1e308"][next(7)].utf8), at: at)
+            default: changed.replaceSubrange(at..<at, with: changed[max(0, at - next(60))..<at])
+            }
+        }
+        do {
+            let tokenizer = try Tokenizer(data: Data(changed))
+            for text in one.texts.prefix(4) { _ = tokenizer.decode(tokenizer.encode(text)) }
+            _ = tokenizer.decode([-1, 0, 1 << 40])
+        } catch is ShardmillError {}
+    }
+}

@@ -1,0 +1,237 @@
+"""The Swift package says what the Python runtime says, token for token, whatever the kind of the model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import program_forms
+import pytest
+import routed
+import tiny
+import torch
+from models import tiny_families
+
+from shardmill.decode import Sampling, Session
+from shardmill.decode.generate import GenerationResult, Options, TokenEvent, generate
+from shardmill.machine import is_portable, load_programs_as
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import entries, in_place
+
+from .programs import ROOT, demand_check, script
+
+pytestmark = [
+    pytest.mark.skipif(not is_portable(), reason="the pipe's programs run on the portable engine"),
+    pytest.mark.slow,
+]
+BUILDS = "SHARDMILL_SWIFT_BUILDS"  # further folders of finished builds, with the system's path separator between them
+PROMPTS, NEW, CONTEXT = 20, 100, 256
+SEEDED = (
+    {"temperature": 0.8, "top_p": 0.9, "seed": 11},
+    {"temperature": 1.1, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 2**63 + 5},
+)
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the family and the form of its programs
+    "attention": ("phi3", {}),
+    "sliding ring": ("gemma3_text", {}),
+    "convolution's ring": ("lfm2", {}),
+    "routed experts": ("granitemoe", {}),
+    "host caches": ("lfm2", {"shapes": "fixed", "state": "host"}),
+    "fixed functions": ("phi3", {"shapes": "fixed"}),
+    "lengths": ("phi3", {"shapes": "fixed", "contexts": [40, 96]}),
+    "lengths, rings and host caches": ("lfm2", {"shapes": "fixed", "state": "host", "contexts": [40, 96]}),
+}
+Answer = Mapping[str, Any]
+Ask = Callable[[dict[str, Any]], Answer]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These models are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def finished(build: tiny.Build, folder: Path) -> Path:
+    """A folder whose model.json names programs inside it."""
+    manifest = json.loads(json.dumps(in_place(build.plan, build.packages, build.table)))
+    manifest["tokenizer"] = {"path": str(build.source / "tokenizer.json")}
+    for entry in entries(manifest):
+        entry["path"] = str(Path(entry["path"]).resolve().relative_to(folder.resolve()))
+    (folder / "model.json").write_text(json.dumps(manifest))
+    return folder
+
+
+def tiny_build(kind: str, folder: Path) -> Path:
+    """A tiny model of a kind."""
+    family, program = KINDS[kind]
+    programs = folder / "programs"
+    if kind == "routed experts":
+        source = routed.checkpoint(family, folder)
+        return finished(routed.build(source, programs, routed.GROUPS[family], context=CONTEXT), folder)
+    checkpoint = folder / "checkpoint"
+    written = tiny.write_checkpoint(checkpoint) if family == "phi3" else tiny_families.write_tiny(family, checkpoint)
+    programs.mkdir()
+    source = tiny.fetched(written, folder / "source")
+    changes: dict[str, Any] = {"topology": "auto", "head": {"slices": 2}, "context": CONTEXT}
+    return finished(program_forms.build(source, programs, program, **changes), folder)
+
+
+def drawn_prompts(vocab: int) -> list[list[int]]:
+    """Prompts of many lengths; some begin alike, and some repeat themselves, so that drafts are right."""
+    rng = random.Random(3)
+    found: list[list[int]] = []
+    for place in range(PROMPTS):
+        fresh = [rng.randrange(3, vocab) for _ in range(rng.randrange(1, 40))]
+        found.append({0: fresh, 1: (fresh[:5] * 8)[:37], 2: found[-1][:7] + fresh if found else fresh}[place % 3])
+    return found
+
+
+def conversation(ask: Ask, prompts: Sequence[Sequence[int]]) -> list[tuple[dict[str, Any], Answer]]:
+    """Ask for texts, every other one seeded; for three turns; and for texts that are cancelled and go on."""
+    asked: list[tuple[dict[str, Any], Answer]] = []
+
+    def say(prompt: Sequence[int], tokens: int = NEW, **changes: Any) -> list[int]:
+        request = {"prompt": list(prompt), "max_tokens": tokens, **changes}
+        asked.append((request, ask(request)))
+        return [*prompt, *asked[-1][1]["tokens"]]
+
+    for prompt, sampling in zip(prompts, itertools.cycle(({}, SEEDED[0], {}, SEEDED[1])), strict=False):
+        say(prompt, **sampling)
+    for sampling in ({}, SEEDED[0]):
+        text: list[int] = []
+        for turn in range(3):
+            text = say([*text, *prompts[turn][:12]], 30, **sampling)
+        text = say(prompts[3], cancel_after=17, **sampling)
+        say(text, 20, **sampling)
+        say(prompts[3], cancel_after=1, **sampling)
+        say(prompts[3], 40, **sampling)
+    return asked
+
+
+def python_answers(session: Session, manifest: Mapping[str, Any], request: Mapping[str, Any]) -> Answer:
+    """Return what the Python runtime answers, in the words of shardmill-check."""
+    given = {key: request[key] for key in request if key not in ("prompt", "max_tokens", "cancel_after")}
+    events = generate(
+        session,
+        request["prompt"],
+        max_new_tokens=request["max_tokens"],
+        eos=manifest["eos_token_ids"],
+        options=Options(Sampling(**given), guard_margin=manifest.get("margin", 0.0)),
+    )
+    found: list[int] = []
+    for event in events:
+        if isinstance(event, TokenEvent):
+            found.append(event.token)
+            if len(found) == request.get("cancel_after"):
+                events.close()
+                return {"tokens": found, "reason": "cancelled"}
+        elif isinstance(event, GenerationResult):
+            cost = {"prompt_tokens": event.prompt_tokens, "reused": event.reused_tokens, "passes": event.passes}
+            return {"tokens": found, "reason": event.finish_reason, **cost}
+    raise AssertionError("a generation ends with a result")
+
+
+def swift_answers(build: Path, requests: Sequence[Mapping[str, Any]], folder: Path) -> list[Answer]:
+    """Return what shardmill-check answers, in one session."""
+    file = folder / "requests.json"
+    file.write_text(json.dumps(requests))
+    (report,) = script("pipe_engine").serve([*demand_check(), str(build), "--requests", str(file)])
+    answers: list[Answer] = report["requests"]
+    return answers
+
+
+def assert_same_texts(build: Path, prompts: Sequence[Sequence[int]], folder: Path) -> None:
+    """Compare both runtimes without drafts in everything but time, and with drafts in tokens."""
+    manifest = json.loads((build / "model.json").read_text())
+    with load_programs_as("fp32"):
+        session = Session(Engine(manifest, build))
+    asked = conversation(lambda request: python_answers(session, manifest, request), prompts)
+    plain = swift_answers(build, [request for request, _ in asked], folder)
+    assert [{key: mine[key] for key in wanted} for mine, (_, wanted) in zip(plain, asked, strict=True)] == [
+        wanted for _, wanted in asked
+    ]
+    drafters = itertools.cycle(("suffix", "ngram"))
+    drafted = [request | {"drafter": next(drafters)} for request, _ in asked]
+    found = swift_answers(build, drafted, folder)
+    keys = ("tokens", "reason")
+    assert [[mine[key] for key in keys] for mine in found] == [[wanted[key] for key in keys] for _, wanted in asked]
+    assert sum(mine["accepted"] for mine in found) > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tiny_models_say_the_same(kind: str, tmp_path: Path) -> None:
+    demand_check()
+    build = tiny_build(kind, tmp_path)
+    vocab = json.loads((build / "model.json").read_text())["vocab"]
+    assert_same_texts(build, drawn_prompts(vocab), tmp_path)
+
+
+@pytest.mark.parametrize("build", ["build/demo", *os.environ.get(BUILDS, "").split(os.pathsep)])
+def test_finished_builds_say_the_same(build: str, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    demand_check()
+    folder = ROOT / build
+    if not build or not (folder / "model.json").is_file():
+        pytest.skip(f"{folder} is no finished build: snakemake --cores 4 all makes the demo; {BUILDS} names others")
+    manifest = json.loads((folder / "model.json").read_text())
+    tokenizer = Tokenizer.from_file(str(folder / manifest["tokenizer"]["path"]))
+    lines = tiny.sample_text().splitlines()
+    texts = ["\n".join(lines[place * 7 : place * 7 + 1 + place % 5]) for place in range(PROMPTS)]
+    assert_same_texts(folder, [tokenizer.encode(text).ids or [1] for text in texts], tmp_path)
+    copy = tmp_path / "text.json"
+    copy.write_text(json.dumps([{"text": texts[3], "max_tokens": 5}]))
+    (report,) = script("pipe_engine").serve([*demand_check(), str(folder), "--requests", str(copy)])
+    (answer,) = report["requests"]
+    assert answer["prompt_tokens"] == len(tokenizer.encode(texts[3]).ids)
+    assert answer["text"] == tokenizer.decode(answer["tokens"])
+
+
+WRONG: dict[str, tuple[list[str], int, str]] = {
+    "nothing": ([], 2, "give a build's folder"),
+    "unknown option": (["build", "--fast", "1"], 2, "there is no option --fast"),
+    "no requests": (["build"], 2, "give --requests FILE"),
+    "no value": (["build", "--requests"], 2, "--requests needs a value"),
+    "unknown engine": (["build", "--requests", "r.json", "--engine", "gpu"], 2, "--engine is coreml or pipe"),
+    "missing requests": (["build", "--requests", "none.json"], 1, "none.json can't be read"),
+    "unknown key": (["build", "--requests", "key.json"], 1, "a request has the unknown key 'top'"),
+    "wrong type": (["build", "--requests", "type.json"], 1, "[0].max_tokens is no Int"),
+    "no build": (["build", "--requests", "good.json"], 1, "model.json can't be read"),
+    "no tokenizer": (["tokenize", "none.json", "good.json", "out.json"], 1, "none.json can't be read"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_build_or_argument_is_one_line(name: str, tmp_path: Path) -> None:
+    arguments, code, reason = WRONG[name]
+    for file, request in (("good", {}), ("key", {"top": 1}), ("type", {"max_tokens": "many"})):
+        (tmp_path / f"{file}.json").write_text(json.dumps([{"prompt": [1], **request}]))
+    done = subprocess.run([*demand_check(), *arguments], cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (code, "", 1)
+    assert reason in done.stderr
+
+
+def test_a_damaged_build_is_one_line(tmp_path: Path) -> None:
+    demand_check()
+    build = tiny_build("attention", tmp_path)
+    requests = tmp_path / "requests.json"
+    requests.write_text(json.dumps([{"prompt": [1], "max_tokens": 2}, {"prompt": [1, 256], "max_tokens": 2}]))
+    command = [*demand_check(), str(build), "--requests", str(requests)]
+    serve = script("pipe_engine").serve
+    errors = []
+    for spoil in (lambda: None, lambda: shutil.rmtree(next((build / "programs").glob("head_*")))):
+        spoil()
+        with (tmp_path / "errors").open("w") as stream, pytest.raises(subprocess.CalledProcessError) as raised:
+            serve(command, stderr=stream)
+        errors.append((tmp_path / "errors").read_text())
+        assert raised.value.returncode == 1 and errors[-1].count("\n") == 1
+    assert "the prompt holds token 256" in errors[0] and "head_" in errors[1]
