@@ -131,8 +131,8 @@ def layer_of(function: Function) -> dict[str, int]:
         waiting = [] if used or op.kind == "add" else [*waiting, *outputs]
         if current is not None:
             found.update(dict.fromkeys(outputs, current))
-    names = (out.name for op in function.block.walk() for out in op.outputs)
-    return found | {name: int(match.group(1)) for name in names if (match := LAYER.match(name))}
+    every = (out.name for op in function.block.walk() for out in op.outputs)
+    return found | {name: int(match.group(1)) for name in every if (match := LAYER.match(name))}
 
 
 def worst(rows: Iterable[LayerRangeRow]) -> list[LayerRangeRow]:

@@ -5,6 +5,7 @@ struct Usage: Error {
     static let text = """
         usage: shardmill-check BUILD --requests FILE [--result FILE] [--engine coreml|pipe] [--idle FILE]
                shardmill-check tokenize TOKENIZER TEXTS RESULT
+               shardmill-check replay KIT [RESULT] [--engine coreml|pipe]
 
         Answers requests with a build, one after the other in one session.
 
