@@ -91,6 +91,36 @@ rule provenance:
         "../scripts/step.py"
 
 
+# What the Neural Engine's arithmetic would cost, for a config with `predict`; only the report waits for this rule.
+rule predicted:
+    input:
+        summary="build/{model}/plan.json",
+        states=ancient("build/{model}/reference.safetensors"),
+        bundles=ancient(PARTS(BUNDLE)),
+        table=ancient("build/{model}/embedding.safetensors"),
+        waits=together(
+            "build/{model}/reference.receipt.json",
+            PARTS("build/{model}/compiled/{part}.receipt.json"),
+            "build/{model}/embedding.receipt.json",
+        ),
+    output:
+        costs="build/{model}/predicted.json",
+        receipt="build/{model}/predicted.receipt.json",
+    log:
+        "build/{model}/logs/predicted.log",
+    conda:
+        "../envs/shardmill.yaml"
+    resources:
+        mem_mb=MB("predicted"),
+    params:
+        store=STORE,
+        step="predicted",
+        precisions=OF(options.predicted_precisions),
+        tools=TOOLS["predicted"],
+    script:
+        "../scripts/step.py"
+
+
 # One page for a person.
 rule report:
     input:
@@ -110,6 +140,7 @@ rule report:
         search=OF(sm.made_by, "search"),
         evidence=OF(options.evidence),
         points=OF(sm.points),
+        predicted=OF(sm.made_by, "predicted"),
     output:
         page=report(
             "build/{model}/report.html",

@@ -20,6 +20,8 @@ DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Positive = Annotated[StrictInt, Field(ge=1)]
 Auto = Literal["auto"]
+_OPTION = "(tables|sums|scales|subnormals)"
+EMULATION = f"^ane(:{_OPTION}(,{_OPTION})*)?$"  # a precision of portable_coreml.run.ane
 # Pydantic's names, in an error's location, for the alternatives of a key that takes a value or a word.
 GIVEN, NAMED = "(given)", "(named)"
 
@@ -292,6 +294,10 @@ class Config:
     witness: Annotated[
         bool, Field(description="Whether Apple's Core AI runtime computes every part too; needs the extra `coreai`.")
     ] = False
+    predict: Annotated[
+        tuple[Annotated[str, Field(pattern=EMULATION)], ...],
+        Field(description="For the report: precisions that predict what the Neural Engine's arithmetic costs."),
+    ] = ()
     benchmark: Measured = Benchmark()
 
     @property

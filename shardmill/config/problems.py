@@ -72,7 +72,7 @@ def _kind_problems(config: Config) -> list[str]:
         strange = ["pooling: a decoder has none"] if config.pooling != "mean" else []
         return strange if config.context else ["context: missing"]
     neutral: dict[str, object] = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens()}
-    neutral |= {"program": Program(silu=config.program.silu), "head": Head()}
+    neutral |= {"program": Program(silu=config.program.silu), "head": Head(), "predict": ()}
     strange = [key for key, value in neutral.items() if getattr(config, key) != value]
     if strange:
         return [f"{strange[0]}: an encoder has none; it has `buckets`"]

@@ -42,7 +42,8 @@ def engine(config: Config) -> dict[str, str]:
 
 def split_settings(config: Config) -> dict[str, Any]:
     """Return the settings that decide the plan: a change of another setting must not rerun the step."""
-    return {name: value for name, value in settings(config).items() if name not in ("parity", "benchmark", "witness")}
+    others = ("parity", "benchmark", "witness", "predict")
+    return {name: value for name, value in settings(config).items() if name not in others}
 
 
 def source_files(config: Config) -> list[str]:
@@ -84,6 +85,16 @@ def witness_runtime(config: Config) -> dict[str, str]:
     from shardmill.witness import installed
 
     return installed.runtime() if config.witness else {}
+
+
+def predicts(config: Config) -> bool:
+    """Return whether the build predicts the cost of the Neural Engine's arithmetic, which takes the portable engine."""
+    return bool(config.predict) and machine.is_portable()
+
+
+def predicted_precisions(config: Config) -> list[str]:
+    """Return the precisions of the portable engine that predict the Neural Engine's arithmetic."""
+    return list(config.predict)
 
 
 def calibration_files(config: Config) -> list[str]:

@@ -14,6 +14,7 @@ from shardmill.pipeline.resources import Need
 PACKAGE, BUNDLE, TABLE = "packages/{part}.mlpackage", "compiled/{part}.mlmodelc", "embedding.safetensors"
 RECORD, PLAN, PART, STATES = "source.receipt.json", "plan.json", "parts/{part}.json", "reference.safetensors"
 RECIPE, STACK, MODEL, SPEED = "precision.json", "parity/stack.json", "model.json", "benchmark/speed.json"
+PREDICTED = "predicted.json"
 CODES, ORIGINAL = "codes/{part}.safetensors", "measured/original.safetensors"
 
 _ROWS = (  # each after the steps whose files it reads
@@ -210,6 +211,17 @@ _ROWS = (  # each after the steps whose files it reads
         amount="# gate file",
     ),
     Step(
+        "predicted",
+        makes={"costs": PREDICTED},
+        reads={"summary": PLAN},
+        takes={"states": STATES, "bundles": BUNDLE, "table": TABLE},
+        params={"precisions": options.predicted_precisions},
+        needs=Need(1300, model=1.4, expanded=8, logits=12),
+        packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
+        wanted=options.predicts,
+        amount="never a gate",
+    ),
+    Step(
         "manifest",
         makes={"manifest": MODEL},
         reads={"summary": PLAN, "record": RECORD, "stack": STACK},
@@ -280,6 +292,7 @@ _ROWS = (  # each after the steps whose files it reads
             "receipts": dag.report_receipts,
             "search": dag.outputs_of_step("search"),
             "points": dag.outputs_of_step("measured"),
+            "predicted": dag.outputs_of_step("predicted"),
         },
         outside={"evidence": options.evidence},
         params={"settings": options.settings, "pipeline": lambda config: dag.step_rows(STEPS, config)},

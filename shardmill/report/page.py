@@ -88,6 +88,8 @@ def context(build: Build) -> dict[str, Any]:
         "origin": _origin(build),
         "encodes": build.encodes,
         "search": build.search,
+        "predicted": build.predicted,
+        "predicts": bool(build.settings.get("predict")),
         **(_search_rows(build.search, build.points) if build.search else {}),
         **({"types": _label_types(build.model["labels"])} if build.encodes else {}),
         **(_decoding(build.speed) if build.speed and not build.encodes else {}),

@@ -44,6 +44,7 @@ class Build:
     search: Json | None = None  # the result of the search for forms, if the build has one
     devices: Sequence[Evidence] = ()  # measurements of these programs on other machines
     stale: Sequence[str] = ()  # files of evidence about other programs
+    predicted: Json | None = None  # predicted costs of the Neural Engine's arithmetic, if the build has them
     points: Mapping[str, Json] = field(default_factory=dict)  # predicted and measured costs of sets of forms, by name
 
     @property

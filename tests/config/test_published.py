@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from portable_coreml.run import ane
 
 from shardmill import config
 
@@ -88,3 +89,8 @@ def test_every_key_is_documented_with_its_default() -> None:
     expected = described(schema, schema)
     defaults = {key: "" if value is None else json.dumps(value).strip('"') for key, value in expected.items()}
     assert documented() == defaults
+
+
+def test_a_config_takes_the_options_that_the_portable_engine_has() -> None:
+    for precision in ("ane", f"ane:{','.join(ane.OPTIONS)}", *(f"ane:{option}" for option in ane.OPTIONS)):
+        assert config.parse(settings(predict=[precision])).predict == (precision,)

@@ -69,6 +69,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"silu": "sigmoid"}},
         "program.silu: input should be 'native' or 'tanh', is 'sigmoid'",
     ),
+    "an emulation that there is not": (
+        {"predict": ["ane:tables,exp"]},
+        "predict.0: string should match pattern",
+    ),
     "bundles that would share a state": (
         {"program": {"shapes": "fixed", "bundles": "each"}},
         "program.bundles: separate bundles do not share a state; add `state: host`",

@@ -86,6 +86,7 @@ def test_plan_refuses_it_in_one_line(tmp_path: Path, name: str) -> None:
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a context": ({"context": 64}, "context: an encoder has none"),
     "a topology": ({"topology": [[0, 3]]}, "topology: an encoder has none"),
+    "a prediction": ({"predict": ["ane"]}, "predict: an encoder has none"),
     "a number of tokens": ({"tokens": {"max": 8}}, "tokens: an encoder has none"),
     "a bucket twice": ({"buckets": [16, 16]}, "buckets: names one size twice"),
     "no bucket": ({"buckets": []}, "buckets: "),

@@ -69,7 +69,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     benchmark = {"text": "sample.txt", "task_prompts": "tasks", "tasks": ["copying"]}
     content = tiny.settings(
-        "checkpoint", parity={"text": "sample.txt"}, benchmark=benchmark, convert=search, witness=True
+        "checkpoint",
+        parity={"text": "sample.txt"},
+        benchmark=benchmark,
+        convert=search,
+        witness=True,
+        predict=["ane"],
     )
     (root / "config.yaml").write_text(json.dumps(content))
     return root
@@ -236,6 +241,11 @@ HARMLESS = {
     },
     "witness": {
         "jsonschema": "checks model.json of finished builds",
+        "tokenizers": "the text, which reference reads",
+    },
+    "predicted": {
+        "jsonschema": "checks model.json of finished builds",
+        "llguidance": "answers in a grammar",
         "tokenizers": "the text, which reference reads",
     },
     "parity_stack": {

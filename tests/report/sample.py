@@ -243,6 +243,8 @@ def pipeline(convert: Convert = SEARCH) -> list[dict[str, Any]]:
         STEPS,
         cast(
             Config,
-            SimpleNamespace(parts=PARTS, points=("chosen",), convert=convert, benchmark=BENCHMARK, witness=True),
+            SimpleNamespace(
+                parts=PARTS, points=("chosen",), convert=convert, benchmark=BENCHMARK, witness=True, predict=("ane",)
+            ),
         ),
     )

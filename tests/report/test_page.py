@@ -192,6 +192,24 @@ def test_apple_s_runtime_has_a_section_if_the_config_asked_for_it(page: str) -> 
     assert asked not in without and "Core AI" not in without
 
 
+def test_a_prediction_of_the_arithmetic_is_called_predicted_and_never_measured(page: str) -> None:
+    rows = [
+        {"precision": "fp16", "deviations": [], "top1": 0.984375, "kl": 0.00125},
+        {"precision": "ane:tables", "deviations": ["tables of 33 numbers"], "top1": 0.9375, "kl": 0.015},
+        {"precision": "ane", "deviations": ["some", "other"], "top1": None, "kl": None},
+    ]
+    settings = {**sample.build().settings, "predict": ["ane:tables", "ane"]}
+    html = render(sample.build(settings=settings, predicted={"tokens": 64, "costs": rows}))
+    found = section(html, "predicted")
+    assert "predicted Nothing in this table was measured on a Neural Engine." in found
+    assert "fp16 in nothing 98.4 % 0.00125" in found
+    assert "ane:tables tables of 33 numbers 93.8 % 0.015" in found
+    assert "ane some; other a logit is not finite" in found
+    assert elements(html).open == []
+    assert "not run Only the portable engine predicts." in section(render(sample.build(settings=settings)), "predicted")
+    assert 'id="predicted"' not in page
+
+
 def test_measured_residency_is_called_measured() -> None:
     files = []
     for part in sample.PARTS:

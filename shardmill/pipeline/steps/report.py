@@ -26,14 +26,16 @@ def task(
     search: list[Path],
     evidence: list[Path],
     points: list[Path],
+    predicted: list[Path],
     settings: Mapping[str, Any],
     pipeline: Sequence[Mapping[str, Any]],
 ) -> Task:
     """Describe report.html, its figures as files, and a receipt with their hashes and the benchmark's hash.
 
-    `artifacts` are the packages and the embedding table, whose sizes are shown. Four lists may be empty: `speed` has
-    the benchmark's result, `search` the search's, `points` the measurements of sets of forms, and `evidence` the
-    imported measurements of the build on other machines. `pipeline` is what `snakefile.listed_steps` returns.
+    `artifacts` are the packages and the embedding table, whose sizes are shown. Five lists may be empty: `speed` has
+    the benchmark's result, `search` the search's, and `points` the measurements of sets of forms. `predicted` has the
+    predicted costs of the Neural Engine's arithmetic, and `evidence` imported measurements from other machines.
+    `pipeline` is what `snakefile.listed_steps` returns.
     """
 
     def work(made: Mapping[str, Path]) -> None:
@@ -55,6 +57,7 @@ def task(
             search=read_json(search[0]) if search else None,
             devices=devices,
             stale=stale,
+            predicted=read_json(predicted[0]) if predicted else None,
             points={point.stem: read_json(point) for point in points},
         )
         _write(build, made)
