@@ -29,7 +29,7 @@ def predicted_costs(
 
     Yields:
         The precision, the deviations from fp16, `top1`, the share of positions with the same most likely token, and
-        `kl`, the mean divergence in nats. Both are None if a logit is not finite.
+        `kl`, the mean divergence in nats. If a logit is not finite, both are null in the file.
     """
     for precision in ("fp16", *precisions):
         with load_programs_as(precision):
