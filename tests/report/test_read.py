@@ -80,6 +80,7 @@ def build_folder(root: Path) -> dict[str, Any]:
         "search": [],
         "evidence": [],
         "points": [],
+        "predicted": [],
         "receipts": [write(root / f"{name}.receipt.json", content) for name, content in build.receipts.items()],
         "settings": build.settings,
         "pipeline": build.pipeline,
