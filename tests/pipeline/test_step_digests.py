@@ -182,9 +182,10 @@ LOADING = {
     "parity",
     "parity_stack",
     "witness",
+    "predicted",
     "benchmark",
 }  # programs, with Core ML or in its place
-REFERRED = {"reference", "parity", "parity_stack", "witness"}
+REFERRED = {"reference", "parity", "parity_stack", "witness", "predicted"}
 JUDGED = LOADING | {"split", "report"}  # by the rules of placement
 EDITS: dict[str, tuple[str, str, str, set[str]]] = {
     "a comment": ("shardmill/convert/stamped.py", "import tempfile", "import tempfile  # why", set()),
@@ -207,7 +208,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         DRAFTERS,
         "",
         "\nfrom shardmill.decode.drafters.base import NoDrafter as Other\n",
-        {"parity_stack", "benchmark"},
+        {"parity_stack", "predicted", "benchmark"},
     ),
     "the converter": ("shardmill/convert/stamped.py", "", "\nx = 1\n", {"convert"}),
     "the embedding": ("shardmill/convert/table.py", "", "\nx = 1\n", {"embedding"}),
@@ -217,14 +218,14 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         "shardmill/models/host.py",
         "",
         "\nx = 1\n",
-        {"parity", "parity_stack", "witness", "benchmark"},
+        {"parity", "parity_stack", "witness", "predicted", "benchmark"},
     ),
-    "a gate": ("shardmill/gates/parity.py", "", "\nx = 1\n", {"parity", "parity_stack", "witness"}),
+    "a gate": ("shardmill/gates/parity.py", "", "\nx = 1\n", {"parity", "parity_stack", "witness", "predicted"}),
     "a threshold": (
         "shardmill/gates/thresholds.py",
         "1e-4",
         "2e-4",
-        {"residency", "parity", "parity_stack", "witness", "report"},
+        {"residency", "parity", "parity_stack", "witness", "predicted", "report"},
     ),
     "the server": ("shardmill/serve/engine_worker.py", "", "\nx = 1\n", {"benchmark"}),
     "the page": ("shardmill/report/templates/head.html", "", "<p>", {"report"}),
