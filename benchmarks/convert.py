@@ -1,12 +1,12 @@
-"""Stamping against coremltools alone, and a whole model against copying the same bytes.
+"""Compare stamping with coremltools alone, and the conversion of a whole model with copying the same bytes.
 
     shardmill synth-checkpoint --like configs/phi-4-mini.yaml checkpoints/phi-4-mini-synthetic    # 7.7 GB, once
     python benchmarks/convert.py checkpoints/phi-4-mini-synthetic --scratch /somewhere/with/30GB --json results.json
 
 `--only whole` is for a checkpoint of any family; the other comparisons want 32 layers of one kind.
 
-Every conversion runs in a process of its own, so that time includes imports and memory is that process's peak. Ours and
-theirs take turns on the same machine; the packages are compared byte for byte. Everything written is removed.
+Every conversion runs in a separate process, so that time includes imports, and memory is the process's peak. The two
+ways take turns on the same machine. The packages are compared byte for byte, and all files are removed at the end.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def install(precision: str = "fp32") -> bool:
         Whether the engine is installed. Where Core ML is present, nothing is done and this is False.
 
     Raises:
-        ValueError: the precision is none of these, or has an unknown option.
+        ValueError: the precision or one of its options is unknown.
     """
     if native_present():
         return False
@@ -70,12 +70,12 @@ def install(precision: str = "fp32") -> bool:
 
 @contextmanager
 def loading_as(precision: str) -> Iterator[None]:
-    """Load models in `precision`, "fp32", "fp16" or "ane", inside the `with` block; other threads keep theirs.
+    """Load models in `precision`, "fp32", "fp16" or "ane", inside the `with` block; other threads keep their precision.
 
     The engine is installed as by `install`. Where Core ML is present, nothing is done.
 
     Raises:
-        ValueError: the precision is none of these, or has an unknown option.
+        ValueError: the precision or one of its options is unknown.
     """
     if native_present():
         yield

@@ -245,9 +245,9 @@ def _text(content: Any) -> str:
 
 
 def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the content with `convert.precision` for `convert.weights`, as that was called, and no `convert.method`.
+    """Return the content with today's keys: `convert.precision` was `convert.weights`, and `convert.method` is gone.
 
-    Raises ConfigError for both names of the precision, and for a method that there is no more.
+    Raises ConfigError if both names of the precision are given, or a method that no longer exists.
     """
     convert = content.get("convert")
     if not isinstance(convert, Mapping):

@@ -230,7 +230,7 @@ _ROWS = (  # each after the steps whose files it reads
             "form": lambda config: config.convert.embedding,
             "reshape": lambda config: config.program.reshape_frequency,
         },
-        needs=Need(600),  # transformers renders conversations in a process of its own
+        needs=Need(600),  # transformers renders conversations in a separate process
         packages=("jinja2", "tokenizers", "transformers"),
         kept=False,
         on_the_side=True,

@@ -53,7 +53,7 @@ def main() -> None:
         print("        " + " ".join(f"{number}," for number in numbers[start : start + 4]))
     print("    ]")
     print("    static let tail = edges[255]")
-    print("    /// What an integer is multiplied by.")
+    print("    /// The factor of a layer's integers.")
     print("    static let widths = edges.map { $0 * 0x1p-53 }")
     print("    /// Integers below this lie inside the layer above too.")
     print("    static let inside = edges.indices.map { i in")

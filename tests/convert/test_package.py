@@ -33,7 +33,7 @@ for part in sys.argv[3:]:
 
 
 def test_another_process_makes_the_same_bytes(built: tiny.Build, tmp_path: Path) -> None:
-    """Under another hash seed, locale and time zone, in another folder, with other threads and samples of its own."""
+    """Under another hash seed, locale and time zone, in another folder, with other threads and new samples."""
     names = ("layers_02_03", "head_1")
     for name in names:
         plan.write_part(tmp_path / f"{name}.json", built.parts[name])

@@ -43,7 +43,7 @@ class StoredMatrix:
 
 
 def least_stored(fixed_point: bool) -> int:
-    """Return how many elements a matrix of integers has at least that is left as it is.
+    """Return the least number of elements of a matrix of integers that stays as it is stored.
 
     `fixed_point`: whether int8 matrices are multiplied in fixed point.
     """
@@ -54,21 +54,21 @@ def is_compressed(kind: str, literals: _Literals, least: int) -> bool:
     """Return whether a product may be left to expand an operation's result.
 
     Args:
-        kind: the operation's.
-        literals: its arguments that are literals.
-        least: elements from which on a matrix of integers is left as it is.
+        kind: the operation's kind.
+        literals: the arguments that are literals.
+        least: the result of `least_stored`.
     """
     if kind == LOOKED_UP:
         return "shape" not in literals and _is_large(literals.get("indices"), _INDICES)
     return kind in SCALED and _is_large(literals.get(SCALED[kind]), _INTEGERS, least)
 
 
-def _is_large(literal: Value | None, dtypes: Collection[str], least: int | None = None) -> bool:
+def _is_large(literal: Value | None, dtypes: Collection[str], least: int = LARGE) -> bool:
     """Return whether a literal of one of the types is a large matrix; axes of size 1 may follow the first two."""
     if literal is None or not isinstance(literal.type, TensorType) or literal.type.dtype not in dtypes:
         return False
     sizes = [size or 0 for size in literal.type.shape]
-    return len(sizes) > 1 and prod(sizes) >= (least or LARGE) and prod(sizes[2:]) == 1
+    return len(sizes) > 1 and prod(sizes) >= least and prod(sizes[2:]) == 1
 
 
 def stored_matrix(

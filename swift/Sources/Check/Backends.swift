@@ -73,13 +73,13 @@ final class IdleBackend: Backend {
 
     private final class Idle: LoadedFunction {
         private let column: [Float]
-        private var outputs: [Int: Kept] = [:]
+        private var outputs: [Int: HostBuffer] = [:]
 
         init(_ column: [Float]) { self.column = column }
 
         func makeState() throws -> any ProgramState { NoState() }
 
-        func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { Kept(HostArray(zeros: shape)) }
+        func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { HostBuffer(HostArray(zeros: shape)) }
 
         func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
             guard let tokens = (inputs["x"] ?? inputs["hidden"])?.shape[2] else {
@@ -87,7 +87,7 @@ final class IdleBackend: Backend {
             }
             if let known = outputs[tokens] { return ["output": known] }
             let values = column.flatMap { [Float](repeating: $0, count: tokens) }
-            let made = Kept(HostArray(shape: [1, column.count, tokens, 1], values: values))
+            let made = HostBuffer(HostArray(shape: [1, column.count, tokens, 1], values: values))
             outputs[tokens] = made
             return ["output": made]
         }
@@ -97,24 +97,5 @@ final class IdleBackend: Backend {
         func read(_ name: String) throws -> HostArray { throw ShardmillError(.program, "there is no state \(name)") }
 
         func write(_ name: String, _ array: HostArray) throws { throw ShardmillError(.program, "there is no state \(name)") }
-    }
-
-    /// An array in memory.
-    private final class Kept: Buffer {
-        private var array: HostArray
-
-        init(_ array: HostArray) { self.array = array }
-
-        var shape: [Int] { array.shape }
-
-        func write(_ values: [Float]) throws {
-            array.values.withUnsafeMutableBufferPointer { into in _ = into.update(from: values) }
-        }
-
-        func write(_ values: ArraySlice<Float>, at offset: Int) throws {
-            array.values.replaceSubrange(offset..<offset + values.count, with: values)
-        }
-
-        func read() throws -> [Float] { array.values }
     }
 }

@@ -40,6 +40,23 @@ public protocol Buffer: AnyObject {
     func read() throws -> [Float]
 }
 
+/// An array in the host's own memory, for back ends without a device.
+public final class HostBuffer: Buffer {
+    public private(set) var array: HostArray
+
+    public init(_ array: HostArray) { self.array = array }
+
+    public var shape: [Int] { array.shape }
+
+    public func write(_ values: [Float]) throws { array.values = values }
+
+    public func write(_ values: ArraySlice<Float>, at offset: Int) throws {
+        array.values.replaceSubrange(offset..<offset + values.count, with: values)
+    }
+
+    public func read() throws -> [Float] { array.values }
+}
+
 /// A host's array of fp32 numbers, in row-major order.
 public struct HostArray: Equatable, Sendable {
     public var shape: [Int]

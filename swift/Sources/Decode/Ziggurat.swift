@@ -72,7 +72,7 @@ enum Ziggurat {
         0x1.8939fe6f2ed19p+2, 0x1.9e9dc0d487b85p+2, 0x1.bc39e51da71fcp+2, 0x1.ec9d9297ebb83p+2,
     ]
     static let tail = edges[255]
-    /// What an integer is multiplied by.
+    /// The factor of a layer's integers.
     static let widths = edges.map { $0 * 0x1p-53 }
     /// Integers below this lie inside the layer above too.
     static let inside = edges.indices.map { i in

@@ -17,7 +17,9 @@ import Testing
         manifest["contexts"] = [32]
         var parts = manifest["parts"] as! [[String: Any]]
         parts[0]["functions"] = ["1": "decode", "4": "prefill"]
-        parts[0]["contexts"] = ["32": ["functions": ["1": "decode_32", "4": "prefill_32"]]]
+        let inputs: [String: Any] = ["attn_mask": [1, 1, "T", 32], "kv_write_mask": [1, 1, 32, "T"]]
+        let functions = ["1": "decode_32", "4": "prefill_32"]
+        parts[0]["contexts"] = ["32": ["functions": functions, "inputs": inputs, "states": ["k_0": [1, 1, 32, 4]]]]
         manifest["parts"] = parts
     }
     let manifest = try Manifest(folder: build.folder)

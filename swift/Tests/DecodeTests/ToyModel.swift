@@ -27,11 +27,11 @@ private final class ToyFunction: LoadedFunction {
 
     func makeState() throws -> any ProgramState { ToyState() }
 
-    func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { ToyBuffer(HostArray(zeros: shape)) }
+    func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { HostBuffer(HostArray(zeros: shape)) }
 
     func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
         backend.runs.append((inputs["x"] ?? inputs["hidden"])?.shape[2] ?? 0)
-        if let mask = (inputs["kv_write_mask"] as? ToyBuffer)?.array {
+        if let mask = (inputs["kv_write_mask"] as? HostBuffer)?.array {
             let count = mask.shape[3]
             backend.slots.append((0..<count).compactMap { t in (0..<mask.shape[2]).first { mask.values[$0 * count + t] == 1 } })
         }
@@ -44,19 +44,6 @@ private final class ToyState: ProgramState {
 
     func read(_ name: String) throws -> HostArray { arrays[name] ?? HostArray(zeros: [1, 1, 1, 1]) }
     func write(_ name: String, _ array: HostArray) throws { arrays[name] = array }
-}
-
-private final class ToyBuffer: Buffer {
-    var array: HostArray
-
-    init(_ array: HostArray) { self.array = array }
-
-    var shape: [Int] { array.shape }
-    func write(_ values: [Float]) throws { array.values = values }
-    func write(_ values: ArraySlice<Float>, at offset: Int) throws {
-        array.values.replaceSubrange(offset..<offset + values.count, with: values)
-    }
-    func read() throws -> [Float] { array.values }
 }
 
 /// A folder with the toy's model.json and embedding table.

@@ -125,7 +125,7 @@ def _enumerated_limits(subject: Subject) -> Iterator[Breach]:
     "error",
     "C",
     "multifunction program with ranges",
-    "keep each flexible function in a package of its own",
+    "keep each flexible function in a separate package",
     "kasper0406/gemma-coreml-chat, benchmarks/multifunction_rangedim_bug.py",
     'ANE compiler, message "ANEC doesn\'t support MIL program with RangeDims and multi-functions"',
     systems="macOS 15 and 26",
