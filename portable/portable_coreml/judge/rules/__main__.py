@@ -1,6 +1,6 @@
 """Print docs/ane-rules.md, the placement rules for people, from the rules themselves.
 
-    python -m portable_coreml.judge.rules > docs/ane-rules.md
+python -m portable_coreml.judge.rules > docs/ane-rules.md
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ def rules_page() -> str:
         "# What keeps a program on the Neural Engine\n\n"
         "This page is written from `portable/portable_coreml/judge/rules/` by "
         "`python -m portable_coreml.judge.rules`; change the rules, not this page.\n\n"
-        "Nothing on this page was measured by this project. Confidence: A = Apple says it; B = measured by two parties, or by "
-        "one with published method and data; C = one party, one machine; D = contradicted. The rules predict what is "
-        "*eligible*; what Core ML's dispatcher then chooses also depends on its estimate of cost. A rule that names no "
-        "systems or chips is said to hold for all systems and chips.\n"
+        "Nothing on this page was measured by this project. Confidence: A = Apple says it; B = measured by two "
+        "parties, or by one with published method and data; C = one party, one machine; D = contradicted. The rules "
+        "predict what is *eligible*; what Core ML's dispatcher then chooses also depends on its estimate of cost. A "
+        "rule that names no systems or chips is said to hold for all systems and chips.\n"
     )
     return head + "".join(
         _section(rule) for rule in sorted(RULES.values(), key=lambda rule: SEVERITIES.index(rule.severity))
