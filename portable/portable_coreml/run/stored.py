@@ -59,11 +59,11 @@ def is_compressed(kind: str, literals: _Literals, least: int) -> bool:
         least: the result of `least_stored`.
     """
     if kind == LOOKED_UP:
-        return "shape" not in literals and _is_large(literals.get("indices"), _INDICES)
+        return "shape" not in literals and _is_large(literals.get("indices"), _INDICES, LARGE)
     return kind in SCALED and _is_large(literals.get(SCALED[kind]), _INTEGERS, least)
 
 
-def _is_large(literal: Value | None, dtypes: Collection[str], least: int = LARGE) -> bool:
+def _is_large(literal: Value | None, dtypes: Collection[str], least: int) -> bool:
     """Return whether a literal of one of the types is a large matrix; axes of size 1 may follow the first two."""
     if literal is None or not isinstance(literal.type, TensorType) or literal.type.dtype not in dtypes:
         return False
@@ -80,7 +80,7 @@ def stored_matrix(
     zero point or scales of another axis.
     """
     if isinstance(source, Value):
-        return StoredMatrix(_matrix(load(source), out), None, False) if _is_large(source, {"fp16"}) else None
+        return StoredMatrix(_matrix(load(source), out), None, False) if _is_large(source, {"fp16"}, LARGE) else None
     if source.kind == LOOKED_UP:
         dense = _looked_up(literals, load) if is_compressed(source.kind, literals, least) else None
         return None if dense is None else StoredMatrix(_matrix(dense, out), None, False)
