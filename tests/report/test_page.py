@@ -202,7 +202,7 @@ def test_a_prediction_of_the_arithmetic_is_called_predicted_and_never_measured(p
     html = render(sample.build(settings=settings, predicted={"tokens": 64, "costs": rows}))
     found = section(html, "predicted")
     assert "predicted Nothing in this table was measured on a Neural Engine." in found
-    assert "fp16 in nothing 98.4 % 0.00125" in found
+    assert "fp16 no deviation 98.4 % 0.00125" in found
     assert "ane:tables tables of 33 numbers 93.8 % 0.015" in found
     assert "ane some; other a logit is not finite" in found
     assert elements(html).open == []
