@@ -56,6 +56,11 @@ class Shipped:
         with load_programs_as("fp32"):
             return Engine(manifest, Path("/"))
 
+    def operations(self) -> set[str]:
+        """Return the kinds of operations in the packages."""
+        programs = [load_model(path).program for path in self.packages.values()]
+        return {op.kind for program in programs for one in program.functions.values() for op in one.block.walk()}
+
     def stored(self) -> stack.StoredModel:
         """transformers' model with the packages' weights."""
         pairs = {name: (self.parts[name], path) for name, path in self.packages.items()}
@@ -63,11 +68,13 @@ class Shipped:
         return stack.stored_model(reference, pairs, self.parts["embedding"], self.source, self.plan["prefix"])
 
 
-def ship(checkpoint: Path, folder: Path) -> Shipped:
-    """Builds a checkpoint as the pipeline's steps do."""
+def ship(checkpoint: Path, folder: Path, **program: str) -> Shipped:
+    """Build a checkpoint as the pipeline's steps do, in the form that a config's section `program` names."""
     source = tiny.fetched(checkpoint, folder / "source")
     files = json.loads((source / "source.json").read_text())["files"]
-    settings = config.parse(tiny.settings(str(source), context=CONTEXT, topology="auto", head={"slices": 1}))
+    settings = config.parse(
+        tiny.settings(str(source), context=CONTEXT, topology="auto", head={"slices": 1}, program=program)
+    )
     found, plan = split(source, settings, HashCache(folder / "hashes"), files)
     parts = {part.name: part for part in found}
     table = folder / "embedding.safetensors"
@@ -82,18 +89,24 @@ def ship(checkpoint: Path, folder: Path) -> Shipped:
     return Shipped(source, plan, parts, packages, bundles, table)
 
 
-SAMPLE = ("gemma3_text", "lfm2", "phi3", "qwen3_moe", "zaya")  # one of each kind of layer; all others are slow
+# One of each kind of layer; all others are slow.
+SAMPLE = ("gemma3_text", "lfm2", "phi3", "phi3-tanh", "qwen3_moe", "zaya")
+TANH = ("phi3", "gpt_oss", "lfm2", "olmoe")  # SiLU in an MLP, in a gate of experts, beside convolutions, in experts
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=[] if name in SAMPLE else [pytest.mark.slow]) for name in supported()],
-)
+def _param(name: str, **program: str) -> Any:
+    """Return a family and a config's section `program` as a parameter of `shipped`."""
+    label = "-".join((name, *program.values()))
+    return pytest.param((name, program), marks=[] if label in SAMPLE else [pytest.mark.slow], id=label)
+
+
+@pytest.fixture(scope="module", params=[*map(_param, supported()), *(_param(name, silu="tanh") for name in TANH)])
 def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shipped:
-    """The build of each family in turn."""
-    folder: Path = tmp_path_factory.mktemp(request.param)
-    checkpoint = tiny_families.write_tiny(request.param, folder / "checkpoint")
-    return ship(checkpoint, folder)
+    """Return the build of each family in turn."""
+    name, program = request.param
+    folder = tmp_path_factory.mktemp(name)
+    checkpoint = tiny_families.write_tiny(name, folder / "checkpoint")
+    return ship(checkpoint, folder, **program)
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
@@ -107,12 +120,19 @@ def test_the_gates_of_the_stack_pass(shipped: Shipped) -> None:
 
 def test_no_program_needs_the_engine_s_second_package(shipped: Shipped) -> None:
     """portable-coreml-extra, which shardmill's wheel lacks, has the operations that language models don't use."""
-    programs = [load_model(path).program for path in shipped.packages.values()]
-    kinds = {op.kind for program in programs for one in program.functions.values() for op in one.block.walk()}
+    kinds = shipped.operations()
     kernels = [KERNELS[kind] for kind in kinds if kind in KERNELS]
     assert len(kernels) > 10
     assert not [k.kind for k in kernels if k.call.__module__.startswith("portable_coreml_extra")]
     assert kinds - KERNELS.keys() <= {"const", "read_state", "write_state"}
+
+
+def test_silu_is_made_of_tanh_only_if_the_config_says_so(shipped: Shipped) -> None:
+    """No model with SiLU has a tanh for another purpose."""
+    activation, kinds = shipped.plan["architecture"]["graph"]["activation"], shipped.operations()
+    if activation in ("silu", "silu_tanh"):
+        assert ("tanh" in kinds) == (activation == "silu_tanh")
+        assert activation == "silu" or "silu" not in kinds
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
