@@ -15,8 +15,8 @@ from shardmill.errors import CheckpointError
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX = "model."  # of transformers' names for all that is not the LM head
-GENERATE, LABEL, CLASSIFY, EMBED = (  # tasks, as the hub calls them
-    "text-generation", "token-classification", "text-classification", "feature-extraction",
+GENERATE, LABEL, CLASSIFY, EMBED, RANK = (  # tasks, as the hub calls them
+    "text-generation", "token-classification", "text-classification", "feature-extraction", "text-ranking",
 )  # fmt: skip
 MASK, SLIDING_MASK = "attn_mask", "attn_mask_sliding"
 SILU, SILU_TANH = "silu", "silu_tanh"  # activations of models/primitives.py: one function, in two spellings
@@ -159,6 +159,9 @@ class Architecture:
     labels: tuple[str, ...] = ()  # the names of an encoder's labels, by row
     positions: int = 0  # rows of an encoder's table of positions, which the host adds
     types: int = 0  # rows of the encoder's table of segments; the host adds the first row
+    causal: bool = False  # whether an encoder's tokens see no later token
+    template: str = ""  # how an encoder that ranks is asked, with {instruction}, {query} and {document}
+    instruction: str = ""  # the instruction of a request that has none
 
     @property
     def layers(self) -> int:

@@ -259,7 +259,8 @@ class EncoderPart(nn.Module):
         self.blueprint, self.ends, self.names = blueprint, ends, list(inputs(blueprint))
         norms = {"embed_norm": ends.embed_norm, "norm": ends.final_norm, "dense_norm": ends.dense_norm}
         for name, there in norms.items():
-            setattr(self, name, norm(g, weights, name, g.rms_norm_eps) if there else nn.Identity())
+            eps = g.stream_eps if name == "norm" else g.rms_norm_eps
+            setattr(self, name, norm(g, weights, name, eps) if there else nn.Identity())
         self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in blueprint.layers})
         for name, is_there in (("dense", bool(ends.dense)), ("classifier", bool(ends.labels))):
             made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if is_there else nn.Identity()

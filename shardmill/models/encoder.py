@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from typing import Any
 
 from shardmill.errors import CheckpointError
@@ -11,6 +12,7 @@ from shardmill.models.architecture import (
     CLASSIFY,
     EMBED,
     LABEL,
+    RANK,
     Architecture,
     EncoderIO,
     Graph,
@@ -21,10 +23,12 @@ from shardmill.models.architecture import (
     blocks,
     renamed,
 )
-from shardmill.models.contract import model_constants
+from shardmill.models.contract import model_constants, whole_blueprint
 from shardmill.models.decoder import check_heads, refuse_unplaced
 
 TASKS = {"ForTokenClassification": LABEL, "ForSequenceClassification": CLASSIFY, "Model": EMBED}
+TEXT_TASKS = {"ForCausalLM": EMBED, "Model": EMBED}  # of language models, whose last hidden states are pooled
+HEAD = "lm_head.weight"
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"} | {
     name: name for name in ("relu", "tanh")
 }
@@ -48,15 +52,20 @@ class Names:
     ignored: Collection[str] = field(default=())
 
 
-def task_of(config: Any) -> str:
+def task_of(config: Any, tasks: Mapping[str, str] = TASKS) -> str:
     """Return the task of the checkpoint, by config.json's architectures.
 
-    Raises CheckpointError for any other task.
+    Args:
+        config: transformers' config.
+        tasks: the family's tasks by the end of the architecture's name.
+
+    Raises:
+        CheckpointError: for any other task.
     """
     named = (config.architectures or [""])[0]
-    found = [task for suffix, task in TASKS.items() if named.endswith(suffix)]
+    found = [task for suffix, task in tasks.items() if named.endswith(suffix)]
     if not found:
-        raise CheckpointError(f"architectures: {named!r}: programs have *{', *'.join(TASKS)} only")
+        raise CheckpointError(f"architectures: {named!r}: programs have *{', *'.join(tasks)} only")
     return found[0]
 
 
@@ -92,6 +101,12 @@ def encoder(
     positions: int = 0,
     types: int = 0,
     tensors: Mapping[str, Sources] | None = None,
+    task: str = "",
+    embedding_scale: float = 1.0,
+    tied: bool = False,
+    causal: bool = False,
+    template: str = "",
+    instruction: str = "",
 ) -> ModelDescription:
     """Return the description of an encoder that consists of the layers in models/blocks.py.
 
@@ -108,7 +123,15 @@ def encoder(
         positions: rows of the table of positions.
         types: rows of the table of segments.
         tensors: the sources of a layer's constants by role, if not the tensor of that name. Their names lack the
-            beginning that a layer's tensors share.
+            beginning that a layer's tensors share. The source of a constant outside the layers only says what is done
+            with its tensor.
+        task: the task, if it is not the task of config.json's architectures.
+        embedding_scale: the model's factor for a token's row of the embedding.
+        tied: whether the embedding table is the LM head, which only a model that ranks has.
+        causal: whether tokens see no later token.
+        template: how a model that ranks is asked, with {instruction}, {query} and {document}; "" if the family ranks
+            nothing.
+        instruction: the instruction of a request that has none.
 
     Raises:
         CheckpointError: if the config has a setting that the programs can't honour.
@@ -118,7 +141,7 @@ def encoder(
     if length > limit:
         raise CheckpointError(f"buckets: {length} is over the model's {limit} positions; give smaller ones")
     check_heads(graph)
-    task = task_of(config)
+    task = task or task_of(config)
     _check_problem(config, task)
     labels = _labels_of(config, task)
     a = Architecture(
@@ -126,7 +149,7 @@ def encoder(
         graph=graph,
         kinds=tuple(kinds),
         vocab=config.vocab_size,
-        tied=False,
+        tied=tied,
         ropes=dict(ropes),
         task=task,
         ends=replace(ends, labels=len(labels)),
@@ -134,9 +157,39 @@ def encoder(
         labels=labels,
         positions=positions,
         types=types,
+        embedding_scale=embedding_scale * graph.stream_scale,
+        causal=causal,
+        template=template,
+        instruction=instruction,
     )
     sources = {path: _source(path, shape, names, tensors or {}, labels) for path, shape in model_constants(a).items()}
+    sources["embedding"] = TensorSource(_tensor("embedding", names), times=a.embedding_scale)
     return ModelDescription(a, sources, ignored=tuple(names.ignored))
+
+
+def with_answers(
+    model: ModelDescription, answers: Sequence[str], tokens: Sequence[int] | None = None
+) -> ModelDescription:
+    """Return a language model that chooses between answers, with the rows of its LM head for these answers.
+
+    Args:
+        model: the model as an encoder that gives hidden states.
+        answers: the answers.
+        tokens: the token of each answer; None if there is no tokenizer yet, and only shapes count.
+
+    Raises:
+        CheckpointError: if the family ranks nothing.
+    """
+    a = model.architecture
+    if not a.template or a.ends is None:
+        raise CheckpointError(f"answers: {a.model_type} models rank nothing; leave `answers` out of the config")
+    ends = replace(a.ends, labels=len(answers), label_bias=False)
+    a = replace(a, task=RANK, labels=tuple(answers), ends=ends)
+    head = blocks(model.sources["embedding"])[0].tensor if a.tied else HEAD
+    chosen = islice(cycle(range(len(answers)) if tokens is None else tokens), whole_blueprint(a).label_rows)
+    rows = tuple(TensorSource(head, rows=(row, row + 1, 1), shape=(a.vocab, a.graph.hidden)) for row in chosen)
+    ignored = model.ignored if a.tied else tuple(name for name in model.ignored if name != HEAD)
+    return replace(model, architecture=a, sources={**model.sources, "classifier.weight": rows}, ignored=ignored)
 
 
 def _source(
@@ -145,6 +198,8 @@ def _source(
     """Return the source of a constant."""
     if path.startswith("classifier."):
         return _filled_up(_tensor(path, names), shape, len(labels))
+    if path in tensors:
+        return tuple(replace(source, tensor=_tensor(path, names)) for source in blocks(tensors[path]))
     index, _, role = path.removeprefix("layers.").partition(".")
     if not path.startswith("layers.") or role not in tensors:
         return TensorSource(_tensor(path, names))

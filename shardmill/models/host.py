@@ -217,7 +217,7 @@ def encoder_arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int
     """Return the arrays of a pass by the names of inputs, all but x.
 
     Args:
-        runtime: settings of the model from model.json: rope, band.
+        runtime: settings of the model from model.json: rope, band, causal.
         bucket: T.
         counts: the tokens of each text, one text after the other.
     """
@@ -228,19 +228,25 @@ def encoder_arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int
         for table, numbers in runtime["rope"].items()
         for name, rows in zip(rope_inputs(table), rope_tables(numbers, bucket), strict=True)
     }
-    found[MASK] = encoder_mask(bucket, counts)
+    causal = bool(runtime.get("causal"))
+    found[MASK] = encoder_mask(bucket, counts, causal=causal)
     if runtime["band"] is not None:
-        found[SLIDING_MASK] = encoder_mask(bucket, counts, runtime["band"])
+        found[SLIDING_MASK] = encoder_mask(bucket, counts, runtime["band"], causal=causal)
     return found
 
 
-def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None) -> Floats:
-    """Return [1, 1, T, T]: 0 where row and column are of one text and at most `band` apart, otherwise -1e4."""
+def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None, *, causal: bool = False) -> Floats:
+    """Return [1, 1, T, T]: 0 where row and column are of one text and at most `band` apart, otherwise -1e4.
+
+    If `causal`, no row sees a later column.
+    """
     texts = owners(bucket, counts)
     visible = texts[None, :] == texts[:, None]
     if band is not None:
         at = np.arange(bucket)
         visible &= np.abs(at[None, :] - at[:, None]) <= band
+    if causal:
+        visible &= np.tri(bucket, dtype=bool)
     return np.where(visible, np.float32(0), MASKED)[None, None]
 
 

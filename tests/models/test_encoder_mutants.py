@@ -71,6 +71,24 @@ def ends(model: ModelDescription, change: Callable[[EncoderIO], EncoderIO]) -> M
     return architecture(model, lambda a: replace(a, ends=change(a.ends or EncoderIO())))
 
 
+def unscaled(model: ModelDescription) -> ModelDescription:
+    """The model with an embedding table in the scale of the model itself."""
+    (table,) = blocks(model.sources["embedding"])
+    assert table.times == 1.0  # the root of 64 channels, times an eighth
+    return replace(model, sources={**model.sources, "embedding": replace(table, times=8.0)})
+
+
+def gained(model: ModelDescription, role: str) -> ModelDescription:
+    """The model without the 1 that is added to gains whose path ends so, or is this."""
+    found = {
+        path: tuple(replace(source, add=0.0) for source in blocks(sources))
+        for path, sources in model.sources.items()
+        if path == role or (role != "norm.weight" and path.endswith(role))
+    }
+    assert found
+    return replace(model, sources={**model.sources, **found})
+
+
 MUTANTS: dict[str, tuple[str, Callable[[ModelDescription], ModelDescription]]] = {
     "a band that leaves out its edge": (
         FILTER,
@@ -89,6 +107,18 @@ MUTANTS: dict[str, tuple[str, Callable[[ModelDescription], ModelDescription]]] =
     "another activation before the classifier": ("modernbert", lambda m: ends(m, lambda e: replace(e, dense="relu"))),
     "the epsilon of a decoder": ("bert", lambda m: graph(m, rms_norm_eps=1e-6)),
     "norms before branches": ("bert", lambda m: graph(m, outer_norms=False, pre_norms=False, post_norms=True)),
+    "a token that sees later tokens": ("qwen3", lambda m: architecture(m, lambda a: replace(a, causal=False))),
+    "a window that lacks its edge": ("qwen3", lambda m: banded(m, -1)),
+    "a window that is too wide": ("qwen3", lambda m: banded(m, 1)),
+    "a last norm that is left out": ("qwen3", lambda m: ends(m, lambda e: replace(e, final_norm=False))),
+    "the epsilon of most models": ("qwen3", lambda m: graph(m, rms_norm_eps=1e-6)),
+    "half a window, rounded down": ("gemma3_text", lambda m: banded(m, -1)),
+    "half a window, with the token itself": ("gemma3_text", lambda m: banded(m, 1)),
+    "a token that sees no later token": ("gemma3_text", lambda m: architecture(m, lambda a: replace(a, causal=True))),
+    "an embedding on another scale than the stream": ("gemma3_text", unscaled),
+    "an epsilon that is not scaled with the stream": ("gemma3_text", lambda m: graph(m, stream_scale=1.0)),
+    "gains without 1": ("gemma3_text", lambda m: gained(m, "layernorm.weight")),
+    "a last gain without 1": ("gemma3_text", lambda m: gained(m, "norm.weight")),
     "segments left out": ("bert", lambda m: architecture(m, lambda a: replace(a, positions=0, types=0))),
 }
 

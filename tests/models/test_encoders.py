@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from shardmill.gates.parity import relative_error
-from shardmill.models import ENCODER, supported
+from shardmill.models import ENCODER, family, supported
+from shardmill.models.encoder import with_answers
+from shardmill.pipeline.steps.split import prefix_of
 
 from . import tiny_encoders as tiny
 
@@ -32,3 +35,31 @@ def test_blocks_compute_what_transformers_computes(model_type: str, task: str) -
         assert relative_error(exact, truth) <= LIMIT, length
         assert relative_error(padded, exact) <= 1e-5, length
         assert np.array_equal(exact.argmax(-1), truth.argmax(-1)), length
+
+
+@pytest.mark.parametrize("model_type", tiny.TINY)
+def test_texts_that_share_a_pass_do_not_see_each_other(model_type: str) -> None:
+    model, whole = tiny.tiny_model(model_type), tiny.tiny_text()
+    texts = [whole[:17], whole[17:18], whole[5:]]
+    found = tiny.Blocks(tiny.described(model), model.state_dict()).run_together(texts, 64, noise=True)
+    for text, rows in zip(texts, found, strict=True):
+        assert relative_error(rows, tiny.expected(model, text)) <= LIMIT, len(text)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_answers_are_rows_of_the_lm_head(tied: bool) -> None:
+    """At every token, and under both spellings of a checkpoint's names."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(tiny.tiny_config("qwen3", tie_word_embeddings=tied))
+    model, tokens, answers = tiny.drawn(made.eval()), tiny.tiny_text(), (97, 21, 350)
+    description = with_answers(family("qwen3", ENCODER).describe(model.config, 64), ("a", "b", "c"), answers)
+    with torch.no_grad():
+        truth = model(input_ids=torch.tensor([tokens])).logits[0][:, answers].numpy()
+    for prefix in ("model.", ""):
+        held = {prefix + name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
+        if not tied:
+            held["lm_head.weight"] = held.pop(f"{prefix}lm_head.weight")
+        named = description.under(prefix_of(held, description.prefix))
+        assert relative_error(tiny.Blocks(named, held).run(tokens, 64), truth) <= LIMIT

@@ -133,13 +133,14 @@ def test_every_text_has_a_pass_with_room_for_it(counts: list[int], longest: int)
     assert sum(size * 2 <= longest for size in sizes) <= 1  # two half-empty passes would have been one
 
 
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from([None, 1, 3]))
-def test_a_token_sees_its_own_text_only(counts: list[int], band: int | None) -> None:
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.sampled_from([None, 1, 3]), st.booleans())
+def test_a_token_sees_its_own_text_only(counts: list[int], band: int | None, causal: bool) -> None:
     bucket = 24
-    mask = encoder_mask(bucket, counts, band)[0, 0]
+    mask = encoder_mask(bucket, counts, band, causal=causal)[0, 0]
     texts = [text for text, count in enumerate(counts) for _ in range(count)]
     for t, mine in enumerate(texts):
-        seen = [s for s, other in enumerate(texts) if other == mine and (band is None or abs(s - t) <= band)]
+        near = [s for s in range(len(texts)) if (band is None or abs(s - t) <= band) and (s <= t or not causal)]
+        seen = [s for s in near if texts[s] == mine]
         assert np.flatnonzero(mask[t] == 0).tolist() == seen
     assert (mask == 0).any(-1).all()  # a row of nothing would divide by zero
 

@@ -17,6 +17,7 @@ from shardmill.models.blocks import build
 from shardmill.models.contract import constants, inputs, table_constants, whole_blueprint
 from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.models.sources import assembled, turned
+from shardmill.pipeline.steps.split import prefix_of
 
 VOCAB, TEXT = 384, 40
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
@@ -44,48 +45,71 @@ TINY: dict[str, dict[str, Any]] = {
     | {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 32}
     | {"num_local_experts": 48, "num_experts_per_tok": 3, "sliding_window": 4, "rms_norm_eps": 1e-3}
     | {"rope_parameters": YARN},
+    "qwen3": BASE
+    | {"num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-3, "tie_word_embeddings": True}
+    | {"use_sliding_window": True, "sliding_window": 8}
+    | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    "gemma3_text": BASE
+    | {"num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-3, "query_pre_attn_scalar": 24}
+    | {"use_bidirectional_attention": True, "sliding_window": 9}
+    | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
 }
 HEADS = {
     "token-classification": ("ForTokenClassification", "AutoModelForTokenClassification"),
     "text-classification": ("ForSequenceClassification", "AutoModelForSequenceClassification"),
     "feature-extraction": ("Model", "AutoModel"),
 }
-CLASSES = {"bert": "Bert", "modernbert": "ModernBert", "openai_privacy_filter": "OpenAIPrivacyFilter"}
-TASKS = [(name, task) for name in CLASSES for task in HEADS if name != "openai_privacy_filter" or "token" in task]
+CLASSES = {
+    "bert": "Bert",
+    "modernbert": "ModernBert",
+    "openai_privacy_filter": "OpenAIPrivacyFilter",
+    "qwen3": "Qwen3",
+    "gemma3_text": "Gemma3Text",
+}
+ONLY = {"openai_privacy_filter": "token-classification"} | dict.fromkeys(("qwen3", "gemma3_text"), "feature-extraction")
+TASKS = [(name, task) for name in CLASSES for task in HEADS if ONLY.get(name, task) == task]
 
 
-def tiny_config(model_type: str, task: str = "token-classification", **changes: Any) -> Any:
-    """transformers' config of a tiny encoder."""
+def tiny_config(model_type: str, task: str = "", **changes: Any) -> Any:
+    """transformers' config of a tiny encoder, which labels tokens unless it has another task only."""
     from transformers import AutoConfig
 
+    task = task or ONLY.get(model_type, "token-classification")
     labels = dict(enumerate(LABELS))
     named = {"id2label": labels, "label2id": {name: row for row, name in labels.items()}}
     content = TINY[model_type] | named | {"architectures": [CLASSES[model_type] + HEADS[task][0]]}
     return AutoConfig.for_model(model_type, **content | changes)
 
 
-def tiny_model(model_type: str, task: str = "token-classification", **changes: Any) -> Any:
+def tiny_model(model_type: str, task: str = "", **changes: Any) -> Any:
     """transformers' tiny encoder in fp32, the same for the same arguments."""
     import transformers
 
+    task = task or ONLY.get(model_type, "token-classification")
     torch.manual_seed(0)
     maker = getattr(transformers, HEADS[task][1])
     config = tiny_config(model_type, task, **changes)
     model = maker.from_config(config, attn_implementation="eager").eval()
     model.config.architectures = config.architectures
+    return drawn(model)
+
+
+def drawn(model: Any) -> Any:
+    """The model with every vector drawn: gains about 1, and biases about 0."""
+    usual = 0.0 if model.config.model_type == "gemma3_text" else 1.0  # of a gain; Gemma adds 1 to it
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
             if (weight.ndim == 1 or "_bias" in name) and weight.is_floating_point():
-                drawn = 0.3 * torch.randn(weight.shape, generator=generator)
-                weight.copy_(drawn + (1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0))
+                values = 0.3 * torch.randn(weight.shape, generator=generator)
+                weight.copy_(values + (usual if "norm" in name.lower() and name.endswith("weight") else 0.0))
     return model
 
 
 def described(model: Any, length: int = 128) -> ModelDescription:
-    """Our description of one of transformers' models."""
+    """Our description of one of transformers' models, whose tensors are called as in its state dict."""
     found: ModelDescription = models.family(model.config.model_type, models.ENCODER).describe(model.config, length)
-    return found
+    return found.under(prefix_of(model.state_dict(), found.prefix))
 
 
 class Blocks:
@@ -95,7 +119,9 @@ class Blocks:
         self.a, blueprint = model.architecture, whole_blueprint(model.architecture)
         shapes = constants(blueprint)
         weights = {path: self.held(model, path, shape, tensors) for path, shape in shapes.items()}
-        self.tables = {path: tensors[blocks(model.sources[path])[0].tensor] for path in table_constants(self.a)}
+        self.tables = {
+            path: turned(tensors[s.tensor], s) for path in table_constants(self.a) for s in blocks(model.sources[path])
+        }
         self.names, self.module = list(inputs(blueprint)), build(blueprint, weights)
 
     @staticmethod
@@ -117,7 +143,7 @@ class Blocks:
         """`run` of texts that share a pass."""
         counts = [len(tokens) for tokens in texts]
         ropes = {name: {"inv_freq": r.inv_freq, "scale": r.scale} for name, r in self.a.ropes.items()}
-        given = encoder_arrays({"rope": ropes, "band": self.a.band}, bucket, counts)
+        given = encoder_arrays({"rope": ropes, "band": self.a.band, "causal": self.a.causal}, bucket, counts)
         x = columns([self.embedded(tokens).numpy() for tokens in texts], bucket)
         if noise:
             rest = x[..., sum(counts) :, :]
@@ -145,7 +171,7 @@ def expected(model: Any, tokens: Sequence[int]) -> Floats:
     return found
 
 
-def write_tiny(model_type: str, folder: Path, task: str = "token-classification", **changes: Any) -> Path:
+def write_tiny(model_type: str, folder: Path, task: str = "", **changes: Any) -> Path:
     """A checkpoint of an encoder as the hub has it: bf16 that fp16 can hold, in several files, with a tokenizer."""
     model = tiny_model(model_type, task, **changes).to(torch.float16).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="100KB")

@@ -1,0 +1,57 @@
+"""model_type gemma3_text as an encoder: EmbeddingGemma, a Gemma 3 whose tokens see later tokens too.
+
+Source of the arithmetic: transformers, models/gemma3/modeling_gemma3.py. The projections that follow the pooling are
+modules of sentence-transformers, which the host computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import LOCAL_ROPE, ROPE, SLIDING_MASK, EncoderIO, Graph, ModelDescription
+from shardmill.models.decoder import kinds_by_type, rope
+from shardmill.models.encoder import HEAD, TEXT_TASKS, Names, encoder, task_of
+from shardmill.models.families.gemma2 import gains, options
+from shardmill.models.families.gemma3_text import READ
+
+AROUND = {"embedding": "model.embed_tokens.weight", "norm": "model.norm"}
+TABLES = {"full_attention": ROPE, "sliding_attention": LOCAL_ROPE}
+
+
+def describe(config: Any, length: int) -> ModelDescription:
+    """Return the description of a transformers Gemma3TextConfig for passes of at most `length` tokens."""
+    if not config.use_bidirectional_attention:
+        raise CheckpointError(
+            "use_bidirectional_attention is not true: a decoder; give `context` in place of `buckets`"
+        )
+    # The config's object has half of the window that config.json names, and one more: |i - j| < window is seen.
+    kinds = kinds_by_type(config.layer_types, length, config.sliding_window, sliding_rope=LOCAL_ROPE)
+    slides = any(kind.mask == SLIDING_MASK for kind in kinds)
+    shared = options(config)
+    embedding_scale = shared.pop("embedding_scale")
+    graph = Graph(
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rope_dim=config.head_dim,
+        ffn=config.intermediate_size,
+        rms_norm_eps=config.rms_norm_eps,
+        qk_norm="before",
+        **shared,
+    )
+    return encoder(
+        config,
+        length,
+        (*READ, "use_bidirectional_attention"),
+        Names("model.layers.{i}.", {}, AROUND, ignored=(HEAD,)),
+        graph,
+        EncoderIO(final_norm=True),
+        kinds=kinds,
+        ropes={TABLES[name]: rope(config, length, name) for name in sorted(set(config.layer_types))},
+        band=config.sliding_window - 1 if slides else None,
+        tensors=gains(),
+        task=task_of(config, TEXT_TASKS),
+        embedding_scale=embedding_scale,
+    )
