@@ -1,10 +1,12 @@
 """Which files of a folder or repository make up a checkpoint: configs, tokenizer and safetensors, nothing else.
 
-No Python code, no pickles, no weights in other formats or subfolders are ever taken.
+No Python code, no pickles, no weights in other formats are ever taken. Of subfolders, only the modules of
+sentence-transformers are taken, which follow the model: 1_Pooling, 2_Dense and their like.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,27 +22,31 @@ if TYPE_CHECKING:
 
 _TEXT_SUFFIXES = (".json", ".tiktoken")
 _TEXT_NAMES = ("tokenizer.model", "spiece.model", "merges.txt", "vocab.txt", "chat_template.jinja")
+_MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
 
 
 def text_files(names: Collection[str]) -> list[str]:
     """Return configs and tokenizer files among `names`."""
+    modules = [name for name in sorted(names) if _MODULE.fullmatch(name) and name.endswith(".json")]
     chosen = [name for name in sorted(names) if not ("/" in name or name == RECORD_FILE or is_left_by_macos(name))]
-    return [name for name in chosen if name.endswith(_TEXT_SUFFIXES) or name in _TEXT_NAMES]
+    return [*(name for name in chosen if name.endswith(_TEXT_SUFFIXES) or name in _TEXT_NAMES), *modules]
 
 
 def weight_files(folder: Path, names: Collection[str], where: str) -> list[str]:
-    """Return the safetensors files among `names` that transformers would load; the index is read from `folder`.
+    """Return the safetensors files among `names` that transformers would load, and then the modules' files.
 
+    The index is read from `folder`.
     Raises CheckpointError (beginning with `where`) if config.json or a safetensors file is missing.
     """
     if "config.json" not in names:
         raise CheckpointError(f"{where}: no config.json; is it a checkpoint in Hugging Face layout?")
+    modules = [name for name in sorted(names) if _MODULE.fullmatch(name) and name.endswith(SINGLE_FILE)]
     if SINGLE_FILE in names:
-        return [SINGLE_FILE]
+        return [SINGLE_FILE, *modules]
     if INDEX_FILE not in names:
         raise CheckpointError(describe_missing_weights(where, names))
     files = sorted(set(read_index(folder).values()))
     for file in files:
         if file not in names:
             raise CheckpointError(f"{where}: {INDEX_FILE} lists {file}, which is missing; fetch it again")
-    return files
+    return [*files, *modules]

@@ -9,9 +9,11 @@ from typing import Any
 
 import tiny
 import torch
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from shardmill import models
+from shardmill.files import write_json
 from shardmill.models.architecture import ModelDescription, blocks
 from shardmill.models.blocks import build
 from shardmill.models.contract import constants, inputs, table_constants, whole_blueprint
@@ -58,6 +60,7 @@ HEADS = {
     "token-classification": ("ForTokenClassification", "AutoModelForTokenClassification"),
     "text-classification": ("ForSequenceClassification", "AutoModelForSequenceClassification"),
     "feature-extraction": ("Model", "AutoModel"),
+    "text-ranking": ("ForCausalLM", "AutoModelForCausalLM"),
 }
 CLASSES = {
     "bert": "Bert",
@@ -67,7 +70,7 @@ CLASSES = {
     "gemma3_text": "Gemma3Text",
 }
 ONLY = {"openai_privacy_filter": "token-classification"} | dict.fromkeys(("qwen3", "gemma3_text"), "feature-extraction")
-TASKS = [(name, task) for name in CLASSES for task in HEADS if ONLY.get(name, task) == task]
+TASKS = [(name, task) for name in CLASSES for task in HEADS if ONLY.get(name, task) == task != "text-ranking"]
 
 
 def tiny_config(model_type: str, task: str = "", **changes: Any) -> Any:
@@ -177,6 +180,45 @@ def write_tiny(model_type: str, folder: Path, task: str = "", **changes: Any) ->
     model.save_pretrained(folder, max_shard_size="100KB")
     tokenizer().save_pretrained(folder)
     return folder
+
+
+PROMPTS = {"query": "task: search result | query: ", "document": "title: none | text: "}
+
+
+def write_modules(
+    folder: Path, pooling: str = "lasttoken", dense: Sequence[nn.Linear] = (), **prompts: Any
+) -> Sequence[nn.Linear]:
+    """Add what sentence-transformers writes beside a model.
+
+    Args:
+        folder: the checkpoint's.
+        pooling: the name of the pooling.
+        dense: projections; tanh follows all but the last.
+        prompts: further content of config_sentence_transformers.json.
+    """
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
+    paths = ["", *(f"{place}_{kind}" for place, kind in enumerate(kinds) if place)]
+    listed = [
+        {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for place, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+    ]
+    write_json(folder / "modules.json", listed)
+    write_json(
+        folder / "config_sentence_transformers.json", {"prompts": PROMPTS, "default_prompt_name": None} | prompts
+    )
+    named = {"mean": "mean_tokens", "cls": "cls_token", "lasttoken": "lasttoken"}
+    modes = {f"pooling_mode_{name}": pooling == mode for mode, name in named.items()}
+    (folder / "1_Pooling").mkdir()
+    write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": 64, **modes, "include_prompt": True})
+    for place, layer in enumerate(dense, 2):
+        own = folder / f"{place}_Dense"
+        own.mkdir()
+        activation = "linear.Identity" if layer is dense[-1] else "activation.Tanh"
+        content = {"in_features": layer.in_features, "out_features": layer.out_features, "bias": layer.bias is not None}
+        content["activation_function"] = f"torch.nn.modules.{activation}"
+        write_json(own / "config.json", content)
+        save_file({f"linear.{name}": held for name, held in layer.state_dict().items()}, own / "model.safetensors")
+    return dense
 
 
 @cache
