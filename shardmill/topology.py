@@ -37,6 +37,7 @@ from shardmill.models.contract import (
     whole_blueprint,
     window_slots,
 )
+from shardmill.models.encoder import with_answers
 from shardmill.models.interface import TANH
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part, empty_parts
@@ -51,10 +52,12 @@ Range = tuple[int, int]
 
 
 def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
-    """Return the model with its experts where the config wants them, and with SiLU as the config spells it.
+    """Return the model with its answers, its experts and its SiLU as the config wants them.
 
-    Raises CheckpointError if the model has no experts, or no SiLU.
+    Raises CheckpointError if the model has no experts, or no SiLU, or ranks nothing.
     """
+    if config.answers:
+        model = with_answers(model, config.answers)
     a = model.architecture
     if config.experts != "dense":
         a = with_experts(a, routed=True)

@@ -42,7 +42,8 @@ def build(checkpoint: Path, folder: Path, weights: str = "fp16", **changes: Any)
         with load_programs_as("fp16"):
             ct.models.utils.compile_model(str(made), str(folder / f"{name}.mlmodelc"))
         programs[name] = {"path": f"{name}.mlmodelc"}
-    content = runtime_manifest(plan, programs, {"path": "embedding.safetensors"})
+    dense = [{"path": f"source/{one['file']}", "activation": one["activation"]} for one in plan["dense"]]
+    content = runtime_manifest(plan, programs, {"path": "embedding.safetensors"}, dense=dense)
     texts = {name: "0" * 64 for name in text_files([file.name for file in source.iterdir()])}
     content |= {"tokenizer": {"path": "source/tokenizer.json"}, "texts": {"path": "source", "files": texts}}
     write_json(folder / "model.json", content)

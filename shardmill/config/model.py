@@ -273,9 +273,20 @@ class Config:
         Sizes | None, Field(description="Tokens of each of an encoder's programs; auto: 128 and 512.")
     ] = None
     pooling: Annotated[
-        Literal["mean", "cls"],
-        Field(description="Whether an embedding is the mean of all tokens' rows, or the first token's row."),
-    ] = "mean"
+        Literal["mean", "cls", "last"] | None,
+        Field(
+            description="Whether an embedding is the mean of all tokens' rows, the first token's row (cls) or the last "
+            "token's; without it, what the checkpoint's 1_Pooling/config.json says, and mean if it has none."
+        ),
+    ] = None
+    answers: Annotated[
+        tuple[Annotated[str, Field(min_length=1)], ...],
+        Field(
+            max_length=16,
+            description="For a language model that ranks: the words that it answers with, each one token. A document's "
+            "score is the probability of the last.",
+        ),
+    ] = ()
     topology: Annotated[
         Topology, Field(description="Layers of each part, in order; auto: as few parts as fit, of even size.")
     ] = "auto"

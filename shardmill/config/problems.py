@@ -69,8 +69,12 @@ def _source_problems(source: Source) -> list[str]:
 def _kind_problems(config: Config) -> list[str]:
     """Return settings of decoders in the config of an encoder, and the other way round."""
     if config.kind == DECODER:
-        strange = ["pooling: a decoder has none"] if config.pooling != "mean" else []
+        strange = [f"{key}: a decoder has none" for key in ("pooling", "answers") if getattr(config, key)]
         return strange if config.context else ["context: missing"]
+    if config.answers and config.pooling:
+        return ["pooling: a model with `answers` gives no embeddings; leave it out"]
+    if config.answers and len({*config.answers}) != max(len(config.answers), 2):
+        return ["answers: give two different words or more"]
     neutral: dict[str, object] = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens()}
     neutral |= {"program": Program(silu=config.program.silu), "head": Head(), "predict": ()}
     strange = [key for key, value in neutral.items() if getattr(config, key) != value]
@@ -329,4 +333,5 @@ def _describe(error: Mapping[str, Any]) -> str:
     if error["type"] in ("missing", "missing_argument"):
         return f"{where}: missing"
     message = error["msg"][0].lower() + error["msg"][1:]
-    return f"{where}: {message}, is {error['input']!r}"
+    bare = error["type"] == "string_type" and isinstance(error["input"], bool)  # YAML reads no and yes as these
+    return f"{where}: {message}, is {error['input']!r}{'; put the word in quotes' if bare else ''}"

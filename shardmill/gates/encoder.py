@@ -22,7 +22,7 @@ from shardmill.gates.reference import EncoderReference, passages
 from shardmill.gates.weights import PackageWeights
 from shardmill.kit_runner.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.architecture import CLASSIFY, EMBED
+from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.contract import inputs
 from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.models.interface import interface
@@ -100,7 +100,9 @@ def encoder_parity(
         plain = runner.run(rows)
 
         def truth() -> Tensor:
-            return torch.cat(reference.run(texts, tables.table, tables.over(stored)))
+            return torch.cat(
+                reference.run(texts, tables.table, tables.over(stored), stored_answers(runner.plan, stored))
+            )
 
         expected = truth()
         if is_portable():
@@ -120,11 +122,17 @@ def encoder_parity(
         yield explained(ratio, lambda: runner.run(rows), runner.program)
 
 
+def stored_answers(plan: Mapping[str, Any], stored: PackageWeights) -> Tensor | None:
+    """Return a package's rows of the LM head for the answers, [answers, d]; None if the model ranks nothing."""
+    return stored.values("classifier.weight")[: len(plan["labels"])] if plan["task"] == RANK else None
+
+
 class Tables:
     """The host's tables, read from the checkpoint."""
 
     def __init__(self, plan: Mapping[str, Any], weights: Weights) -> None:
         self.named: Mapping[str, str] = plan["tables"]  # path -> the checkpoint's tensor name
+        self.scale: float = plan["architecture"]["embedding_scale"]
         self.weights = weights
 
     def table(self, ids: Tensor) -> Tensor:
@@ -133,7 +141,7 @@ class Tables:
 
     def rows(self, text: Sequence[int]) -> Floats:
         """Return the sum of table rows that the host computes for a text, [n, d]."""
-        found = self.table(torch.tensor(list(text)))
+        found = self.table(torch.tensor(list(text))) * self.scale
         if "positions" in self.named:
             found = found + self.weights(self.named["positions"])[: len(text)].float()
         if "types" in self.named:
@@ -148,7 +156,7 @@ class Tables:
 def encoder_stack_parity(
     load: Callable[[], Encoder],
     reference: EncoderReference,
-    stored: Callable[[str], Tensor],
+    stored: PackageWeights,
     plan: Mapping[str, Any],
     known: Mapping[str, Tensor],
 ) -> Iterator[Measurement | NotRun]:
@@ -157,7 +165,7 @@ def encoder_stack_parity(
     Args:
         load: builds a runtime.
         reference: transformers' model.
-        stored: the packages' weights, by transformers' names.
+        stored: the packages' weights.
         plan: plan.json's content.
         known: the reference step's output.
     """
@@ -168,8 +176,8 @@ def encoder_stack_parity(
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
         plain = _run_texts(encoder, texts, plan, bucket)
-        weights = _with_tables(encoder, plan["tables"], stored)
-        truth = partial(_expected, reference, texts, weights, plan["tables"]["embedding"])
+        weights, head = _with_tables(encoder, plan, stored), stored_answers(plan, stored)
+        truth = partial(_expected, reference, texts, weights, plan["tables"]["embedding"], head)
         expected = truth()
         if is_portable():
             yield Measurement("program_error", relative_error(plain, expected), f"bucket {bucket}")
@@ -186,15 +194,26 @@ def encoder_stack_parity(
     yield from _encoder_cost(load, plan, known)
 
 
-def _with_tables(encoder: Encoder, names: Mapping[str, str], stored: Callable[[str], Tensor]) -> Weights:
-    """Return a lookup of the packages' weights and the host's tables, by transformers' names."""
+def _with_tables(encoder: Encoder, plan: Mapping[str, Any], stored: Callable[[str], Tensor]) -> Weights:
+    """Return a lookup of the packages' weights and the host's tables, by transformers' names.
+
+    transformers multiplies the rows of its table, where the host's table is multiplied already.
+    """
+    names, scale = plan["tables"], plan["architecture"]["embedding_scale"]
     tables = {names[path]: torch.from_numpy(table[:]) for path, table in encoder.tables.items()}
+    tables[names["embedding"]] = tables[names["embedding"]] / scale
     return lambda name: tables[name] if name in tables else stored(name)
 
 
-def _expected(reference: EncoderReference, texts: Sequence[Sequence[int]], weights: Weights, embedding: str) -> Tensor:
+def _expected(
+    reference: EncoderReference,
+    texts: Sequence[Sequence[int]],
+    weights: Weights,
+    embedding: str,
+    head: Tensor | None,
+) -> Tensor:
     """Return transformers' outputs for all texts, concatenated."""
-    return torch.cat(reference.run(texts, _rows_of(weights(embedding)), weights))
+    return torch.cat(reference.run(texts, _rows_of(weights(embedding)), weights, head))
 
 
 def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
@@ -225,7 +244,7 @@ def _encoder_cost(
         yield Measurement("label_kl", float(found.divergence.mean()), detail)
         undecided = "the original is decided on no label"
         yield clear_agreement("label_agreement", found, f"{detail}, {{}} clear", undecided)
-        if plan["task"] != CLASSIFY:
+        if plan["task"] == LABEL:
             yield _spans_compared(original, shipped, plan["labels"], found.clear, detail)
 
 

@@ -23,7 +23,7 @@ from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates import routed
 from shardmill.gates.naming import Weights, load_parameters, loaded, loading, origins
-from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
+from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.hf_config import load_hf_config
 
 
@@ -349,6 +349,7 @@ CLASSES = {
     LABEL: "AutoModelForTokenClassification",
     CLASSIFY: "AutoModelForSequenceClassification",
     EMBED: "AutoModel",
+    RANK: "AutoModelForCausalLM",
 }
 BATCH = 256  # tokens that go through a layer at once: more would cost memory and save little time
 SHORT = 16  # tokens of a text that is classified as a whole, so that the reference has several such texts
@@ -364,14 +365,20 @@ class EncoderReference:
             source: the folder with config.json.
             task: the model's task, which decides its head.
         """
-        self.model = _model(source, CLASSES[task])
+        self.model = _model(source, _class(source, task))
         if getattr(self.model, "pooler", None) is not None:
             self.model.pooler = None  # an embedding is computed from hidden states
         self.origins = origins(self.model, read_tensors(source))
         self.path, self.layers = _layers(self.model, self.model.config.num_hidden_layers)
 
     @torch.no_grad()
-    def run(self, texts: Sequence[Sequence[int]], rows: Callable[[Tensor], Tensor], weights: Weights) -> list[Tensor]:
+    def run(
+        self,
+        texts: Sequence[Sequence[int]],
+        rows: Callable[[Tensor], Tensor],
+        weights: Weights,
+        head: Tensor | None = None,
+    ) -> list[Tensor]:
         """Return the output for each text: a row [n, labels or d] for each token, or [1, labels] for the whole text.
 
         A layer's weights are read again for each batch of texts.
@@ -380,7 +387,10 @@ class EncoderReference:
             texts: the tokens of each text.
             rows: returns rows of the embedding table for ids.
             weights: all other weights, by transformers' names.
+            head: of a model that ranks, the rows of the LM head for the answers, [answers, d].
         """
+        if hasattr(self.model, "lm_head"):  # in place of the whole head, whose logits nobody reads
+            self.model.lm_head = nn.Identity() if head is None else Blocks([head], None, None)
         embed, tokens = self.model.get_input_embeddings(), torch.cat([torch.tensor(list(text)) for text in texts])
         layers = {f"{self.path}.{index}.": layer for index, layer in enumerate(self.layers)}
         with _embedded(embed, tokens, rows) as places, loading(layers, self.origins, weights, lambda: None):
@@ -403,6 +413,28 @@ class EncoderReference:
         """Yield [n, labels or d] or [1, labels] for each text of a batch."""
         out: Tensor = result.logits if "logits" in result else result.last_hidden_state
         yield from (each.reshape(-1, each.shape[-1]) for each in out)
+
+
+def _class(source: Path, task: str) -> str:
+    """Return transformers' auto class for a checkpoint and a task.
+
+    For embeddings, a language model keeps the names that its tensors have under an LM head.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    family = load_hf_config(source).model_type
+    writes = family in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return CLASSES[RANK] if task == EMBED and writes else CLASSES[task]
+
+
+def answer_rows(plan: Mapping[str, Any], weights: Weights) -> Tensor | None:
+    """Return a checkpoint's rows of the LM head for the answers, [answers, d]; None if the model ranks nothing.
+
+    Args:
+        plan: plan.json's content.
+        weights: returns the checkpoint's tensors by name.
+    """
+    return weights(plan["head"])[plan["answers"]].float() if plan["task"] == RANK else None
 
 
 def _batches(texts: Sequence[Tensor]) -> Iterator[Tensor]:

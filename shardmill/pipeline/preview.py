@@ -20,7 +20,7 @@ from shardmill.models.contract import cache_bytes, table_constants
 from shardmill.models.interface import FIXED
 from shardmill.pipeline.resolve import describe
 from shardmill.pipeline.snakefile import file_problems
-from shardmill.pipeline.steps.split import ignored, prefix_of
+from shardmill.pipeline.steps.split import answer_tokens, ignored, prefix_of, read_out
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.label import is_exact
 from shardmill.topology import (
@@ -152,6 +152,7 @@ def preview(config: Config) -> Preview:
     each = pass_traffic(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), weights + kept)
     fault = _tensor_fault(config, model)
+    unpooled = _read_out_fault(config, model)
     return Preview(
         model=config.model,
         source=config.source.path or f"{config.source.repo}@{config.source.revision}",
@@ -183,7 +184,7 @@ def preview(config: Config) -> Preview:
         passes=each,
         lengths=traffic_lengths(config, a),
         tensors="unknown" if fault is None else "differ" if fault else "match",
-        refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault])),
+        refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault, unpooled])),
     )
 
 
@@ -225,5 +226,19 @@ def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
         model = model.under(prefix_of(found, model.prefix))
         check_tensors(found, tensor_shapes(model), optional=ignored(model, found))
     except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def _read_out_fault(config: Config, model: ModelDescription) -> str:
+    """Return why no result can be made of a local encoder's rows, as far as its files are there, or ''."""
+    source = Path(config.source.path or "")
+    if config.source.path is None or not source.is_dir():
+        return ""
+    try:
+        read_out(config, model, source)
+        if config.answers and (source / "tokenizer.json").is_file():
+            answer_tokens(source, config.answers)
+    except (CheckpointError, ConfigError) as error:
         return str(error)
     return ""

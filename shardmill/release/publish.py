@@ -233,7 +233,7 @@ def _task(model: Mapping[str, Any]) -> str:
     """Return the hubs' name for the model's task."""
     if all(part["kind"] != "encoder" for part in model["parts"]):
         return TEXT
-    return "token-classification" if model.get("labels") else "feature-extraction"
+    return str(model["task"])
 
 
 def _engine(found: list[Mapping[str, Any]]) -> str:

@@ -1,7 +1,8 @@
-"""A built encoder with its tokenizer: spans, labels or embeddings of texts of any length."""
+"""A built encoder with its tokenizer: spans, labels, embeddings or scores of texts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shardmill import files
+from shardmill.checkpoint.modules import BIAS, WEIGHT
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import ShardmillError
-from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
+from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.host import Floats, packed_texts
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped_spans, likeliest, read_calibration
 
@@ -104,6 +107,20 @@ LEAST = 1e-30  # lower bound of a share, so that it has a logarithm
 
 
 @dataclass(frozen=True)
+class Projection:
+    """A projection of the pooled row: weight [out, in], bias [out] or 0, and whether tanh follows."""
+
+    weight: Floats
+    bias: Floats
+    tanh: bool
+
+    def __call__(self, row: Floats) -> Floats:
+        """Return the projection of a row [in]."""
+        found: Floats = self.weight @ row + self.bias
+        return np.tanh(found) if self.tanh else found
+
+
+@dataclass(frozen=True)
 class Reader:
     """An encoder and its tokenizer, ready to read texts.
 
@@ -111,12 +128,14 @@ class Reader:
         encoder: the programs.
         tokenizer: the checkpoint's tokenizer.
         biases: the checkpoint's calibration of transitions between labels; None if it has none.
+        dense: projections of an embedding, in order.
         before_pass: called before every pass; an exception that it raises stops the work.
     """
 
     encoder: EncoderProcess
     tokenizer: Tokenizer
     biases: Mapping[str, float] | None = None
+    dense: tuple[Projection, ...] = ()
     before_pass: Callable[[], object] = bool
 
     @property
@@ -145,6 +164,17 @@ class Reader:
     def classifies(self) -> bool:
         """Return whether the labels apply to whole texts, rather than to spans."""
         return self.task == CLASSIFY
+
+    @property
+    def ranks(self) -> bool:
+        """Return whether the model says how well documents meet a query."""
+        return self.task == RANK
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Return the texts that may be put before a text, by name."""
+        found: Mapping[str, str] = self.encoder.manifest.get("prompts", {})
+        return found
 
 
 @dataclass(frozen=True)
@@ -185,7 +215,25 @@ def load_reader(build: Path, precision: str) -> Reader:
     texts = encoder.manifest.get("texts", {})
     calibrated = CALIBRATION in texts.get("files", {})
     biases = read_calibration(build / texts["path"] / CALIBRATION) if calibrated else None
-    return Reader(encoder, tokenizer, biases)
+    dense = tuple(read_projection(build / one["path"], one["activation"]) for one in encoder.manifest.get("dense", ()))
+    return Reader(encoder, tokenizer, biases, dense)
+
+
+def read_projection(file: Path, activation: str) -> Projection:
+    """Return the projection in a safetensors file of sentence-transformers.
+
+    Raises:
+        ShardmillError: if the file can't be read as a projection.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        files.check(file)
+        held = {name: tensor.float().numpy() for name, tensor in load_file(file).items()}
+        return Projection(held[WEIGHT], held.get(BIAS, np.zeros(1, np.float32)), activation == "tanh")
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ShardmillError(f"{file} can't be read as a projection: {error}; build again") from error
 
 
 def label(reader: Reader, text: str) -> Labelled:
@@ -226,15 +274,55 @@ def classify(reader: Reader, texts: Sequence[str]) -> list[Classified]:
 
 
 def embed(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
-    """Return the embeddings [d] of texts, given as tokens: the mean or the first of their rows, normalised to length 1.
+    """Return the embeddings [d] of texts, given as tokens, each of length 1.
+
+    An embedding is the mean, the first or the last of a text's rows, and is projected if the checkpoint says so.
 
     Raises:
         ShardmillError: the model embeds no texts, or a text does not fit into a pass.
     """
     _check_task(reader, EMBED)
-    mean = reader.encoder.manifest["pooling"] == "mean"
-    pooled = [rows.mean(0) if mean else rows[0] for rows in _single(reader, texts)]
-    return [row / np.maximum(np.linalg.norm(row), 1e-12) for row in pooled]
+    pooling = reader.encoder.manifest["pooling"]
+    found = []
+    for rows in _single(reader, texts):
+        row = rows.mean(0) if pooling == "mean" else rows[-1 if pooling == "last" else 0]
+        for project in reader.dense:
+            row = project(row)
+        found.append(row / np.maximum(np.linalg.norm(row), 1e-12))
+    return found
+
+
+@dataclass(frozen=True)
+class Scored:
+    """How well a document meets a query, from 0 to 1, and the number of tokens that were read."""
+
+    score: float
+    tokens: int
+
+
+def rank(reader: Reader, query: str, documents: Sequence[str], instruction: str | None = None) -> list[Scored]:
+    """Return how well each document meets a query: the probability of the model's last answer.
+
+    Args:
+        reader: a model that ranks.
+        query: the query.
+        documents: the documents.
+        instruction: what makes a document meet a query; if left out, the checkpoint's authors' instruction.
+
+    Raises:
+        ShardmillError: the model ranks nothing, or a query and a document do not fit into a pass.
+    """
+    _check_task(reader, RANK)
+    said = {"query": query, "instruction": instruction or reader.encoder.manifest["instruction"]}
+    asked = [_filled(reader.encoder.manifest["template"], said | {"document": one}) for one in documents]
+    tokens = [reader.tokenizer.encode(text, add_special_tokens=False).ids for text in asked]
+    rows = _single(reader, tokens)
+    return [Scored(float(_label_probabilities(r[-1])[-1]), len(t)) for r, t in zip(rows, tokens, strict=True)]
+
+
+def _filled(template: str, given: Mapping[str, str]) -> str:
+    """Return a template with texts in the places of their names; what a text holds is no place."""
+    return re.sub(r"\{(instruction|query|document)\}", lambda place: given[place[1]], template)
 
 
 def redacted(text: str, spans: Iterable[Span]) -> str:
@@ -306,9 +394,10 @@ def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
 
 def _single(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
     """Return the rows of texts that each fit into one pass."""
+    what = "query and document have" if reader.ranks else "the text has"
     for text in texts:
         if not 0 < len(text) <= reader.encoder.longest:
-            raise ShardmillError(f"the text has {len(text)} tokens: it may have 1 to {reader.encoder.longest}")
+            raise ShardmillError(f"{what} {len(text)} tokens: it may have 1 to {reader.encoder.longest}")
     return reader.run(texts)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
-from shardmill.models.architecture import MASK, SILU_TANH, SLIDING_MASK
+from shardmill.models.architecture import MASK, RANK, SILU_TANH, SLIDING_MASK
 from shardmill.models.contract import rope_inputs
 from shardmill.models.interface import INFREQUENT, TANH
 from shardmill.printable import printable
@@ -47,6 +47,8 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "rings": lambda content: bool(content.get("window_slots")),
     "conv": lambda content: bool(content.get("conv_taps")),
     "int8-table": lambda content: content["embedding"].get("form") == "int8",
+    "causal": lambda content: bool(content.get("causal")),
+    "dense": lambda content: "dense" in content,
 }
 KINDS = ("layers", "experts", "head", "encoder")
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
@@ -167,6 +169,7 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
     yield from (manifest[key] for key in ("embedding", "tokenizer", "texts") if key in manifest)
     yield from (part["program"] for part in manifest["parts"])
     yield from manifest.get("packages", {}).values()
+    yield from manifest.get("dense", ())
 
 
 def verify_width(manifest: Mapping[str, Any]) -> int:
@@ -244,7 +247,11 @@ def _names_files(entry: Any) -> bool:
 
 
 def runtime_manifest(
-    plan: Mapping[str, Any], programs: Mapping[str, Mapping[str, Any]], embedding: Any, reshape: str = INFREQUENT
+    plan: Mapping[str, Any],
+    programs: Mapping[str, Mapping[str, Any]],
+    embedding: Any,
+    reshape: str = INFREQUENT,
+    dense: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the part of model.json that an engine reads.
 
@@ -253,6 +260,7 @@ def runtime_manifest(
         programs: for each part, {"path": ...} and the keys that describe the bytes.
         embedding: the same keys for the host's table.
         reshape: the config's `program.reshape_frequency`.
+        dense: of an encoder, the files of the projections that follow the pooling, each with its activation.
     """
     architecture = plan["architecture"]
     parts = [
@@ -271,6 +279,10 @@ def runtime_manifest(
     }
     if plan["buckets"]:
         encoder = shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
+        encoder |= {key: plan[key] for key in ("causal", "prompts", "default_prompt") if plan.get(key)}
+        encoder |= {"dense": [dict(one) for one in dense]} if dense else {}
+        if plan["task"] == RANK:
+            encoder |= {key: architecture[key] for key in ("template", "instruction")}
         return encoder | {"uses": _used(encoder)}
     shorter = {"contexts": plan["contexts"]} if plan.get("contexts") else {}
     told = reshape_frequency(shared | {"reshape_frequency": reshape})

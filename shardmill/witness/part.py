@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardmill.gates.encoder import EncoderRunner, Tables
+from shardmill.gates.encoder import EncoderRunner, Tables, stored_answers
 from shardmill.gates.measurement import Measurement, NotRun, compare
 from shardmill.gates.parity import PartRunner, part_case, part_schedules, relative_error
 from shardmill.gates.passes import compared_widths, in_passes
@@ -138,7 +138,7 @@ def _encoder(
     texts = passages(known["tokens"].tolist(), part.tokens, plan["task"])[:1]
     tables = Tables(plan, weights)
     rows = [tables.rows(text) for text in texts]
-    expected = torch.cat(reference.run(texts, tables.table, tables.over(stored)))
+    expected = torch.cat(reference.run(texts, tables.table, tables.over(stored), stored_answers(plan, stored)))
 
     def run(program: Any, name: str) -> Floats:
         runner = EncoderRunner(bundle, part, plan)

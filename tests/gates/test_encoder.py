@@ -18,11 +18,11 @@ from models import tiny_encoders
 from shardmill.errors import GateError
 from shardmill.gates import encoder as gates
 from shardmill.gates import measurement
-from shardmill.gates.reference import EncoderReference, checkpoint_weights, passages
+from shardmill.gates.reference import EncoderReference, answer_rows, checkpoint_weights, passages
 from shardmill.gates.rounding import weights_kept
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable
-from shardmill.models.architecture import CLASSIFY, EMBED, LABEL
+from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.host import Floats
 from shardmill.plan import Part
 from shardmill.runtime.engine import Encoder
@@ -50,13 +50,14 @@ class Made:
         return EncoderReference(self.source, self.plan["task"])
 
     def stored(self, bucket: int) -> PackageWeights:
-        return PackageWeights(self.folder / f"encoder_{bucket}.mlpackage", self.parts[f"encoder_{bucket}"])
+        package, part = self.folder / f"encoder_{bucket}.mlpackage", self.parts[f"encoder_{bucket}"]
+        return PackageWeights(package, part, self.plan["prefix"])
 
     def part(self, bucket: int, runner: type[gates.EncoderRunner] = gates.EncoderRunner) -> list[dict[str, Any]]:
         """The rows of a part's verdict."""
         part = self.parts[f"encoder_{bucket}"]
         made = runner(self.folder / f"{part.name}.mlmodelc", part, self.plan)
-        weights, output = checkpoint_weights(self.source), self.known[f"output_{bucket}"]
+        weights, output = checkpoint_weights(self.source, self.plan["prefix"]), self.known[f"output_{bucket}"]
         stored = self.stored(bucket)
         found = gates.encoder_parity(made, self.reference(), TOKENS, output, stored, weights)
         return measurement.compare(chain(weights_kept(stored, self.source, in_int8(part)), found))
@@ -77,20 +78,25 @@ def labelling(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return build(tmp_path_factory.mktemp("labels"), "modernbert", LABEL)
 
 
-@pytest.fixture(params=[LABEL, CLASSIFY, EMBED])
+OTHERS = [("bert", CLASSIFY), ("bert", EMBED), ("gemma3_text", EMBED), ("qwen3", EMBED), ("qwen3", RANK)]
+
+
+@pytest.fixture(params=[("modernbert", LABEL), *OTHERS], ids=" ".join)
 def made(request: pytest.FixtureRequest, labelling: Made, tmp_path: Path) -> Made:
-    return labelling if request.param == LABEL else build(tmp_path, "bert", request.param)
+    return labelling if request.param[1] == LABEL else build(tmp_path, *request.param)
 
 
 def build(folder: Path, model_type: str, task: str) -> Made:
     """A build in INT8, and what transformers makes of the checkpoint."""
     checkpoint = tiny_encoders.write_tiny(model_type, folder / "ck", task)
-    made = encoders.build(checkpoint, folder / "build", "int8", buckets=BUCKETS)
-    source, parts, plan = encoders.parts_of(checkpoint, folder / "again", buckets=BUCKETS)
-    weights = checkpoint_weights(source)
+    chosen = {"buckets": BUCKETS} | ({"answers": ["a", "b"]} if task == RANK else {})
+    made = encoders.build(checkpoint, folder / "build", "int8", **chosen)
+    source, parts, plan = encoders.parts_of(checkpoint, folder / "again", **chosen)
+    weights = checkpoint_weights(source, plan["prefix"])
     table, known = weights(plan["tables"]["embedding"]), {"tokens": torch.tensor(TOKENS)}
+    reference, head = EncoderReference(source, task), answer_rows(plan, weights)
     for bucket in BUCKETS:
-        outputs = EncoderReference(source, task).run(passages(TOKENS, bucket, task), lambda ids: table[ids], weights)
+        outputs = reference.run(passages(TOKENS, bucket, task), lambda ids: table[ids], weights, head)
         known[f"output_{bucket}"] = torch.cat(outputs)
     return Made(made, source, parts, plan, known)
 
@@ -103,6 +109,7 @@ def test_a_right_build_passes(made: Made) -> None:
     by_task = {
         LABEL: {"label_kl", "label_agreement", "span_agreement"} | mismatches,
         CLASSIFY: {"label_kl", "label_agreement"} | mismatches,
+        RANK: {"label_kl", "label_agreement"} | mismatches,
         EMBED: {"embedding_cosine"},
     }
     assert {row["name"] for row in rows} == expected | by_task[made.plan["task"]]

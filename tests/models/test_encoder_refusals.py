@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import encoders
 import pytest
 import tiny
 import yaml
 from typer.testing import CliRunner
 
 from shardmill import cli, config
-from shardmill.errors import ConfigError
+from shardmill.errors import ConfigError, ShardmillError
 
 from . import tiny_encoders
 from .tiny_families import tiny_config
@@ -55,6 +56,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "score"}, "label2id": {"score": 0}},
         "with 1 labels",
     ),
+    "a language model that classifies": (
+        "qwen3",
+        {"architectures": ["Qwen3ForSequenceClassification"]},
+        r"architectures: 'Qwen3ForSequenceClassification': programs have \*ForCausalLM, \*Model only",
+    ),
+    "a Gemma that writes text": (
+        "gemma3_text",
+        {"use_bidirectional_attention": False},
+        "use_bidirectional_attention is not true: a decoder; give `context`",
+    ),
+    "capped scores": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+    "capped logits": ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
     "more experts than there are": ("openai_privacy_filter", {"num_experts_per_tok": 49}, "num_experts_per_tok 49"),
 }
 
@@ -93,6 +106,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a bucket of nothing": ({"buckets": [0]}, "buckets.0: "),
     "a size in words": ({"buckets": "large"}, "buckets: "),
     "another pooling": ({"pooling": "max"}, "pooling: "),
+    "answers without quotes": ({"answers": [False, True]}, "answers.0: .*, is False; put the word in quotes"),
+    "one answer": ({"answers": ["yes"]}, "answers: give two different words or more"),
+    "an answer twice": ({"answers": ["yes", "yes"]}, "answers: give two different words or more"),
+    "an answer of nothing": ({"answers": ["yes", ""]}, "answers.1: "),
+    "answers and embeddings": ({"answers": ["no", "yes"], "pooling": "last"}, "pooling: a model with `answers`"),
 }
 
 
@@ -102,6 +120,51 @@ def test_a_config_is_refused_by_its_key(tmp_path: Path, name: str) -> None:
     source = write_config(tmp_path / "checkpoint", plain(tiny_encoders.tiny_config("bert")))
     with pytest.raises(ConfigError, match=message):
         config.parse(tiny_encoders.settings(source, **changes))
+
+
+def test_a_decoder_pools_and_ranks_nothing(tmp_path: Path) -> None:
+    source = write_config(tmp_path / "checkpoint", plain(tiny_config("qwen3")))
+    for key, value in (("pooling", "last"), ("answers", ["no", "yes"])):
+        with pytest.raises(ConfigError, match=f"{key}: a decoder has none"):
+            config.parse(tiny.settings(str(source), **{key: value}))
+
+
+UNREAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "another pooling than the checkpoint's": ("qwen3", {"pooling": "mean"}, "pooling: mean, but .* say last; leave it"),
+    "an answer of several tokens": (
+        "qwen3",
+        {"answers": ["n", "yes"]},
+        "answers: 'yes' is 2 tokens; each .* one token",
+    ),
+    "answers of a family that ranks nothing": (
+        "gemma3_text",
+        {"answers": ["n", "y"]},
+        "gemma3_text models rank nothing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_what_contradicts_the_checkpoint_is_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    """By `plan`, and by the step that a checkpoint from the hub meets first."""
+    model_type, changes, message = UNREAD[name]
+    checkpoint = tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint")
+    tiny_encoders.write_modules(checkpoint)
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(tiny_encoders.settings(checkpoint, **changes)))
+    said = CliRunner().invoke(cli.app, ["plan", str(tmp_path / "a.yaml")])
+    assert said.exit_code == 1 and re.search(message, said.output)
+    with pytest.raises(ShardmillError, match=message):
+        encoders.parts_of(checkpoint, tmp_path, **changes)
+
+
+def test_a_last_token_that_no_tokenizer_adds_is_refused(tmp_path: Path) -> None:
+    """A tokenizer without it would change every embedding a little, and nobody would see it."""
+    checkpoint = tiny_encoders.write_tiny("qwen3", tmp_path / "checkpoint")
+    tiny_encoders.write_modules(checkpoint)
+    file = checkpoint / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"post_processor": None}))
+    with pytest.raises(ShardmillError, match=r"tokenizer\.json: puts no token after a text"):
+        encoders.parts_of(checkpoint, tmp_path)
 
 
 def test_who_takes_the_one_for_the_other_is_told(tmp_path: Path) -> None:

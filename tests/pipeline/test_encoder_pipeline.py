@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import jsonschema
 import pytest
+import tiny
 import yaml
 from models import tiny_encoders
+from torch import nn
 
+from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
 from shardmill.pipeline.audit import audit
+from shardmill.pipeline.steps.manifest import subjects
+from shardmill.runtime.label import embed, load_reader
+from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-from .driver import stored_here
+from .driver import measure, stored_here
 from .project import ROOT, Project, steps_that
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
@@ -24,6 +31,8 @@ SETTINGS = {
     "parity": {"text": "text.txt", "positions": 16, "perplexity_positions": 100},
     "benchmark": {"text": "sentences.txt", "tasks": [], "repetitions": 1},
 }
+
+OPTIONAL = {"silu", "uses", "requires", "causal", "dense", "prompts", "default_prompt", "template", "instruction"}
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +61,7 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
     schema = json.loads((ROOT / "docs/encoder.schema.json").read_text())
     content = json.loads((finished.build / "model.json").read_text())
     jsonschema.validate(content, schema)
-    assert content.keys() | {"silu"} == schema["properties"].keys() == {*schema["required"], "silu"}
+    assert schema["properties"].keys() == {*schema["required"], *OPTIONAL} == content.keys() | OPTIONAL
 
 
 @pytest.mark.skipif(not is_portable(), reason="Core ML plans by itself, and nothing is predicted")
@@ -81,3 +90,34 @@ def test_the_report_says_what_a_user_of_labels_asks(finished: Project) -> None:
 
 def test_nothing_is_built_twice(finished: Project) -> None:
     assert "Nothing to be done" in finished.run("all").stdout
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3"])
+def test_what_follows_the_programs_is_in_the_manifest(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pooling, projections and prompts of an EmbeddingGemma; answers and the question of a Qwen3-Reranker."""
+    monkeypatch.chdir(tmp_path)
+    ranks = model_type == "qwen3"
+    checkpoint = tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint", "text-ranking" if ranks else "")
+    if not ranks:
+        tiny_encoders.write_modules(checkpoint, "mean", [nn.Linear(64, 96), nn.Linear(96, 8, bias=False)])
+    (tmp_path / "text.txt").write_text(tiny.sample_text())
+    answers = {"answers": ["n", "y"]} if ranks else {}
+    measure(tmp_path, {**SETTINGS, "buckets": [32], "benchmark": False, **answers})
+    build = tmp_path / "build/tiny"
+    content = read_manifest(build, COMPLETE)
+    jsonschema.validate(content, json.loads((ROOT / "docs/encoder.schema.json").read_text()))
+    if ranks:
+        assert (content["task"], content["labels"], content["pooling"]) == ("text-ranking", ["n", "y"], "last")
+        assert content["uses"] == ["causal"] and "<Query>: {query}" in content["template"] and content["instruction"]
+        return
+    files = {path for path, _ in subjects(content, build / "model.json")}
+    assert {"source/2_Dense/model.safetensors", "source/3_Dense/model.safetensors"} <= files
+    assert [entry["activation"] for entry in content["dense"]] == ["tanh", "identity"]
+    assert content["pooling"] == "mean" and content["prompts"] == tiny_encoders.PROMPTS and content["uses"] == ["dense"]
+    (row,) = embed(load_reader(build, "fp32"), [[1, 5, 2]])
+    assert row.shape == (8,)
+    (build / "source/3_Dense/model.safetensors").unlink()
+    with pytest.raises(ShardmillError, match="can't be read as a projection"):
+        load_reader(build, "fp32")

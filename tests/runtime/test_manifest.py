@@ -178,10 +178,12 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     part = {key: {} for key in PART} | {"kind": "experts", "functions": {"1": "a"}, "written": {"k_0": "k"}}
     parts = [part | {"name": "e"}]
     made = runtime_manifest(plan | {"parts": parts}, {"e": {"bundles": {}}}, {"form": "int8"})
-    assert made["uses"] == list(FEATURES)
+    assert made["uses"] == [name for name in FEATURES if name not in ("causal", "dense")]  # which encoders alone have
     encoder = dict.fromkeys(("task", "labels", "band", "reach", "pooling")) | {"buckets": [64]}
     made = runtime_manifest(plan | encoder | {"parts": []}, {}, {"form": "int8"})
     assert made["uses"] == ["int8-table"]
+    made = runtime_manifest(plan | encoder | {"parts": [], "causal": True}, {}, {}, dense=[{"path": "source/2_Dense"}])
+    assert made["uses"] == ["causal", "dense"] and made["causal"] is True
 
 
 def test_a_build_of_a_head_alone_has_nothing_to_run(tmp_path: Path) -> None:
@@ -267,6 +269,32 @@ def test_how_far_tokens_of_an_encoder_see_is_a_number_or_none(tmp_path: Path, di
     content = encoder_s(band=distance, reach=distance)
     write(tmp_path, content)
     assert read_manifest(tmp_path, ENCODER) == read_manifest(tmp_path, COMPLETE) == content
+
+
+RANKS = {"task": "text-ranking", "labels": ["no", "yes"], "pooling": "last", "template": "{query}", "instruction": "I"}
+FURTHER: dict[str, tuple[dict[str, Any], str]] = {
+    "causal": ({"causal": True}, "causal"),
+    "a ranker": (RANKS, ""),
+    "prompts": ({"prompts": {"query": "q: "}, "default_prompt": "query"}, "prompts"),
+    "a projection": ({"dense": [{"path": "source/2_Dense/model.safetensors", "activation": "tanh"}]}, "dense"),
+}
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_what_an_encoder_s_results_are_made_of_is_read(tmp_path: Path, name: str) -> None:
+    """Each key is optional, and refused by its name if its value is of another kind."""
+    changes, key = FURTHER[name]
+    content = encoder_s(band=None, reach=None, **changes)
+    write(tmp_path, content)
+    assert read_manifest(tmp_path, ENCODER) == read_manifest(tmp_path, COMPLETE) == content
+    if key:
+        write(tmp_path, content | {key: 5})
+        assert f"manifest of a built model: {key}" in refusal(tmp_path, lambda build: read_manifest(build, ENCODER))
+
+
+def test_a_projection_outside_the_build_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, encoder_s(band=None, reach=None, dense=[{"path": "../w.safetensors", "activation": "tanh"}]))
+    assert "no valid path" in refusal(tmp_path, lambda build: read_manifest(build, ENCODER))
 
 
 @pytest.mark.parametrize("key", ["band", "reach"])

@@ -20,7 +20,6 @@ from shardmill.gates.measurement import Measurement, compare
 from shardmill.gates.reference import carried_channels
 from shardmill.gates.weights import PackageWeights
 from shardmill.models import ENCODER, supported
-from shardmill.models.architecture import LABEL
 from shardmill.plan import Part
 from shardmill.witness import installed, part
 
@@ -64,7 +63,7 @@ def test_groups_of_experts_are_the_same(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", supported(ENCODER))
 def test_an_encoder_is_the_same(family: str, tmp_path: Path) -> None:
-    checkpoint = tiny_encoders.write_tiny(family, tmp_path / "checkpoint", LABEL)
+    checkpoint = tiny_encoders.write_tiny(family, tmp_path / "checkpoint")
     build = encoders.build(checkpoint, tmp_path / "build", "int8", buckets=[16])
     source, parts, plan = encoders.parts_of(checkpoint, tmp_path / "again", buckets=[16])
     states = {"tokens": torch.tensor(tiny_encoders.tiny_text(16))}

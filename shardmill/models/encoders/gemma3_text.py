@@ -15,6 +15,7 @@ from shardmill.models.encoder import HEAD, TEXT_TASKS, Names, encoder, task_of
 from shardmill.models.families.gemma2 import gains, options
 from shardmill.models.families.gemma3_text import READ
 
+HONOURED = ("use_bidirectional_attention", *(name for name in READ if name != "final_logit_softcapping"))
 AROUND = {"embedding": "model.embed_tokens.weight", "norm": "model.norm"}
 TABLES = {"full_attention": ROPE, "sliding_attention": LOCAL_ROPE}
 
@@ -44,7 +45,7 @@ def describe(config: Any, length: int) -> ModelDescription:
     return encoder(
         config,
         length,
-        (*READ, "use_bidirectional_attention"),
+        HONOURED,
         Names("model.layers.{i}.", {}, AROUND, ignored=(HEAD,)),
         graph,
         EncoderIO(final_norm=True),

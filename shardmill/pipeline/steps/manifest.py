@@ -57,11 +57,15 @@ def task(
             name: program | _bundles(program) | {COMPILER: compilers[name]}
             for name, program in _by_part(bundles, root).items()
         }
-        content = runtime_manifest(plan, programs, held, reshape)
+        hashes = {name: file["sha256"] for name, file in source["files"].items()}
+        dense = [
+            {"path": f"{SOURCE}/{one['file']}", "sha256": hashes[one["file"]], "activation": one["activation"]}
+            for one in plan.get("dense", ())
+        ]
+        content = runtime_manifest(plan, programs, held, reshape, dense)
         content |= {key: value for key, value in read_json(stack.path).items() if key == "margin"}
         # Compiled bundles last as long as their operating system; on a newer one the packages are compiled again.
         content["packages"] = _by_part(packages, root)
-        hashes = {name: file["sha256"] for name, file in source["files"].items()}
         content["tokenizer"] = {"path": f"{SOURCE}/{TOKENIZER}", "sha256": hashes[TOKENIZER]}
         # What chat and serve read beside it: the template, the special tokens, how to generate.
         others = sorted(set(text_files(hashes)) - {TOKENIZER})

@@ -120,7 +120,9 @@ def measurements(
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return plan entries that decide, beside the part, the host's arrays and the use of an encoder's outputs."""
     shared = ("rope", "window", "window_slots")
-    return {key: plan[key] for key in (*shared, *(("band", "task", "labels") if plan["buckets"] else ()))}
+    own = ("band", "causal", "task", "labels") if plan["buckets"] else ()
+    scale = {"embedding_scale": plan["architecture"]["embedding_scale"]} if plan["buckets"] else {}
+    return {key: plan[key] for key in (*shared, *own)} | scale
 
 
 def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:

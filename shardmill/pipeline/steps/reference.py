@@ -59,6 +59,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
 
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
     params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
+    params |= {key: plan[key] for key in ("task", "buckets", "head", "answers") if plan["buckets"] and key in plan}
     return Task(work, Action("reference", inputs, params, **tools))
 
 
@@ -101,12 +102,12 @@ def _outputs(
     """Return the outputs of transformers for the tokens' passages, for each bucket."""
     import torch
 
-    from shardmill.gates.reference import EncoderReference, passages
+    from shardmill.gates.reference import EncoderReference, answer_rows, passages
 
     model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
-    found = {}
+    found, head = {}, answer_rows(plan, weights)
     for bucket in plan["buckets"]:
-        outputs = model.run(passages(tokens, bucket, plan["task"]), lambda ids: table[ids], weights)
+        outputs = model.run(passages(tokens, bucket, plan["task"]), lambda ids: table[ids], weights, head)
         found[f"output_{bucket}"] = torch.cat(outputs).contiguous()
     return found
 

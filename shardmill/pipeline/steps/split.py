@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
-from shardmill.models.architecture import PREFIX, ModelDescription
+from shardmill.models.architecture import EMBED, PREFIX, RANK, ModelDescription, blocks
+from shardmill.models.encoder import with_answers
 from shardmill.models.interface import GRAPH, NATIVE, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
@@ -27,6 +29,7 @@ DECIDING = (
     "context",
     "buckets",
     "pooling",
+    "answers",
     "topology",
     "experts",
     "tokens",
@@ -78,6 +81,8 @@ def split(
     model = topology.as_configured(
         settings, model_description(family(hf.model_type, settings.kind), hf, settings.length)
     )
+    if settings.answers:
+        model = with_answers(model, settings.answers, answer_tokens(source, settings.answers))
     architecture = model.architecture
     try:
         settings = topology.resolve_topology(settings, architecture)
@@ -91,7 +96,7 @@ def split(
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     drafts = plan.draft_parts(settings, model, tensors)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
-    copy = {HEAD: tensors[HEAD]} if HEAD in model.ignored and HEAD in tensors else {}
+    copy = {HEAD: tensors[HEAD]} if architecture.tied and HEAD in model.ignored and HEAD in tensors else {}
     scan = scan_checkpoint(source, wanted | copy, hashes, threads)
     if copy:
         check_tied(scan.tensors, HEAD, model.prefix + EMBEDDING)
@@ -103,7 +108,52 @@ def split(
         "passes": [asdict(one) for one in topology.pass_traffic(settings, architecture)],
         "lengths": [asdict(one) for one in topology.traffic_lengths(settings, architecture)],
     }
-    return parts, plan.plan_json(settings, model, parts) | host | derived
+    return parts, plan.plan_json(settings, model, parts) | host | derived | read_out(settings, model, source)
+
+
+def read_out(settings: Config, model: ModelDescription, source: Path) -> dict[str, Any]:
+    """Return how an encoder's rows become one result for a text, as plan.json has it; nothing for a decoder.
+
+    Args:
+        settings: the config.
+        model: the model.
+        source: the checkpoint's folder.
+
+    Raises:
+        CheckpointError: if the host can't compute what the checkpoint's modules say.
+        ConfigError: if the config contradicts the modules.
+    """
+    from shardmill.checkpoint.modules import Modules, read_modules
+
+    a = model.architecture
+    if a.ends is None:
+        return {}
+    embeds = a.task == EMBED
+    found = read_modules(source, a.graph.hidden) if embeds else Modules()
+    if found.pooling and settings.pooling not in (None, found.pooling):
+        raise ConfigError(
+            f"pooling: {settings.pooling}, but the checkpoint's modules say {found.pooling}; leave it out"
+        )
+    pooling = settings.pooling or found.pooling or ("last" if a.task == RANK else "mean")
+    file = source / "tokenizer.json"
+    if embeds and pooling == "last" and file.is_file() and not read_tokenizer(file).encode("a").special_tokens_mask[-1]:
+        raise CheckpointError(f"{file}: puts no token after a text, whose row `pooling: last` takes; fetch another one")
+    dense = [{"file": one.file, "activation": one.activation} for one in found.dense]
+    said = {"pooling": pooling, "dense": dense, "prompts": dict(found.prompts), "default_prompt": found.prompt}
+    if a.task != RANK:
+        return said
+    rows = blocks(model.sources["classifier.weight"])[: len(a.labels)]
+    return said | {"head": rows[0].tensor, "answers": [row.rows[0] for row in rows if row.rows]}
+
+
+def answer_tokens(source: Path, answers: Sequence[str]) -> list[int]:
+    """Return the token of each answer. Raises ConfigError if an answer is several tokens."""
+    tokenizer = read_tokenizer(source / "tokenizer.json")
+    found = [tokenizer.encode(answer, add_special_tokens=False).ids for answer in answers]
+    for answer, ids in zip(answers, found, strict=True):
+        if len(ids) != 1:
+            raise ConfigError(f"answers: {answer!r} is {len(ids)} tokens; each answer must be one token")
+    return [ids[0] for ids in found]
 
 
 def prefix_of(tensors: Iterable[str], usual: str) -> str:

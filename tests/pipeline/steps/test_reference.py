@@ -141,3 +141,17 @@ def test_a_text_that_is_not_utf8_is_named(built: tiny.Build, tmp_path: Path) -> 
     (tmp_path / "text.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match=f"^{tmp_path}/text.txt: not UTF-8 text$"):
         reference.encode(built.source, tmp_path / "text.txt")
+
+
+def test_buckets_and_answers_of_an_encoder_decide_the_result(tmp_path: Path) -> None:
+    """The same checkpoint is compared on other passages, or with other rows of its LM head."""
+    (tmp_path / "text.txt").write_text("text")
+    plan = {"source": "0", "context": 64, "buckets": [64], "task": "text-ranking", "head": "lm_head", "answers": [5, 7]}
+    keys = set()
+    for changes in ({}, {"buckets": [16, 64]}, {"answers": [7, 5]}, {"head": "embedding"}, {"task": "labels"}):
+        write_json(tmp_path / "plan.json", plan | changes)
+        file = tmp_path / "plan.json", tmp_path / "source.receipt.json", tmp_path / "text.txt"
+        task = reference.task(*file, POSITIONS, {"code": "", "packages": {}})
+        assert task.action is not None
+        keys.add(task.action.key)
+    assert len(keys) == 5
