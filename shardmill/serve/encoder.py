@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
+from uuid import uuid4
 
 import numpy as np
 from fastapi import FastAPI
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from shardmill.errors import EngineGoneError, ShardmillError
-from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, redacted
+from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, rank, redacted
 from shardmill.serve.answer import while_connected
 from shardmill.serve.app import add_error_shape, add_pages, check_model_name, json_response
 from shardmill.serve.http import AdmissionMiddleware
@@ -130,6 +131,25 @@ class EmbeddingRequest(Strict):
     model: str
     input: Text | Annotated[list[Text] | Tokens | list[Tokens], Field(min_length=1, max_length=MOST_TEXTS)]
     encoding_format: Literal["float", "base64"] = "float"
+    prompt_name: str | None = None
+    user: str | None = None
+
+
+class Document(Strict):
+    """A document as an object."""
+
+    text: Text
+
+
+class RerankRequest(Strict):
+    """The body of `POST /v1/rerank`, in the form of Jina, Cohere and vLLM, with the instruction that a model reads."""
+
+    model: str
+    query: Text
+    documents: Annotated[list[Text | Document], Field(min_length=1, max_length=MOST_TEXTS)]
+    top_n: Annotated[int, Field(ge=0)] | None = None
+    return_documents: bool = True
+    instruction: Text | None = None
     user: str | None = None
 
 
@@ -143,8 +163,7 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
     @app.post("/v1/label", response_model=None)
     async def label_texts(body: LabelRequest, request: Request) -> Response:
         check_model_name(body.model, name)
-        if reader.embeds:
-            raise invalid(f"{name} embeds texts: ask /v1/embeddings", "model")
+        _check_address(reader, name, "/v1/label")
         if body.redact and reader.classifies:
             raise invalid(f"{name} labels whole texts and finds no spans in them: leave out redact", "redact")
         texts = [body.input] if isinstance(body.input, str) else body.input
@@ -155,9 +174,9 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         check_model_name(body.model, name)
-        if not reader.embeds:
-            raise invalid(f"{name} labels texts: ask /v1/label", "model")
-        work = _answered(desk, partial(_embedded, reader), _inputs(body.input))
+        _check_address(reader, name, "/v1/embeddings")
+        given = _prompted(reader, _inputs(body.input), body.prompt_name)
+        work = _answered(desk, partial(_embedded, reader), given)
         found = await while_connected(request.receive, work)
         rows = [
             {"object": "embedding", "index": i, "embedding": _spelled(row, body.encoding_format)}
@@ -165,7 +184,46 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
         ]
         return json_response(_listed(name, rows, [{"tokens": count} for _, count in found]))
 
+    @app.post("/v1/rerank", response_model=None)
+    async def rerank(body: RerankRequest, request: Request) -> Response:
+        check_model_name(body.model, name)
+        _check_address(reader, name, "/v1/rerank")
+        texts = [one if isinstance(one, str) else one.text for one in body.documents]
+        work = _answered(desk, partial(_ranked, reader, body.query, body.instruction), texts)
+        found = await while_connected(request.receive, work)
+        best = sorted(range(len(found)), key=lambda i: -found[i][0])[: body.top_n or len(found)]
+        results = [
+            {"index": i, "relevance_score": found[i][0]}
+            | ({"document": {"text": texts[i]}} if body.return_documents else {})
+            for i in best
+        ]
+        tokens = sum(count for _, count in found)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return json_response({"id": f"rerank-{uuid4().hex}", "model": name, "results": results, "usage": usage})
+
     return AdmissionMiddleware(app, settings, metrics)
+
+
+def _check_address(reader: Reader, name: str, address: str) -> None:
+    """Raise ApiError if the model answers at another address."""
+    own, does = ("/v1/label", "labels texts")
+    if reader.embeds:
+        own, does = ("/v1/embeddings", "embeds texts")
+    elif reader.ranks:
+        own, does = ("/v1/rerank", "ranks documents")
+    if address != own:
+        raise invalid(f"{name} {does}: ask {own}", "model")
+
+
+def _prompted(reader: Reader, given: Sequence[Any], name: str | None) -> Sequence[Any]:
+    """Return the inputs with a prompt before each text: the named one, or the checkpoint's default; tokens stay."""
+    chosen = name or reader.encoder.manifest.get("default_prompt")
+    if chosen is None:
+        return given
+    if chosen not in reader.prompts:
+        has = ", ".join(reader.prompts) or "none"
+        raise invalid(f"prompt_name: the model has no prompt {chosen!r}; it has {has}", "prompt_name")
+    return [reader.prompts[chosen] + text if isinstance(text, str) else text for text in given]
 
 
 def _inputs(given: Any) -> Sequence[Any]:
@@ -206,6 +264,12 @@ def _embedded(reader: Reader, texts: Sequence[str | Sequence[int]]) -> list[tupl
         raise invalid(f"input: the model has {vocab} tokens", "input")
     with _refused():
         return list(zip(embed(reader, tokens), map(len, tokens), strict=True))
+
+
+def _ranked(reader: Reader, query: str, instruction: str | None, texts: Sequence[str]) -> list[tuple[float, int]]:
+    """Return how well documents meet a query, each score with the number of tokens that were read."""
+    with _refused():
+        return [(one.score, one.tokens) for one in rank(reader, query, texts, instruction)]
 
 
 @contextmanager

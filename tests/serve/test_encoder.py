@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +20,7 @@ import openai
 import pytest
 import torch
 from models import tiny_encoders
+from torch import nn
 
 from shardmill.machine import is_portable
 from shardmill.runtime import label as reading
@@ -107,6 +108,132 @@ def test_openais_client_gets_transformers_embeddings(embedder: tuple[Reader, Pat
     assert answer.usage.prompt_tokens == sum(len(tokenizer(text).input_ids) for text in TEXTS)
 
 
+@pytest.fixture(scope="module")
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Path, Sequence[nn.Linear]]:
+    """A tiny EmbeddingGemma: the mean of its rows goes through two projections."""
+    folder = tmp_path_factory.mktemp("gemma")
+    checkpoint = tiny_encoders.write_tiny("gemma3_text", folder / "ck")
+    torch.manual_seed(0)
+    dense = tiny_encoders.write_modules(
+        checkpoint, "mean", [nn.Linear(64, 96), nn.Linear(96, 64, bias=False)], default_prompt_name="document"
+    )
+    return reading.load_reader(encoders.build(checkpoint, folder / "build", buckets=[64]), "fp32"), checkpoint, dense
+
+
+@pytest.mark.parametrize("name", ["query", None])
+def test_prompts_and_projections_are_the_checkpoints(
+    gemma: tuple[Reader, Path, Sequence[nn.Linear]], name: str | None
+) -> None:
+    """A request that names no prompt gets the checkpoint's default."""
+    from transformers import AutoModel, AutoTokenizer
+
+    reader, checkpoint, (first, second) = gemma
+    model = AutoModel.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    with running(reader) as server:
+        extra = {"extra_body": {"prompt_name": name}} if name else {}
+        answer = server.client().embeddings.create(model="tiny", input=TEXTS[1:], encoding_format="float", **extra)
+    for text, row in zip(TEXTS[1:], answer.data, strict=True):
+        ids = tokenizer(tiny_encoders.PROMPTS[name or "document"] + text, return_tensors="pt")
+        with torch.no_grad():
+            found = second(torch.tanh(first(model(**ids).last_hidden_state[0].mean(0))))
+        expected = (found / found.norm()).numpy()
+        assert np.abs(np.asarray(row.embedding) - expected).max() < 1e-3  # gains of 1 + weight are rounded to fp16
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Path]:
+    """A tiny Qwen3-Reranker, which answers "n" or "y"."""
+    folder = tmp_path_factory.mktemp("ranks")
+    checkpoint = tiny_encoders.write_tiny("qwen3", folder / "ck", "text-ranking", max_position_embeddings=512)
+    build = encoders.build(checkpoint, folder / "build", buckets=[512], answers=["n", "y"])
+    return reading.load_reader(build, "fp32"), checkpoint
+
+
+DOCUMENTS: list[Any] = ["Bern is in Switzerland.", {"text": "Beijing."}, "x", "A llama has soft feet."]
+QUESTION = (  # as the model card of Qwen/Qwen3-Reranker-0.6B asks it
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: %s\n<Query>: %s\n<Document>: %s<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+@pytest.mark.parametrize("instruction", [None, "Find capitals"])
+def test_scores_are_transformers_probabilities_of_the_last_answer(
+    ranker: tuple[Reader, Path], instruction: str | None
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    reader, checkpoint = ranker
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    answers, scores, count = tokenizer.convert_tokens_to_ids(["n", "y"]), [], 0
+    for one in DOCUMENTS:
+        text = one if isinstance(one, str) else one["text"]
+        task = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+        ids = tokenizer(QUESTION % (task, "capital", text), add_special_tokens=False, return_tensors="pt").input_ids
+        with torch.no_grad():
+            scores.append(float(model(input_ids=ids).logits[0, -1, answers].softmax(0)[1]))
+        count += ids.shape[1]
+    body = {"model": "tiny", "query": "capital", "documents": DOCUMENTS}
+    with running(reader) as server:
+        status, answer = server.post(body | ({"instruction": instruction} if instruction else {}), "/v1/rerank")
+        _, best = server.post(body | {"top_n": 1, "return_documents": False}, "/v1/rerank")
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    assert status == 200 and [row["index"] for row in answer["results"]] == order
+    within = 1e-5 if is_portable() else 1e-2
+    assert [row["relevance_score"] for row in answer["results"]] == pytest.approx(
+        [scores[i] for i in order], abs=within
+    )
+    assert answer["results"][order.index(1)]["document"] == {"text": "Beijing."}
+    assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count} and answer["id"].startswith("rerank-")
+    assert (
+        answer["model"] == "tiny"
+        and len(best["results"]) == 1
+        and best["results"][0].keys()
+        == {
+            "index",
+            "relevance_score",
+        }
+    )
+
+
+UNRANKED = {
+    "embeddings of a ranker": ("/v1/embeddings", {"model": "tiny", "input": "x"}, "ranks documents: ask /v1/rerank"),
+    "no document": ("/v1/rerank", {"model": "tiny", "query": "q", "documents": []}, "documents"),
+    "no query": ("/v1/rerank", {"model": "tiny", "documents": ["x"]}, "query"),
+    "an unknown field": (
+        "/v1/rerank",
+        {"model": "tiny", "query": "q", "documents": ["x"], "max_tokens_per_doc": 5},
+        "'max_tokens_per_doc' is not supported",
+    ),
+    "too long a document": (
+        "/v1/rerank",
+        {"model": "tiny", "query": "q", "documents": ["x", "word " * 400]},
+        "query and document have",
+    ),
+    "half a pair": ("/v1/rerank", {"model": "tiny", "query": "q", "documents": ["\ud800"]}, "unicode string"),
+}
+
+
+@pytest.mark.parametrize("name", UNRANKED)
+def test_what_can_not_be_ranked_is_refused_in_one_line(ranker: tuple[Reader, Path], name: str) -> None:
+    path, body, message = UNRANKED[name]
+    with running(ranker[0]) as server:
+        got, content = server.post(body, path)
+    assert got == 400 and message in content["error"]["message"] and "\n" not in content["error"]["message"]
+
+
+def test_a_prompt_that_a_model_lacks_is_refused(
+    gemma: tuple[Reader, Path, Sequence[nn.Linear]], embedder: tuple[Reader, Path]
+) -> None:
+    for reader, has in ((gemma[0], "document, query"), (embedder[0], "none")):
+        with running(reader) as server:
+            body = {"model": "tiny", "input": "x", "prompt_name": "passage"}
+            got, content = server.post(body, "/v1/embeddings")
+        assert got == 400 and content["error"]["message"].endswith(f"no prompt 'passage'; it has {has}")
+
+
 def test_requests_are_counted_by_their_address(labeller: Reader, embedder: tuple[Reader, Path]) -> None:
     for reader, path in ((labeller, "/v1/label"), (embedder[0], "/v1/embeddings")):
         with running(reader) as server:
@@ -120,6 +247,7 @@ REFUSED = {
     "no text": ("/v1/label", {"model": "tiny"}, 400, "input"),
     "an unknown field": ("/v1/label", {"model": "tiny", "input": "x", "stride": 3}, 400, "'stride' is not supported"),
     "half a pair": ("/v1/label", {"model": "tiny", "input": "\ud800"}, 400, "surrogate"),
+    "ranks of a labeller": ("/v1/rerank", {"model": "tiny", "query": "q", "documents": ["x"]}, 400, "ask /v1/label"),
     "a chat": ("/v1/chat/completions", {"model": "tiny", "messages": []}, 404, "there is no"),
 }
 
