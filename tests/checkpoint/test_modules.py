@@ -19,7 +19,7 @@ from shardmill.files import write_json
 
 def written(folder: Path, pooling: str = "mean") -> Path:
     """A folder with pooling, two projections and prompts."""
-    tiny_encoders.write_modules(folder, pooling, [nn.Linear(64, 96), nn.Linear(96, 8, bias=False)])
+    tiny_encoders.write_modules(folder, pooling, [nn.Linear(96, 64), nn.Linear(64, 8, bias=False)])
     return folder
 
 
@@ -30,22 +30,22 @@ def change(file: Path, **changes: Any) -> None:
 
 
 def test_a_checkpoint_without_modules_says_nothing(tmp_path: Path) -> None:
-    assert read_modules(tmp_path, 64) == Modules()
+    assert read_modules(tmp_path, 96) == Modules()
 
 
 def test_modules_are_read_in_order(tmp_path: Path) -> None:
-    found = read_modules(written(tmp_path), 64)
-    dense = Dense("2_Dense/model.safetensors", "tanh", 96), Dense("3_Dense/model.safetensors", "identity", 8)
+    found = read_modules(written(tmp_path), 96)
+    dense = Dense("2_Dense/model.safetensors", "tanh", 64), Dense("3_Dense/model.safetensors", "identity", 8)
     assert found == Modules("mean", dense, tiny_encoders.PROMPTS, None)
     change(tmp_path / "config_sentence_transformers.json", default_prompt_name="query")
-    assert read_modules(tmp_path, 64).prompt == "query"
+    assert read_modules(tmp_path, 96).prompt == "query"
 
 
 @pytest.mark.parametrize(("name", "own"), [("mean", "mean"), ("cls", "cls"), ("lasttoken", "last")])
 def test_both_spellings_of_a_pooling_are_read(tmp_path: Path, name: str, own: str) -> None:
-    assert read_modules(written(tmp_path, name), 64).pooling == own
-    write_json(tmp_path / "1_Pooling/config.json", {"embedding_dimension": 64, "pooling_mode": name})
-    assert read_modules(tmp_path, 64).pooling == own
+    assert read_modules(written(tmp_path, name), 96).pooling == own
+    write_json(tmp_path / "1_Pooling/config.json", {"embedding_dimension": 96, "pooling_mode": name})
+    assert read_modules(tmp_path, 96).pooling == own
 
 
 POOLING, FIRST, PROMPTS = "1_Pooling/config.json", "2_Dense/config.json", "config_sentence_transformers.json"
@@ -68,7 +68,7 @@ def test_what_no_host_computes_is_refused_by_its_file(tmp_path: Path, name: str)
     file, changes, message = REFUSED[name]
     change(written(tmp_path) / file, **changes)
     with pytest.raises(CheckpointError, match=re.escape(message)):
-        read_modules(tmp_path, 64)
+        read_modules(tmp_path, 96)
 
 
 @pytest.mark.parametrize("kinds", [["Transformer"], ["Transformer", "Pooling", "Normalize", "Dense"], ["Router"]])
@@ -76,21 +76,21 @@ def test_other_chains_are_refused(tmp_path: Path, kinds: list[str]) -> None:
     listed = [{"path": "", "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
     write_json(written(tmp_path) / "modules.json", listed)
     with pytest.raises(CheckpointError, match=f"names {', '.join(kinds)}; an embedding is made by"):
-        read_modules(tmp_path, 64)
+        read_modules(tmp_path, 96)
 
 
 @pytest.mark.parametrize("damage", ["{", "5", "[5]", '[{"path": "../..", "type": "a.Transformer"}]'])
 def test_a_damaged_list_is_refused_in_one_line(tmp_path: Path, damage: str) -> None:
     (tmp_path / "modules.json").write_text(damage)
     with pytest.raises(CheckpointError, match=r"modules\.json") as refused:
-        read_modules(tmp_path, 64)
+        read_modules(tmp_path, 96)
     assert "\n" not in str(refused.value)
 
 
 def test_a_projection_in_a_pickle_is_refused(tmp_path: Path) -> None:
     (written(tmp_path) / "2_Dense/model.safetensors").rename(tmp_path / "2_Dense/pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"2_Dense/model\.safetensors: missing"):
-        read_modules(tmp_path, 64)
+        read_modules(tmp_path, 96)
 
 
 def test_modules_are_fetched_with_their_model(tmp_path: Path) -> None:
@@ -106,4 +106,4 @@ def test_modules_are_fetched_with_their_model(tmp_path: Path) -> None:
         *(f"{n}_Dense/{f}" for n in (2, 3) for f in ("config.json", "model.safetensors")),
     }
     assert {name for name in files if "/" in name} == modules
-    assert read_modules(kept, 64) == read_modules(checkpoint, 64)
+    assert read_modules(kept, 96) == read_modules(checkpoint, 96)

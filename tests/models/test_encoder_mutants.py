@@ -74,8 +74,7 @@ def ends(model: ModelDescription, change: Callable[[EncoderIO], EncoderIO]) -> M
 def unscaled(model: ModelDescription) -> ModelDescription:
     """The model with an embedding table in the scale of the model itself."""
     (table,) = blocks(model.sources["embedding"])
-    assert table.times == 1.0  # the root of 64 channels, times an eighth
-    return replace(model, sources={**model.sources, "embedding": replace(table, times=8.0)})
+    return replace(model, sources={**model.sources, "embedding": replace(table, times=8 * table.times)})
 
 
 def gained(model: ModelDescription, role: str) -> ModelDescription:

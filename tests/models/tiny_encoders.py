@@ -52,7 +52,7 @@ TINY: dict[str, dict[str, Any]] = {
     | {"use_sliding_window": True, "sliding_window": 8}
     | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
     "gemma3_text": BASE
-    | {"num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-3, "query_pre_attn_scalar": 24}
+    | {"hidden_size": 96, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-3, "query_pre_attn_scalar": 24}
     | {"use_bidirectional_attention": True, "sliding_window": 9}
     | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
 }
@@ -208,8 +208,9 @@ def write_modules(
     )
     named = {"mean": "mean_tokens", "cls": "cls_token", "lasttoken": "lasttoken"}
     modes = {f"pooling_mode_{name}": pooling == mode for mode, name in named.items()}
+    width = dense[0].in_features if dense else BASE["hidden_size"]
     (folder / "1_Pooling").mkdir()
-    write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": 64, **modes, "include_prompt": True})
+    write_json(folder / "1_Pooling/config.json", {"word_embedding_dimension": width, **modes, "include_prompt": True})
     for place, layer in enumerate(dense, 2):
         own = folder / f"{place}_Dense"
         own.mkdir()

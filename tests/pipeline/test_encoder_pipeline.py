@@ -101,7 +101,7 @@ def test_what_follows_the_programs_is_in_the_manifest(
     ranks = model_type == "qwen3"
     checkpoint = tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint", "text-ranking" if ranks else "")
     if not ranks:
-        tiny_encoders.write_modules(checkpoint, "mean", [nn.Linear(64, 96), nn.Linear(96, 8, bias=False)])
+        tiny_encoders.write_modules(checkpoint, "mean", [nn.Linear(96, 64), nn.Linear(64, 8, bias=False)])
     (tmp_path / "text.txt").write_text(tiny.sample_text())
     answers = {"answers": ["n", "y"]} if ranks else {}
     measure(tmp_path, {**SETTINGS, "buckets": [32], "benchmark": False, **answers})

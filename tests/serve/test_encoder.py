@@ -115,7 +115,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Path, Seque
     checkpoint = tiny_encoders.write_tiny("gemma3_text", folder / "ck")
     torch.manual_seed(0)
     dense = tiny_encoders.write_modules(
-        checkpoint, "mean", [nn.Linear(64, 96), nn.Linear(96, 64, bias=False)], default_prompt_name="document"
+        checkpoint, "mean", [nn.Linear(96, 64), nn.Linear(64, 48, bias=False)], default_prompt_name="document"
     )
     return reading.load_reader(encoders.build(checkpoint, folder / "build", buckets=[64]), "fp32"), checkpoint, dense
 
