@@ -152,14 +152,21 @@ def test_the_card_passes_the_hub_client_s_own_validation(build: Path, hub: Store
         assert words in card.text, words
 
 
-def test_the_card_of_an_encoder_says_how_to_label(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("task", "command"),
+    [("token-classification", "label"), ("text-ranking", "serve"), ("feature-extraction", "serve")],
+)
+def test_the_card_of_an_encoder_says_how_to_use_it(
+    build: Path, monkeypatch: pytest.MonkeyPatch, task: str, command: str
+) -> None:
     model = read_json(build / "model.json")
     model["parts"][0]["kind"] = "encoder"
-    monkeypatch.setattr("shardmill.release.publish.read_manifest", lambda *_: model | {"labels": ["O"]})
+    added = {"task": task, "labels": [] if task == "feature-extraction" else ["O"]}
+    monkeypatch.setattr("shardmill.release.publish.read_manifest", lambda *_: model | added)
     prepare_upload(build, WISH)
     card = ModelCard.load(build / "README.md")
-    assert card.data.pipeline_tag == "token-classification"
-    assert "shardmill label hf:" in card.text and "shardmill generate" not in card.text
+    assert card.data.pipeline_tag == task
+    assert f"shardmill {command} hf:" in card.text and "shardmill generate" not in card.text
 
 
 def test_a_card_names_the_base_model(build: Path, hub: StoreHub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""model_type gemma3_text as an encoder: EmbeddingGemma, a Gemma 3 whose tokens see later tokens too.
+"""model_type gemma3_text: EmbeddingGemma, a Gemma 3 whose tokens see later tokens too.
 
 Source of the arithmetic: transformers, models/gemma3/modeling_gemma3.py. The projections that follow the pooling are
 modules of sentence-transformers, which the host computes.

@@ -1,4 +1,4 @@
-"""model_type qwen3 as an encoder: Qwen3-Embedding and Qwen3-Reranker, whose tokens see no later token.
+"""model_type qwen3: Qwen3-Embedding and Qwen3-Reranker, whose tokens see no later token.
 
 Source of the arithmetic: transformers, models/qwen3/modeling_qwen3.py. An embedding is the last token's hidden state. A
 reranker is asked whether a document meets a query and answers with its next token, "yes" or "no"; the question is
