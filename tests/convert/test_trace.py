@@ -181,8 +181,9 @@ def test_what_is_solved_at_sight_is_what_sympy_finds() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_stamped_encoder_of_two_kinds_is_plain_coremltools(tmp_path: Path) -> None:
-    source, parts, _ = encoders.parts_of(tiny_encoders.write_tiny("modernbert", tmp_path / "checkpoint"), tmp_path)
+@pytest.mark.parametrize("model_type", ["modernbert", pytest.param("gemma3_text", marks=pytest.mark.slow)])
+def test_a_stamped_encoder_of_two_kinds_is_plain_coremltools(model_type: str, tmp_path: Path) -> None:
+    source, parts, _ = encoders.parts_of(tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint"), tmp_path)
     part = next(part for part in parts.values() if part.kind == "encoder")
     assert len(set(part.kinds)) == 2
     oracle.convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")

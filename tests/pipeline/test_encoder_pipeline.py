@@ -20,7 +20,7 @@ from shardmill.pipeline.steps.manifest import subjects
 from shardmill.runtime.label import embed, load_reader
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-from .driver import measure, stored_here
+from .driver import run, stored_here
 from .project import ROOT, Project, steps_that
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
@@ -104,13 +104,14 @@ def test_what_follows_the_programs_is_in_the_manifest(
         tiny_encoders.write_modules(checkpoint, "mean", [nn.Linear(96, 64), nn.Linear(64, 8, bias=False)])
     (tmp_path / "text.txt").write_text(tiny.sample_text())
     answers = {"answers": ["n", "y"]} if ranks else {}
-    measure(tmp_path, {**SETTINGS, "buckets": [32], "benchmark": False, **answers})
+    run(tmp_path, {**SETTINGS, "buckets": [32], "benchmark": False, **answers}, leave_out=("provenance",))
     build = tmp_path / "build/tiny"
-    content = read_manifest(build, COMPLETE)
+    content, page = read_manifest(build, COMPLETE), (build / "report.html").read_text()
     jsonschema.validate(content, json.loads((ROOT / "docs/encoder.schema.json").read_text()))
     if ranks:
         assert (content["task"], content["labels"], content["pooling"]) == ("text-ranking", ["n", "y"], "last")
         assert content["uses"] == ["causal"] and "<Query>: {query}" in content["template"] and content["instruction"]
+        assert "gives documents the probability of y" in page and "longer texts are refused" in page
         return
     files = {path for path, _ in subjects(content, build / "model.json")}
     assert {"source/2_Dense/model.safetensors", "source/3_Dense/model.safetensors"} <= files
