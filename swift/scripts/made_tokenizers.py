@@ -418,13 +418,15 @@ def nasty_texts(count: int, seed: int = 7) -> Iterator[str]:
 
 
 def cases(texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield each kind's file, and the ids of texts and the texts of ids."""
+    """Yield each kind's file, the ids of texts, their places in characters, and the texts of ids."""
     for name in KINDS:
         file = json.dumps(made(name, merges=60), ensure_ascii=False)
         tokenizer = Tokenizer.from_str(file)
-        ids = [tokenizer.encode(text).ids for text in texts]
+        encoded = [tokenizer.encode(text) for text in texts]
+        ids = [one.ids for one in encoded]
+        places = [[list(place) for place in one.offsets] for one in encoded]
         decoded = [tokenizer.decode(one, skip_special_tokens=False) for one in ids]
-        yield {"name": name, "file": file, "texts": list(texts), "ids": ids, "decoded": decoded}
+        yield {"name": name, "file": file, "texts": list(texts), "ids": ids, "places": places, "decoded": decoded}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ from shardmill.decode.drafters import create_drafter
 from shardmill.decode.sampler import Sampler, Sampling
 from shardmill.decode.session import Session
 from shardmill.decode.text import TextStream
-from shardmill.models.host import KVLayout
+from shardmill.models.host import KVLayout, packed_texts
+from shardmill.runtime.label import text_windows
+from shardmill.runtime.spans import TRANSITIONS, Span, bioes_spans, grouped_spans, likeliest
 from shardmill.serve.chat_format import TEXTS, Around, ChatFormat
 
 VECTORS = Path(__file__).parents[1] / "Tests" / "Vectors"
@@ -101,6 +103,44 @@ def samplers() -> Iterator[dict[str, Any]]:
                 "margin": _finite(sampler.margin(rows[0])),
                 "tokens": [sampler.next(row) for row in rows],
             }
+
+
+WIDE = 151_936
+
+
+def wide_row(place: int) -> Any:
+    """Return made logits [WIDE]: each further unit has about half as many tokens, and many are equal."""
+    hashed = (np.arange(WIDE, dtype=np.uint64) * 2654435761 + place * 40503 + 123_456_789) % 2**32
+    zeros = 31 - np.floor(np.log2(np.maximum(hashed, 1)))
+    return (zeros + (hashed % 8) / 8).astype(np.float32)
+
+
+def wide() -> Iterator[dict[str, Any]]:
+    """Yield settings, and the tokens that are drawn from the made logits of a large vocabulary.
+
+    Filters keep a few tokens of it, or most of it.
+    """
+    for values in (
+        {"temperature": 0.5, "top_p": 0.9, "seed": 1},
+        {"temperature": 0.8, "top_p": 0.5, "seed": 2},
+        {"temperature": 1.0, "top_p": 0.9, "seed": 3},
+        {"temperature": 5.0, "top_p": 0.9, "seed": 4},
+        {"temperature": 1.2, "top_k": 40, "top_p": 0.9, "seed": 5},
+        {"temperature": 1.5, "top_k": 3, "seed": 6},
+        {"temperature": 1.0, "min_p": 0.05, "seed": 7},
+        {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.3, "seed": 8, "logit_bias": {9: 16.0, 77: 17.5}},
+        {"temperature": 1.0, "seed": 9},
+        {"repetition_penalty": 1.3, "logit_bias": {9: 16.0}},
+        {"temperature": 0.7, "top_k": 200_000, "top_p": 0.8, "seed": 10},
+    ):
+        sampler = Sampler(Sampling(**values), [5, 9], WIDE)  # type: ignore[arg-type]  # values of several types
+        rows = [wide_row(place) for place in range(8)]
+        yield {
+            "sampling": values | {"logit_bias": {str(t): b for t, b in values.get("logit_bias", {}).items()}},  # type: ignore[union-attr,attr-defined]
+            "prompt": [5, 9],
+            "margin": _finite(sampler.margin(rows[0])),
+            "tokens": [sampler.next(row) for row in rows],
+        }
 
 
 def _finite(number: float) -> float | None:
@@ -238,14 +278,62 @@ def chats() -> Iterator[dict[str, Any]]:
         }
 
 
+def encoders() -> Iterator[dict[str, Any]]:
+    """Yield texts divided into windows, texts that share passes, and labels that become spans."""
+    for count, before, after, longest, reach in (
+        (5, [1], [2], 16, None),
+        (14, [1], [2], 16, None),
+        (15, [1], [2], 16, None),
+        (90, [1], [2], 16, None),
+        (90, [1, 3], [2], 16, 6),
+        (90, [1, 3], [2], 16, 7),
+        (90, [], [], 16, 1),
+        (33, [1], [], 32, 12),
+    ):
+        tokens = list(range(100, 100 + count))
+        found = text_windows(tokens, (before, after), longest, reach)
+        given = {"count": count, "before": before, "after": after, "longest": longest, "reach": reach}
+        taken = [[own.start, own.stop] for own in found.taken]
+        yield {"windows": given, "tokens": [list(one) for one in found.tokens], "taken": taken, "exact": found.exact}
+    rng = random.Random(5)
+    for longest in (8, 20):
+        counts = [rng.randrange(1, 9) for _ in range(30)]
+        yield {"counts": counts, "longest": longest, "passes": packed_texts(counts, longest)}
+    labels = ["O", *(f"{prefix}-{kind}" for kind in ("a", "b-c") for prefix in "BIES"), "loose"]
+    names = sorted(set(TRANSITIONS.values()))
+    for place in range(4):
+        biases = {name: rng.randrange(-8, 9) / 4 for name in names}
+        scores = [[rng.randrange(-40, 1) / 8 for _ in labels] for _ in range(30)]
+        path = likeliest(np.array(scores), labels, biases)
+        drawn = [rng.randrange(len(labels)) for _ in scores]
+        shares = [rng.randrange(1, 9) / 8 for _ in scores]
+
+        def spans(rows: Sequence[int], shares: list[float] = shares) -> list[Span]:
+            return [Span(3 * i, 3 * i + 2, labels[row], shares[i]) for i, row in enumerate(rows)]
+
+        yield {
+            "labels": labels,
+            "biases": {f"transition_bias_{name}": bias for name, bias in biases.items() if place or bias > 0},
+            "scores": scores,
+            "path": path if place else likeliest(np.array(scores), labels, {n: max(b, 0.0) for n, b in biases.items()}),
+            "drawn": drawn,
+            "shares": shares,
+            "grouped": [list(vars(span).values()) for span in grouped_spans(spans(drawn))],
+            "bioes": [list(vars(span).values()) for span in bioes_spans(spans(path))],
+            "along": path,
+        }
+
+
 WRITERS = {
     "layouts": layouts,
     "samplers": samplers,
+    "wide": wide,
     "generators": generators,
     "drafts": drafts,
     "sessions": sessions,
     "streams": streams,
     "chats": chats,
+    "encoders": encoders,
 }
 
 

@@ -3,8 +3,8 @@ import Shardmill
 
 /// A build as a model of AnyLanguageModel: `LanguageModelSession(model: ShardmillAny(model))`.
 ///
-/// It answers with text; other types, tools and images are refused. What the cache holds of the session's transcript is not
-/// run again.
+/// It answers with text; other types, tools and images are refused. What the cache holds of the session's transcript is
+/// not run again.
 public struct ShardmillAny: LanguageModel {
     /// It is always available; what is wrong with a build shows when the build is opened.
     public typealias UnavailableReason = Never
@@ -79,7 +79,9 @@ public struct ShardmillAny: LanguageModel {
 
     private func text(_ segments: [Transcript.Segment]) throws -> String {
         try segments.map { segment in
-            guard case .text(let text) = segment else { throw ShardmillAnyError.notSupported("segments that are no text") }
+            guard case .text(let text) = segment else {
+                throw ShardmillAnyError.notSupported("segments that are no text")
+            }
             return text.content
         }.joined()
     }

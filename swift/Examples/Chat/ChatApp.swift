@@ -10,9 +10,10 @@ struct ChatApp: App {
             ChatView(model: model)
                 .task { model.openFirst() }
                 #if os(iOS)
-                .onReceive(NotificationCenter.default.publisher(for: UIApplication.didReceiveMemoryWarningNotification)) { _ in
-                    model.memoryIsLow()
-                }
+            .onReceive(NotificationCenter.default.publisher(for: UIApplication.didReceiveMemoryWarningNotification)) {
+                _ in
+                model.memoryIsLow()
+            }
                 #endif
         }
         .onChange(of: scene) { model.isInBackground(scene == .background) }

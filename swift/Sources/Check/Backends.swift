@@ -37,7 +37,9 @@ final class Stopwatch: Backend {
 
         func makeState() throws -> any ProgramState { try function.makeState() }
 
-        func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { try function.makeBuffer(input, shape: shape) }
+        func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer {
+            try function.makeBuffer(input, shape: shape)
+        }
 
         func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
             try watch.timed { try function.run(inputs, state: state) }
@@ -96,6 +98,8 @@ final class IdleBackend: Backend {
     private final class NoState: ProgramState {
         func read(_ name: String) throws -> HostArray { throw ShardmillError(.program, "there is no state \(name)") }
 
-        func write(_ name: String, _ array: HostArray) throws { throw ShardmillError(.program, "there is no state \(name)") }
+        func write(_ name: String, _ array: HostArray) throws {
+            throw ShardmillError(.program, "there is no state \(name)")
+        }
     }
 }

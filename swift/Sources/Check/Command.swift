@@ -4,6 +4,7 @@ import Foundation
 struct Usage: Error {
     static let text = """
         usage: shardmill-check BUILD --requests FILE [--result FILE] [--engine coreml|pipe] [--idle FILE]
+               shardmill-check read BUILD TEXTS RESULT
                shardmill-check tokenize TOKENIZER TEXTS RESULT
                shardmill-check replay KIT [RESULT] [--engine coreml|pipe]
 
@@ -22,8 +23,9 @@ struct Usage: Error {
           --idle FILE      run no programs: each returns zeros at once, and the logits of every token are the file's,
                            raw fp32; for the time that the host takes
 
-        The report has, beside the tokens, the seconds on the clock, and host_seconds_per_pass: the processor's time that a
-        pass takes outside programs.
+        The report has, beside the tokens, the seconds on the clock, and host_seconds_per_pass: the processor's time
+        that a pass takes outside programs.
+        read writes what an encoder finds in each text of a JSON list: spans, shares of labels, or an embedding.
         tokenize writes {"ids": ..., "texts": ...}: each text of a JSON list as tokens, and these as a text.
         The exit code is 1 if something can't be read or run, and 2 for wrong arguments.
         """

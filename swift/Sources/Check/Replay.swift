@@ -192,7 +192,8 @@ private struct Replay {
                 let kept = sampled(values, output.shape, pass.stride)
                 let (fp32, fp16) = (try kit.array(pass.fp32).values, try kit.array(pass.fp16).values)
                 if kept.count != fp32.count || kept.count != fp16.count {
-                    throw ShardmillError(.program, "\(part.name) gave \(kept.count) elements, recorded were \(fp32.count)")
+                    throw ShardmillError(
+                        .program, "\(part.name) gave \(kept.count) elements, recorded were \(fp32.count)")
                 }
                 result.psnr = least(result.psnr, psnr(kept, fp32))
                 result.psnrEmulated = least(result.psnrEmulated, psnr(kept, fp16))
@@ -230,7 +231,8 @@ private func sampled(_ values: [Float], _ shape: [Int], _ stride: Int) -> [Float
     return (0..<shape[1]).filter { $0 % stride == 0 }.flatMap { values[$0 * inner..<($0 + 1) * inner] }
 }
 
-/// Return the peak signal-to-noise ratio in dB, as the kit's measure.py does; the peak is the largest expected magnitude.
+/// Return the peak signal-to-noise ratio in dB, as the kit's measure.py does; the peak is the largest expected
+/// magnitude.
 private func psnr(_ values: [Float], _ expected: [Float]) -> Double {
     var (noise, peak) = (0.0, 0.0)
     for (value, expected) in zip(values, expected) {

@@ -46,7 +46,9 @@ struct Request: Decodable {
         if (prompt == nil) == (text == nil) { throw ShardmillError(.request, "a request has either prompt or text") }
         var options = Options(maxTokens: try keys.decodeIfPresent(Int.self, forKey: .maxTokens) ?? 256)
         func set<Value: Decodable>(_ field: WritableKeyPath<Sampling, Value>, _ key: Keys) throws {
-            if let value = try keys.decodeIfPresent(Value.self, forKey: key) { options.sampling[keyPath: field] = value }
+            if let value = try keys.decodeIfPresent(Value.self, forKey: key) {
+                options.sampling[keyPath: field] = value
+            }
         }
         try set(\.temperature, .temperature)
         try set(\.topK, .topK)
@@ -55,7 +57,9 @@ struct Request: Decodable {
         try set(\.repetitionPenalty, .repetitionPenalty)
         try set(\.seed, .seed)
         for (token, bias) in try keys.decodeIfPresent([String: Double].self, forKey: .logitBias) ?? [:] {
-            guard let token = Int(token) else { throw ShardmillError(.request, "logit_bias names the token '\(token)'") }
+            guard let token = Int(token) else {
+                throw ShardmillError(.request, "logit_bias names the token '\(token)'")
+            }
             options.sampling.logitBias[token] = bias
         }
         self.options = options
@@ -103,8 +107,10 @@ func answer(_ command: Command) async throws {
     let needsText = requests.contains { $0.text != nil }
     let tokenizer = needsText ? try Tokenizer(manifest.tokenizer) : nil
     let pipe = command.engine == .pipe && command.idle == nil ? try openPipe() : nil
-    let programs = Stopwatch(try await backend(command, manifest, pipe))
-    let session = try Session(Engine(manifest, backend: programs))
+    let backend = try await backend(command, manifest, pipe)
+    let programs = Stopwatch(backend)
+    // Idle programs are not timed: to read the clock takes longer than they do.
+    let session = try Session(Engine(manifest, backend: command.idle == nil ? programs : backend))
     var answers: [[String: Any]] = []
     for request in requests {
         let prompt = request.prompt ?? tokenizer?.encode(request.text ?? "") ?? []
@@ -138,7 +144,8 @@ private func answer(
     let decoded = seconds(clock.now - prefilled)
     let host = cpuSeconds() - before - (programs.seconds - inPrograms)
     var found: [String: Any] = [
-        "tokens": tokens, "reason": generation.reason?.rawValue ?? "cancelled", "prompt_tokens": generation.promptTokens,
+        "tokens": tokens, "reason": generation.reason?.rawValue ?? "cancelled",
+        "prompt_tokens": generation.promptTokens,
         "reused": generation.reusedTokens, "passes": generation.passes, "drafted": generation.drafted,
         "accepted": generation.accepted, "prefill_seconds": seconds(prefilled - start), "decode_seconds": decoded,
         "host_seconds_per_pass": host / Double(max(1, generation.passes)),
@@ -151,7 +158,7 @@ private func seconds(_ duration: Duration) -> Double {
     Double(duration.components.seconds) + Double(duration.components.attoseconds) * 1e-18
 }
 
-private func openPipe() throws -> PipeBackend {
+func openPipe() throws -> PipeBackend {
     if isatty(0) != 0 || isatty(1) != 0 {
         throw ShardmillError(.program, "there is no pipe: run this program by swift/scripts/pipe_engine.py")
     }

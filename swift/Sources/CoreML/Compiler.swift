@@ -4,8 +4,8 @@ import ShardmillDecode
 
 /// The compiled bundles that this system may load: the build's own, or its packages compiled again into a cache.
 ///
-/// Core ML specialises a bundle for one version of the system, and may refuse a bundle of another version, or of another
-/// compiler. So only bundles that Apple's compiler made on this version are loaded as they are.
+/// Core ML specialises a bundle for one version of the system, and may refuse a bundle of another version, or of
+/// another compiler. So only bundles that Apple's compiler made on this version are loaded as they are.
 public struct Compiler: Sendable {
     /// Where compiled bundles are kept, a folder for each version of the system. It must be a stable path: the system
     /// keys what it specialises by the bundle's path.
@@ -14,7 +14,8 @@ public struct Compiler: Sendable {
     /// Use a cache; Application Support if left out.
     public init(cache: URL? = nil) {
         let home = FileManager.default.urls(for: .applicationSupportDirectory, in: .userDomainMask).first
-        self.cache = cache ?? (home ?? FileManager.default.temporaryDirectory).appendingPathComponent("Shardmill/compiled")
+        self.cache =
+            cache ?? (home ?? FileManager.default.temporaryDirectory).appendingPathComponent("Shardmill/compiled")
     }
 
     /// Return the bundle to load for each part that needs another one than the build's.
@@ -28,12 +29,24 @@ public struct Compiler: Sendable {
     public func bundles(
         _ manifest: Manifest, progress: @Sendable (Part, Int) throws -> Void = { _, _ in }
     ) async throws -> [String: URL] {
+        try await bundles(manifest.parts, packages: manifest.packages, progress: progress)
+    }
+
+    /// Do the same for an encoder's build.
+    public func bundles(_ manifest: EncoderManifest) async throws -> [String: URL] {
+        try await bundles(manifest.parts, packages: manifest.packages) { _, _ in try Task.checkCancellation() }
+    }
+
+    private func bundles(
+        _ parts: [Part], packages: [String: URL], progress: @Sendable (Part, Int) throws -> Void
+    ) async throws -> [String: URL] {
         removeOthers()
         var found: [String: URL] = [:]
-        for (place, part) in manifest.parts.enumerated() where !isOurs(part) {
-            guard let package = manifest.packages[part.name], isFolder(package) else {
+        for (place, part) in parts.enumerated() where !isOurs(part) {
+            guard let package = packages[part.name], isFolder(package) else {
                 if FileManager.default.fileExists(atPath: part.program.path) { continue }  // loaded as it is
-                throw ShardmillError(.build, "\(part.program.path) is missing, and so is its package; copy the build again")
+                throw ShardmillError(
+                    .build, "\(part.program.path) is missing, and so is its package; copy the build again")
             }
             let bundle = ours.appendingPathComponent(try stamp(package)).appendingPathComponent("\(part.name).mlmodelc")
             if !isFolder(bundle) {
@@ -75,32 +88,38 @@ public struct Compiler: Sendable {
         isFolder(part.program) && part.compiler["name"] == "coreml" && part.compiler["build"] == System.build
     }
 
-    /// Return a name for a folder's content by its files' names, sizes and dates. Its place is left out: an update of an
-    /// app moves the app's folder.
+    /// Return a name for a folder's content by its files' names, sizes and dates. Its place is left out: an update of
+    /// an app moves the app's folder.
     private func stamp(_ folder: URL) throws -> String {
         var lines: [String] = [folder.lastPathComponent]
         let files = FileManager.default.enumerator(atPath: folder.path)
         while let name = files?.nextObject() as? String {
             let status = try FileManager.default.attributesOfItem(atPath: folder.appendingPathComponent(name).path)
             let date = (status[.modificationDate] as? Date)?.timeIntervalSince1970 ?? 0
-            if status[.type] as? FileAttributeType != .typeDirectory { lines.append("\(name) \(status[.size] ?? 0) \(date)") }
+            if status[.type] as? FileAttributeType != .typeDirectory {
+                lines.append("\(name) \(status[.size] ?? 0) \(date)")
+            }
         }
         return fingerprint(lines.sorted().joined(separator: "\n"))
     }
 
     private func removeOthers() {
         let folders = (try? FileManager.default.contentsOfDirectory(at: cache, includingPropertiesForKeys: nil)) ?? []
-        for folder in folders where folder.lastPathComponent != System.build { try? FileManager.default.removeItem(at: folder) }
+        for folder in folders where folder.lastPathComponent != System.build {
+            try? FileManager.default.removeItem(at: folder)
+        }
     }
 
     private func compile(_ package: URL, to bundle: URL) async throws {
         do {
             let made = try await MLModel.compileModel(at: package)  // in a temporary folder, which may go at any time
-            try FileManager.default.createDirectory(at: bundle.deletingLastPathComponent(), withIntermediateDirectories: true)
+            try FileManager.default.createDirectory(
+                at: bundle.deletingLastPathComponent(), withIntermediateDirectories: true)
             if isFolder(bundle) { return }  // another process was faster
             try FileManager.default.moveItem(at: made, to: bundle)
         } catch {
-            throw ShardmillError(.program, "\(package.lastPathComponent) can't be compiled: \(error.localizedDescription)")
+            throw ShardmillError(
+                .program, "\(package.lastPathComponent) can't be compiled: \(error.localizedDescription)")
         }
     }
 }

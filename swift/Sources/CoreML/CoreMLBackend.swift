@@ -29,6 +29,13 @@ public final class CoreMLBackend: Backend {
         reshape = manifest.reshapeFrequency
     }
 
+    /// Make a back end for an encoder, whose programs have fixed shapes.
+    public init(bundles: [String: URL], units: MLComputeUnits = .cpuAndNeuralEngine) {
+        self.bundles = bundles
+        self.units = units
+        reshape = "infrequent"
+    }
+
     /// Load one function of a part's program, which may take minutes.
     ///
     /// - Throws: `ShardmillError` with the part's name.
@@ -79,7 +86,8 @@ private final class CoreMLFunction: LoadedFunction {
 
     func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer {
         let kind = model.modelDescription.inputDescriptionsByName[input]?.multiArrayConstraint?.dataType ?? .float16
-        let array = try MLMultiArray(shape: shape.map { NSNumber(value: $0) }, dataType: kind == .float32 ? .float32 : .float16)
+        let array = try MLMultiArray(
+            shape: shape.map { NSNumber(value: $0) }, dataType: kind == .float32 ? .float32 : .float16)
         let buffer = CoreMLBuffer(array)
         try buffer.write([Float](repeating: 0, count: shape.reduce(1, *)))
         return buffer
@@ -87,7 +95,9 @@ private final class CoreMLFunction: LoadedFunction {
 
     func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
         for (input, buffer) in inputs {
-            guard let buffer = buffer as? CoreMLBuffer else { throw ShardmillError(.program, "\(input) is another back end's") }
+            guard let buffer = buffer as? CoreMLBuffer else {
+                throw ShardmillError(.program, "\(input) is another back end's")
+            }
             provider.set(input, buffer)
         }
         do {

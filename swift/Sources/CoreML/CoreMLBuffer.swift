@@ -53,6 +53,21 @@ final class CoreMLBuffer: Buffer {
         }
     }
 
+    func withColumns<Result>(_ body: (Columns) throws -> Result) throws -> Result {
+        let isHalf = try isHalf()
+        let steps = array.strides.map(\.intValue)
+        return try array.withUnsafeBytes { bytes in
+            guard shape.count == 4, let memory = bytes.baseAddress else {
+                throw ShardmillError(.program, "an output has the shape \(shape)")
+            }
+            let elements: Columns.Elements =
+                isHalf
+                ? .half(memory.assumingMemoryBound(to: UInt16.self))
+                : .single(memory.assumingMemoryBound(to: Float.self))
+            return try body(Columns(elements, channels: shape[1], channelStep: steps[1], tokenStep: steps[2]))
+        }
+    }
+
     private func isHalf() throws -> Bool {
         let kind = array.dataType
         if kind != .float16 && kind != .float32 { throw ShardmillError(.program, "an array is neither fp16 nor fp32") }
@@ -62,8 +77,8 @@ final class CoreMLBuffer: Buffer {
 
 /// Call `body` for each run of elements of a range that lie at equal steps in memory.
 ///
-/// The last axes are joined as long as no padding lies between them. `body` gets the first element's place in memory, its
-/// number in the range, the step in memory, and the run's length.
+/// The last axes are joined as long as no padding lies between them. `body` gets the first element's place in memory,
+/// its number in the range, the step in memory, and the run's length.
 func runs(
     _ shape: [Int], _ strides: [Int], from offset: Int, count: Int, _ body: (Int, Int, Int, Int) -> Void
 ) {

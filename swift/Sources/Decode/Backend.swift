@@ -1,7 +1,7 @@
 /// The seam between this package and what runs programs: Core ML on a device, a pipe to the portable engine in tests.
 ///
-/// Everything here is synchronous, and used by one thread at a time. Loading may take minutes on a device, so the caller
-/// is expected to run on a thread of its own (`ModelActor` in the module Shardmill does).
+/// Everything here is synchronous, and used by one thread at a time. Loading may take minutes on a device, so the
+/// caller is expected to run on a thread of its own (`ModelActor` in the module Shardmill does).
 public protocol Backend: AnyObject {
     /// Load one function of a part's program.
     ///
@@ -38,6 +38,8 @@ public protocol Buffer: AnyObject {
     func write(_ values: ArraySlice<Float>, at offset: Int) throws
     /// Return all elements, in row-major order.
     func read() throws -> [Float]
+    /// Call `body` with the elements of an output [1, channels, T, 1] where they lie, without a copy.
+    func withColumns<Result>(_ body: (Columns) throws -> Result) throws -> Result
 }
 
 /// An array in the host's own memory, for back ends without a device.
@@ -55,6 +57,14 @@ public final class HostBuffer: Buffer {
     }
 
     public func read() throws -> [Float] { array.values }
+
+    public func withColumns<Result>(_ body: (Columns) throws -> Result) throws -> Result {
+        let (channels, tokens) = (array.shape[1], array.shape[2])
+        return try array.values.withUnsafeBufferPointer { values in
+            guard let first = values.baseAddress else { throw ShardmillError(.program, "an output is empty") }
+            return try body(Columns(.single(first), channels: channels, channelStep: tokens, tokenStep: 1))
+        }
+    }
 }
 
 /// A host's array of fp32 numbers, in row-major order.

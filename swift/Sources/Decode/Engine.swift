@@ -1,80 +1,8 @@
-/// The logits of a pass, [V, T]: the rows of all LM-head parts one after the other, a column for each token.
-public struct Logits: Sendable {
-    /// The rows of each part, as its program returned them: one array of all would cost a copy.
-    let parts: [[Float]]
-    public let tokens: Int
-    public let vocab: Int
-
-    public init(values: [Float], tokens: Int) { self.init(parts: [values], tokens: tokens) }
-
-    init(parts: [[Float]], tokens: Int) {
-        self.parts = parts
-        self.tokens = tokens
-        vocab = tokens == 0 ? 0 : parts.map(\.count).reduce(0, +) / tokens
-    }
-
-    /// Return the likeliest token after token t; among equals the lowest.
-    public func argmax(_ t: Int) -> Int {
-        var (best, highest, first) = (0, -Float.infinity, 0)
-        for part in parts {
-            part.withUnsafeBufferPointer { values in
-                let most = tokens == 1 ? highestOf(values) : highestOf(values, column: t, of: tokens)
-                if !(most > highest) { return }
-                var place = t
-                while place < values.count && values[place] != most { place += tokens }
-                (best, highest) = (first + place / tokens, most)
-            }
-            first += part.count / tokens
-        }
-        return best
-    }
-
-    /// Return the logits [V] after token t.
-    public func row(_ t: Int) -> [Float] {
-        parts.flatMap { part in stride(from: t, to: part.count, by: tokens).map { part[$0] } }
-    }
-
-    /// Write the logits [V] after token t.
-    func write(_ t: Int, into row: UnsafeMutableBufferPointer<Double>) {
-        var first = 0
-        for part in parts {
-            part.withUnsafeBufferPointer { values in
-                for v in 0..<values.count / tokens { row[first + v] = Double(values[v * tokens + t]) }
-            }
-            first += part.count / tokens
-        }
-    }
-}
-
-/// Return the largest number; several running maxima keep the processor busy.
-private func highestOf(_ values: UnsafeBufferPointer<Float>) -> Float {
-    let raw = UnsafeRawBufferPointer(values)
-    var highest = SIMD16<Float>(repeating: -.infinity)
-    let whole = values.count - values.count % 16
-    for place in stride(from: 0, to: whole, by: 16) {
-        let next = raw.loadUnaligned(fromByteOffset: 4 * place, as: SIMD16<Float>.self)
-        highest.replace(with: next, where: next .> highest)
-    }
-    return values[whole...].reduce(highest.max(), max)
-}
-
-/// Return the largest number of a column of rows of `count` numbers.
-private func highestOf(_ values: UnsafeBufferPointer<Float>, column: Int, of count: Int) -> Float {
-    var highest = SIMD4<Float>(repeating: -.infinity)
-    let rows = values.count / count
-    let whole = rows - rows % 4
-    for row in stride(from: 0, to: whole, by: 4) {
-        let place = row * count + column
-        let next = SIMD4(values[place], values[place + count], values[place + 2 * count], values[place + 3 * count])
-        highest.replace(with: next, where: next .> highest)
-    }
-    return (whole..<rows).reduce(highest.max()) { max($0, values[$1 * count + column]) }
-}
-
 /// A built model in memory: tokens in, logits out.
 ///
-/// The host does what the graph contract assigns to it: it looks up embeddings, computes the arrays of a pass, and chains
-/// the parts. A rejected draft needs nothing: its slots are hidden by their positions until they are overwritten.
+/// The host does what the graph contract assigns to it: it looks up embeddings, computes the arrays of a pass, and
+/// chains the parts. A rejected draft needs nothing: its slots are hidden by their positions until they are
+/// overwritten.
 public final class Engine {
     public let manifest: Manifest
     public private(set) var layout: KVLayout
@@ -82,6 +10,7 @@ public final class Engine {
     private let carry: Int
     private var layers: [(program: Program, experts: [(program: Program, count: Int)])] = []
     private var heads: [Program] = []
+    private let columns = ColumnMemory()
 
     /// Load every program, at the shortest length of its context.
     ///
@@ -108,6 +37,7 @@ public final class Engine {
             case .layers: layers.append((program, []))
             case .experts: layers[layers.count - 1].experts.append((program, part.end - part.start))
             case .head: heads.append(program)
+            case .encoder: throw ShardmillError(.build, "\(part.name) is an encoder's")
             }
         }
     }
@@ -121,7 +51,8 @@ public final class Engine {
     /// Move to the shortest context of at least `slots` slots; the contents of slots beyond it are forgotten.
     public func fit(_ slots: Int) throws {
         guard let length = manifest.lengths.first(where: { $0 >= slots }) else {
-            throw ShardmillError(.promptTooLong, "a text takes \(slots) slots, the context has \(manifest.context): shorten it")
+            throw ShardmillError(
+                .promptTooLong, "a text takes \(slots) slots, the context has \(manifest.context): shorten it")
         }
         try move(to: length)
     }
@@ -143,11 +74,16 @@ public final class Engine {
 
     public func rewindable(_ position: Int) -> Bool { layout.rewindable(position) }
 
-    /// Write each token's key and value into its slot and return the logits.
+    /// Write each token's key and value into its slot and return the logits, which are valid until the next pass.
     public func forward(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> Logits {
         let hidden = try hidden(tokens, slots: slots, positions: positions)
-        let rows = try heads.map { try $0.run(["hidden": hidden], tokens: tokens.count).values }
-        return Logits(parts: rows, tokens: tokens.count)
+        let given = ["hidden": hidden]
+        let rows = try heads.map { try $0.output(given, tokens: tokens.count) }
+        let logits = Logits(rows, tokens: tokens.count, columns: columns)
+        if logits.vocab != manifest.vocab {
+            throw ShardmillError(.program, "the heads gave \(logits.vocab) rows, the vocabulary has \(manifest.vocab)")
+        }
+        return logits
     }
 
     /// Return the last layer's output [1, d, T, 1], without running the LM head.
@@ -167,9 +103,10 @@ public final class Engine {
 
     /// Return the next part's x, given the output of a part that ends before routed experts.
     ///
-    /// The output has the channels of x, then the experts' input z, then each expert's weight for each token. A group of
-    /// experts that no token is routed to does not run.
-    private func join(_ hidden: HostArray, width: Int, _ experts: [(program: Program, count: Int)]) throws -> HostArray {
+    /// The output has the channels of x, then the experts' input z, then each expert's weight for each token. A group
+    /// of experts that no token is routed to does not run.
+    private func join(_ hidden: HostArray, width: Int, _ experts: [(program: Program, count: Int)]) throws -> HostArray
+    {
         let (stream, tokens) = (table.columns, hidden.shape[2])
         func channels(_ range: Range<Int>) -> HostArray {
             HostArray(

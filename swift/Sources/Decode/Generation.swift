@@ -2,8 +2,8 @@
 public struct Options: Sendable {
     public var maxTokens: Int
     public var sampling: Sampling
-    /// Rows of a wider pass whose two best tokens are closer than this run again as a single token. For engines whose rows
-    /// differ with the width of the pass; model.json's `margin` says by how much.
+    /// Rows of a wider pass whose two best tokens are closer than this run again as a single token. For engines whose
+    /// rows differ with the width of the pass; model.json's `margin` says by how much.
     public var guardMargin: Double
 
     public init(maxTokens: Int = 256, sampling: Sampling = Sampling(), guardMargin: Double = 0) {
@@ -53,7 +53,9 @@ public final class Generation {
         _ session: Session, prompt: [Int], options: Options, drafter: (any Drafter)? = nil,
         progress: (Int) throws -> Void = { _ in }
     ) throws {
-        if options.maxTokens < 1 { throw ShardmillError(.request, "maxTokens is \(options.maxTokens): it must be at least 1") }
+        if options.maxTokens < 1 {
+            throw ShardmillError(.request, "maxTokens is \(options.maxTokens): it must be at least 1")
+        }
         try options.sampling.check(vocab: session.engine.manifest.vocab)
         try session.check(prompt)
         self.session = session
@@ -64,7 +66,7 @@ public final class Generation {
         sampler = Sampler(options.sampling, prompt: prompt, vocab: session.engine.manifest.vocab)
         let prefill = try session.prefill(prompt) { try progress($0.held) }
         reusedTokens = prefill.reused
-        let first = sampler.next(prefill.logits!, prefill.row)
+        let first = try sampler.next(prefill.logits!, prefill.row)
         drafter?.reset(prompt)
         drafter?.observe([first])
         ready = [Token(id: first, fromDraft: false)]
@@ -98,7 +100,7 @@ public final class Generation {
         let proposed = draft
         draft = draft.first(lengths.choose(draft) { session.passWidth($0) })
         let start = clock.now
-        let logits = try session.feed([emitted.last!] + draft.tokens)
+        var logits = try session.feed([emitted.last!] + draft.tokens)
         let taken = start.duration(to: clock.now)
         lengths.timed(
             session.passWidth(1 + draft.tokens.count),
@@ -108,7 +110,8 @@ public final class Generation {
         var right = 0
         for place in 0...draft.tokens.count {
             let isDraft = place < draft.tokens.count
-            let token = try choose(logits, place, drafted: isDraft ? draft.tokens[place] : nil, guarded: !draft.tokens.isEmpty)
+            let token = try choose(
+                &logits, place, drafted: isDraft ? draft.tokens[place] : nil, guarded: !draft.tokens.isEmpty)
             tokens.append(token)
             if !isDraft || token != draft.tokens[place] { break }
             right += 1
@@ -124,11 +127,12 @@ public final class Generation {
         ready = tokens.enumerated().map { Token(id: $1, fromDraft: $0 < right) }
     }
 
-    private func choose(_ logits: Logits, _ place: Int, drafted: Int?, guarded: Bool) throws -> Int {
-        if guarded && options.guardMargin > 0 && sampler.margin(logits, place) < options.guardMargin {
+    private func choose(_ logits: inout Logits, _ place: Int, drafted: Int?, guarded: Bool) throws -> Int {
+        if try guarded && options.guardMargin > 0 && sampler.margin(logits, place) < options.guardMargin {
+            logits = try logits.copied()  // the next pass may end their validity
             let alone = try session.refeed(place)
-            return drafted.map { sampler.check(alone, 0, drafted: $0) } ?? sampler.next(alone, 0)
+            return try drafted.map { try sampler.check(alone, 0, drafted: $0) } ?? sampler.next(alone, 0)
         }
-        return drafted.map { sampler.check(logits, place, drafted: $0) } ?? sampler.next(logits, place)
+        return try drafted.map { try sampler.check(logits, place, drafted: $0) } ?? sampler.next(logits, place)
     }
 }

@@ -1,12 +1,13 @@
 /// Numbers of half precision (IEEE 754, 16 bits) by their bits.
 ///
-/// Swift has no Float16 on a Mac with an Intel processor. The package can't run programs there, but an app is often built
-/// for both processors, and must compile.
+/// Swift has no Float16 on a Mac with an Intel processor. The package can't run programs there, but an app is often
+/// built for both processors, and must compile. Elsewhere an Intel processor has it, but converts by a call for each
+/// number.
 public enum Half {
     /// Return the number that 16 bits stand for.
     @inlinable
     public static func float(_ bits: UInt16) -> Float {
-        #if os(macOS) && arch(x86_64)
+        #if arch(x86_64)
         return computedFloat(bits)
         #else
         return Float(Float16(bitPattern: bits))
@@ -23,16 +24,14 @@ public enum Half {
         #endif
     }
 
-    @usableFromInline
+    /// Move exponent and fraction to their places in a Float: without a branch, so that rows are converted many at a
+    /// time.
+    @inlinable
     static func computedFloat(_ bits: UInt16) -> Float {
-        let sign = UInt32(bits & 0x8000) << 16
-        let exponent = UInt32(bits >> 10) & 31
-        let fraction = UInt32(bits & 0x3FF)
-        switch exponent {
-        case 0: return Float(bitPattern: sign | (Float(fraction) * 0x1p-24).bitPattern)
-        case 31: return Float(bitPattern: sign | 0x7F80_0000 | fraction << 13)
-        default: return Float(bitPattern: sign | (exponent + 112) << 23 | fraction << 13)
-        }
+        let magnitude = UInt32(bits & 0x7FFF) << 13
+        let infinite: UInt32 = magnitude >= 0x7C00 << 13 ? 0x7F80_0000 : 0
+        let value = (Float(bitPattern: magnitude) * 0x1p112).bitPattern
+        return Float(bitPattern: value | infinite | UInt32(bits & 0x8000) << 16)
     }
 
     @usableFromInline

@@ -28,7 +28,8 @@ public struct KVLayout {
 
     public init(_ manifest: Manifest) {
         self.init(
-            slots: manifest.context, window: manifest.window, windowSlots: manifest.windowSlots, taps: manifest.convTaps,
+            slots: manifest.context, window: manifest.window, windowSlots: manifest.windowSlots,
+            taps: manifest.convTaps,
             rope: manifest.rope)
     }
 
@@ -144,7 +145,8 @@ public struct KVLayout {
                 let wanted = p - back
                 if next[wanted % convRing] != wanted {
                     throw ShardmillError(
-                        .request, "position \(wanted) is no longer in the convolutions' ring of \(convRing); feed it again")
+                        .request,
+                        "position \(wanted) is no longer in the convolutions' ring of \(convRing); feed it again")
                 }
                 read.values[((back - 1) * convRing + wanted % convRing) * count + t] = 1
             }

@@ -151,6 +151,7 @@ public struct Manifest: Sendable {
         }
         var before: Part.Kind?
         for part in parts {
+            try demand(part.kind != .encoder, "\(part.name.prefix(40)) is an encoder's, in a decoder's build")
             try part.check(self)
             let inPlace = part.kind != .experts || before == .layers || before == .experts
             try demand(inPlace, "\(part.name) follows no layers")

@@ -39,7 +39,8 @@ struct RawManifest: Decodable {
     let requires: [String: String]?
 
     private enum Keys: String, CodingKey {
-        case format, model, context, tokens_max, widths, verify, margin, reshape_frequency, contexts, vocab, eos_token_ids
+        case format, model, context, tokens_max, widths, verify, margin, reshape_frequency, contexts, vocab,
+            eos_token_ids
         case rope, window, window_slots, conv_taps, embedding, tokenizer, parts, packages, chat, sampling, uses
         case requires, buckets
     }
@@ -47,9 +48,11 @@ struct RawManifest: Decodable {
     init(from decoder: Decoder) throws {
         let keys = try decoder.container(keyedBy: Keys.self)
         let format = try keys.decode(Int.self, forKey: .format)
-        if format != 2 { throw ShardmillError(.build, "model.json is of format \(format); this version reads format 2") }
+        if format != 2 {
+            throw ShardmillError(.build, "model.json is of format \(format); this version reads format 2")
+        }
         if keys.contains(.buckets) {
-            throw ShardmillError(.build, "model.json is an encoder's: open it with Encoder, not as a decoder")
+            throw ShardmillError(.build, "model.json is an encoder's: open it with ShardmillEncoder")
         }
         model = try keys.decode(String.self, forKey: .model)
         context = try keys.decode(Int.self, forKey: .context)

@@ -2,8 +2,8 @@ import Foundation
 
 /// One program of a model.
 public struct Part: Sendable {
-    /// What a part holds: whole layers, experts of a layer, or rows of the LM head.
-    public enum Kind: String, Decodable, Sendable { case layers, experts, head }
+    /// What a part holds: whole layers, experts of a layer, rows of the LM head, or a whole encoder for one bucket.
+    public enum Kind: String, Decodable, Sendable { case layers, experts, head, encoder }
 
     /// Functions by width, and the shapes of inputs and states, at one context length.
     public struct Length: Sendable {

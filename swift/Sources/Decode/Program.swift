@@ -42,7 +42,9 @@ final class Program {
 
     private func makeCaches(_ slots: Int) throws -> [String: any Buffer] {
         var found: [String: any Buffer] = [:]
-        for (name, shape) in cacheShapes(slots) { found[name] = try loaded[names(slots)[0]]!.makeBuffer(name, shape: shape) }
+        for (name, shape) in cacheShapes(slots) {
+            found[name] = try loaded[names(slots)[0]]!.makeBuffer(name, shape: shape)
+        }
         return found
     }
 
@@ -98,6 +100,12 @@ final class Program {
     ///   - given: arrays of the pass; those that are no inputs of this program are ignored.
     ///   - tokens: T.
     func run(_ given: [String: HostArray], tokens: Int) throws -> HostArray {
+        let result = try output(given, tokens: tokens)
+        return HostArray(shape: result.shape, values: try result.read()).firstTokens(tokens)
+    }
+
+    /// Run a pass and return its output where it lies, valid until the next run. It may have more tokens than the pass.
+    func output(_ given: [String: HostArray], tokens: Int) throws -> any Buffer {
         let (function, width) = try choose(tokens)
         var inputs = caches
         for (name, _) in part.inputs where part.written[name] == nil {
@@ -110,14 +118,19 @@ final class Program {
         }
         let outputs = try loaded[function]!.run(inputs, state: state)
         for (cache, output) in part.written {
-            guard let rows = outputs[output] else { throw ShardmillError(.program, "\(part.name) has no output \(output)") }
+            guard let rows = outputs[output] else {
+                throw ShardmillError(.program, "\(part.name) has no output \(output)")
+            }
             try writeRows(rows, into: caches[cache]!, of: cache, given)
         }
         let others = Set(part.written.values)
         guard let (_, result) = outputs.first(where: { !others.contains($0.key) }) else {
             throw ShardmillError(.program, "\(part.name) has no output")
         }
-        return HostArray(shape: result.shape, values: try result.read()).firstTokens(tokens)
+        if result.shape.count != 4 || result.shape[2] < tokens {
+            throw ShardmillError(.program, "\(part.name): an output has the shape \(result.shape)")
+        }
+        return result
     }
 
     /// Return the function for a pass, and the width that the pass is padded to.
@@ -125,13 +138,16 @@ final class Program {
         let functions = part.length(slots).functions
         if functions.isEmpty { return ("", tokens) }
         guard let width = functions.keys.filter({ $0 >= tokens }).min() else {
-            throw ShardmillError(.request, "a pass of \(tokens) tokens: \(part.name) takes \(functions.keys.max()!) at most")
+            throw ShardmillError(
+                .request, "a pass of \(tokens) tokens: \(part.name) takes \(functions.keys.max()!) at most")
         }
         return (functions[width]!, width)
     }
 
     /// Write a pass's new rows into the slots that its masks name; rows of padding are left out.
-    private func writeRows(_ rows: any Buffer, into cache: any Buffer, of name: String, _ given: [String: HostArray]) throws {
+    private func writeRows(
+        _ rows: any Buffer, into cache: any Buffer, of name: String, _ given: [String: HostArray]
+    ) throws {
         let values = try rows.read()
         let shape = cache.shape
         if name.hasPrefix("c_") {  // [1, 1, channels, R]: a token's row goes into one slot of every channel
@@ -139,7 +155,8 @@ final class Program {
             let width = rows.shape[3]
             for channel in 0..<shape[1] * shape[2] {
                 for (t, slot) in slots.enumerated() {
-                    try cache.write(values[channel * width + t..<channel * width + t + 1], at: channel * shape[3] + slot)
+                    try cache.write(
+                        values[channel * width + t..<channel * width + t + 1], at: channel * shape[3] + slot)
                 }
             }
             return
@@ -160,7 +177,9 @@ final class Program {
 }
 
 /// Return whether an input says what is written; its added tokens are 0.
-private func isWriteMask(_ name: String) -> Bool { name.hasPrefix("kv_write_mask") || name.hasPrefix("conv_write_mask") }
+private func isWriteMask(_ name: String) -> Bool {
+    name.hasPrefix("kv_write_mask") || name.hasPrefix("conv_write_mask")
+}
 
 /// Return the slot of each token of a mask [1, 1, T, R].
 private func slotsByRow(_ mask: HostArray) -> [Int] {

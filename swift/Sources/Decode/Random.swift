@@ -5,33 +5,72 @@ import Foundation
 /// Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011; Marsaglia and Tsang, "The ziggurat method for
 /// generating random variables", 2000.
 struct Philox {
-    private let key: UInt64
-    private var counter: (UInt64, UInt64, UInt64, UInt64)
-    private var block: (UInt64, UInt64, UInt64, UInt64) = (0, 0, 0, 0)
-    private var used = 4
+    private let seed: UInt64
+    private let stream: UInt64
+    private var index: UInt64 = 0
+    private var blocks: UInt64 = 0
+    /// The next numbers. Many blocks are computed at a time: they do not depend on each other, so their products
+    /// overlap.
+    private var words = [UInt64](repeating: 0, count: 256)
+    /// For each block, 0 if each of its numbers is an exponential variable by itself.
+    private var outliers = [UInt8](repeating: 0, count: 64)
+    private var used = 256
+    // Here, since a static property is locked at each access.
+    private let widths = Ziggurat.widths
+    private let inside = Ziggurat.inside
+    private let heights = Ziggurat.heights
 
     /// - Parameters:
     ///   - seed: of the request.
     ///   - stream: streams are independent of each other.
     ///   - index: of the token in the text.
-    init(seed: UInt64, stream: UInt64, index: UInt64) {
-        key = seed
-        counter = (0, 0, stream, index)
+    init(seed: UInt64, stream: UInt64, index: UInt64 = 0) {
+        self.seed = seed
+        self.stream = stream
+        restart(index)
     }
 
-    @inline(__always)
+    /// Begin the numbers of the index-th token.
+    mutating func restart(_ index: UInt64) {
+        self.index = index
+        blocks = 0
+        used = words.count
+    }
+
     mutating func next() -> UInt64 {
-        if used == 4 {
-            counter.0 &+= 1  // before the block, as numpy does; the other words are never reached by a carry
-            block = Self.rounds(counter, key)
-            used = 0
-        }
+        if used == words.count { refill() }
         used += 1
-        switch used {
-        case 1: return block.0
-        case 2: return block.1
-        case 3: return block.2
-        default: return block.3
+        return words[used - 1]
+    }
+
+    private mutating func refill() {
+        Self.fill(&words, &outliers, inside, seed, (blocks, 0, stream, index))
+        blocks &+= UInt64(outliers.count)
+        used = 0
+    }
+
+    /// Compute the blocks after a counter.
+    @inline(never)
+    private static func fill(
+        _ words: inout [UInt64], _ outliers: inout [UInt8], _ inside: [UInt64], _ seed: UInt64,
+        _ counter: (UInt64, UInt64, UInt64, UInt64)
+    ) {
+        words.withUnsafeMutableBufferPointer { words in
+            outliers.withUnsafeMutableBufferPointer { outliers in
+                inside.withUnsafeBufferPointer { inside in
+                    // Numbers are below 2^53, so the first bit of a difference says which is less.
+                    func below(_ word: UInt64) -> UInt64 { (word >> 11) &- inside[Int(word >> 3 & 0xFF)] }
+                    var next = counter
+                    for block in outliers.indices {
+                        next.0 &+= 1  // before the block, as in numpy; a carry never reaches the other words
+                        let c = rounds(next, seed)
+                        let place = block &* 4
+                        (words[place], words[place &+ 1], words[place &+ 2], words[place &+ 3]) = c
+                        let all = below(c.0) & below(c.1) & below(c.2) & below(c.3)
+                        outliers[block] = UInt8(truncatingIfNeeded: ~all >> 63)
+                    }
+                }
+            }
         }
     }
 
@@ -54,29 +93,40 @@ struct Philox {
     /// Return a number in [0, 1).
     mutating func uniform() -> Double { Double(next() >> 11) * 0x1p-53 }
 
-    /// Call `body` with a function that returns exponential variables of mean 1.
-    mutating func withExponentials<Result>(_ body: (() -> Double) -> Result) -> Result {
-        Ziggurat.widths.withUnsafeBufferPointer { widths in
-            Ziggurat.inside.withUnsafeBufferPointer { inside in
-                body {
-                    let bits = next() >> 3
-                    let layer = Int(bits & 0xFF)
-                    let x = Double(bits >> 8) * widths[layer]
-                    return bits >> 8 < inside[layer] ? x : outside(layer, x)
-                }
+    /// Return an exponential variable of mean 1.
+    mutating func exponential() -> Double {
+        let bits = next() >> 3
+        let layer = Int(bits & 0xFF)
+        let x = Double(bits >> 8) * widths[layer]
+        return bits >> 8 < inside[layer] ? x : outside(layer, x)
+    }
+
+    /// Pass over `count` exponential variables.
+    ///
+    /// All but one in a hundred take a single number: whole blocks are passed over, and no number becomes a variable.
+    mutating func skip(_ count: Int) {
+        var left = count
+        while left > 0 {
+            if used == words.count { refill() }
+            var block = used >> 2
+            if used & 3 == 0 && left >= 4 && outliers[block] == 0 {
+                let end = min(block + left >> 2, outliers.count)
+                while block < end && outliers[block] == 0 { block += 1 }
+                left -= 4 * block - used
+                used = 4 * block
+            } else {
+                _ = exponential()
+                left -= 1
             }
         }
     }
-
-    /// Return an exponential variable of mean 1.
-    mutating func exponential() -> Double { withExponentials { $0() } }
 
     /// Return the variable whose first attempt, `x`, fell outside the layer's rectangle: once in a hundred times.
     @inline(never)
     private mutating func outside(_ layer: Int, _ x: Double) -> Double {
         if layer == 0 { return Ziggurat.tail - log1p(-uniform()) }
-        let step = Ziggurat.heights[layer - 1] - Ziggurat.heights[layer]
-        if step * uniform() + Ziggurat.heights[layer] < exp(-x) { return x }
+        let step = heights[layer - 1] - heights[layer]
+        if step * uniform() + heights[layer] < exp(-x) { return x }
         return exponential()
     }
 }

@@ -27,7 +27,10 @@ public struct Sampling: Equatable, Sendable {
             (topP > 0 && topP <= 1, "topP must be in (0, 1]"),
             (minP >= 0 && minP <= 1, "minP must be in [0, 1]"),
             ((0.001...1000).contains(repetitionPenalty), "repetitionPenalty must be in [0.001, 1000]"),
-            (logitBias.allSatisfy { (0..<vocab).contains($0.key) && $0.value.isFinite }, "logitBias names a token that the vocabulary lacks"),
+            (
+                logitBias.allSatisfy { (0..<vocab).contains($0.key) && $0.value.isFinite },
+                "logitBias names a token that the vocabulary lacks"
+            ),
         ]
         for (good, reason) in checks where !good { throw ShardmillError(.request, reason) }
     }
@@ -36,198 +39,190 @@ public struct Sampling: Equatable, Sendable {
 /// The state of a request's sampling: the tokens in the text, and the number chosen.
 ///
 /// The filters and their order are those of shardmill's Python runtime, and so are the random numbers: each token is
-/// drawn by a race of exponential variables, numpy's Philox generator keyed by the seed with the token's index as counter.
+/// drawn by a race of exponential variables, numpy's Philox generator keyed by the seed with the token's index as
+/// counter. A filter mostly keeps few tokens: then only these run, and the other tokens of the vocabulary pass their
+/// turns.
 struct Sampler {
+    /// A token whose logit is not the model's.
+    private struct Changed {
+        let token: Int
+        let bias: Double
+        var isSeen: Bool
+        var score = 0.0
+    }
+
+    /// The token that wins the race, its speed and that of the second.
+    private typealias Outcome = (token: Int, first: Double, second: Double)
+
     private let sampling: Sampling
-    private var seen: [Bool]
-    private var scores: [Double]
+    private let vocab: Int
     private var index: UInt64 = 0
+    private var random: Philox
+    private var changed: [Changed] = []
+    /// The place of each token in `changed`, or -1; empty if no logit is ever changed.
+    private var places: [Int32] = []
+    private var row: Row?
+    private var kept: [Candidate] = []
+    private var scores: [Double] = []
 
     init(_ sampling: Sampling, prompt: [Int], vocab: Int) {
         self.sampling = sampling
-        seen = [Bool](repeating: false, count: vocab)
-        for token in prompt { seen[token] = true }
-        scores = []
+        self.vocab = vocab
+        random = Philox(seed: sampling.seed, stream: 2)
+        if sampling.logitBias.isEmpty && sampling.repetitionPenalty == 1 { return }
+        places = [Int32](repeating: -1, count: vocab)
+        for (token, bias) in sampling.logitBias { change(Changed(token: token, bias: bias, isSeen: false)) }
+        for token in prompt { see(token) }
     }
 
-    private var plain: Bool {
-        sampling.temperature == 0 && sampling.logitBias.isEmpty && sampling.repetitionPenalty == 1
+    private mutating func change(_ token: Changed) {
+        places[token.token] = Int32(changed.count)
+        changed.append(token)
+    }
+
+    private mutating func see(_ token: Int) {
+        if sampling.repetitionPenalty == 1 { return }
+        if places[token] < 0 {
+            change(Changed(token: token, bias: 0, isSeen: true))
+        } else {
+            changed[Int(places[token])].isSeen = true
+        }
     }
 
     /// Choose the next token from the logits after token t.
-    mutating func next(_ logits: Logits, _ t: Int) -> Int {
+    mutating func next(_ logits: Logits, _ t: Int) throws -> Int {
         let token: Int
-        if plain {
-            token = logits.argmax(t)
+        if sampling.temperature == 0 && places.isEmpty {
+            token = try logits.argmax(t)
         } else {
-            adjust(logits, t)
-            token = sampling.temperature == 0 ? argmax(scores) : race().token
+            try read(logits, t)
+            token = sampling.temperature == 0 ? two().token : race().token
         }
-        seen[token] = true
+        see(token)
         index += 1
         return token
     }
 
     /// Choose the next token after a proposal that was not drawn at random: it does not influence the choice.
-    mutating func check(_ logits: Logits, _ t: Int, drafted: Int) -> Int { next(logits, t) }
+    mutating func check(_ logits: Logits, _ t: Int, drafted: Int) throws -> Int { try next(logits, t) }
 
     /// Return the least change of a logit that could change the next token.
-    mutating func margin(_ logits: Logits, _ t: Int) -> Double {
-        adjust(logits, t)
-        if sampling.temperature > 0 {
-            let (_, first, second) = race()
-            return log(first) * sampling.temperature - log(second) * sampling.temperature
+    mutating func margin(_ logits: Logits, _ t: Int) throws -> Double {
+        try read(logits, t)
+        if sampling.temperature == 0 {
+            let (_, first, second) = two()
+            return first - second
         }
-        var (first, second) = (-Double.infinity, -Double.infinity)
-        for score in scores {
-            if score > first { (first, second) = (score, first) } else if score > second { second = score }
-        }
-        return first - second
+        let (_, first, second) = race()
+        return log(first) * sampling.temperature - log(second) * sampling.temperature
     }
 
-    /// Fill `scores` with logits after bias and repetition penalty.
-    private mutating func adjust(_ logits: Logits, _ t: Int) {
-        let vocab = logits.vocab
-        if scores.count != vocab { scores = [Double](repeating: 0, count: vocab) }
-        scores.withUnsafeMutableBufferPointer { logits.write(t, into: $0) }
-        for (token, bias) in sampling.logitBias { scores[token] += bias }
+    /// Fill `row` with the logits after token t, with bias and repetition penalty.
+    private mutating func read(_ logits: Logits, _ t: Int) throws {
+        var row = self.row ?? Row(vocab)
+        self.row = nil  // so that it is not copied
+        defer { self.row = row }
+        try row.fill(logits, t)
         let penalty = sampling.repetitionPenalty
-        if penalty != 1 {
-            for v in 0..<vocab where seen[v] { scores[v] = scores[v] > 0 ? scores[v] / penalty : scores[v] * penalty }
+        for place in changed.indices {
+            var score = Double(row[changed[place].token]) + changed[place].bias
+            if changed[place].isSeen { score = score > 0 ? score / penalty : score * penalty }
+            changed[place].score = score
+            row[changed[place].token] = Float(score)
         }
+        row.summarise()
     }
 
-    /// Return the token that wins the race, its speed and that of the second. `scores` become the probabilities.
-    ///
+    /// Return a logit with bias and repetition penalty. `row` has it rounded to fp32.
+    private func score(_ row: Row, _ token: Int) -> Double {
+        let place = places.isEmpty ? -1 : Int(places[token])
+        return place < 0 ? Double(row[token]) : changed[place].score
+    }
+
+    /// Return the likeliest token, its logit and the logit of the second.
+    private func two() -> Outcome {
+        guard let row else { return (0, 0, 0) }
+        var (token, first, second) = (0, -Double.infinity, -Double.infinity)
+        func see(_ v: Int) {
+            let score = score(row, v)
+            if score > first { (token, first, second) = (v, score, first) } else if score > second { second = score }
+        }
+        if let few = row.bound(2).flatMap({ row.tokens(from: $0, most: vocab) }) {
+            for v in few.sorted() { see(v) }
+        } else {
+            for v in 0..<vocab { see(v) }
+        }
+        return (token, first, second)
+    }
+
+    private mutating func race() -> Outcome { raceOfFew() ?? raceOfAll() }
+
     /// A token's speed is its probability by an exponential variable; a token of probability 0 only passes its turn.
-    private mutating func race() -> (token: Int, first: Double, second: Double) {
-        toProbabilities(&scores, sampling)
-        var random = Philox(seed: sampling.seed, stream: 2, index: index)
-        return scores.withUnsafeBufferPointer { scores in
-            random.withExponentials { next in
-                var (token, first, second) = (0, 0.0, 0.0)
-                let last = scores.lastIndex { $0 > 0 } ?? 0
-                for v in 0...last {
-                    let wait = next()
-                    if scores[v] == 0 { continue }
-                    let speed = scores[v] / max(wait, Double.leastNormalMagnitude)
-                    if speed > first { (token, first, second) = (v, speed, first) } else if speed > second { second = speed }
-                }
-                return (token, first, second)
+    ///
+    /// - Returns: nil if too many tokens are kept, or if rounding decides: then the computation must be numpy's.
+    private mutating func raceOfFew() -> Outcome? {
+        guard let row, let kept = few(row) else { return nil }
+        random.restart(index)
+        var (token, first, second, turn) = (0, 0.0, 0.0, 0)
+        for one in kept.sorted(by: { $0.token < $1.token }) {
+            random.skip(one.token - turn)
+            turn = one.token + 1
+            let speed = one.power / max(random.exponential(), Double.leastNormalMagnitude)
+            if speed > first {
+                (token, first, second) = (one.token, speed, first)
+            } else if speed > second {
+                second = speed
             }
         }
+        return isNear(first, second) ? nil : (token, first, second)
     }
-}
 
-func argmax(_ values: [Double]) -> Int {
-    values.withUnsafeBufferPointer { values in
-        var best = 0
-        for place in values.indices where values[place] > values[best] { best = place }
-        return best
-    }
-}
-
-/// Turn adjusted logits into the distribution after temperature and filters.
-func toProbabilities(_ values: inout [Double], _ sampling: Sampling) {
-    values.withUnsafeMutableBufferPointer { values in
-        var highest = -Double.infinity
-        for v in values.indices where values[v] > highest { highest = values[v] }
-        for v in values.indices { values[v] = exp((values[v] - highest) / sampling.temperature) }
-        scale(values)
-        if sampling.topK > 0 && sampling.topK < values.count {
-            keep(values, from: leastOf(sampling.topK, values), count: sampling.topK)
+    /// Return the tokens that the filters keep; see `raceOfFew`.
+    private func few(_ row: Row) -> [Candidate]? {
+        guard let best = row.tokens(from: row.highest, most: 4096)?.map({ score(row, $0) }).max() else { return nil }
+        let temperature = sampling.temperature
+        func least(_ exponent: Double) -> Float { Float(best + temperature * exponent) }
+        var threshold = -Float.infinity
+        var rest = 0.0
+        if 0 < sampling.topK && sampling.topK < vocab {
+            guard let bound = row.bound(sampling.topK) else { return nil }
+            threshold = bound
+        } else if sampling.topP < 1 {
+            let levels = (least(-7), least(-12))
+            let (total, below) = row.powers(temperature, below: levels)
+            let most = 0.999 * (1 - sampling.topP) * total  // what may lie below the threshold
+            if below.0 < most {
+                (threshold, rest) = (levels.0, below.0)
+            } else if below.1 < most {
+                (threshold, rest) = (levels.1, below.1)
+            } else {
+                return nil
+            }
+        } else if sampling.minP > 0 {
+            threshold = least(log(sampling.minP) - 1e-3)
+        } else {
+            return nil
         }
-        if sampling.topP < 1 {
-            let (least, count) = nucleus(values, sampling.topP)
-            keep(values, from: least, count: count)
+        guard let tokens = row.tokens(from: threshold, most: 4096) else { return nil }
+        let candidates = tokens.map { Candidate(token: $0, power: exp((score(row, $0) - best) / temperature)) }
+        return filtered(candidates.sorted(by: <), rest: rest, sampling)
+    }
+
+    /// Run the race as numpy does, with a probability for every token.
+    private mutating func raceOfAll() -> Outcome {
+        guard let row else { return (0, 0, 0) }
+        if scores.isEmpty { scores = [Double](repeating: 0, count: vocab) }
+        for v in 0..<vocab { scores[v] = Double(row[v]) }
+        for one in changed { scores[one.token] = one.score }
+        toProbabilities(&scores, sampling)
+        random.restart(index)
+        var (token, first, second) = (0, 0.0, 0.0)
+        for v in 0...(scores.lastIndex { $0 > 0 } ?? 0) {
+            let wait = random.exponential()
+            if scores[v] == 0 { continue }
+            let speed = scores[v] / max(wait, Double.leastNormalMagnitude)
+            if speed > first { (token, first, second) = (v, speed, first) } else if speed > second { second = speed }
         }
-        if sampling.minP > 0 {
-            let least = sampling.minP * (values.max() ?? 0)
-            for v in values.indices where values[v] < least { values[v] = 0 }
-            scale(values)
-        }
+        return (token, first, second)
     }
-}
-
-private typealias Values = UnsafeMutableBufferPointer<Double>
-
-private func scale(_ values: Values) {
-    let total = pairwiseSum(UnsafeBufferPointer(values))
-    for v in values.indices { values[v] /= total }
-}
-
-/// Keep the `count` largest values, whose smallest is `least`; among equals the first.
-private func keep(_ values: Values, from least: Double, count: Int) {
-    var larger = 0
-    for v in values.indices where values[v] > least { larger += 1 }
-    var equals = count - larger
-    for v in values.indices where values[v] <= least {
-        if values[v] == least && equals > 0 { equals -= 1 } else { values[v] = 0 }
-    }
-    scale(values)
-}
-
-/// Values in bins by their leading bits, the largest in bin 0: to sort a large vocabulary takes tens of milliseconds.
-///
-/// 64 bins for each power of two; the least likely tokens share a bin.
-private struct Bins {
-    static let (count, trailing) = (4096, UInt64(46))
-    private let highest: Int
-
-    init(_ values: Values) {
-        var largest = 0.0
-        for v in values.indices where values[v] > largest { largest = values[v] }
-        highest = Int(largest.bitPattern >> Self.trailing)
-    }
-
-    /// Return a value's bin. The bits of positive numbers are ordered as the numbers are.
-    func bin(_ value: Double) -> Int {
-        min(max(0, highest - Int(value.bitPattern >> Self.trailing)), Self.count - 1)  // NaN lies above all numbers
-    }
-
-    /// Return the values of a bin, the largest first.
-    func sorted(_ values: Values, _ bin: Int) -> [Double] { values.filter { self.bin($0) == bin }.sorted(by: >) }
-}
-
-/// Return the `count`-th largest value.
-private func leastOf(_ count: Int, _ values: Values) -> Double {
-    let bins = Bins(values)
-    var counts = [Int](repeating: 0, count: Bins.count)
-    for value in values { counts[bins.bin(value)] += 1 }
-    var (last, before) = (0, 0)
-    while before + counts[last] < count { (last, before) = (last + 1, before + counts[last]) }
-    return bins.sorted(values, last)[count - before - 1]
-}
-
-/// Return the smallest of the likeliest values whose sum reaches `mass`, and their number.
-private func nucleus(_ values: Values, _ mass: Double) -> (least: Double, count: Int) {
-    let rounding = 1e-9  // far larger than the rounding error of a sum of probabilities
-    let bins = Bins(values)
-    var masses = [Double](repeating: 0, count: Bins.count)
-    var counts = [Int](repeating: 0, count: Bins.count)
-    for value in values {
-        let bin = bins.bin(value)
-        masses[bin] += value
-        counts[bin] += 1
-    }
-    var (last, sum, count) = (0, 0.0, 0)
-    while last < Bins.count - 1 && sum + masses[last] < mass {
-        (last, sum, count) = (last + 1, sum + masses[last], count + counts[last])
-    }
-    let found = reached(bins.sorted(values, last), mass, sum)
-    if found.nearest >= rounding { return (found.least, count + found.count) }
-    let exact = reached(values.sorted(by: >), mass, 0)  // the order of the additions decides
-    return (exact.least, exact.count)
-}
-
-/// Add sorted values to a sum until it reaches `mass`; return the last, their number, and how near any sum came.
-private func reached(_ sorted: [Double], _ mass: Double, _ start: Double) -> (least: Double, count: Int, nearest: Double) {
-    var (sum, count, nearest) = (start, 0, abs(start - mass))
-    for value in sorted {
-        sum += value
-        count += 1
-        nearest = min(nearest, abs(sum - mass))
-        if sum >= mass { break }
-    }
-    return (count == 0 ? 0 : sorted[count - 1], count, nearest)
 }

@@ -27,7 +27,8 @@ struct SlotLayout {
             (sinks, block) = (Self.sinks, max(1, min(64, slots / 8)))
             if capacity < lookahead + 2 * block {
                 throw ShardmillError(
-                    .request, "a context of \(slots) tokens is too small to slide with passes of \(lookahead): use .stop")
+                    .request,
+                    "a context of \(slots) tokens is too small to slide with passes of \(lookahead): use .stop")
             }
         }
     }
@@ -62,7 +63,7 @@ struct SlotLayout {
 }
 
 /// The progress of a prompt into the slots.
-public struct Prefill: Sendable {
+public struct Prefill {
     /// Logits after the prompt's last token; nil before that token has run.
     public let logits: Logits?
     /// The place of the last token's row in `logits`.
@@ -77,8 +78,9 @@ public struct Prefill: Sendable {
 
 /// One sequence in an engine's slots: its committed tokens, the next pass, and reuse by a new prompt.
 ///
-/// Tokens are fed after the committed ones and count only after `commit` keeps them. Other fed tokens are hidden by their
-/// position and overwritten by the next pass. A pass is padded to a width by its last token, in the slots that follow.
+/// Tokens are fed after the committed ones and count only after `commit` keeps them. Other fed tokens are hidden by
+/// their position and overwritten by the next pass. A pass is padded to a width by its last token, in the slots that
+/// follow.
 public final class Session {
     public let engine: Engine
     /// Widths of decode passes, ascending.
@@ -113,14 +115,17 @@ public final class Session {
         if prompt.isEmpty { throw ShardmillError(.request, "the prompt is empty: give at least one token") }
         if let stray = prompt.first(where: { !(0..<engine.manifest.vocab).contains($0) }) {
             throw ShardmillError(
-                .request, "the prompt holds token \(stray), the vocabulary has \(engine.manifest.vocab): is it another model's?")
+                .request,
+                "the prompt holds token \(stray), the vocabulary has \(engine.manifest.vocab): is it another model's?")
         }
         if let room = layout.room(0), prompt.count > room {
-            throw ShardmillError(.promptTooLong, "the prompt has \(prompt.count) tokens, the context \(room): shorten it")
+            throw ShardmillError(
+                .promptTooLong, "the prompt has \(prompt.count) tokens, the context \(room): shorten it")
         }
     }
 
-    /// Make the committed tokens equal to a checked prompt, pass by pass, and run only the tokens after a shared prefix.
+    /// Make the committed tokens equal to a checked prompt, pass by pass, and run only the tokens after a shared
+    /// prefix.
     ///
     /// - Parameter after: called after each pass; if it throws, finished passes stay committed.
     public func prefill(_ prompt: [Int], after: (Prefill) throws -> Void = { _ in }) throws -> Prefill {
@@ -190,8 +195,8 @@ public final class Session {
 
     /// Return how many of the `left` prompt tokens to feed next, and the width of the pass.
     ///
-    /// The pass is the one that feeds the most tokens for its cost, which is not a measured time: so a prompt is divided
-    /// alike in every run.
+    /// The pass is the one that feeds the most tokens for its cost, which is not a measured time: so a prompt is
+    /// divided alike in every run.
     private func promptPass(_ left: Int) throws -> (count: Int, width: Int) {
         let writable = layout.writable(tokens.count)
         let most = layout.sameWindow(tokens.count).map { min(left, $0) } ?? left
@@ -200,7 +205,9 @@ public final class Session {
         for width in engine.manifest.widths where width <= writable {
             if best == nil || worth(width) >= worth(best!) { best = width }  // among equals the wider
         }
-        guard let best else { throw ShardmillError(.promptTooLong, "\(left) tokens of the prompt are left, the context is full") }
+        guard let best else {
+            throw ShardmillError(.promptTooLong, "\(left) tokens of the prompt are left, the context is full")
+        }
         return (min(best, most), best)
     }
 

@@ -1,8 +1,8 @@
 extension Backend {
     /// Run every function of a part once, one after the other, so that the system specialises it and keeps the result.
     ///
-    /// Inputs are zeros, and states are made for the run; nothing stays loaded. It takes minutes on a device that has not
-    /// run the part yet.
+    /// Inputs are zeros, and states are made for the run; nothing stays loaded. It takes minutes on a device that has
+    /// not run the part yet.
     ///
     /// - Parameters:
     ///   - part: the part's entry in model.json.
@@ -11,7 +11,8 @@ extension Backend {
     public func specialise(_ part: Part, widths: [Int], check: () throws -> Void = {}) throws {
         for slots in part.lengths.keys.sorted() + [0] {
             let length = part.length(slots)
-            let passes = length.functions.isEmpty ? widths.map { ($0, "") } : length.functions.sorted { $0.key < $1.key }
+            let passes =
+                length.functions.isEmpty ? widths.map { ($0, "") } : length.functions.sorted { $0.key < $1.key }
             for (name, group) in Dictionary(grouping: passes, by: \.1).sorted(by: { $0.key < $1.key }) {
                 try check()
                 let function = try load(part, function: name)

@@ -14,23 +14,39 @@ public struct Table: Sendable {
         let data_offsets: [Int]
     }
 
+    private static func refusal(_ file: URL, _ reason: String) -> ShardmillError {
+        ShardmillError(.build, "\(file.path): \(reason)")
+    }
+
+    /// Map a safetensors file; return it, its tensors by name, and the first byte after its header.
+    private static func map(_ file: URL) throws -> (Data, [String: Entry], Int) {
+        guard let data = try? Data(contentsOf: file, options: .alwaysMapped) else {
+            throw refusal(file, "it can't be read")
+        }
+        guard data.count >= 8 else { throw refusal(file, "it is truncated") }
+        let size = data.prefix(8).enumerated().reduce(UInt64(0)) { $0 | UInt64($1.element) << (8 * UInt64($1.offset)) }
+        guard size <= UInt64(data.count - 8), size <= 100_000_000 else {
+            throw refusal(file, "its header is truncated")
+        }
+        do {
+            var all = try JSONSerialization.jsonObject(with: data[8..<8 + Int(size)]) as? [String: Any] ?? [:]
+            all["__metadata__"] = nil
+            let text = try JSONSerialization.data(withJSONObject: all)
+            return (data, try JSONDecoder().decode([String: Entry].self, from: text), 8 + Int(size))
+        } catch {
+            throw refusal(file, "its header is damaged: \(describe(error))")
+        }
+    }
+
+    /// Return whether a safetensors file has a tensor.
+    static func contains(_ name: String, _ file: URL) throws -> Bool { try map(file).1[name] != nil }
+
     /// Map the tensor `name` of a safetensors file. The file's header says where it lies.
     ///
     /// - Throws: `ShardmillError` of kind `build` if the file is truncated, or contains no such table.
     public init(_ file: URL, name: String = "embedding") throws {
-        func refuse(_ reason: String) -> ShardmillError { ShardmillError(.build, "\(file.path): \(reason)") }
-        guard let data = try? Data(contentsOf: file, options: .alwaysMapped) else { throw refuse("it can't be read") }
-        guard data.count >= 8 else { throw refuse("it is truncated") }
-        let size = data.prefix(8).enumerated().reduce(UInt64(0)) { $0 | UInt64($1.element) << (8 * UInt64($1.offset)) }
-        guard size <= UInt64(data.count - 8), size <= 100_000_000 else { throw refuse("its header is truncated") }
-        let entries: [String: Entry]
-        do {
-            var all = try JSONSerialization.jsonObject(with: data[8..<8 + Int(size)]) as? [String: Any] ?? [:]
-            all["__metadata__"] = nil
-            entries = try JSONDecoder().decode([String: Entry].self, from: JSONSerialization.data(withJSONObject: all))
-        } catch {
-            throw refuse("its header is damaged: \(describe(error))")
-        }
+        func refuse(_ reason: String) -> ShardmillError { Self.refusal(file, reason) }
+        let (data, entries, content) = try Self.map(file)
         /// Return the first byte of a tensor after checking its type, shape and place.
         func place(_ name: String, _ types: [String: Int], _ extents: Int) throws -> (Int, Entry) {
             guard let entry = entries[name] else { throw refuse("it contains no tensor '\(name)'") }
@@ -39,10 +55,10 @@ public struct Table: Sendable {
             else { throw refuse("the tensor '\(name)' is \(entry.dtype) \(entry.shape)") }
             let begin = entry.data_offsets[0]
             let end = entry.data_offsets[1]
-            guard begin >= 0, end <= data.count - 8 - Int(size), begin <= end,
+            guard begin >= 0, end <= data.count - content, begin <= end,
                 end - begin == entry.shape.reduce(bytes, *)
             else { throw refuse("the tensor '\(name)' is truncated") }
-            return (8 + Int(size) + begin, entry)
+            return (content + begin, entry)
         }
         let (start, entry) = try place(name, ["F16": 2, "I8": 1], 2)
         rows = entry.shape[0]
@@ -85,5 +101,5 @@ public struct Table: Sendable {
 
 /// Return the little-endian fp16 number at a byte.
 private func half(_ bytes: UnsafeRawBufferPointer, _ at: Int) -> Float {
-    Half.float(UInt16(bytes[at]) | UInt16(bytes[at + 1]) << 8)
+    Half.float(UInt16(littleEndian: bytes.loadUnaligned(fromByteOffset: at, as: UInt16.self)))
 }

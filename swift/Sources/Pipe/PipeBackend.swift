@@ -31,7 +31,9 @@ public final class PipeBackend: Backend {
         public let arrays: [String: HostArray]
 
         func number(_ key: String) throws -> Int {
-            guard let number = header[key] as? Int else { throw ShardmillError(.program, "the engine's answer lacks \(key)") }
+            guard let number = header[key] as? Int else {
+                throw ShardmillError(.program, "the engine's answer lacks \(key)")
+            }
             return number
         }
     }

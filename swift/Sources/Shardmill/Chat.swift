@@ -122,9 +122,11 @@ extension ShardmillModel {
     /// - Throws: `ShardmillError` if the build has no chat format, or the format does not fit the conversation.
     nonisolated func prompt(_ messages: [Message]) throws -> [Int] {
         guard let format = manifest.chat else {
-            throw ShardmillError(.request, "\(manifest.model) has no chat format that this package can apply: use complete()")
+            throw ShardmillError(
+                .request, "\(manifest.model) has no chat format that this package can apply: use complete()")
         }
-        let text = try format.text(of: messages.map { (ChatFormat.Role(rawValue: $0.role.rawValue) ?? .user, $0.content) })
+        let text = try format.text(
+            of: messages.map { (ChatFormat.Role(rawValue: $0.role.rawValue) ?? .user, $0.content) })
         return try codec.encode(text, addSpecialTokens: false)
     }
 }

@@ -11,8 +11,8 @@ extension ShardmillModel {
 
 /// A build as a model of Apple's FoundationModels.
 ///
-/// It offers text; tools and guided generation are not among its capabilities, so the framework refuses them before they
-/// reach it.
+/// It offers text; tools and guided generation are not among its capabilities, so the framework refuses them before
+/// they reach it.
 @available(macOS 27, iOS 27, visionOS 27, *)
 public struct ShardmillLanguageModel: LanguageModel {
     /// What answers its requests.
@@ -27,7 +27,8 @@ public struct ShardmillLanguageModel: LanguageModel {
     public var executorConfiguration: ShardmillExecutor.Configuration { ShardmillExecutor.Configuration(model: model) }
 }
 
-/// What Apple's session asks for answers. Every request brings the whole transcript; what the cache holds of it is reused.
+/// What Apple's session asks for answers. Every request brings the whole transcript; what the cache holds of it is
+/// reused.
 @available(macOS 27, iOS 27, visionOS 27, *)
 public struct ShardmillExecutor: LanguageModelExecutor {
     /// The model whose requests it answers.

@@ -9,8 +9,8 @@ extension ShardmillModel {
         public enum Work: String, Sendable {
             /// Core ML compiles its package: once for each version of the system.
             case compile
-            /// The system makes code for its Neural Engine, which takes longest: once for each version of the system, and
-            /// once after each update of the app.
+            /// The system makes code for its Neural Engine, which takes longest: once for each version of the system,
+            /// and once after each update of the app.
             case specialise
             /// It is loaded.
             case load
@@ -96,7 +96,8 @@ extension ShardmillModel {
         if needed > available {
             let (needed, available) = (needed >> 20, available >> 20)
             throw ShardmillError(
-                .memory, "\(manifest.model) takes about \(needed) MiB, and the system leaves the app \(available): "
+                .memory,
+                "\(manifest.model) takes about \(needed) MiB, and the system leaves the app \(available): "
                     + "free memory, or take a smaller model or a shorter context")
         }
     }

@@ -5,8 +5,8 @@ import ShardmillText
 
 /// A build in an app: `let model = try ShardmillModel(at: folder)`, then `prewarm()`, then `chat()`.
 ///
-/// Everything that touches programs runs on one thread of the model's own: a load may take minutes, and Core ML allows one
-/// pass at a time.
+/// Everything that touches programs runs on one thread of the model's own: a load may take minutes, and Core ML allows
+/// one pass at a time.
 public actor ShardmillModel {
     private let queue: QueueExecutor
     /// The thread that everything of the model runs on.
@@ -69,8 +69,8 @@ public actor ShardmillModel {
     /// Refuse to run programs until `resume()`: for an app that goes to the background.
     ///
     /// From iOS 27 on, an app in the background gets the Neural Engine only with the entitlement
-    /// `com.apple.developer.background-tasks.continued-processing.inference`. What the model is working at ends after the
-    /// pass that is running, with an error of the kind `interrupted`; programs and states stay loaded.
+    /// `com.apple.developer.background-tasks.continued-processing.inference`. What the model is working at ends after
+    /// the pass that is running, with an error of the kind `interrupted`; programs and states stay loaded.
     nonisolated public func pause() { interrupt.isPaused = true }
 
     /// Run programs again after `pause()`.
@@ -78,8 +78,8 @@ public actor ShardmillModel {
 
     /// Generate after a prompt of tokens, and call `emit` for each token; return how it ended.
     ///
-    /// A prompt that begins as the text of the last request does is fed from where they differ. If the task is cancelled,
-    /// the generation ends after the pass that is running, and the session keeps what it has.
+    /// A prompt that begins as the text of the last request does is fed from where they differ. If the task is
+    /// cancelled, the generation ends after the pass that is running, and the session keeps what it has.
     func generate(
         _ prompt: [Int], _ options: ShardmillOptions, stop: Set<Int>, emit: @Sendable (Piece) -> Void
     ) async throws -> GenerationSummary {
@@ -90,7 +90,8 @@ public actor ShardmillModel {
         let codec = codec
         let clock = ContinuousClock()
         let start = clock.now
-        let generation = try Generation(session, prompt: prompt, options: decoding, drafter: options.drafter.make()) { _ in
+        let generation = try Generation(session, prompt: prompt, options: decoding, drafter: options.drafter.make()) {
+            _ in
             try self.check(began)
         }
         let prefilled = clock.now
@@ -114,7 +115,8 @@ public actor ShardmillModel {
         send(text.flush())
         let ended = generation.reason ?? .stop
         return GenerationSummary(
-            reason: text.stopped ? .stop : ended, promptTokens: prompt.count, promptTokensReused: generation.reusedTokens,
+            reason: text.stopped ? .stop : ended, promptTokens: prompt.count,
+            promptTokensReused: generation.reusedTokens,
             tokens: count, passes: generation.passes, drafted: generation.drafted, accepted: generation.accepted,
             prefillSeconds: seconds(prefilled - start), decodeSeconds: seconds(clock.now - prefilled))
     }

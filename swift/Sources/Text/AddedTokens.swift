@@ -90,7 +90,9 @@ struct AddedTokens: Sendable {
         return text.withUnsafeBufferPointer { bytes in
             for at in start - base..<bytes.count {
                 for count in table.lengths[Int(bytes[at])] where at + count <= bytes.count {
-                    if let token = table.tokens[text[base + at..<base + at + count]] { return (base + at, token, count) }
+                    if let token = table.tokens[text[base + at..<base + at + count]] {
+                        return (base + at, token, count)
+                    }
                 }
             }
             return nil

@@ -1,6 +1,7 @@
 import ShardmillDecode
 
-/// Byte-pair encoding: of bytes that are written as letters (GPT-2's alphabet), or of characters with a fallback to bytes.
+/// Byte-pair encoding: of bytes that are written as letters (GPT-2's alphabet), or of characters with a fallback to
+/// bytes.
 struct BPE: Sendable {
     private let vocabulary: Vocabulary
     private let merges: MergeTable
@@ -11,9 +12,13 @@ struct BPE: Sendable {
     private let unknown: Int?
     private let fusesUnknown: Bool
     private let ignoresMerges: Bool
-    /// For each byte, whether some merge joins a token that ends in it with one that begins with "▁"; empty if words are
-    /// not cut. Words are cut before each other "▁", unless it follows another one, because no merge leads over this place.
+    /// For each byte, whether some merge joins a token that ends in it with one that begins with "▁"; empty if words
+    /// are not cut. Words are cut before each other "▁", unless it follows another one, because no merge leads over
+    /// this place.
     private let joins: [Bool]
+
+    /// Whether words are given as bytes.
+    var isOfBytes: Bool { !letters.isEmpty }
 
     private static let mark: [UInt8] = [0xE2, 0x96, 0x81]
 
@@ -46,7 +51,9 @@ struct BPE: Sendable {
             return id
         }
         unknown = try model.optionalBytes("unk_token").map { (name: ArraySlice<UInt8>) throws -> Int in
-            guard let id = vocabulary.id(name) else { throw ShardmillError(.tokenizer, "the vocabulary lacks unk_token") }
+            guard let id = vocabulary.id(name) else {
+                throw ShardmillError(.tokenizer, "the vocabulary lacks unk_token")
+            }
             return id
         }
         fusesUnknown = try model.flag("fuse_unk") ?? false

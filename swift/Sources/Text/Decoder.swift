@@ -49,7 +49,9 @@ indirect enum Decoder: Sendable {
                 var token = token
                 if content.isEmpty { return token }
                 var (first, last) = (start, stop)
-                while first > 0, token.starts(with: content) { (token, first) = (token.dropFirst(content.count), first - 1) }
+                while first > 0, token.starts(with: content) {
+                    (token, first) = (token.dropFirst(content.count), first - 1)
+                }
                 while last > 0, token.suffix(content.count).elementsEqual(content) {
                     (token, last) = (token.dropLast(content.count), last - 1)
                 }

@@ -110,7 +110,9 @@ extension JSON {
     func items(_ key: String) throws -> [JSON] { try need(key, optional(key, "list") { $0.items }) }
 
     /// Return a whole number that is not negative.
-    func count(_ key: String) throws -> Int? { try optional(key, "whole number") { $0.int.flatMap { $0 < 0 ? nil : $0 } } }
+    func count(_ key: String) throws -> Int? {
+        try optional(key, "whole number") { $0.int.flatMap { $0 < 0 ? nil : $0 } }
+    }
 }
 
 private struct Parser {
@@ -209,7 +211,8 @@ private struct Parser {
         repeat {
             let key = try key()
             let name = depth < 2 ? String(decoding: bytes[key.range], as: UTF8.self) : ""
-            found.append((key, try value(depth: depth + 1, path: depth == 0 ? name : depth == 1 ? "\(path)/\(name)" : "-")))
+            found.append(
+                (key, try value(depth: depth + 1, path: depth == 0 ? name : depth == 1 ? "\(path)/\(name)" : "-")))
         } while take(",")
         guard take("}") else { throw wrong("an object has no end") }
         return .object(found)
@@ -249,7 +252,12 @@ private struct Parser {
                 skipSpace()
                 guard at < bytes.count, bytes[at] == UInt8(ascii: "\"") else { throw wrong() }
                 let left = try string()
-                guard take(","), { skipSpace(); return at < bytes.count && bytes[at] == UInt8(ascii: "\"") }() else { throw wrong() }
+                guard take(","),
+                    {
+                        skipSpace()
+                        return at < bytes.count && bytes[at] == UInt8(ascii: "\"")
+                    }()
+                else { throw wrong() }
                 found.append((left, try string()))
                 guard take("]") else { throw wrong() }
             } else {
@@ -258,8 +266,10 @@ private struct Parser {
                 guard let space = both.range.first(where: { bytes[$0] == 0x20 }) else { throw wrong() }
                 let count = UInt32(space) - both.start
                 found.append(
-                    (JSON.Text(start: both.start, count: count),
-                        JSON.Text(start: UInt32(space + 1), count: both.count - count - 1)))
+                    (
+                        JSON.Text(start: both.start, count: count),
+                        JSON.Text(start: UInt32(space + 1), count: both.count - count - 1)
+                    ))
             }
         } while take(",")
         guard take("]") else { throw self.wrong("a list has no end") }
@@ -342,7 +352,8 @@ private func firstInvalid(_ bytes: UnsafeBufferPointer<UInt8>) -> Int? {
         let second = bytes[at + 1]
         let least: UInt8 = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80
         let greatest: UInt8 = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF
-        guard second >= least, second <= greatest, (2..<max(2, count)).allSatisfy({ bytes[at + $0] & 0xC0 == 0x80 }) else { return at }
+        guard second >= least, second <= greatest, (2..<max(2, count)).allSatisfy({ bytes[at + $0] & 0xC0 == 0x80 })
+        else { return at }
         at += count
     }
     return nil

@@ -73,7 +73,9 @@ indirect enum Normalizer: Sendable {
         }
         var result = bytes(String(found))
         if stripAccents {
-            let bare = string(Normalizer.nfd.apply(result)).unicodeScalars.filter { $0.properties.generalCategory != .nonspacingMark }
+            let bare = string(Normalizer.nfd.apply(result)).unicodeScalars.filter {
+                $0.properties.generalCategory != .nonspacingMark
+            }
             result = bytes(String(String.UnicodeScalarView(bare)))
         }
         return lowercase ? lower(result) : result

@@ -32,18 +32,22 @@ indirect enum PreTokenizer: Sendable {
         }
         switch json.type {
         case "Sequence": self = .sequence(try json.items("pretokenizers").map(PreTokenizer.init))
-        case "Split": self = .split(try Pattern(json["pattern"]), try behavior(), invert: try json.flag("invert") ?? false)
+        case "Split":
+            self = .split(try Pattern(json["pattern"]), try behavior(), invert: try json.flag("invert") ?? false)
         case "ByteLevel":
             let pattern = try json.flag("use_regex") ?? true ? try Pattern(regex: Self.gpt2) : nil
             self = .byteLevel(prefixSpace: try json.flag("add_prefix_space") ?? true, pattern: pattern)
         case "Digits": self = .digits(individual: try json.flag("individual_digits") ?? false)
         case "Metaspace":
-            let scheme = try json.optionalBytes("prepend_scheme").map(string) ?? (try json.flag("add_prefix_space") ?? true ? "always" : "never")
+            let scheme =
+                try json.optionalBytes("prepend_scheme").map(string)
+                ?? (try json.flag("add_prefix_space") ?? true ? "always" : "never")
             guard let prepend = Prepend(rawValue: scheme) else {
                 throw ShardmillError(.tokenizer, "the prepend_scheme '\(scheme)' is not supported")
             }
             self = .metaspace(
-                try json.optionalBytes("replacement") ?? ArraySlice("\u{2581}".utf8), prepend, splits: try json.flag("split") ?? true)
+                try json.optionalBytes("replacement") ?? ArraySlice("\u{2581}".utf8), prepend,
+                splits: try json.flag("split") ?? true)
         case "BertPreTokenizer": self = .bert
         case "Whitespace": self = .whitespace(try Pattern(regex: #"\w+|[^\w\s]+"#))
         case "WhitespaceSplit": self = .whitespaceSplit
@@ -60,6 +64,16 @@ indirect enum PreTokenizer: Sendable {
             guard let last = steps.last?.withoutLetters else { return nil }
             return steps.dropLast().contains { $0.withoutLetters != nil } ? nil : .sequence(steps.dropLast() + [last])
         default: return nil
+        }
+    }
+
+    /// Whether words are slices of the text, so that their places are known.
+    var keepsBytes: Bool {
+        switch self {
+        case .sequence(let steps): steps.allSatisfy(\.keepsBytes)
+        case .byteLevel, .metaspace: false
+        case .bytes(let prefixSpace, _): !prefixSpace
+        default: true
         }
     }
 
@@ -101,10 +115,12 @@ indirect enum PreTokenizer: Sendable {
             return words.flatMap { divide($0, individual ? .Isolated : .Contiguous) { Class($0).contains(.number) } }
         case .metaspace(let mark, let prepend, let splits):
             return words.enumerated().flatMap { place, word in
-                var marked = Array(word.split(separator: 0x20, omittingEmptySubsequences: false).joined(separator: mark))
+                var marked = Array(
+                    word.split(separator: 0x20, omittingEmptySubsequences: false).joined(separator: mark))
                 let wanted = prepend == .always || (prepend == .first && first && place == 0)
                 if wanted && !marked.isEmpty && !marked.starts(with: mark) { marked.insert(contentsOf: mark, at: 0) }
-                return splits ? join(marked[...], Pattern.text(mark).split(marked[...]), .MergedWithNext) : [marked[...]]
+                return splits
+                    ? join(marked[...], Pattern.text(mark).split(marked[...]), .MergedWithNext) : [marked[...]]
             }
         case .bert:
             return words.flatMap { divide($0, .Removed, isSpace) }.flatMap { divide($0, .Isolated, isPunctuation) }
@@ -134,7 +150,8 @@ indirect enum PreTokenizer: Sendable {
         return join(word, pieces, behavior)
     }
 
-    private func join(_ word: ArraySlice<UInt8>, _ pieces: [Pattern.Piece], _ behavior: Behavior) -> [ArraySlice<UInt8>] {
+    private func join(_ word: ArraySlice<UInt8>, _ pieces: [Pattern.Piece], _ behavior: Behavior) -> [ArraySlice<UInt8>]
+    {
         var found: [Range<Int>] = []
         var joinsNext = false
         var lastMatches = false
@@ -206,11 +223,14 @@ enum ByteAlphabet {
 }
 
 private func isPunctuation(_ scalar: Unicode.Scalar) -> Bool {
-    if scalar.isASCII { return (0x21...0x2F).contains(scalar.value) || (0x3A...0x40).contains(scalar.value)
-        || (0x5B...0x60).contains(scalar.value) || (0x7B...0x7E).contains(scalar.value) }
+    if scalar.isASCII {
+        return (0x21...0x2F).contains(scalar.value) || (0x3A...0x40).contains(scalar.value)
+            || (0x5B...0x60).contains(scalar.value) || (0x7B...0x7E).contains(scalar.value)
+    }
     switch scalar.properties.generalCategory {
     case .connectorPunctuation, .dashPunctuation, .openPunctuation, .closePunctuation, .initialPunctuation,
-        .finalPunctuation, .otherPunctuation: return true
+        .finalPunctuation, .otherPunctuation:
+        return true
     default: return false
     }
 }

@@ -1,4 +1,5 @@
-/// The division into words of one of the widely used patterns, without a regular expression: on UTF-8, some times faster.
+/// The division into words of one of the widely used patterns, without a regular expression: on UTF-8, some times
+/// faster.
 ///
 /// Any text consists of words of these patterns, without gaps. A test compares them with the regular expressions.
 struct Scanner: Equatable, Sendable {
@@ -26,7 +27,9 @@ struct Scanner: Equatable, Sendable {
         self.lines = pattern.contains("[\\r\\n]+")
         let count = [#"\p{N}{1,3}"#: 3, #"\p{N}"#: 1]
         if pattern == short + #"| ?\p{L}+| ?\p{N}+|"# + others + rest {
-            (contractions, words, contracted, prefix, spacedNumbers, digits, breaks) = (.exact, .letters, false, false, true, .max, [])
+            (contractions, words, contracted, prefix, spacedNumbers, digits, breaks) = (
+                .exact, .letters, false, false, true, .max, []
+            )
             return
         }
         for (numbers, most) in count {
@@ -48,15 +51,21 @@ struct Scanner: Equatable, Sendable {
     /// Return the end of the word that begins at a place.
     func end(_ text: UnsafeBufferPointer<UInt8>, _ start: Int) -> Int {
         let (first, second) = Class.at(text, start)
-        if contractions != .none, text[start] == 0x27, let end = contraction(text, start, anyCase: contractions == .anyCase) {
+        if contractions != .none, text[start] == 0x27,
+            let end = contraction(text, start, anyCase: contractions == .anyCase)
+        {
             return end
         }
         if words == .cased {
-            if let end = casedWord(text, start, first, second) { return contracted ? contraction(text, end, anyCase: true) ?? end : end }
+            if let end = casedWord(text, start, first, second) {
+                return contracted ? contraction(text, end, anyCase: true) ?? end : end
+            }
         } else {
             if first.contains(.letter) { return run(text, second, .letter) }
             let begins = prefix ? first.isDisjoint(with: [.letter, .number, .line]) : text[start] == 0x20
-            if begins, second < text.count, Class.at(text, second).0.contains(.letter) { return run(text, second, .letter) }
+            if begins, second < text.count, Class.at(text, second).0.contains(.letter) {
+                return run(text, second, .letter)
+            }
         }
         if first.contains(.number) { return run(text, second, .number, most: digits - 1) }
         let spaced = text[start] == 0x20 && second < text.count
@@ -104,7 +113,9 @@ struct Scanner: Equatable, Sendable {
     private func casedWord(_ text: UnsafeBufferPointer<UInt8>, _ start: Int, _ first: Class, _ second: Int) -> Int? {
         let prefixed = first.isDisjoint(with: [.letter, .number, .line]) && second < text.count
         let cased: Class = [.upper, .lower]
-        if prefixed, !Class.at(text, second).0.isDisjoint(with: cased), let end = smallEnd(text, second).small { return end }
+        if prefixed, !Class.at(text, second).0.isDisjoint(with: cased), let end = smallEnd(text, second).small {
+            return end
+        }
         if first.isDisjoint(with: cased) && !prefixed { return nil }
         let bare = smallEnd(text, start)
         if let end = bare.small { return end }

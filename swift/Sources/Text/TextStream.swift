@@ -2,12 +2,14 @@ import ShardmillDecode
 
 /// The text of a growing token sequence, and stop strings in it.
 ///
-/// A token may end in the middle of a character, and a stop string in the middle of a token. So text is held back until it
-/// can neither change nor begin a stop string. The cost of a token is bounded for a text of any length.
+/// A token may end in the middle of a character, and a stop string in the middle of a token. So text is held back until
+/// it can neither change nor begin a stop string. The cost of a token is bounded for a text of any length.
 public struct TextStream {
     private static let unknown: Unicode.Scalar = "\u{FFFD}"  // written for bytes that are not, or not yet, a character
-    private static let unfinished = 3  // at most this many at the end may become a character, which has up to four bytes
-    private static let window = 8  // tokens that are decoded again with each new one, at least; at most four times as many
+    /// At most this many at the end may become a character, which has up to four bytes.
+    private static let unfinished = 3
+    /// Tokens that are decoded again with each new one, at least; at most four times as many.
+    private static let window = 8
 
     /// Text as a list of scalars: Swift's characters would join what later tokens add.
     private typealias Text = [Unicode.Scalar]
@@ -98,7 +100,9 @@ public struct TextStream {
     /// Return whether the beginning of a text is final: no wrong bytes that only lack preceding tokens.
     private func stays(_ text: Text, _ tokens: [Int]) -> Bool {
         text.first != Self.unknown
-            || (1...Self.unfinished + 1).allSatisfy { decode(Array(tokens.prefix($0))).unicodeScalars.first == Self.unknown }
+            || (1...Self.unfinished + 1).allSatisfy {
+                decode(Array(tokens.prefix($0))).unicodeScalars.first == Self.unknown
+            }
     }
 
     private mutating func release() -> String {

@@ -13,20 +13,22 @@ public protocol TextCodec: Sendable {
 ///
 /// A part that this version does not support is refused by its name, never ignored.
 public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutable member is a cache under a lock
-    private enum Model {
+    enum Model {
         case bpe(BPE)
         case wordPiece(WordPiece)
     }
 
-    private let model: Model
-    private let normalizer: Normalizer?
-    private let preTokenizer: PreTokenizer?
+    let model: Model
+    let normalizer: Normalizer?
+    let preTokenizer: PreTokenizer?
     private let scanner: Scanner?
     private let decoder: Decoder?
-    private let added: AddedTokens
-    private let prefix: [Int]
-    private let suffix: [Int]
-    private let vocabulary: Vocabulary
+    let added: AddedTokens
+    let prefix: [Int]
+    let suffix: [Int]
+    /// Whether the places of tokens leave out the spaces at their ends.
+    let trimsOffsets: Bool
+    let vocabulary: Vocabulary
     private let lock = NSLock()
     private var cache: WordCache? = WordCache()  // nil while a thread uses it; another then makes its own
 
@@ -34,7 +36,9 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     ///
     /// - Throws: `ShardmillError` of kind `tokenizer` if the file is damaged, or has a part that is not supported.
     public convenience init(_ file: URL) throws {
-        guard let data = try? Data(contentsOf: file) else { throw ShardmillError(.tokenizer, "\(file.path) can't be read") }
+        guard let data = try? Data(contentsOf: file) else {
+            throw ShardmillError(.tokenizer, "\(file.path) can't be read")
+        }
         do {
             try self.init(data: data)
         } catch let error as ShardmillError {
@@ -56,10 +60,11 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
             return try make(value)
         }
         normalizer = try part("normalizer", Normalizer.init)
-        added = try AddedTokens(part("added_tokens") { items in
-            guard let items = items.items else { throw ShardmillError(.tokenizer, "added_tokens are no list") }
-            return items
-        } ?? [], normalizer: normalizer)
+        added = try AddedTokens(
+            part("added_tokens") { items in
+                guard let items = items.items else { throw ShardmillError(.tokenizer, "added_tokens are no list") }
+                return items
+            } ?? [], normalizer: normalizer)
         var vocabulary = Vocabulary(listed, json.blob)
         for token in added.all { vocabulary.add(token.content, id: token.id) }
         self.vocabulary = vocabulary
@@ -74,7 +79,16 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
         default: throw ShardmillError(.tokenizer, "the model '\(type.prefix(40))' is not supported")
         }
         decoder = try part("decoder", Decoder.init)
+        trimsOffsets = try part("post_processor", Self.trimsOffsets) ?? false
         (prefix, suffix) = try part("post_processor") { try Self.template($0, vocabulary) } ?? ([], [])
+    }
+
+    private static func trimsOffsets(_ json: JSON) throws -> Bool {
+        switch json.type {
+        case "ByteLevel", "RobertaProcessing": return try json.flag("trim_offsets") ?? true
+        case "Sequence": return try json.items("processors").contains { try trimsOffsets($0) }
+        default: return false
+        }
     }
 
     /// Return the special tokens before and after a text.
@@ -88,7 +102,9 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
             }
         case "BertProcessing", "RobertaProcessing":
             func id(_ key: String) throws -> Int {
-                guard let id = json[key]?.items?.last?.int else { throw ShardmillError(.tokenizer, "the post-processor has no \(key)") }
+                guard let id = json[key]?.items?.last?.int else {
+                    throw ShardmillError(.tokenizer, "the post-processor has no \(key)")
+                }
                 return id
             }
             return ([try id("cls")], [try id("sep")])
@@ -115,10 +131,11 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
 
     /// Return a text's tokens, with those before and after it (beginning of text, for example) if asked for.
     public func encode(_ text: String, addSpecialTokens: Bool = true) -> [Int] {
-        let cache = lock.withLock { () -> WordCache? in
-            defer { self.cache = nil }
-            return self.cache
-        } ?? WordCache()
+        let cache =
+            lock.withLock { () -> WordCache? in
+                defer { self.cache = nil }
+                return self.cache
+            } ?? WordCache()
         defer { lock.withLock { self.cache = cache } }
         var found = addSpecialTokens ? prefix : []
         var first = true

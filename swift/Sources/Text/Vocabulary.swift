@@ -1,6 +1,7 @@
 import ShardmillDecode
 
-/// The tokens of a tokenizer: ids by bytes, and bytes by id. `String` would take canonically equivalent tokens for equal.
+/// The tokens of a tokenizer: ids by bytes, and bytes by id. `String` would take canonically equivalent tokens for
+/// equal.
 struct Vocabulary: Sendable {
     private var bytes: [UInt8]
     private var places: [JSON.Text] = []

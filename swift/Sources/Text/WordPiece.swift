@@ -1,9 +1,10 @@
 import ShardmillDecode
 
-/// WordPiece: the longest known beginning of a word, again and again; a word with an unknown piece is unknown as a whole.
+/// WordPiece: the longest known beginning of a word, again and again; a word with an unknown piece is unknown as a
+/// whole.
 struct WordPiece: Sendable {
     private let vocabulary: Vocabulary
-    private let prefix: [UInt8]
+    let prefix: [UInt8]
     private let unknown: Int
     private let longest: Int
 
@@ -16,6 +17,9 @@ struct WordPiece: Sendable {
         }
         unknown = id
     }
+
+    /// Return whether a token stands for a word that has no others.
+    func isUnknown(_ id: Int) -> Bool { id == unknown }
 
     /// Append the tokens of a word, given as UTF-8.
     func encode(_ word: UnsafeBufferPointer<UInt8>, into found: inout [Int]) {

@@ -67,7 +67,9 @@ func layoutsAreThoseOfPython() throws {
             default:
                 if let error = step.error {
                     let (slots, positions) = (step.lists[0], step.lists[1])
-                    #expect(throws: ShardmillError(.request, error)) { try layout.arrays(slots: slots, positions: positions) }
+                    #expect(throws: ShardmillError(.request, error)) {
+                        try layout.arrays(slots: slots, positions: positions)
+                    }
                     continue
                 }
                 let arrays = try layout.arrays(slots: step.lists[0], positions: step.lists[1])

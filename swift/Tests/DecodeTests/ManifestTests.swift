@@ -82,7 +82,9 @@ func everyKey() throws {
     var content = full()
     content["embedding"] = ["path": "embedding.safetensors", "bytes": 7]
     content["tokenizer"] = ["path": "tokenizer.json", "bytes": 5]
-    for place in 0...1 { content = changed(content, ["parts", "\(place)", "program", "bytes"], 10) as? [String: Any] ?? [:] }
+    for place in 0...1 {
+        content = changed(content, ["parts", "\(place)", "program", "bytes"], 10) as? [String: Any] ?? [:]
+    }
     let build = try ToyBuild { $0 = content }
     let manifest = try Manifest(folder: build.folder)
     #expect(manifest.uses == ["conv", "rings"] && manifest.requires == ["macos": "15.0", "ios": "18.0"])
@@ -92,7 +94,9 @@ func everyKey() throws {
     #expect(sampling.topK == 20 && manifest.chat?.stop == [3])
     let plain = try ToyBuild()
     let older = try Manifest(folder: plain.folder)
-    #expect(older.uses.isEmpty && older.requires.isEmpty && older.sampling == nil && older.chat == nil && older.bytes == nil)
+    #expect(
+        older.uses.isEmpty && older.requires.isEmpty && older.sampling == nil && older.chat == nil && older.bytes == nil
+    )
 }
 
 @Test("a build that uses an unknown feature is refused by its name")
@@ -154,9 +158,11 @@ func outside(path: String) throws {
 func noJSON() throws {
     let build = try ToyBuild()
     let file = build.folder.appendingPathComponent("model.json")
-    let brackets = String(repeating: "[", count: 1_000_000), objects = String(repeating: #"{"a":"#, count: 100_000)
+    let brackets = String(repeating: "[", count: 1_000_000)
+    let objects = String(repeating: #"{"a":"#, count: 100_000)
     let cut = try JSONSerialization.data(withJSONObject: full()).dropLast(9)
-    let texts = ["", "{", "[]", "5", "\u{FEFF}", brackets, objects].map { Data($0.utf8) } + [Data([0xFF, 0xFE, 0]), cut]
+    let texts =
+        ["", "{", "[]", "5", "\u{FEFF}", brackets, objects].map { Data($0.utf8) } + [Data([0xFF, 0xFE, 0]), cut]
     for text in texts {
         try text.write(to: file)
         #expect(throws: ShardmillError.self) { try Manifest(folder: build.folder) }

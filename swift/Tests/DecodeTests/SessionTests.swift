@@ -89,7 +89,8 @@ func drafts() throws {
 @Test("a generation that is stopped leaves a session that goes on exactly")
 func stopped() throws {
     let session = try toy()
-    let generation = try Generation(session, prompt: [1, 2, 3], options: Options(maxTokens: 30), drafter: SuffixDrafter())
+    let generation = try Generation(
+        session, prompt: [1, 2, 3], options: Options(maxTokens: 30), drafter: SuffixDrafter())
     for _ in 0..<5 { _ = try generation.next() }
     generation.stop()
     #expect(try generation.next() == nil && generation.reason == .stop)
@@ -112,7 +113,9 @@ func reasons() throws {
 @Test("prompts that can't be fed are refused in one line")
 func refusals() throws {
     let session = try toy()
-    for (prompt, kind) in [([], ShardmillError.Kind.request), ([99], .request), ([Int](repeating: 1, count: 65), .promptTooLong)] {
+    for (prompt, kind) in [
+        ([], ShardmillError.Kind.request), ([99], .request), ([Int](repeating: 1, count: 65), .promptTooLong),
+    ] {
         #expect { try session.check(prompt) } throws: { ($0 as? ShardmillError)?.kind == kind }
     }
 }

@@ -46,7 +46,9 @@ import Testing
         #expect(found == expected || found.isNaN && expected.isNaN)
         if expected.isNaN { continue }
         #expect(Half.computedBits(expected) == bits)
-        for near in [expected.nextUp, expected.nextDown, expected + expected.ulp * 4096, expected * 1.00048828125, expected / 3] {
+        for near in [
+            expected.nextUp, expected.nextDown, expected + expected.ulp * 4096, expected * 1.00048828125, expected / 3,
+        ] {
             #expect(Half.computedBits(near) == Float16(near).bitPattern)
         }
     }

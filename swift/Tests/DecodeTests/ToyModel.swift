@@ -33,7 +33,8 @@ private final class ToyFunction: LoadedFunction {
         backend.runs.append((inputs["x"] ?? inputs["hidden"])?.shape[2] ?? 0)
         if let mask = (inputs["kv_write_mask"] as? HostBuffer)?.array {
             let count = mask.shape[3]
-            backend.slots.append((0..<count).compactMap { t in (0..<mask.shape[2]).first { mask.values[$0 * count + t] == 1 } })
+            backend.slots.append(
+                (0..<count).compactMap { t in (0..<mask.shape[2]).first { mask.values[$0 * count + t] == 1 } })
         }
         return part.kind == .head ? ["logits": inputs["hidden"]!] : ["hidden": inputs["x"]!]
     }
@@ -76,7 +77,8 @@ final class ToyBuild {
             "inputs": ["hidden": [1, vocab, "T", 1]], "program": ["path": "head.mlmodelc"],
         ]
         return [
-            "format": 2, "model": "toy", "context": slots, "tokens_max": widths.max()!, "widths": widths, "verify": verify,
+            "format": 2, "model": "toy", "context": slots, "tokens_max": widths.max()!, "widths": widths,
+            "verify": verify,
             "vocab": vocab, "eos_token_ids": [31], "rope": ["rope": ["inv_freq": [1.0, 0.1], "scale": 1.0]],
             "window": NSNull(), "window_slots": 0, "conv_taps": 0, "embedding": ["path": "embedding.safetensors"],
             "tokenizer": ["path": "tokenizer.json"], "parts": [layers, head],
@@ -86,7 +88,8 @@ final class ToyBuild {
     /// Row t is 1 at (7 t + 3) mod 32: a text goes on by a rule that drafters can learn.
     private func table() -> Data {
         let count = Self.vocab
-        let header = #"{"embedding":{"dtype":"F16","shape":[\#(count),\#(count)],"data_offsets":[0,\#(2 * count * count)]}}"#
+        let header =
+            #"{"embedding":{"dtype":"F16","shape":[\#(count),\#(count)],"data_offsets":[0,\#(2 * count * count)]}}"#
         var data = withUnsafeBytes(of: UInt64(header.utf8.count).littleEndian) { Data($0) } + Data(header.utf8)
         for row in 0..<count {
             for column in 0..<count {

@@ -8,6 +8,7 @@ private struct Made: Decodable {
     let name, file: String
     let texts, decoded: [String]
     let ids: [[Int]]
+    let places: [[[Int]]]
 }
 
 /// Tokenizers that swift/scripts/made_tokenizers.py made, with what the Python package makes of texts.
@@ -23,18 +24,38 @@ func tokenizers() throws {
     for one in made {
         let tokenizer = try Tokenizer(data: Data(one.file.utf8))
         for (text, (ids, decoded)) in zip(one.texts, zip(one.ids, one.decoded)) {
-            for _ in 0..<2 { #expect(tokenizer.encode(text) == ids, "\(one.name): \(text.debugDescription)") }  // again from the cache
+            for _ in 0..<2 {  // again from the cache
+                #expect(tokenizer.encode(text) == ids, "\(one.name): \(text.debugDescription)")
+            }
             #expect(Array(tokenizer.decode(ids, skipSpecialTokens: false).utf8) == Array(decoded.utf8), "\(one.name)")
         }
     }
 }
 
+@Test("tokens lie where the Python package says, or the tokenizer is refused")
+func places() throws {
+    var known: Set<String> = []
+    for one in made {
+        let tokenizer = try Tokenizer(data: Data(one.file.utf8))
+        guard (try? tokenizer.encodeWithOffsets("a")) != nil else { continue }
+        known.insert(one.name)
+        for (text, (ids, places)) in zip(one.texts, zip(one.ids, one.places)) {
+            let found = try tokenizer.encodeWithOffsets(text)
+            #expect(found.ids == ids, "\(one.name): \(text.debugDescription)")
+            #expect(
+                found.offsets.map { [$0.lowerBound, $0.upperBound] } == places, "\(one.name): \(text.debugDescription)")
+        }
+    }
+    #expect(known.isSuperset(of: ["gpt2", "llama3", "qwen", "o200k", "bert", "cased"]), "\(known.sorted())")
+}
+
 @Test("scanners divide texts as the regular expressions do")
 func scanners() throws {
-    let patterns = Set(made.flatMap { one -> [String] in
-        let steps = (try? JSON.parse(Array(one.file.utf8)))?["pre_tokenizer"]?["pretokenizers"]?.items ?? []
-        return steps.compactMap { $0["pattern"]?["Regex"]?.text }
-    } + [#"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"#])
+    let patterns = Set(
+        made.flatMap { one -> [String] in
+            let steps = (try? JSON.parse(Array(one.file.utf8)))?["pre_tokenizer"]?["pretokenizers"]?.items ?? []
+            return steps.compactMap { $0["pattern"]?["Regex"]?.text }
+        } + [#"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"#])
     let known = patterns.filter { Scanner(pattern: $0) != nil }
     #expect(known.count == 5)
     let texts = made.first.map(\.texts) ?? []
@@ -42,7 +63,9 @@ func scanners() throws {
         let (scanner, regex) = (try Pattern(regex: pattern), try Pattern(regex: pattern, scans: false))
         for text in texts + [texts.joined(), texts.joined(separator: " "), texts.joined(separator: "\n ")] {
             let bytes = Array(text.utf8)[...]
-            #expect(scanner.split(bytes).map(\.range) == regex.split(bytes).map(\.range), "\(pattern): \(text.debugDescription)")
+            #expect(
+                scanner.split(bytes).map(\.range) == regex.split(bytes).map(\.range),
+                "\(pattern): \(text.debugDescription)")
         }
     }
 }
@@ -57,16 +80,22 @@ func longWords() throws {
     #expect(tokenizer.encode(String(repeating: "the", count: 40)).count == 2 * twice)
 }
 
-@Test("a damaged or unknown part is an error that names it", arguments: [
-    ("\"ByteLevel\"", "\"Bytelevel\"", "Bytelevel"), ("\"BPE\"", "\"Unigram\"", "Unigram"), ("\"merges\"", "\"merge\"", "merges"),
-    ("\"vocab\"", "\"vocal\"", "vocab"), ("\"add_prefix_space\": false", "\"add_prefix_space\": 3", "add_prefix_space"),
-    ("\"dropout\": null", "\"dropout\": 0.5", "dropout"), ("\"ignore_merges\": false", "\"ignore_merges\": []", "ignore_merges"),
-    ("\"<|end|>\": 0", "\"<|end|>\": 1e30", "<|end|>"), ("\"<|end|>\": 0", "\"<|end|>\": 99999999999999", "<|end|>"),
-    ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Precompiled\"}", "Precompiled"),
-    ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Sequence\"}", "normalizers"),
-    ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Prepend\", \"prepend\": 5}", "prepend"),
-    ("\"special\": true", "\"special\": \"yes\"", "special"),
-])
+@Test(
+    "a damaged or unknown part is an error that names it",
+    arguments: [
+        ("\"ByteLevel\"", "\"Bytelevel\"", "Bytelevel"), ("\"BPE\"", "\"Unigram\"", "Unigram"),
+        ("\"merges\"", "\"merge\"", "merges"),
+        ("\"vocab\"", "\"vocal\"", "vocab"),
+        ("\"add_prefix_space\": false", "\"add_prefix_space\": 3", "add_prefix_space"),
+        ("\"dropout\": null", "\"dropout\": 0.5", "dropout"),
+        ("\"ignore_merges\": false", "\"ignore_merges\": []", "ignore_merges"),
+        ("\"<|end|>\": 0", "\"<|end|>\": 1e30", "<|end|>"),
+        ("\"<|end|>\": 0", "\"<|end|>\": 99999999999999", "<|end|>"),
+        ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Precompiled\"}", "Precompiled"),
+        ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Sequence\"}", "normalizers"),
+        ("\"normalizer\": null", "\"normalizer\": {\"type\": \"Prepend\", \"prepend\": 5}", "prepend"),
+        ("\"special\": true", "\"special\": \"yes\"", "special"),
+    ])
 func unknownParts(from: String, to: String, named: String) throws {
     let one = try #require(made.first { $0.name == "gpt2" })
     let file = one.file.replacingOccurrences(of: from, with: to)
@@ -82,7 +111,10 @@ func unknownParts(from: String, to: String, named: String) throws {
 @Test("brackets, a wrong text and a truncated file are errors")
 func noJSON() throws {
     let brackets = String(repeating: "[", count: 5_000_000)
-    for text in [brackets, String(repeating: "[],", count: 5_000_000), "[" + String(repeating: "[],", count: 5_000_000), "", "1e999999", "{\"a\": \"\\ud800\"}", "\"", "nul"] {
+    for text in [
+        brackets, String(repeating: "[],", count: 5_000_000), "[" + String(repeating: "[],", count: 5_000_000), "",
+        "1e999999", "{\"a\": \"\\ud800\"}", "\"", "nul",
+    ] {
         #expect(throws: ShardmillError.self) { try Tokenizer(data: Data(text.utf8)) }
     }
     #expect(throws: ShardmillError.self) { try Tokenizer(data: Data([0x7B, 0x22, 0xFF, 0x22, 0x3A, 0x31, 0x7D])) }
@@ -92,7 +124,9 @@ func noJSON() throws {
     }
 }
 
-@Test("a file with changed bytes is read or refused, and never ends the program", arguments: ["gpt2", "metaspace", "bert", "qwen"])
+@Test(
+    "a file with changed bytes is read or refused, and never ends the program",
+    arguments: ["gpt2", "metaspace", "bert", "qwen"])
 func mutations(name: String) throws {
     let one = try #require(made.first { $0.name == name })
     let file = Array(one.file.utf8)
@@ -110,7 +144,9 @@ func mutations(name: String) throws {
             switch next(4) {
             case 0: changed[at] = UInt8(next(256))
             case 1: changed.removeSubrange(at..<min(changed.count, at + 1 + next(40)))
-            case 2: changed.insert(contentsOf: Array(["9999999", "-1", "[[", "null", "\\u0000", "{}", "1e308"][next(7)].utf8), at: at)
+            case 2:
+                changed.insert(
+                    contentsOf: Array(["9999999", "-1", "[[", "null", "\\u0000", "{}", "1e308"][next(7)].utf8), at: at)
             default: changed.replaceSubrange(at..<at, with: changed[max(0, at - next(60))..<at])
             }
         }

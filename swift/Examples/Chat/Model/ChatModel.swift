@@ -35,7 +35,8 @@ final class ChatModel {
 
     /// Open the first build of `builds`, if there is one.
     func openFirst() {
-        let folders = (try? FileManager.default.contentsOfDirectory(at: Self.builds, includingPropertiesForKeys: nil)) ?? []
+        let folders =
+            (try? FileManager.default.contentsOfDirectory(at: Self.builds, includingPropertiesForKeys: nil)) ?? []
         let names = folders.map(\.lastPathComponent).sorted()
         if let first = names.first(where: { !$0.hasPrefix(".") }) { open(Self.builds.appending(path: first)) }
     }
@@ -88,7 +89,8 @@ final class ChatModel {
             do {
                 for try await piece in chat.stream(text) { lines[lines.count - 1].text += piece }
                 if let last = await chat.last {
-                    note = "\(Int(last.tokensPerSecond)) tokens/s, \(last.promptTokensReused) of \(last.promptTokens) reused"
+                    let (speed, reused) = (Int(last.tokensPerSecond), last.promptTokensReused)
+                    note = "\(speed) tokens/s, \(reused) of \(last.promptTokens) reused"
                 }
             } catch {
                 note = "\(error)"

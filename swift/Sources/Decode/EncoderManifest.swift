@@ -1,0 +1,171 @@
+import Foundation
+
+/// model.json of an encoder's build, format 2. docs/model-json.md in the repository explains every key.
+public struct EncoderManifest: Sendable {
+    /// What the model is for, by the hub's names.
+    public enum Task: String, Decodable, Sendable {
+        /// A label for each token.
+        case tokens = "token-classification"
+        /// A label for each text.
+        case texts = "text-classification"
+        /// An embedding of each text.
+        case embeddings = "feature-extraction"
+    }
+
+    /// How an embedding is made from the rows of a text.
+    public enum Pooling: String, Decodable, Sendable {
+        /// The mean of all rows.
+        case mean
+        /// The first row.
+        case cls
+    }
+
+    /// The model's name.
+    public let model: String
+    /// What the model is for.
+    public let task: Task
+    /// The tokens that each part's program takes, in order.
+    public let buckets: [Int]
+    /// The names of the labels, by row of the logits.
+    public let labels: [String]
+    /// How many positions a token of a sliding layer sees on either side; nil if no layer slides.
+    public let band: Int?
+    /// How many tokens on either side an output may depend on; nil if on all.
+    public let reach: Int?
+    /// How an embedding is made.
+    public let pooling: Pooling
+    /// The number of tokens in the vocabulary.
+    public let vocab: Int
+    /// Rotary tables, by name.
+    public let rope: [String: RopeTable]
+    /// The file with the host's tables.
+    public let embedding: URL
+    /// tokenizer.json.
+    public let tokenizer: URL
+    /// The checkpoint's calibration of transitions between labels; nil if it has none.
+    public let calibration: URL?
+    /// The programs, one for each bucket.
+    public let parts: [Part]
+    /// The package that each part's program was compiled from, by the part's name.
+    public let packages: [String: URL]
+
+    /// The most tokens of a pass.
+    public var longest: Int { buckets.max() ?? 0 }
+
+    private struct Raw: Decodable {
+        struct Texts: Decodable {
+            let path: String
+            let files: [String: String]?
+        }
+
+        let format, vocab: Int
+        let model: String
+        let task: Task
+        let buckets: [Int]
+        let labels: [String]
+        let band, reach: Int?
+        let pooling: Pooling
+        let rope: [String: RopeTable]
+        let embedding, tokenizer: RawManifest.Entry
+        let texts: Texts?
+        let parts: [RawPart]
+        let packages: [String: RawManifest.Entry]?
+        let uses: [String]?
+    }
+
+    /// Read a build's model.json.
+    ///
+    /// - Throws: `ShardmillError` of kind `build` that names the key, if the file is missing, damaged, a decoder's, of
+    ///   another format, or contradicts itself.
+    public init(folder: URL) throws {
+        let file = folder.appendingPathComponent("model.json")
+        guard let data = try? Data(contentsOf: file) else {
+            throw ShardmillError(.build, "\(file.path) can't be read: is this the folder of a finished build?")
+        }
+        let raw: Raw
+        do {
+            raw = try JSONDecoder().decode(Raw.self, from: data)
+        } catch {
+            throw ShardmillError(.build, "\(file.path) is no encoder's, or damaged: \(describe(error))")
+        }
+        if raw.format != 2 {
+            throw ShardmillError(.build, "model.json is of format \(raw.format); this version reads format 2")
+        }
+        if let unknown = raw.uses?.first(where: { $0 != "int8-table" }) {
+            throw ShardmillError(
+                .build, "model.json: the build uses '\(unknown.prefix(40))', which this version can't run")
+        }
+        model = raw.model
+        task = raw.task
+        buckets = raw.buckets
+        labels = raw.labels
+        band = raw.band
+        reach = raw.reach
+        pooling = raw.pooling
+        vocab = raw.vocab
+        rope = raw.rope
+        embedding = try Manifest.inside(folder, raw.embedding.path)
+        tokenizer = try Manifest.inside(folder, raw.tokenizer.path)
+        let calibrated = raw.texts?.files?["viterbi_calibration.json"] != nil
+        calibration = try raw.texts.flatMap {
+            calibrated ? try Manifest.inside(folder, $0.path + "/viterbi_calibration.json") : nil
+        }
+        parts = try raw.parts.map { try Part($0, folder: folder) }
+        packages = try (raw.packages ?? [:]).mapValues { try Manifest.inside(folder, $0.path) }
+        try check()
+    }
+
+    /// Check what the types can't say.
+    private func check() throws {
+        func demand(_ good: Bool, _ reason: @autoclosure () -> String) throws {
+            if !good { throw ShardmillError(.build, "model.json: \(reason())") }
+        }
+        let most = 1 << 24
+        try demand((1...most).contains(vocab), "vocab is \(vocab)")
+        try demand(
+            !buckets.isEmpty && buckets.allSatisfy { (1...1 << 16).contains($0) }, "buckets are \(buckets.prefix(9))")
+        try demand(buckets.count == parts.count, "there are \(parts.count) parts for \(buckets.count) buckets")
+        try demand(Set(buckets).count == buckets.count, "a bucket stands twice")
+        try demand((task == .embeddings) == labels.isEmpty, "labels do not fit the task")
+        for (key, value) in [("band", band), ("reach", reach)] {
+            try demand(value.map { (1...most).contains($0) } ?? true, "\(key) is out of range")
+        }
+        try demand(rope.keys.allSatisfy { $0 == "rope" || $0 == "rope_local" }, "rope has an unknown table")
+        for (name, table) in rope {
+            let finite = table.inv_freq.allSatisfy(\.isFinite) && table.scale.isFinite
+            try demand(finite && (1...most).contains(table.inv_freq.count), "the table \(name) of rope is damaged")
+        }
+        for (part, bucket) in zip(parts, buckets) { try checkInputs(part, bucket) }
+    }
+
+    private func checkInputs(_ part: Part, _ bucket: Int) throws {
+        func refuse(_ reason: String) -> ShardmillError {
+            ShardmillError(.build, "model.json: \(part.name.prefix(40)): \(reason)")
+        }
+        if part.kind != .encoder { throw refuse("it is not of the kind encoder") }
+        let all = Part.Extent.fixed(bucket)
+        for (input, given) in part.inputs {
+            let shape = given.map { $0 == .tokens ? all : $0 }
+            let mask = shape == [.fixed(1), .fixed(1), all, all]
+            let fits: Bool
+            switch input {
+            case "x":
+                if case .fixed(let channels)? = shape.dropFirst().first {
+                    fits = shape == [.fixed(1), .fixed(channels), all, .fixed(1)] && (1...1 << 20).contains(channels)
+                } else {
+                    fits = false
+                }
+            case "attn_mask": fits = mask
+            case "attn_mask_sliding": fits = mask && band != nil
+            case "rope_cos", "rope_sin", "rope_cos_local", "rope_sin_local":
+                let table = rope[input.hasSuffix("_local") ? "rope_local" : "rope"]
+                fits = table.map { shape == [all, .fixed($0.inv_freq.count)] } ?? false
+            default: throw refuse("the input '\(input.prefix(40))' is unknown to this version")
+            }
+            if !fits { throw refuse("the input '\(input)' has another shape than model.json implies") }
+        }
+        if part.inputs["x"] == nil || !part.states.isEmpty || !part.functions.isEmpty || !part.written.isEmpty {
+            throw refuse("its inputs are not an encoder's")
+        }
+    }
+}

@@ -1,0 +1,123 @@
+import Foundation
+import Testing
+
+@testable import ShardmillDecode
+
+private struct Recorded: Decodable {
+    struct Given: Decodable {
+        let count, longest: Int
+        let before, after: [Int]
+        let reach: Int?
+    }
+
+    /// Begin, end, type, score.
+    struct Found: Decodable {
+        let span: Span
+
+        init(from decoder: Decoder) throws {
+            var list = try decoder.unkeyedContainer()
+            let (start, end) = (try list.decode(Int.self), try list.decode(Int.self))
+            span = Span(start..<end, try list.decode(String.self), score: try list.decode(Double.self))
+        }
+    }
+
+    let windows: Given?
+    let tokens, taken: [[Int]]?
+    let exact: Bool?
+    let counts: [Int]?
+    let longest: Int?
+    let passes: [[Int]]?
+    let labels: [String]?
+    let biases: [String: Double]?
+    let scores: [[Double]]?
+    let path, drawn, along: [Int]?
+    let shares: [Double]?
+    let grouped, bioes: [Found]?
+}
+
+@Test("texts are divided into windows as in Python")
+func windows() throws {
+    let cases = try vectors("encoders", Recorded.self).filter { $0.windows != nil }
+    #expect(cases.count == 8 && Set(cases.map(\.exact)).count == 2)
+    for one in cases {
+        let given = try #require(one.windows)
+        let found = try Windows(
+            Array(100..<100 + given.count), before: given.before, after: given.after, longest: given.longest,
+            reach: given.reach)
+        #expect(found.tokens == one.tokens && found.isExact == one.exact)
+        #expect(found.taken.map { [$0.lowerBound, $0.upperBound] } == one.taken)
+    }
+    #expect(throws: ShardmillError.self) { try Windows([1, 2, 3], before: [1], after: [2], longest: 2, reach: nil) }
+}
+
+@Test("texts share passes as in Python")
+func passes() throws {
+    for one in try vectors("encoders", Recorded.self) where one.counts != nil {
+        #expect(packedTexts(try #require(one.counts), longest: try #require(one.longest)) == one.passes)
+    }
+}
+
+@Test("labels become spans as in Python")
+func spans() throws {
+    let cases = try vectors("encoders", Recorded.self).filter { $0.labels != nil }
+    #expect(cases.count == 4)
+    for one in cases {
+        let (labels, shares) = (try #require(one.labels), try #require(one.shares))
+        func tokens(_ rows: [Int]) -> [Span] {
+            rows.enumerated().map { Span(3 * $0..<3 * $0 + 2, labels[$1], score: shares[$0]) }
+        }
+        let transitions = Transitions(try #require(one.biases), labels: labels)
+        #expect(transitions.likeliest(try #require(one.scores)) == one.path)
+        #expect(groupedSpans(tokens(try #require(one.drawn))) == one.grouped?.map(\.span))
+        #expect(bioesSpans(tokens(try #require(one.along))) == one.bioes?.map(\.span))
+    }
+}
+
+/// model.json of an encoder that is as it should be.
+private func manifest() -> [String: Any] {
+    [
+        "format": 2, "model": "toy", "task": "token-classification", "buckets": [8], "labels": ["O", "B-a"],
+        "band": NSNull(), "reach": NSNull(), "pooling": "mean", "vocab": 32, "rope": [String: Any](),
+        "embedding": ["path": "embedding.safetensors"], "tokenizer": ["path": "tokenizer.json"], "uses": [String](),
+        "parts": [
+            [
+                "name": "encoder_8", "kind": "encoder", "start": 0, "end": 1, "states": [String: Any](),
+                "output": "logits", "program": ["path": "encoder_8.mlmodelc"],
+                "inputs": ["x": [1, 32, "T", 1], "attn_mask": [1, 1, "T", "T"]],
+            ] as [String: Any]
+        ],
+    ]
+}
+
+private func read(_ manifest: [String: Any]) throws -> EncoderManifest {
+    let folder = FileManager.default.temporaryDirectory.appendingPathComponent("encoder-\(UUID().uuidString)")
+    try FileManager.default.createDirectory(at: folder, withIntermediateDirectories: true)
+    defer { try? FileManager.default.removeItem(at: folder) }
+    try JSONSerialization.data(withJSONObject: manifest).write(to: folder.appendingPathComponent("model.json"))
+    return try EncoderManifest(folder: folder)
+}
+
+@Test("an encoder's model.json with a key missing, of another type or out of range is an error of the build")
+func damaged() throws {
+    #expect(try read(manifest()).longest == 8)
+    let optional: Set = ["band", "reach", "uses"]
+    for key in manifest().keys.sorted() {
+        for value in [nil, "text", -1, [[-1]], [String: Any](), 1 << 40] as [Any?] {
+            if value == nil && optional.contains(key) { continue }
+            if key == "model" && value is String || key == "rope" && value is [String: Any] { continue }
+            var changed = manifest()
+            changed[key] = value
+            #expect("\(key): \(String(describing: value))") { try read(changed) } throws: {
+                ($0 as? ShardmillError)?.kind == .build
+            }
+        }
+    }
+    for (key, value) in [("kind", "layers"), ("inputs", ["x": [1, 32, 9, 1]]), ("inputs", ["y": [1]])] as [(String, Any)] {
+        var changed = manifest()
+        var part = try #require((changed["parts"] as? [[String: Any]])?.first)
+        part[key] = value
+        changed["parts"] = [part]
+        #expect(throws: ShardmillError.self) { try read(changed) }
+    }
+    #expect(throws: ShardmillError.self) { try Manifest(folder: try ToyBuild { $0["buckets"] = [8] }.folder) }
+}
