@@ -207,7 +207,7 @@ def _unroutable(config: Config, a: Architecture) -> str:
     """Return why the host can't route to the model's experts as the config wants it, or ''."""
     experts, ranges, ends = a.graph.experts, config.topology, _between_experts(a)
     assert experts is not None
-    if ends[-1][1] != a.layers or a.graph.post_norms or a.graph.outer_norms:
+    if ends[-1][1] != a.layers or a.graph.post_norms or a.graph.outer_norms or a.graph.parallel:
         return f"experts: {a.model_type} has layers that the host can't end with its experts' sum; take `dense`"
     if ranges != "auto" and ranges != ends:
         return f"topology: with experts routed a part ends at each layer that has them: {[list(r) for r in ends]}"

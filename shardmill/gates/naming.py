@@ -27,10 +27,15 @@ Weights = Callable[[str], Tensor]  # a tensor's name in the checkpoint -> values
 
 @dataclass
 class Origin:
-    """The origin of a parameter: tensors of the checkpoint and a converter."""
+    """The origin of a parameter: tensors of the checkpoint and a converter, or a value.
+
+    A buffer without axes, such as the beta of an activation, is no constant of a program: it keeps the checkpoint's
+    value, or transformers' own, whatever weights are asked for.
+    """
 
     converter: Any = None  # transformers' WeightConverter, or None for a tensor that is used unchanged
     tensors: list[tuple[str, str]] = field(default_factory=list)  # names on disk, each with the converter's pattern
+    value: Tensor | None = None
 
 
 def origins(model: nn.Module, names: Iterable[str]) -> dict[str, Origin]:
@@ -64,6 +69,8 @@ def loaded(name: str, known: Mapping[str, Origin], weights: Weights) -> Tensor:
         weights: returns the tensors on disk by name.
     """
     origin = _origin_of(name, known)
+    if origin.value is not None:
+        return origin.value.float()
     if origin.converter is None:
         ((on_disk, _),) = origin.tensors
         return weights(on_disk).float()

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates import routed
-from shardmill.gates.naming import Weights, load_parameters, loaded, loading, origins
-from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
+from shardmill.gates.naming import Origin, Weights, load_parameters, loaded, loading, origins
+from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK, name_under
 from shardmill.models.hf_config import load_hf_config
 
 
@@ -91,11 +91,17 @@ def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
     tensors: dict[str, TensorInfo] = read_tensors(source)
 
     def weights(name: str) -> Tensor:
-        return read_info(
-            tensors[prefix + name.removeprefix("model.")] if name.startswith("model.") else tensors[name], source
-        )
+        return read_info(tensors[name_under(prefix, name)], source)
 
     return weights
+
+
+def _origins(model: nn.Module, source: Path) -> dict[str, Origin]:
+    """Return the origin of each parameter in the checkpoint's folder; for buffers without axes, their values."""
+    tensors = read_tensors(source)
+    buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.ndim}
+    read = {name: read_info(tensors[name], source) for name in buffers.keys() & tensors.keys()}
+    return origins(model, tensors) | {name: Origin(value=value) for name, value in (buffers | read).items()}
 
 
 def mapped_rows(weights: Weights, name: str) -> Iterator[Tensor]:
@@ -142,7 +148,7 @@ class Reference:
         self.model = _model(source, "AutoModelForCausalLM")
         self.decoder = self.model.model
         self.often = often
-        self.carry, self.origins = carry, origins(self.model, read_tensors(source))
+        self.carry, self.origins = carry, _origins(self.model, source)
         for module in self.model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
                 module.forward = at_length(module.forward, context)
@@ -368,7 +374,7 @@ class EncoderReference:
         self.model = _model(source, _class(source, task))
         if getattr(self.model, "pooler", None) is not None:
             self.model.pooler = None  # an embedding is computed from hidden states
-        self.origins = origins(self.model, read_tensors(source))
+        self.origins = _origins(self.model, source)
         self.path, self.layers = _layers(self.model, self.model.config.num_hidden_layers)
 
     @torch.no_grad()

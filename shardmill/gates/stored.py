@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shardmill.errors import GateError
 from shardmill.forms.form import Form
-from shardmill.models.architecture import TensorSource
+from shardmill.models.architecture import TensorSource, name_in_tower, name_under
 from shardmill.models.sources import MATRIX, put_back, undone
 from shardmill.plan import Constant, Part
 
@@ -161,8 +161,7 @@ class StoredWeights(ABC):
 
     def made_of(self, name: str) -> list[Constant]:
         """Return the blocks that are made from a checkpoint's tensor, given transformers' name for it."""
-        tensor = self.prefix + name.removeprefix("model.") if name.startswith("model.") else name
-        return self._by_tensor.get(tensor, [])
+        return self._by_tensor.get(name_under(self.prefix, name), [])
 
     def fill(self, found: Tensor, name: str) -> None:
         """Write the stored blocks of a checkpoint's tensor into `found`; they may cover only some experts."""
@@ -271,5 +270,4 @@ def held_weights(all_held: Sequence[StoredWeights]) -> tuple[Callable[[str], Ten
 
 def transformers_name(tensor: Constant, prefix: str) -> str:
     """Return transformers' name for the parameter in a constant."""
-    name = tensor.source.tensor
-    return "model." + name.removeprefix(prefix) if name.startswith(prefix) else name
+    return name_in_tower(prefix, tensor.source.tensor)

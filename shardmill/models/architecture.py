@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from shardmill.errors import CheckpointError
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
-PREFIX = "model."  # of transformers' names for all that is not the LM head
+PREFIX, HEAD = "model.", "lm_head."  # of transformers' names: all but the LM head, and the LM head
 GENERATE, LABEL, CLASSIFY, EMBED, RANK = (  # tasks, as the hub calls them
     "text-generation", "token-classification", "text-classification", "feature-extraction", "text-ranking",
 )  # fmt: skip
 MASK, SLIDING_MASK = "attn_mask", "attn_mask_sliding"
 SILU, SILU_TANH = "silu", "silu_tanh"  # activations of models/primitives.py: one function, in two spellings
+XIELU = "xielu"  # an activation with two learned numbers
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Graph:
     qk_norm: str = ""  # "before" or "after" the rotation, for each head; "wide": before, over all heads together
     pre_norms: bool = True  # a norm before each branch
     post_norms: bool = False  # a norm on each branch's output
+    parallel: bool = False  # both branches read one norm of the stream, and the stream is added to their sum
     outer_norms: bool = False  # a norm on each sum of stream and branch, and none anywhere else
     activation: str = "silu"  # or another of models/primitives.py
     attention_scale: float = 0.0  # of the scores; 0 stands for head_dim ** -0.5
@@ -193,6 +195,7 @@ class TensorSource:
     magnitude: str = ""  # "divide": by the matrix' magnitude, a power of two; "only": the magnitude is the one row
     plus: str = ""  # a tensor with a number for each column, which is added first
     by: str = ""  # a tensor with a number for each column, the factor of this column in every row
+    softplus: bool = False  # log(1 + exp(value)) is taken of the tensor's values first
     shape: tuple[int, ...] | None = None  # the tensor's shape, if it is not the constant's
 
     def read_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -230,15 +233,44 @@ class ModelDescription:
 
     def under(self, prefix: str) -> ModelDescription:
         """Return the same model inside a larger one, whose checkpoint has its tensors under another prefix."""
+        if prefix == self.prefix:
+            return self
 
         def moved(name: str) -> str:
-            return prefix + name.removeprefix(self.prefix) if name.startswith(self.prefix) else name
+            return name_under(prefix, name_in_tower(self.prefix, name))
 
         sources: dict[str, Sources] = {}
         for path, found in self.sources.items():
             many = tuple(renamed(source, moved) for source in blocks(found))
             sources[path] = many[0] if isinstance(found, TensorSource) else many
-        return replace(self, sources=sources, prefix=prefix)
+        return replace(self, sources=sources, prefix=prefix, ignored=tuple(map(moved, self.ignored)))
+
+
+def name_under(prefix: str, name: str) -> str:
+    """Return a checkpoint's name of a tensor.
+
+    Args:
+        prefix: begins the checkpoint's names where transformers' begin with "model.". If it ends in ".model.", the
+            decoder lies in another module, and the LM head lies beside the decoder: "language_model.model." has
+            "language_model.lm_head.weight", and "model.language_model." has "lm_head.weight".
+        name: transformers' name in a model that is only a decoder.
+    """
+    if name.startswith(PREFIX):
+        return prefix + name.removeprefix(PREFIX)
+    return _outer(prefix) + name if name.startswith(HEAD) else name
+
+
+def name_in_tower(prefix: str, name: str) -> str:
+    """Return transformers' name of a tensor, given the checkpoint's name: the inverse of `name_under`."""
+    if name.startswith(prefix):
+        return PREFIX + name.removeprefix(prefix)
+    inner = name.removeprefix(_outer(prefix))
+    return inner if inner.startswith(HEAD) else name
+
+
+def _outer(prefix: str) -> str:
+    """Return the prefix of the module in which a decoder lies beside its LM head; "" if nothing is around them."""
+    return prefix.removesuffix(PREFIX) if prefix.endswith(f".{PREFIX}") else ""
 
 
 def blocks(sources: Sources) -> tuple[TensorSource, ...]:

@@ -5,12 +5,12 @@ Submodules carry the paths that models/contract.py gives the weights, so that th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.architecture import Graph, LayerSpec
+from shardmill.models.architecture import XIELU, Graph, LayerSpec
 from shardmill.models.attention import Attention, ConvolvedAttention, Shared
 from shardmill.models.contract import ORDER, GraphSpec, computed, inputs, new_name, new_rows, states
 from shardmill.models.mixture import ExpertChoice, Mixture, RoutedExperts
@@ -18,6 +18,7 @@ from shardmill.models.primitives import (
     ACTIVATIONS,
     LayerNorm,
     RMSNorm,
+    XIELUActivation,
     add_channels,
     cap,
     projection,
@@ -87,12 +88,16 @@ class PlainMLP(nn.Module):
 
     def __init__(self, g: Graph, weights: Weights, path: str) -> None:
         super().__init__()
-        self.activation = g.activation
+        if g.activation == XIELU:
+            alphas = (weights[f"{path}act_fn.{name}"] for name in ("alpha_p", "alpha_n"))
+            self.act_fn: Callable[[Tensor], Tensor] = XIELUActivation(*alphas)
+        else:
+            self.act_fn = ACTIVATIONS[g.activation]
         self.up_proj = projection(weights[f"{path}up_proj.weight"], weights.get(f"{path}up_proj.bias"))
         self.down_proj = projection(weights[f"{path}down_proj.weight"], weights.get(f"{path}down_proj.bias"))
 
     def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(ACTIVATIONS[self.activation](self.up_proj(x)))
+        down: Tensor = self.down_proj(self.act_fn(self.up_proj(x)))
         return down
 
 
@@ -140,7 +145,8 @@ class Layer(nn.Module):
             mixer = ConvolvedAttention if kind.mixer == "cca" else Attention
             self.self_attn = mixer(g, kind, weights, path + "self_attn.")
         eps = g.rms_norm_eps if g.post_norms else g.stream_eps
-        self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", eps)
+        if not g.parallel:
+            self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", eps)
         if kind.ffn == "experts":
             self.mlp: nn.Module = (ExpertChoice if self.routed else Mixture)(g, kind, weights, path + "mlp.")
         else:
@@ -165,6 +171,9 @@ class Layer(nn.Module):
             return out
         if self.g.post_norms:
             return self.between(x, mixer, shared, states)
+        if self.g.parallel:
+            y = self.input_layernorm(x)
+            return x + scale(mixer(y, shared, *states) + self.feed_forward(y, shared), self.g.branch_scale)
         x = x + scale(mixer(self.input_layernorm(x), shared, *states), self.g.branch_scale)
         y = self.post_attention_layernorm(x)
         if self.routed:

@@ -79,7 +79,7 @@ IDLE = {
     "use_cache",
 }
 NEUTRAL: tuple[Any, ...] = (None, False, 0, 0.0, 1.0, "", [], {}, ())
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 
 
 def decoder(
@@ -103,7 +103,7 @@ def decoder(
         context: key/value slots of the programs.
         honours: fields of the config that the family reads beside the fields that all families read.
         kinds: the layers, in order; if left out, every layer is a plain attention layer.
-        ropes: rotary tables by name; if left out, the config's only table.
+        ropes: rotary tables by name, none if no layer turns; if left out, the config's only table.
         window: positions that a sliding layer sees.
         embedding_scale: the model's factor for a token's row of the embedding.
         tensors: the sources of a layer's constants by role, if not the tensor of the same name.
@@ -143,7 +143,7 @@ def _graph(
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        rope_dim=max(table.dim for table in tables.values()),
+        rope_dim=max((table.dim for table in tables.values()), default=0),
         ffn=ffn or config.intermediate_size,
         rms_norm_eps=rms_norm_eps or config.rms_norm_eps,
         activation=options.pop("activation", None) or activation(config, "hidden_act"),
@@ -174,7 +174,7 @@ def _end_sources(
         ),
         "lm_head.weight": TensorSource(f"{PREFIX}{head}.weight" if architecture.tied else "lm_head.weight"),
     }
-    if architecture.graph.norm == "layer":
+    if architecture.graph.norm == "layer" and architecture.graph.norm_bias:
         found["norm.bias"] = _placed(TensorSource("norm.bias"), PREFIX)
     if architecture.graph.head_bias:
         found["lm_head.bias"] = TensorSource("lm_head.bias")
@@ -195,14 +195,19 @@ def sliding_kind(context: int, window: int | None, **options: Any) -> LayerSpec:
 
 
 def kinds_by_type(
-    layer_types: Sequence[str], context: int, window: int | None, sliding_rope: str = ROPE, **options: Any
+    layer_types: Sequence[str],
+    context: int,
+    window: int | None,
+    sliding_rope: str = ROPE,
+    full_rope: str | None = ROPE,
+    **options: Any,
 ) -> tuple[LayerSpec, ...]:
     """Return attention layers after the config's `layer_types`.
 
     Raises CheckpointError for a type that programs lack.
     """
     known = {
-        "full_attention": LayerSpec(**options),
+        "full_attention": LayerSpec(rope=full_rope, **options),
         "sliding_attention": sliding_kind(context, window, rope=sliding_rope, **options),
     }
     unknown = sorted(set(layer_types) - known.keys())
@@ -218,6 +223,23 @@ def refuse_unplaced(config: Any, honours: Collection[str]) -> None:
         if field in placed or field.startswith(("_", "unsloth")) or field.endswith("_token_id") or is_neutral(value):
             continue
         raise CheckpointError(f"config.json: {field} is {value!r}: {config.model_type} programs have no place for it")
+
+
+def taken_for_granted(config: Any, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of fields that configs on the hub hold and transformers does not read.
+
+    Args:
+        config: transformers' config.
+        values: for each of these fields, the value with which it says what transformers computes anyway.
+
+    Raises:
+        CheckpointError: if a field of the config has another value.
+    """
+    for field, value in values.items():
+        if getattr(config, field, value) != value:
+            said = f"{field} is {getattr(config, field)!r}"
+            raise CheckpointError(f"config.json: {said}: transformers computes a {config.model_type} with {value!r}")
+    return tuple(values)
 
 
 def is_neutral(value: Any) -> bool:
@@ -236,6 +258,48 @@ def attention_biases(config: Any) -> dict[str, Any]:
     """Return the options for `decoder` of a family whose `attention_bias` decides on the biases of all projections."""
     bias = bool(config.attention_bias)
     return {"qkv_bias": bias, "o_bias": bias}
+
+
+def pairs_turned(config: Any, turning: int, bias: bool) -> dict[str, Sources]:
+    """Return the tensors of query and key, for `decoder`, of a family whose rotation turns neighbouring numbers.
+
+    Args:
+        config: transformers' config.
+        turning: dimensions of each head that turn, the first ones.
+        bias: whether the two projections have biases.
+    """
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = config.num_key_value_heads or config.num_attention_heads
+    return {
+        f"self_attn.{role}.{name}": halved(f"self_attn.{role}.{name}", heads, width, turning)
+        for role, heads in (("q_proj", config.num_attention_heads), ("k_proj", kv_heads))
+        for name in (("weight", "bias") if bias else ("weight",))
+    }
+
+
+def halved(tensor: str, heads: int, width: int, turning: int) -> tuple[TensorSource, ...]:
+    """Return each head's rows with the even rows first: the rotation turns halves, where the model turns neighbours.
+
+    Scores are sums over a head's rows, so the order changes nothing else. The rows that do not turn follow as they are.
+    """
+    ranges = [
+        rows
+        for first in range(0, heads * width, width)
+        for rows in (
+            (first, first + turning, 2),
+            (first + 1, first + turning, 2),
+            (first + turning, first + width, 1),
+        )
+    ]
+    return tuple(TensorSource(tensor, rows=rows) for rows in ranges if rows[0] < rows[1])
+
+
+def row_halves(tensor: str, rows: int, columns: int) -> dict[str, TensorSource]:
+    """Return the tensors of an MLP, for `decoder`, whose gate and up are the first and last `rows` rows of a tensor."""
+    return {
+        f"mlp.{role}_proj.weight": TensorSource(tensor, rows=(first, first + rows, 1), shape=(2 * rows, columns))
+        for role, first in (("gate", 0), ("up", rows))
+    }
 
 
 def check_heads(g: Graph) -> None:

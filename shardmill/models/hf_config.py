@@ -64,12 +64,14 @@ SIZES = {  # name -> the most that is believed: several times what any decoder h
     "num_key_value_heads": 1 << 12,
     "hidden_size": 1 << 18,
     "intermediate_size": 1 << 20,
+    "shared_intermediate_size": 1 << 20,
     "vocab_size": 1 << 24,
     "head_dim": 1 << 14,
     "conv_L_cache": 1 << 6,
     "type_vocab_size": 1 << 10,
 }
 MOST_EXPERTS, MOST_LABELS = 1 << 12, 1 << 16  # numbers that may be 0, or absent
+UNBOUNDED = ("time_step_limit",)  # of Mamba layers: (0, infinity) if steps have no limit; no program reads the field
 FLOAT_TAG = "__float__"  # transformers' spelling of numbers that JSON lacks: {"__float__": "Infinity"}
 
 
@@ -119,7 +121,7 @@ def number_fault(content: Any) -> str:
             return f"{name[1:]} is {value}: it must be a finite number"
         if isinstance(value, dict | list):
             inner = value.items() if isinstance(value, dict) else enumerate(value)
-            waiting += [(f"{name}.{key}", item) for key, item in inner]
+            waiting += [(f"{name}.{key}", item) for key, item in inner if key not in UNBOUNDED]
     return ""
 
 

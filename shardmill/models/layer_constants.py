@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardmill.models.architecture import Experts, Graph, LayerSpec
+from shardmill.models.architecture import XIELU, Experts, Graph, LayerSpec
 
 Shape = tuple[int, ...]
 EXPERT = "experts."
@@ -35,6 +35,8 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     if g.residual_scales:
         scales = [_residual(f"{name}_residual_scale", g) for name in ("post_attention", "post_mlp")]
         return {**first, **mixer, **scales[0], **second, **ffn, **scales[1]}
+    if g.parallel:
+        return {**first, **mixer, **ffn}
     if not g.post_norms:
         return {**first, **mixer, **second, **ffn}
     before = norm_constants("pre_feedforward_layernorm", g) if g.pre_norms else {}
@@ -118,6 +120,8 @@ def _feed_forward(g: Graph) -> dict[str, Shape]:
     found: dict[str, Shape] = {}
     for name, count in rows.items():
         found |= projection_constants(f"mlp.{name}_proj", count, g.hidden, g.mlp_bias)
+    if g.activation == XIELU:
+        found |= {f"mlp.act_fn.{name}": (g.ffn,) for name in ("alpha_p", "alpha_n")}
     return found | projection_constants("mlp.down_proj", g.hidden, g.ffn, g.mlp_bias)
 
 

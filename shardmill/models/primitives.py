@@ -195,12 +195,51 @@ def silu_tanh(x: Tensor) -> Tensor:
     return x * sigmoid_by_tanh(x)
 
 
+def positive_part(x: Tensor) -> Tensor:
+    """Return ReLU, spelled as a maximum, since the operation `relu` is not known to run on the Neural Engine."""
+    return torch.maximum(x, torch.zeros(1, 1, 1, 1, dtype=x.dtype))
+
+
+def relu2(x: Tensor) -> Tensor:
+    """Return the square of ReLU. It overflows fp16 if x is over 256."""
+    y = positive_part(x)
+    return y * y
+
+
+class XIELUActivation(nn.Module):
+    """xIELU with beta = 1/2 (arXiv 2411.13010; transformers, activations.py), of two numbers of the checkpoint.
+
+    Positive numbers become alpha_p x^2 + x / 2, and other numbers alpha_n (exp(x) - 1 - x) + x / 2. There is no branch:
+    the first term is computed from the positive part of x, the second from the negative part. exp(x) - 1 is spelled as
+    tanh(x / 2) (exp(x) + 1), because the difference would lose the digits of a small x. In exp(x), transformers takes
+    eps = -1e-6 in place of a larger x, which changes the result by about 1e-6. The first term overflows fp16 if x is
+    over 256 / sqrt(alpha_p).
+
+    Args:
+        alpha_p: for each channel, softplus of the checkpoint's number.
+        alpha_n: the same, plus beta. If the program added beta, coremltools would fold the sum into a new constant.
+    """
+
+    def __init__(self, alpha_p: Tensor, alpha_n: Tensor) -> None:
+        super().__init__()
+        self.alpha_p, self.alpha_n = (
+            nn.Parameter(alpha.reshape(1, -1, 1, 1), requires_grad=False) for alpha in (alpha_p, alpha_n)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        above = positive_part(x)
+        below = x - above
+        grown = torch.tanh(below * 0.5) * (torch.exp(below) + 1)
+        return above * (above * self.alpha_p) + (grown - below) * self.alpha_n + x * 0.5
+
+
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": nn.functional.silu,
     SILU_TANH: silu_tanh,
     "gelu_tanh": gelu_tanh,
     "gelu": gelu_erf,
     "relu": nn.functional.relu,
+    "relu2": relu2,
     "tanh": torch.tanh,
 }
 

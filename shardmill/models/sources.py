@@ -48,6 +48,8 @@ def adjusted(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), 
         return torch.full((source.repeat,), size)
     if source.repeat > 1:
         rows = rows.repeat_interleave(source.repeat, dim=0)
+    if source.softplus:
+        rows = torch.nn.functional.softplus(rows.float())
     if not (source.plus or source.by or source.magnitude) and (source.add, source.times) == (0.0, 1.0):
         return rows
     rows, vectors = rows.float(), iter(beside)
@@ -62,6 +64,8 @@ def undone(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), si
     """Return the checkpoint's rows, given rows from `adjusted` without repeats; may return its argument unchanged."""
     if (size, source.times, source.add) != (1.0, 1.0, 0.0):
         rows = rows * (size / source.times) - source.add
+    if source.softplus:  # y + log(1 - exp(-y))
+        rows = rows.float() + torch.log(-torch.expm1(-rows.float()))
     vectors = list(beside)
     if source.by:
         rows = rows / vectors[-1].float()

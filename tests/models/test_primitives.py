@@ -13,11 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers.activations import ACT2FN
+from transformers.activations import XIELUActivation as XIELU
 from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm, apply_rotary_pos_emb, eager_attention_forward
 
 from shardmill.errors import CheckpointError
 from shardmill.models.primitives import (
     RMSNorm,
+    XIELUActivation,
     attend,
     cap,
     fp16_factors,
@@ -25,6 +28,7 @@ from shardmill.models.primitives import (
     gelu_tanh,
     projection,
     read_ring,
+    relu2,
     rotate,
     scale,
     silu_tanh,
@@ -272,6 +276,38 @@ def test_gelu_stays_in_the_range_of_fp16() -> None:
     """The cube of 41 would already leave it."""
     x = torch.tensor([-6e4, -41.0, 41.0, 6e4], dtype=torch.float16)
     assert torch.equal(gelu_tanh(x), torch.tensor([0.0, 0.0, 41.0, 6e4], dtype=torch.float16))
+
+
+def test_relu2_is_transformers() -> None:
+    x = draw(1, CHANNELS, TOKENS, 1) * 10
+    assert torch.equal(relu2(x), ACT2FN["relu2"](x))
+
+
+def xielus(seed: int) -> tuple[XIELUActivation, Any]:
+    """Ours and transformers', with the same learned numbers."""
+    theirs = XIELU(dtype=torch.float32)
+    theirs.alpha_p.data, theirs.alpha_n.data = draw(2, seed=seed).split(1)
+    alpha_p, alpha_n = (torch.nn.functional.softplus(a.data).repeat(CHANNELS) for a in (theirs.alpha_p, theirs.alpha_n))
+    return XIELUActivation(alpha_p, alpha_n + theirs.beta), theirs
+
+
+@pytest.mark.parametrize("magnitude", [1e-5, 1e-3, 0.1, 1.0, 30.0, 1e4])
+def test_xielu_is_transformers_at_every_magnitude(magnitude: float) -> None:
+    """To a few digits of fp32, apart from the 1e-6 by which transformers moves numbers near 0."""
+    ours, theirs = xielus(seed=3)
+    x = draw(1, CHANNELS, TOKENS, 1) * magnitude
+    expected = theirs(x)
+    assert float((ours(x) - expected).abs().max()) <= 2e-6 + 2e-6 * float(expected.abs().max())
+
+
+def test_xielu_keeps_the_digits_of_small_numbers_in_fp16() -> None:
+    """Where exp(x) - 1, computed as this difference, would be off by half of the last digit of 1."""
+    ours, theirs = xielus(seed=3)
+    x = -torch.logspace(-3, -1, CHANNELS).reshape(1, CHANNELS, 1, 1).half()
+    found, expected = ours.half()(x).double(), theirs.double()(x.double())
+    assert float(((found - expected) / expected).abs().max()) < 3e-3
+    naive = (torch.exp(x) - 1 - x) * ours.alpha_n + x * 0.5
+    assert float(((naive.double() - expected) / expected).abs().max()) > 5e-2
 
 
 def test_write_cache_puts_each_row_into_its_slot_and_leaves_the_others() -> None:

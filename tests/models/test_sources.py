@@ -49,6 +49,19 @@ def test_vectors_beside_a_table_are_added_and_multiplied() -> None:
     assert torch.equal(undone(rows, source, [plus, by]), STACK[0])
 
 
+@pytest.mark.parametrize("add", [0.0, 0.5])
+def test_softplus_is_undone_at_every_magnitude(add: float) -> None:
+    """Also from fp16, which a package stores: softplus of what is had back is what is stored."""
+    source, values = TensorSource("w", softplus=True, add=add, repeat=2), torch.tensor([-12.0, -0.7, 0.0, 3.0, 200.0])
+    block = turned(values, source)
+    assert torch.equal(block, (torch.nn.functional.softplus(values) + add).repeat_interleave(2))
+    target = torch.zeros(5)
+    put_back(target, block, source)
+    assert torch.allclose(target[1:], values[1:], rtol=1e-5, atol=1e-6)
+    put_back(target, block.half().float(), source)
+    assert torch.allclose(turned(target, source), block.half().float(), rtol=1e-6)
+
+
 def test_a_magnitude_loses_nothing() -> None:
     """It is a power of two, and no value is over it."""
     values = torch.tensor([[0.3, -5.1], [0.0, 2.0]])

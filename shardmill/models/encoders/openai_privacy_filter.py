@@ -20,7 +20,7 @@ from shardmill.models.architecture import (
     Sources,
     TensorSource,
 )
-from shardmill.models.decoder import rope
+from shardmill.models.decoder import halved, rope
 from shardmill.models.encoder import Names, encoder, task_of
 from shardmill.models.experts import transposed
 from shardmill.models.families.gpt_oss import gpt_oss_experts
@@ -62,7 +62,7 @@ def describe(config: Any, length: int) -> ModelDescription:
     }
     for role, heads in (("q_proj", graph.heads), ("k_proj", graph.kv_heads)):
         for name in ("weight", "bias") if bias else ("weight",):
-            tensors[f"self_attn.{role}.{name}"] = halved(f"self_attn.{role}.{name}", heads, config.head_dim)
+            tensors[f"self_attn.{role}.{name}"] = halved(f"self_attn.{role}.{name}", heads, *[config.head_dim] * 2)
     return encoder(
         config,
         length,
@@ -74,16 +74,4 @@ def describe(config: Any, length: int) -> ModelDescription:
         ropes={ROPE: rope(config, length)},
         band=config.sliding_window,
         tensors=tensors,
-    )
-
-
-def halved(tensor: str, heads: int, width: int) -> tuple[TensorSource, ...]:
-    """Return each head's rows with the even rows first: the rotation turns halves, where the model turns neighbours.
-
-    Scores are sums over a head's rows, so the order changes nothing else.
-    """
-    return tuple(
-        TensorSource(tensor, rows=(head * width + odd, (head + 1) * width, 2))
-        for head in range(heads)
-        for odd in (0, 1)
     )

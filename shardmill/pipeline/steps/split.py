@@ -14,7 +14,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
-from shardmill.models.architecture import EMBED, PREFIX, RANK, ModelDescription, blocks
+from shardmill.models.architecture import EMBED, PREFIX, RANK, ModelDescription, blocks, name_under
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import GRAPH, NATIVE, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
@@ -96,10 +96,11 @@ def split(
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     drafts = plan.draft_parts(settings, model, tensors)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
-    copy = {HEAD: tensors[HEAD]} if architecture.tied and HEAD in model.ignored and HEAD in tensors else {}
+    head = name_under(model.prefix, HEAD)
+    copy = {head: tensors[head]} if architecture.tied and head in model.ignored and head in tensors else {}
     scan = scan_checkpoint(source, wanted | copy, hashes, threads)
     if copy:
-        check_tied(scan.tensors, HEAD, model.prefix + EMBEDDING)
+        check_tied(scan.tensors, head, model.prefix + EMBEDDING)
     parts = plan.with_hashes(drafts, scan.tensors)
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(parts, files)}
     derived = {
