@@ -210,13 +210,21 @@ def relabelled(build: Build, folder: Path, original: int) -> Build:
 
 def transformers_model(source: Path, weights: Mapping[str, Tensor] | None = None) -> Any:
     """transformers' model in fp32 with eager attention; `weights` replace the checkpoint's, and untie the head."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig
 
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    auto = auto_class(AutoConfig.from_pretrained(source))
+    model = auto.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
     if weights is not None:
         model.lm_head.weight = torch.nn.Parameter(weights["lm_head.weight"])  # no longer the embedding table
         model.load_state_dict(dict(weights), assign=True)
     return model
+
+
+def auto_class(config: Any) -> Any:
+    """Return transformers' auto class that makes a decoder of a config; some multimodal models have another one."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
 
 
 def dequantised(build: Build) -> dict[str, Tensor]:

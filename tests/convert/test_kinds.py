@@ -37,11 +37,14 @@ THREE = {
 TWO = {"num_hidden_layers": 4, "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")]}
 # Layers of each model: how many, and how many kinds.
 MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "apertus": ({"num_hidden_layers": 3}, 3, 1),
+    "cohere2": ({}, 4, 2),
     "gemma3_text": ({}, 4, 2),
     "gpt_oss": (TWO, 4, 2),
     "lfm2": ({}, 4, 2),
     "lfm2_moe": ({}, 4, 3),
     "mixtral": ({"num_hidden_layers": 3}, 3, 1),
+    "nemotron": ({"num_hidden_layers": 3}, 3, 1),
     "zaya": ({}, 3, 2),
     "smollm3": (THREE, 6, 3),
 }

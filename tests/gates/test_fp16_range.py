@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from models.tiny_families import write_tiny
+from safetensors.torch import load_file, save_file
 
 from shardmill import machine
 from shardmill.commands.quality import range_summary
@@ -61,6 +63,25 @@ def test_the_first_overflow_is_told(engine: Engine, built: tiny.Build) -> None:
     assert worst(rows)[0].nans
     assert "leave fp16, first" in range_summary(rows, 8, first)
     assert "layer 0" in range_summary(rows, 8, first)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not machine.is_portable(), reason="looks inside the portable engine, which does not run on a Mac")
+@pytest.mark.parametrize("model_type", ["apertus", "nemotron"])
+def test_an_mlp_that_squares_what_it_reads_is_named(model_type: str, tmp_path: Path) -> None:
+    """A number over 256, squared, is infinite in fp16; no scale of the residual stream helps, as norms undo it."""
+    checkpoint = write_tiny(model_type, tmp_path / "checkpoint")
+    loud = "model.layers.1.mlp.up_proj.weight"
+    for file in checkpoint.glob("*.safetensors"):
+        tensors = load_file(file)
+        save_file(tensors | {name: t * 200 for name, t in tensors.items() if name == loud}, file, {"format": "pt"})
+    built = tiny.converted(tiny.fetched(checkpoint, tmp_path / "source"), tmp_path, topology="auto", head={"slices": 1})
+    with machine.load_programs_as("fp16"):
+        engine = Engine(in_place(built.plan, built.packages, built.table), Path("/"))
+    rows = audit_values(engine, [5, 77, 130, 9])
+    first = first_to_leave(rows)
+    assert first is not None and (first.layer, first.kind, first.first) == (1, "mul", 0)
+    assert max(row.largest for row in rows[: rows.index(first)] if row.kind == "maximum") > 256
 
 
 def test_the_earliest_pass_decides_then_the_order_of_operations() -> None:

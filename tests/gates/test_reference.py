@@ -11,7 +11,7 @@ import tiny
 import torch
 from convert.small import write_family
 from models import tiny_encoders
-from models.tiny_families import tiny_model
+from models.tiny_families import tiny_model, write_tiny
 from torch import Tensor
 
 from shardmill.checkpoint.headers import read_tensors
@@ -225,6 +225,32 @@ def test_a_checkpoint_may_call_the_decoder_otherwise(built: tiny.Build, tmp_path
     plain, other = checkpoint_weights(built.source), checkpoint_weights(tmp_path, "language_model.model.")
     for name in ("model.norm.weight", "model.layers.3.mlp.down_proj.weight"):
         assert torch.equal(plain(name), other(name))
+
+
+def test_an_untied_head_lies_beside_a_decoder_that_is_called_otherwise(tmp_path: Path) -> None:
+    """As transformers itself writes a multimodal model."""
+    source = write_tiny("mistral3", tmp_path / "checkpoint")
+    names, prefix = read_tensors(source), "language_model.model."
+    assert {f"{prefix}norm.weight", "language_model.lm_head.weight"} <= names.keys()
+    weights = checkpoint_weights(source, prefix)
+    assert weights("lm_head.weight").shape == weights("model.embed_tokens.weight").shape
+    assert not torch.equal(weights("lm_head.weight"), weights("model.embed_tokens.weight"))
+
+
+def test_an_activation_s_fixed_numbers_are_the_checkpoint_s(tmp_path: Path) -> None:
+    """No program holds them. A checkpoint with another beta, which programs would not honour, must not pass a gate."""
+    from safetensors.torch import load_file, save_file
+
+    found = {}
+    for beta in (0.5, 0.25):
+        source = write_tiny("apertus", tmp_path / str(beta))
+        for file in source.glob("*.safetensors"):
+            tensors = load_file(file)
+            changed = {name: torch.full_like(t, beta) for name, t in tensors.items() if name.endswith("act_fn.beta")}
+            save_file(tensors | changed, file, metadata={"format": "pt"})
+        found[beta] = run(Reference(source, 64), source, TOKENS)["logits"]
+        close(found[beta], plain_run(plain_model(source), TOKENS)[1])
+    assert not torch.allclose(found[0.5], found[0.25], atol=0.1)
 
 
 def test_a_head_of_a_real_vocabulary_comes_in_more_than_one_block() -> None:

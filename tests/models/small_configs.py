@@ -28,6 +28,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
     },
     "smollm3": {"no_rope_layer_interval": 4, "tie_word_embeddings": True},
+    "apertus": {},
+    "cohere2": {"sliding_window": 8, "attention_bias": True, "tie_word_embeddings": True},
+    "ernie4_5": {"head_dim": 32, "use_bias": True, "tie_word_embeddings": True},
+    "exaone4": {"head_dim": 32, "sliding_window": 8},
+    "glm4": {"head_dim": 32},
+    "granitemoehybrid": {
+        "num_local_experts": 0,
+        "shared_intermediate_size": 80,
+        "layer_types": ["full_attention"] * 4,
+        "mamba_n_heads": 8,
+    },
+    "helium": {"head_dim": 32, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    "ministral3": {"head_dim": 32},
+    "nemotron": {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
+    "olmo3": {"sliding_window": 8},
+    "stablelm": {"use_parallel_residual": True, "use_qkv_bias": True},
     "lfm2": {"layer_types": ["conv", "conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
 }
 

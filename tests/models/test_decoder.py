@@ -10,7 +10,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from shardmill import plan
 from shardmill.errors import CheckpointError
 from shardmill.models import family, supported
-from shardmill.models.architecture import LOCAL_ROPE, MASK, SLIDING_MASK, LayerSpec, TensorSource
+from shardmill.models.architecture import (
+    LOCAL_ROPE,
+    MASK,
+    SLIDING_MASK,
+    LayerSpec,
+    TensorSource,
+    name_in_tower,
+    name_under,
+)
 from shardmill.models.decoder import IDLE, READ, decoder, is_neutral, kinds_by_type, refuse_unplaced, sliding_kind
 
 from .small_configs import FAMILIES, small_config
@@ -65,23 +73,30 @@ def test_every_family_refuses_an_unknown_field(model_type: str) -> None:
         family(model_type).describe(small_config(model_type, num_pillars=8), 64)
 
 
+BUILDABLE: dict[str, dict[str, Any]] = {  # where transformers has no default, or defaults that are refused
+    "lfm2_moe": {"num_hidden_layers": 1, "layer_types": ["conv"]},
+    "granitemoehybrid": {"num_hidden_layers": 1, "layer_types": ["full_attention"], "num_local_experts": 0},
+}
+
+
 @pytest.mark.parametrize("model_type", supported())
 def test_transformers_own_defaults_have_a_place(model_type: str) -> None:
     """So a new default of a new release is seen."""
-    layers = {"num_hidden_layers": 1, "layer_types": ["conv"]} if model_type == "lfm2_moe" else {}  # it has no default
-    config = AutoConfig.for_model(model_type, **layers).get_text_config()
+    config = AutoConfig.for_model(model_type, **BUILDABLE.get(model_type, {})).get_text_config()
     found = family(model_type).describe(config, 64).architecture
     assert (found.model_type, found.layers) == (config.model_type, config.num_hidden_layers)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_tensors_are_those_of_transformers(model_type: str) -> None:
-    """Every constant comes from a parameter of the model, and every parameter is a constant's source."""
+    """Every constant comes from a tensor of the model, and every other tensor is ignored by name."""
     config = small_config(model_type)
     state = {name: tuple(t.shape) for name, t in AutoModelForCausalLM.from_config(config).state_dict().items()}
-    if config.tie_word_embeddings:
-        del state["lm_head.weight"]
-    assert plan.tensor_shapes(family(model_type).describe(config, 64)) == state
+    found = family(model_type).describe(config, 64)
+    assert plan.tensor_shapes(found) == {name: shape for name, shape in state.items() if name not in found.ignored}
+    fixed = {f"model.layers.{i}.mlp.act_fn.{name}" for i in range(4) for name in ("beta", "eps")}
+    head = {"lm_head.weight"} if config.tie_word_embeddings else set()
+    assert set(found.ignored) == head | (fixed if model_type == "apertus" else set())
 
 
 def described(**options: Any) -> Any:
@@ -113,8 +128,27 @@ def test_names_get_the_prefix_of_the_checkpoint() -> None:
     )
     assert found.sources["layers.0.mlp.up_proj.weight"].tensor == "language_model.model.layers.0.mlp.up_proj.weight"
     assert found.sources["norm.weight"].tensor == "language_model.model.last.weight"
-    assert found.sources["lm_head.weight"].tensor == "lm_head.weight"
+    assert found.sources["lm_head.weight"].tensor == "language_model.lm_head.weight"
     assert found.prefix == "language_model.model."
+
+
+@pytest.mark.parametrize(
+    ("prefix", "head"),
+    [
+        ("model.", "lm_head.weight"),
+        ("language_model.model.", "language_model.lm_head.weight"),
+        ("model.language_model.", "lm_head.weight"),
+        ("model.text.model.", "model.text.lm_head.weight"),
+    ],
+)
+def test_a_checkpoint_s_names_lead_back_to_those_of_transformers(prefix: str, head: str) -> None:
+    """The head lies beside the module that has the decoder, as transformers' own renamings of such checkpoints say."""
+    untied, tied = described(), decoder(small_config("llama", tie_word_embeddings=True), 64, ("mlp_bias",))
+    for name, moved in {"lm_head.weight": head, "model.norm.weight": f"{prefix}norm.weight"}.items():
+        assert (name_under(prefix, name), name_in_tower(prefix, moved)) == (moved, name)
+    assert untied.under(prefix).sources["lm_head.weight"] == TensorSource(head)
+    assert tied.under(prefix).ignored == (head,)
+    assert untied.under(prefix).under("model.") == untied
 
 
 def test_a_window_counts_where_it_is_narrower_than_the_context() -> None:
@@ -134,7 +168,7 @@ def test_layer_types_are_kinds() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu': programs have gelu_pytorch_tanh, silu, swish only"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu': programs have gelu_pytorch_tanh, relu2, silu, swish only"),
         ({"max_position_embeddings": 63}, "context 64 is over the model's 63 positions"),
         ({"num_key_value_heads": 3}, "4 heads are no multiple of 3 key/value heads"),
     ],

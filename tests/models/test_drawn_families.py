@@ -18,8 +18,8 @@ from . import tiny_families as tiny
 LIMIT, EXAMPLES, TEXT = THRESHOLDS["program_error"].limit, 15, 24
 HEADS = ((1, 1), (2, 1), (2, 2), (4, 2), (6, 2), (6, 3))
 SHARED_WIDTH = {  # families without head_dim in their config
-    *("granite", "granitemoe", "lfm2", "lfm2_moe", "mixtral", "olmo2", "olmoe"),
-    *("phi3", "phimoe", "qwen2", "smollm3"),
+    *("apertus", "cohere2", "granite", "granitemoe", "granitemoehybrid", "lfm2", "lfm2_moe", "mixtral", "olmo2"),
+    *("olmo3", "olmoe", "phi3", "phimoe", "qwen2", "smollm3", "stablelm"),
 }
 WINDOWS = st.sampled_from([1, 2, 5, 23, 24, tiny.SLOTS, 100])
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -212,20 +212,114 @@ def zaya(draw: Draw, layers: int) -> dict[str, Any]:
     }
 
 
+def ministral3(draw: Draw, layers: int) -> dict[str, Any]:
+    """A window for all layers or none, and YaRN up to its original length."""
+    changed = {"factor": draw(st.sampled_from([2.0, 16.0])), "original_max_position_embeddings": tiny.SLOTS}
+    parameters = tiny.MINISTRAL["rope_parameters"] | changed
+    return {"sliding_window": draw(st.none() | WINDOWS), "rope_parameters": parameters}
+
+
+def olmo3(draw: Draw, layers: int) -> dict[str, Any]:
+    """Windows, and a rotary table for each type of layer."""
+    return {
+        "layer_types": layer_types(draw, layers, "full_attention", "sliding_attention"),
+        "sliding_window": draw(WINDOWS),
+        "attention_bias": draw(st.booleans()),
+        "rope_parameters": {"full_attention": draw(ROPES), "sliding_attention": PLAIN_ROPE},
+    }
+
+
+def exaone4(draw: Draw, layers: int) -> dict[str, Any]:
+    """Windows, beside which full layers do not turn; or no window, and every layer turns."""
+    if draw(st.booleans()):
+        types = ["full_attention"] * layers
+        return {"layer_types": types, "sliding_window": None, "rope_parameters": draw(ROPES)}
+    types = layer_types(draw, layers, "full_attention", "sliding_attention")
+    return {"layer_types": types, "sliding_window": draw(WINDOWS), "rope_parameters": draw(ROPES)}
+
+
+def glm4(draw: Draw, layers: int) -> dict[str, Any]:
+    """Partial rotation and biases."""
+    share = draw(st.sampled_from([0.25, 0.5, 1.0]))
+    return {"rope_parameters": PLAIN_ROPE | {"partial_rotary_factor": share}, "attention_bias": draw(st.booleans())}
+
+
+def ernie4_5(draw: Draw, layers: int) -> dict[str, Any]:
+    """Biases and rotary types."""
+    return {"rope_parameters": draw(ROPES), "use_bias": draw(st.booleans())}
+
+
+def helium(draw: Draw, layers: int) -> dict[str, Any]:
+    """Llama's, and heads that are as wide together as the stream, which transformers takes for granted."""
+    heads, width = draw(st.sampled_from([(2, 8), (4, 32)]))
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": 2, "head_dim": width, "hidden_size": heads * width}
+    return llama(draw, layers) | sizes
+
+
+def cohere2(draw: Draw, layers: int) -> dict[str, Any]:
+    """Windows, biases, and the scale of logits."""
+    return {
+        "layer_types": layer_types(draw, layers, "full_attention", "sliding_attention"),
+        "sliding_window": draw(WINDOWS),
+        "attention_bias": draw(st.booleans()),
+        "layer_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
+        "logit_scale": draw(st.sampled_from([0.0625, 1.0])),
+    }
+
+
+def stablelm(draw: Draw, layers: int) -> dict[str, Any]:
+    """Branches in turn or beside each other, partial rotation, and biases."""
+    share = draw(st.sampled_from([0.25, 0.5, 1.0]))
+    return {
+        "use_parallel_residual": draw(st.booleans()),
+        "use_qkv_bias": draw(st.booleans()),
+        "layer_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
+        "rope_parameters": PLAIN_ROPE | {"partial_rotary_factor": share},
+    }
+
+
+def nemotron(draw: Draw, layers: int) -> dict[str, Any]:
+    """Partial rotation, biases, and one of several activations."""
+    found = glm4(draw, layers) | {"mlp_bias": draw(st.booleans()), "norm_eps": draw(st.sampled_from([1e-6, 1e-2]))}
+    return found | {"hidden_act": draw(st.sampled_from(["relu2", "silu", "gelu_pytorch_tanh"]))}
+
+
+def granitemoehybrid(draw: Draw, layers: int) -> dict[str, Any]:
+    """Granite's, with a rotation or without."""
+    found = granite(draw, layers)
+    del found["mlp_bias"]
+    return found | {
+        "layer_types": ["full_attention"] * layers,
+        "position_embedding_type": draw(st.sampled_from(["rope", "nope", None])),
+        "shared_intermediate_size": draw(st.sampled_from([32, 100])),
+    }
+
+
 OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
+    "apertus": olmo2,
+    "cohere2": cohere2,
+    "ernie4_5": ernie4_5,
+    "exaone4": exaone4,
     "gemma2": gemma2,
     "gemma3": gemma3,
     "gemma3_text": gemma3_text,
+    "glm4": glm4,
     "gpt_oss": gpt_oss,
     "granite": granite,
     "granitemoe": granitemoe,
+    "granitemoehybrid": granitemoehybrid,
+    "helium": helium,
     "hunyuan_v1_dense": hunyuan,
     "lfm2": lfm2,
     "lfm2_moe": lfm2_moe,
     "llama": llama,
+    "ministral3": ministral3,
     "mistral": mistral,
+    "mistral3": ministral3,
     "mixtral": mixtral,
+    "nemotron": nemotron,
     "olmo2": olmo2,
+    "olmo3": olmo3,
     "olmoe": olmoe,
     "phi3": phi3,
     "phimoe": phimoe,
@@ -233,6 +327,7 @@ OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
+    "stablelm": stablelm,
     "zaya": zaya,
 }
 

@@ -17,7 +17,7 @@ from shardmill import plan
 from shardmill.checkpoint.headers import TensorInfo, check_tensors
 from shardmill.errors import CheckpointError
 from shardmill.gates.thresholds import THRESHOLDS
-from shardmill.models.architecture import LOCAL_ROPE, ROPE, Graph, LayerSpec, ModelDescription
+from shardmill.models.architecture import LOCAL_ROPE, ROPE, Graph, LayerSpec, ModelDescription, TensorSource, blocks
 from shardmill.models.contract import RING
 from shardmill.models.host import Floats, KVLayout
 
@@ -87,6 +87,36 @@ def only_rope(table: str) -> Mutation:
     return kinds(lambda kind: replace(kind, rope=table))
 
 
+def in_checkpoint_order(suffix: str) -> Mutation:
+    """Rows of query and key as the checkpoint has them, so that halves turn where neighbours should."""
+
+    def changed(model: ModelDescription) -> ModelDescription:
+        paths = [p for p, source in model.sources.items() if p.endswith(suffix) and isinstance(source, tuple)]
+        assert paths
+        plain = {path: TensorSource(blocks(model.sources[path])[0].tensor) for path in paths}
+        return replace(model, sources={**model.sources, **plain})
+
+    return changed
+
+
+def rope_scale(table: str, scale: float) -> Mutation:
+    """Another attention factor of a rotary table."""
+
+    def changed(model: ModelDescription) -> ModelDescription:
+        a = model.architecture
+        assert a.ropes[table].scale != scale
+        return replace(model, architecture=replace(a, ropes={**a.ropes, table: replace(a.ropes[table], scale=scale)}))
+
+    return changed
+
+
+def in_turn(model: ModelDescription) -> ModelDescription:
+    """The second branch reads what the first one has added to, by the same norm."""
+    first = {path: source for path, source in model.sources.items() if ".input_layernorm." in path}
+    second = {path.replace("input_", "post_attention_"): source for path, source in first.items()}
+    return graph(parallel=False)(replace(model, sources={**model.sources, **second}))
+
+
 MUTANTS: dict[str, tuple[str, Mutation]] = {
     "qwen3: norm after the rotation": ("qwen3", graph(qk_norm="after")),
     "hunyuan: norm before the rotation": ("hunyuan_v1_dense", graph(qk_norm="before")),
@@ -115,8 +145,37 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
     "llama: gate and up exchanged": ("llama", swapped("gate_proj.weight", "up_proj.weight")),
     "lfm2: taps in reverse": ("lfm2", swapped("tap_0", "tap_2")),
     **{
+        f"{name}: halves turn": (name, in_checkpoint_order("_proj.weight"))
+        for name in ("cohere2", "ernie4_5", "glm4", "helium")
+    },
+    "glm4: halves of the biases turn": ("glm4", in_checkpoint_order("_proj.bias")),
+    "glm4: gate and up exchanged": ("glm4", swapped("gate_proj.weight", "up_proj.weight")),
+    "glm4: norms by their names": (
+        "glm4",
+        swapped("post_attention_layernorm.weight", "pre_feedforward_layernorm.weight"),
+    ),
+    "granite 4: gate and up exchanged": ("granitemoehybrid", swapped("gate_proj.weight", "up_proj.weight")),
+    "granite 4: attention scale by head_dim": ("granitemoehybrid", graph(attention_scale=0.0)),
+    "granite 4: branches not scaled": ("granitemoehybrid", graph(branch_scale=1.0)),
+    "exaone4: full layers turn": ("exaone4", only_rope(ROPE)),
+    "cohere2: full layers turn": ("cohere2", only_rope(ROPE)),
+    "cohere2: logits not scaled": ("cohere2", graph(logit_scale=1.0)),
+    "cohere2: branches in turn": ("cohere2", in_turn),
+    "cohere2: RMSNorm": ("cohere2", graph(norm="rms")),
+    "olmo3: YaRN on sliding layers": ("olmo3", only_rope(ROPE)),
+    "olmo3: no YaRN on full layers": ("olmo3", only_rope(LOCAL_ROPE)),
+    "olmo3: no attention factor": ("olmo3", rope_scale(ROPE, 1.0)),
+    "nemotron: gain without 1 in layers": ("nemotron", sources("layernorm.weight", add=0.0)),
+    "nemotron: gain without 1 at the end": ("nemotron", sources("norm.weight", add=0.0)),
+    "nemotron: ReLU not squared": ("nemotron", graph(activation="relu")),
+    "apertus: no beta": ("apertus", sources("alpha_n", add=0.0)),
+    "apertus: beta in both numbers": ("apertus", sources("alpha_p", add=0.5)),
+    "apertus: no softplus": ("apertus", sources("alpha_p", softplus=False)),
+    "apertus: the two numbers exchanged": ("apertus", swapped("alpha_p", "alpha_n")),
+    **{f"{name}: another epsilon": (name, graph(rms_norm_eps=1e-5)) for name in ("cohere2", "nemotron", "stablelm")},
+    **{
         f"{name}: window {by:+d}": (name, window(by))
-        for name in ("mistral", "qwen3", "gemma2", "gemma3_text")
+        for name in ("cohere2", "exaone4", "gemma2", "gemma3_text", "mistral", "olmo3", "qwen3")
         for by in (-1, 1)
     },
 }

@@ -83,6 +83,38 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["chunked_attention"] * 4},
         "layer_types: 'chunked_attention'",
     ),
+    "experts beside an MLP": ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4: programs lack"),
+    "Mamba layers": (
+        "granitemoehybrid",
+        {"layer_types": ["mamba", "full_attention"]},
+        "layer_types: 'linear_attention': granitemoehybrid programs have attention layers only",
+    ),
+    "Granite's other norm": (
+        "granitemoehybrid",
+        {"normalization_function": "layernorm"},
+        "normalization_function is 'layernorm': transformers computes a granitemoehybrid with 'rmsnorm'",
+    ),
+    "queries that grow": (
+        "ministral3",
+        {"rope_parameters": tiny_families.MINISTRAL["rope_parameters"] | {"original_max_position_embeddings": 32}},
+        "is over the original length 32: there llama_4_scaling_beta",
+    ),
+    "LayerNorm of heads": ("stablelm", {"qk_layernorm": True}, "qk_layernorm is true"),
+    "an Apertus with a gate": ("apertus", {"hidden_act": "silu"}, "hidden_act 'silu': apertus programs have xielu"),
+    "an Apertus with more norms": ("apertus", {"post_norm": True}, "post_norm is True: transformers computes .* False"),
+    "xIELU elsewhere": ("llama", {"hidden_act": "xielu"}, "hidden_act 'xielu': programs have"),
+    "Cohere's branches in turn": ("cohere2", {"use_parallel_block": False}, "use_parallel_block is False"),
+    "Cohere's norms of heads": ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True"),
+    "Cohere's other layers": (
+        "cohere2",
+        {"layer_types": ["chunked_attention"] * 4},
+        "layer_types: 'chunked_attention'",
+    ),
+    "EXAONE's other layers": (
+        "exaone4",
+        {"layer_types": ["chunked_attention"] * 4},
+        "layer_types: 'chunked_attention'",
+    ),
     "a context that is too long": ("olmo2", {"max_position_embeddings": 32}, "context.* 32 positions"),
 }
 

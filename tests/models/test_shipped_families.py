@@ -23,7 +23,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.table import write_table
 from shardmill.decode import Session, run
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.gates import measurement, stack
+from shardmill.gates import measurement, residency, stack
 from shardmill.gates.reference import Reference, carried_channels
 from shardmill.gates.stack import TurningDrafter, decode_one_by_one
 from shardmill.machine import load_programs_as
@@ -133,6 +133,14 @@ def test_silu_is_made_of_tanh_only_if_the_config_says_so(shipped: Shipped) -> No
     if activation in ("silu", "silu_tanh"):
         assert ("tanh" in kinds) == (activation == "silu_tanh")
         assert activation == "silu" or "silu" not in kinds
+
+
+def test_every_operation_is_known_to_run_on_the_neural_engine(shipped: Shipped) -> None:
+    """By the placement rules. What a checkpoint's numbers need is computed once, when they become constants."""
+    for name, package in shipped.packages.items():
+        rows, findings = residency.predict(package, 4)
+        measurement.demand(name, measurement.compare(residency.placement_measurements(rows, findings)))
+    assert "softplus" not in shipped.operations()
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")

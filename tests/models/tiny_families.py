@@ -80,6 +80,17 @@ MIXED = {
     "sliding_window": WINDOW,
     "layer_types": ["full_attention", "sliding_attention"],
 }
+MINISTRAL: dict[str, Any] = {
+    "head_dim": 32,
+    "rope_parameters": YARN
+    | {
+        "factor": 2.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 128,  # queries grow from there on
+        "llama_4_scaling_beta": 0.1,
+    },
+}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -93,9 +104,24 @@ VISION = {
 EXPERTS = {"num_experts_per_tok": 3, "num_local_experts": 12}
 
 TINY: dict[str, dict[str, Any]] = {
+    "apertus": BASE | WIDE | {"rope_parameters": LLAMA3},
+    "cohere2": BASE
+    | WIDE
+    | {"num_hidden_layers": 4, "sliding_window": WINDOW, "layer_norm_eps": 1e-3, "logit_scale": 0.25},
+    "ernie4_5": BASE | {"head_dim": 32, "use_bias": True},
+    "exaone4": BASE
+    | {
+        "num_hidden_layers": 4,
+        "head_dim": 32,
+        "sliding_window": WINDOW,
+        "sliding_window_pattern": 4,
+        "tie_word_embeddings": True,
+        "rope_parameters": LLAMA3,
+    },
     "gemma2": BASE | GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     "gemma3": {"text_config": BASE | GEMMA3, "vision_config": VISION},
     "gemma3_text": BASE | GEMMA3,
+    "glm4": BASE | {"head_dim": 32, "attention_bias": True, "rms_norm_eps": 1e-3},
     "gpt_oss": BASE
     | EXPERTS
     | {
@@ -125,6 +151,21 @@ TINY: dict[str, dict[str, Any]] = {
         "logits_scaling": 6.0,
         "tie_word_embeddings": True,
     },
+    "granitemoehybrid": BASE
+    | WIDE
+    | {
+        "num_local_experts": 0,
+        "shared_intermediate_size": 80,
+        "layer_types": ["full_attention"] * 2,
+        "position_embedding_type": "rope",
+        "mamba_n_heads": 8,  # transformers divides the width by it
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.1,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6.0,
+        "tie_word_embeddings": True,
+    },
+    "helium": BASE | WIDE | {"head_dim": 32, "attention_bias": True, "mlp_bias": True},
     "hunyuan_v1_dense": BASE
     | {
         "head_dim": 32,
@@ -158,9 +199,26 @@ TINY: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "mlp_bias": True,
     },
+    "ministral3": BASE | MINISTRAL,
     "mistral": BASE | {"head_dim": 32, "sliding_window": WINDOW},
+    "mistral3": {
+        "text_config": BASE | MINISTRAL | {"model_type": "ministral3"},
+        "vision_config": VISION | {"model_type": "pixtral", "head_dim": 16},
+        "tie_word_embeddings": False,
+    },
     "mixtral": BASE | WIDE | EXPERTS | {"intermediate_size": 48, "sliding_window": WINDOW},
+    "nemotron": BASE | {"head_dim": 32, "norm_eps": 1e-3, "attention_bias": True, "mlp_bias": True},
     "olmo2": BASE | WIDE,
+    "olmo3": BASE
+    | WIDE
+    | {
+        "num_hidden_layers": 4,
+        "sliding_window": WINDOW,
+        "rope_parameters": {
+            "full_attention": YARN | {"factor": 8.0, "attention_factor": 1.2079441541679836},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 150000.0},
+        },
+    },
     "olmoe": BASE | WIDE | {"intermediate_size": 48, "num_experts": 12, "num_experts_per_tok": 3},
     "phi3": BASE
     | WIDE
@@ -192,6 +250,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "seed_oss": BASE | {"head_dim": 32},
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+    "stablelm": BASE | WIDE | {"use_qkv_bias": True, "layer_norm_eps": 1e-3},
     "zaya": BASE
     | {
         "num_hidden_layers": 3,
@@ -212,7 +271,8 @@ def tiny_config(model_type: str, **changes: Any) -> Any:
 
     content = TINY[model_type]
     if "text_config" in content:
-        content = content | {"text_config": content["text_config"] | changes}
+        tied = {name: value for name, value in changes.items() if name == "tie_word_embeddings"}
+        content = content | tied | {"text_config": content["text_config"] | changes}  # the outer one decides there
     else:
         content = content | changes
     return AutoConfig.for_model(model_type, **content)
@@ -220,11 +280,11 @@ def tiny_config(model_type: str, **changes: Any) -> Any:
 
 def tiny_model(model_type: str, **changes: Any) -> Any:
     """transformers' tiny model of a family in fp32, the same for the same arguments."""
-    from transformers import AutoModelForCausalLM
+    from tiny import auto_class
 
     torch.manual_seed(0)
     config = tiny_config(model_type, **changes)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
+    model = auto_class(config).from_config(config, attn_implementation="eager").eval()
     centre = 0.0 if model_type.startswith("gemma") else 1.0  # Gemma's gains are 1 + weight
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -239,9 +299,7 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
     """A model's tensors by the names that they have on the hub, which may not be those in memory."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    state = model.state_dict()
-    head = {name: state[name] for name in ("lm_head.weight",) if name in state}  # a wrapper's is under another name
-    return {**head, **revert_weight_conversion(model, state)}
+    return revert_weight_conversion(model, model.state_dict())  # type: ignore[no-any-return]
 
 
 def described(model: Any, slots: int = SLOTS) -> ModelDescription:

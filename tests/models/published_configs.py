@@ -1,0 +1,251 @@
+"""Configs as their authors publish them, with every field that transformers ignores, and the published sizes.
+
+Fields that decide nothing here (tokens' numbers, dropout, versions) are left out where other entries have them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LLAMA3 = {
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+def causal(name: str, model_type: str, sizes: tuple[int, ...], **more: Any) -> dict[str, Any]:
+    """A decoder's config; the sizes are hidden, intermediate, layers, heads, key/value heads, vocabulary, positions."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    found = dict(zip((*names, "vocab_size", "max_position_embeddings"), sizes, strict=True))
+    return {
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": model_type,
+        "torch_dtype": "bfloat16",
+        **found,
+        **more,
+    }
+
+
+def ministral(hidden: int, ffn: int, layers: int, tied: bool) -> dict[str, Any]:
+    """A multimodal Ministral 3."""
+    rope = {
+        "rope_type": "yarn",
+        "type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    }
+    text = causal("Ministral3", "ministral3", (hidden, ffn, layers, 32, 8, 131072, 262144)) | {
+        "head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "rope_parameters": rope,
+        "tie_word_embeddings": tied,
+    }
+    vision = {"model_type": "pixtral", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+    return {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "model_type": "mistral3",
+        "image_token_index": 10,
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+        "spatial_merge_size": 2,
+        "tie_word_embeddings": tied,
+        "text_config": text,
+        "vision_config": vision | {"head_dim": 64, "intermediate_size": 4096, "image_size": 1540, "patch_size": 14},
+        "vision_feature_layer": -1,
+    }
+
+
+def granite(sizes: tuple[int, ...], mamba_heads: int, multipliers: tuple[float, float, float], **more: Any) -> Any:
+    """A Granite 4 without Mamba layers; the multipliers are attention's, the residual's, and the logits' divisor."""
+    attention, residual, logits = multipliers
+    mamba = {"chunk_size": 256, "conv_bias": True, "d_conv": 4, "d_head": "auto", "d_state": 256, "expand": 2}
+    mamba |= {"n_groups": 1, "n_heads": mamba_heads, "proj_bias": False}
+    return causal("GraniteMoeHybrid", "granitemoehybrid", sizes) | {
+        "shared_intermediate_size": sizes[1],
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "layer_types": ["attention"] * sizes[2],
+        "position_embedding_type": "rope",
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": residual,
+        "attention_multiplier": attention,
+        "logits_scaling": logits,
+        "rope_theta": 10000000,
+        "rope_scaling": None,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "init_method": "mup",
+        "initializer_range": 0.1,
+        "normalization_function": "rmsnorm",
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.0,
+        "use_cache": True,
+        **{f"mamba_{name}": value for name, value in mamba.items()},
+        **more,
+    }
+
+
+def cohere(sizes: tuple[int, ...], scale: float, **more: Any) -> dict[str, Any]:
+    """A Command R7B or Tiny Aya."""
+    return causal("Cohere2", "cohere2", sizes) | {
+        "head_dim": 128,
+        "rope_theta": 50000,
+        "rope_scaling": None,
+        "rotary_pct": 1,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": scale,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 4,
+        "layer_switch": 4,
+        "order_of_interleaved_layers": "local_attn_first",
+        "position_embedding_type": "rope_gptj",
+        "attention_bias": False,
+        "use_embedding_sharing": True,
+        "use_gated_activation": True,
+        "use_parallel_block": True,
+        "use_parallel_embedding": True,
+        "use_qk_norm": False,
+        "cache_implementation": "hybrid",
+        **more,
+    }
+
+
+# Name -> the number of parameters of its text model, in billions, and the config.
+PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
+    "Ministral-3-3B": (3.43, ministral(3072, 9216, 26, True)),
+    "Ministral-3-8B": (8.49, ministral(4096, 14336, 34, False)),
+    "Olmo-3-7B": (
+        7.30,
+        causal("Olmo3", "olmo3", (4096, 11008, 32, 32, 32, 100278, 65536))
+        | {
+            "rope_theta": 500000,
+            "rope_scaling": {
+                "attention_factor": 1.2079441541679836,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "yarn",
+            },
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+            "layer_types": [SLIDING, SLIDING, SLIDING, FULL] * 8,
+            "attention_bias": False,
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+        },
+    ),
+    "EXAONE-4.0-1.2B": (
+        1.28,
+        causal("Exaone4", "exaone4", (2048, 4096, 30, 32, 8, 102400, 65536))
+        | {
+            "head_dim": 64,
+            "rope_theta": 1000000,
+            "rope_scaling": LLAMA3 | {"factor": 16.0},
+            "sliding_window": None,
+            "sliding_window_pattern": None,
+            "layer_types": [FULL] * 30,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "GLM-4-9B-0414": (
+        9.40,
+        causal("Glm4", "glm4", (4096, 13696, 40, 32, 2, 151552, 32768))
+        | {"head_dim": 128, "partial_rotary_factor": 0.5, "rope_theta": 10000.0, "attention_bias": True},
+    ),
+    "Apertus-8B-2509": (
+        8.05,
+        causal("Apertus", "apertus", (4096, 21504, 32, 32, 8, 131072, 65536))
+        | {
+            "hidden_act": "xielu",
+            "hidden_dropout": 0.0,
+            "mlp_bias": False,
+            "post_norm": False,
+            "qk_norm": True,
+            "rope_theta": 12000000,
+            "rope_scaling": LLAMA3 | {"type": "llama3"},
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "granite-4.0-350m": (0.352, granite((1024, 2048, 28, 16, 4, 100352, 32768), 64, (0.015625, 0.263, 4.0))),
+    "granite-4.0-1b": (1.63, granite((2048, 4096, 40, 16, 4, 100352, 131072), 128, (0.0078125, 0.22, 8.0))),
+    "granite-4.0-micro": (3.40, granite((2560, 8192, 40, 40, 8, 100352, 131072), 128, (0.015625, 0.22, 10.0))),
+    "LFM2.5-1.2B": (
+        1.17,
+        causal("Lfm2", "lfm2", (2048, 12288, 16, 32, 8, 65536, 128000))
+        | {
+            "block_auto_adjust_ff_dim": True,
+            "block_dim": 2048,
+            "block_ff_dim": 12288,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_mlp_init_scale": 1.0,
+            "block_multiple_of": 256,
+            "block_norm_eps": 1e-5,
+            "block_out_init_scale": 1.0,
+            "block_use_swiglu": True,
+            "block_use_xavier_init": True,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "conv_dim": 2048,
+            "conv_dim_out": 2048,
+            "conv_use_xavier_init": True,
+            "layer_types": ["conv", "conv", FULL] * 3 + ["conv", FULL] * 3 + ["conv"],
+            "norm_eps": 1e-5,
+            "num_heads": 32,
+            "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+            "tie_embedding": True,
+            "tie_word_embeddings": True,
+            "use_pos_enc": True,
+        },
+    ),
+    "MiniCPM5-2B": (
+        2.51675648,
+        causal("Llama", "llama", (2048, 6144, 42, 16, 2, 130560, 131072))
+        | {"head_dim": 128, "rope_theta": 5000000.0, "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1},
+    ),
+    "tiny-aya-3.35B": (
+        3.35,
+        cohere((2048, 11008, 36, 16, 4, 262144, 500000), 1.0, layer_types=[SLIDING, SLIDING, SLIDING, FULL] * 9),
+    ),
+    "Command-R7B": (8.03, cohere((4096, 14336, 32, 32, 8, 256000, 8192), 0.25)),
+    "ERNIE-4.5-0.3B": (
+        0.361,
+        causal("Ernie4_5_", "ernie4_5", (1024, 3072, 18, 16, 2, 103424, 131072))
+        | {"head_dim": 128, "rope_theta": 500000, "use_bias": False, "tie_word_embeddings": True},
+    ),
+    "stablelm-2-1.6b": (
+        1.64,
+        causal("StableLm", "stablelm", (2048, 5632, 24, 32, 32, 100352, 4096))
+        | {"partial_rotary_factor": 0.25, "rope_theta": 10000, "layer_norm_eps": 1e-5, "use_qkv_bias": True},
+    ),
+    "Nemotron-Mini-4B": (
+        4.19,
+        causal("Nemotron", "nemotron", (3072, 9216, 32, 24, 8, 256000, 4096))
+        | {"head_dim": 128, "partial_rotary_factor": 0.5, "rope_theta": 10000, "norm_eps": 1e-5, "hidden_act": "relu2"},
+    ),
+    "helium-1-2b": (
+        1.89,
+        causal("Helium", "helium", (2048, 8192, 28, 16, 8, 64000, 4096))
+        | {
+            "head_dim": 128,
+            "rope_theta": 20000.0,
+            "rms_norm_eps": 1e-8,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+}

@@ -1,0 +1,30 @@
+"""Ministral 3's original length: up to it a query's factor is 1, and no further context is built."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardmill.errors import CheckpointError
+from shardmill.gates.parity import relative_error
+from shardmill.gates.passes import in_passes
+from shardmill.gates.stack import feed
+from shardmill.gates.thresholds import THRESHOLDS
+
+from . import tiny_families as tiny
+
+ORIGINAL = tiny.MINISTRAL["rope_parameters"]["original_max_position_embeddings"]
+
+
+def test_the_last_context_that_is_built_is_the_last_that_is_exact() -> None:
+    model, tokens = tiny.tiny_model("ministral3"), tiny.tiny_text(ORIGINAL + 16)
+    described = tiny.described(model, ORIGINAL)
+    with pytest.raises(CheckpointError, match=f"context {ORIGINAL + 1} is over the original length {ORIGINAL}"):
+        tiny.described(model, ORIGINAL + 1)
+    engine = tiny.Blocks(described, tiny.tensors_of(model), slots=len(tokens))
+    found = feed(engine, tokens, in_passes(len(tokens), [4]))
+    truth, limit = tiny.expected(model, tokens), THRESHOLDS["program_error"].limit
+    assert (
+        relative_error(found[:ORIGINAL], truth[:ORIGINAL]) <= limit < relative_error(found[ORIGINAL:], truth[ORIGINAL:])
+    )
+    assert np.isfinite(found).all()
