@@ -29,8 +29,8 @@ Weights = Callable[[str], Tensor]  # a tensor's name in the checkpoint -> values
 class Origin:
     """The origin of a parameter: tensors of the checkpoint and a converter, or a value.
 
-    A buffer without axes, such as the beta of an activation, is no constant of a program: it keeps the checkpoint's
-    value, or transformers' own, whatever weights are asked for.
+    A buffer without axes, such as the beta of an activation, is no constant of a program. Its value is the
+    checkpoint's, or transformers' default if the checkpoint lacks the buffer.
     """
 
     converter: Any = None  # transformers' WeightConverter, or None for a tensor that is used unchanged

@@ -229,6 +229,7 @@ class ModelDescription:
     sources: Mapping[str, Sources]
     prefix: str = PREFIX  # begins the checkpoint's names where transformers' begin with "model."
     ignored: tuple[str, ...] = ()  # tensors that a checkpoint may hold and no program needs
+    fixed: Mapping[str, float] = field(default_factory=dict)  # tensors without axes, each with its value in any program
     foreign: Mapping[str, str] = field(default_factory=dict)  # part of a tensor's name -> why it is refused
 
     def under(self, prefix: str) -> ModelDescription:
@@ -243,7 +244,8 @@ class ModelDescription:
         for path, found in self.sources.items():
             many = tuple(renamed(source, moved) for source in blocks(found))
             sources[path] = many[0] if isinstance(found, TensorSource) else many
-        return replace(self, sources=sources, prefix=prefix, ignored=tuple(map(moved, self.ignored)))
+        fixed = {moved(name): value for name, value in self.fixed.items()}
+        return replace(self, sources=sources, prefix=prefix, ignored=tuple(map(moved, self.ignored)), fixed=fixed)
 
 
 def name_under(prefix: str, name: str) -> str:

@@ -195,14 +195,14 @@ def silu_tanh(x: Tensor) -> Tensor:
     return x * sigmoid_by_tanh(x)
 
 
-def positive_part(x: Tensor) -> Tensor:
+def _positive_part(x: Tensor) -> Tensor:
     """Return ReLU, spelled as a maximum, since the operation `relu` is not known to run on the Neural Engine."""
     return torch.maximum(x, torch.zeros(1, 1, 1, 1, dtype=x.dtype))
 
 
 def relu2(x: Tensor) -> Tensor:
     """Return the square of ReLU. It overflows fp16 if x is over 256."""
-    y = positive_part(x)
+    y = _positive_part(x)
     return y * y
 
 
@@ -227,7 +227,7 @@ class XIELUActivation(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        above = positive_part(x)
+        above = _positive_part(x)
         below = x - above
         grown = torch.tanh(below * 0.5) * (torch.exp(below) + 1)
         return above * (above * self.alpha_p) + (grown - below) * self.alpha_n + x * 0.5

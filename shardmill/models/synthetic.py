@@ -62,7 +62,7 @@ class NormalWeights:
 
 @dataclass(frozen=True)
 class SyntheticRecipe:
-    """One tensor, drawn as [rows, columns] (a vector is one row); `loud` is for outlier channels along `axis`."""
+    """One tensor, drawn as [rows, columns]; a vector or number is one row. Channels along `axis` may be `loud`."""
 
     name: str
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class SyntheticRecipe:
 
     @property
     def columns(self) -> int:
-        return math.prod(self.shape[1:]) if len(self.shape) > 1 else self.shape[0]
+        return math.prod(self.shape[1:]) if len(self.shape) > 1 else math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -142,6 +142,8 @@ def _recipes(config: dict[str, Any]) -> Iterator[SyntheticRecipe]:
                 if vector:
                     mean = float(vector == source.by)
                     yield SyntheticRecipe(vector, shape[-1:], NormalWeights(mean, table), NormalWeights(mean, table))
+    for name, value in model.fixed.items():
+        yield SyntheticRecipe(name, (), NormalWeights(value, 0.0), NormalWeights(value, 0.0))
 
 
 def _described(config: dict[str, Any]) -> ModelDescription:

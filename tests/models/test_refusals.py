@@ -200,6 +200,23 @@ def parts_of(checkpoint: Path, folder: Path) -> Any:
     return split(source, config.parse(settings(source)), HashCache(folder / "hashes"), files)[0]
 
 
+@pytest.mark.parametrize(("name", "value"), [("beta", 0.25), ("eps", -0.5)])
+def test_an_apertus_with_another_fixed_number_is_refused(tmp_path: Path, name: str, value: float) -> None:
+    """Programs have beta and eps as constants of their graph, and the checkpoint holds both for each layer."""
+    checkpoint, tensor = (
+        tiny_families.write_tiny("apertus", tmp_path / "checkpoint"),
+        f"model.layers.1.mlp.act_fn.{name}",
+    )
+    assert parts_of(checkpoint, tmp_path)
+    for file in checkpoint.glob("*.safetensors"):
+        tensors = load_file(file)
+        changed = {key: torch.full_like(t, value) for key, t in tensors.items() if key == tensor}
+        save_file(tensors | changed, file, metadata={"format": "pt"})
+    (tmp_path / "again").mkdir()
+    with pytest.raises(ShardmillError, match=rf"tensor {tensor} is {value}: programs have .* in its place"):
+        parts_of(checkpoint, tmp_path / "again")
+
+
 def test_zaya_s_old_layout_is_refused_with_the_repository_that_has_the_new_one(tmp_path: Path) -> None:
     source = tiny.fetched(tiny_families.write_tiny("zaya", tmp_path / "old"), tmp_path / "source")
     save_file({"model.layers.0.self_attn.qkv.linear_q.weight": torch.zeros(2, 2)}, source / "extra.safetensors")

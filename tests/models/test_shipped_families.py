@@ -94,18 +94,33 @@ SAMPLE = ("gemma3_text", "lfm2", "phi3", "phi3-tanh", "qwen3_moe", "zaya")
 TANH = ("phi3", "gpt_oss", "lfm2", "olmoe")  # SiLU in an MLP, in a gate of experts, beside convolutions, in experts
 
 
+OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {  # other graphs of a family than its tiny config's
+    "granitemoehybrid-nope": ("granitemoehybrid", {"position_embedding_type": "nope"}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+}
+
+
 def _param(name: str, **program: str) -> Any:
     """Return a family and a config's section `program` as a parameter of `shipped`."""
     label = "-".join((name, *program.values()))
-    return pytest.param((name, program), marks=[] if label in SAMPLE else [pytest.mark.slow], id=label)
+    return pytest.param((name, program, {}), marks=[] if label in SAMPLE else [pytest.mark.slow], id=label)
 
 
-@pytest.fixture(scope="module", params=[*map(_param, supported()), *(_param(name, silu="tanh") for name in TANH)])
+def _otherwise(label: str) -> Any:
+    """Return a family and the changes of its tiny config as a parameter of `shipped`."""
+    name, changes = OTHERWISE[label]
+    return pytest.param((name, {}, changes), marks=pytest.mark.slow, id=label)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*map(_param, supported()), *(_param(name, silu="tanh") for name in TANH), *map(_otherwise, OTHERWISE)],
+)
 def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shipped:
     """Return the build of each family in turn."""
-    name, program = request.param
+    name, program, changes = request.param
     folder = tmp_path_factory.mktemp(name)
-    checkpoint = tiny_families.write_tiny(name, folder / "checkpoint")
+    checkpoint = tiny_families.write_tiny(name, folder / "checkpoint", **changes)
     return ship(checkpoint, folder, **program)
 
 

@@ -17,8 +17,8 @@ NORMS = {
     "post_attention_layernorm.weight": TensorSource("feedforward_layernorm.weight"),
 }
 GRANTED = {"mlp_bias": False, "post_norm": False, "qk_norm": True}
-BETA = 0.5  # of every checkpoint, which holds it beside the two learned numbers
-ADDED = {"alpha_p": 0.0, "alpha_n": BETA}  # after softplus
+FIXED = {"beta": 0.5, "eps": -1e-6}  # what every checkpoint holds beside the two learned numbers
+ADDED = {"alpha_p": 0.0, "alpha_n": FIXED["beta"]}  # after softplus
 
 
 def describe(config: Any, context: int) -> ModelDescription:
@@ -40,6 +40,5 @@ def describe(config: Any, context: int) -> ModelDescription:
         qk_norm="before",
         **attention_biases(config),
     )
-    layers = range(config.num_hidden_layers)
-    fixed = tuple(f"{PREFIX}layers.{i}.{path}{name}" for i in layers for name in ("beta", "eps"))
-    return replace(found, ignored=(*found.ignored, *fixed))
+    layers = [f"{PREFIX}layers.{i}.{path}" for i in range(config.num_hidden_layers)]
+    return replace(found, fixed={layer + name: value for layer in layers for name, value in FIXED.items()})

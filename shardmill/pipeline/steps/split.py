@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
 if TYPE_CHECKING:
+    from shardmill.checkpoint.headers import TensorInfo
     from shardmill.config import Config
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ FORM: Mapping[str, Any] = {"shapes": RANGE, "state": GRAPH, "contexts": [], "sil
 
 EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
+BF16_STEP = 2**-7  # between neighbouring bf16 numbers, relative
 
 
 def task(
@@ -94,6 +97,7 @@ def split(
     model = model.under(prefix_of(tensors, model.prefix))
     _refuse_foreign(model, tensors)
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
+    _check_fixed(model, tensors, source)
     drafts = plan.draft_parts(settings, model, tensors)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
     head = name_under(model.prefix, HEAD)
@@ -168,8 +172,19 @@ def prefix_of(tensors: Iterable[str], usual: str) -> str:
 
 def ignored(model: ModelDescription, tensors: Iterable[str]) -> list[str]:
     """Return the names of tensors that no program needs: the model names them, or another tower has them."""
-    inside = model.prefix != PREFIX
-    return [name for name in tensors if name in model.ignored or (inside and not name.startswith(model.prefix))]
+    inside, known = model.prefix != PREFIX, {*model.ignored, *model.fixed}
+    return [name for name in tensors if name in known or (inside and not name.startswith(model.prefix))]
+
+
+def _check_fixed(model: ModelDescription, tensors: Mapping[str, TensorInfo], source: Path) -> None:
+    """Raise CheckpointError for a number that programs take for granted and that has another value here."""
+    from shardmill.convert.weights import read_info
+
+    for name in sorted(model.fixed.keys() & tensors.keys()):
+        wanted, values = model.fixed[name], read_info(tensors[name], source).flatten().tolist()
+        if len(values) != 1 or not isclose(values[0], wanted, rel_tol=BF16_STEP):
+            found = ", ".join(f"{value:.3g}" for value in values[:2])
+            raise CheckpointError(f"tensor {printable(name)} is {found}: programs have {wanted} in its place")
 
 
 def _refuse_foreign(model: ModelDescription, tensors: Iterable[str]) -> None:
