@@ -4,7 +4,7 @@ The package needs only an `Engine` (engine.py). It does not depend on Core ML fi
 shardmill.
 """
 
-from shardmill.decode.constraint import Constraint, GrammarTokenizer, JsonSchema
+from shardmill.decode.constraint import Constraint, Grammar, GrammarTokenizer, JsonSchema
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.engine import DecodeError, Engine
@@ -29,6 +29,7 @@ __all__ = [
     "FinishReason",
     "GenerationResult",
     "LearnedDrafter",
+    "Grammar",
     "GrammarTokenizer",
     "JsonSchema",
     "Options",

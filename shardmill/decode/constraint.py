@@ -1,10 +1,10 @@
 """Constrained output: tokens that a grammar forbids are masked, and drafts are cut before them.
 
-JSON schemas are compiled by llguidance (https://github.com/guidance-ai/llguidance), an optional dependency.
+Grammars are compiled by llguidance (https://github.com/guidance-ai/llguidance), an optional dependency.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +44,9 @@ class GrammarTokenizer:
         vocab: number of logits; may exceed the tokenizer's vocabulary.
         eos: token that ends the output.
 
+    Attributes:
+        special: text -> token, for the tokens that text in a grammar does not match.
+
     Raises:
         DecodeError: llguidance is not installed, or it does not support the tokenizer.
     """
@@ -55,30 +58,32 @@ class GrammarTokenizer:
             self.prepared = llguidance.LLTokenizer(tokenizer, n_vocab=vocab, eos_token=eos)
         except Exception as error:  # llguidance may raise any exception
             raise DecodeError(f"the grammar library cannot use this tokenizer: {error}") from error
+        added = {token["content"]: int(token["id"]) for token in json.loads(tokenizer)["added_tokens"]}
+        self.special = {text: i for text, i in added.items() if i < vocab and self.prepared.is_special_token(i)}
 
 
-class JsonSchema:
-    """A constraint to one JSON value that conforms to a schema.
+class Grammar:
+    """A constraint to a grammar.
 
     Args:
-        schema: the JSON schema, as an object.
+        grammar: the grammar in llguidance's dialect of Lark.
         tokenizer: the model's tokenizer.
-        compact: allow no white space between JSON tokens; otherwise the model may write any amount, even without end.
 
     Raises:
-        DecodeError: llguidance does not support the schema.
+        DecodeError: llguidance does not support the grammar, or a JSON schema in it.
     """
 
-    def __init__(self, schema: Mapping[str, Any], tokenizer: GrammarTokenizer, *, compact: bool = True) -> None:
+    def __init__(self, grammar: str, tokenizer: GrammarTokenizer) -> None:
+        self._start(lambda matcher: matcher.grammar_from_lark(grammar), "grammar", tokenizer)
+
+    def _start(self, compiled: Callable[[Any], str], what: str, tokenizer: GrammarTokenizer) -> None:
         matcher = _library().LLMatcher
         self._vocab = tokenizer.vocab
-        layout = {"whitespace_flexible": not compact}
         try:
-            grammar = matcher.grammar_from_json_schema(json.dumps(schema), overrides=layout)
-            self._matcher = matcher(tokenizer.prepared, grammar)
+            self._matcher = matcher(tokenizer.prepared, compiled(matcher))
         except Exception as error:  # llguidance may raise any exception
-            raise DecodeError(f"JSON schema rejected: {error}") from error
-        self._check("JSON schema")
+            raise DecodeError(f"{what} rejected: {error}") from error
+        self._check(what)
         self._mask = _bits().allocate_token_bitmask(1, tokenizer.prepared.vocab_size)
 
     def allowed(self) -> NDArray[np.bool_]:
@@ -112,6 +117,23 @@ class JsonSchema:
     def _check(self, what: str) -> None:
         if self._matcher.is_error():
             raise DecodeError(f"{what} rejected: {self._matcher.get_error()}")
+
+
+class JsonSchema(Grammar):
+    """A constraint to one JSON value that conforms to a schema.
+
+    Args:
+        schema: the JSON schema, as an object.
+        tokenizer: the model's tokenizer.
+        compact: allow no white space between JSON tokens; otherwise the model may write any amount, even without end.
+
+    Raises:
+        DecodeError: llguidance does not support the schema.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], tokenizer: GrammarTokenizer, *, compact: bool = True) -> None:
+        text, layout = json.dumps(schema), {"whitespace_flexible": not compact}
+        self._start(lambda matcher: matcher.grammar_from_json_schema(text, overrides=layout), "JSON schema", tokenizer)
 
 
 def _library() -> Any:

@@ -28,6 +28,8 @@ class Sampling:
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p.
         min_p: keep tokens at least min_p times as likely as the likeliest.
         repetition_penalty: divides positive and multiplies negative logits of tokens already in the text.
+        presence_penalty: subtracted from the logit of each token that has been generated.
+        frequency_penalty: subtracted from the logit of a token as often as it has been generated.
         seed: the same seed gives the same tokens for any drafts, unless drafts are themselves drawn at random.
         logit_bias: token -> value added to its logit.
         accept_top_p: LOSSY, off by default: also accept a drafted token that lies in the model's top-p nucleus.
@@ -38,6 +40,8 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: int = 0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     accept_top_p: float | None = None
@@ -53,6 +57,8 @@ class Sampling:
                 "repetition_penalty",
                 f"in [{1 / _PENALTY}, {_PENALTY}]",
             ),
+            (abs(self.presence_penalty) <= _PENALTY, "presence_penalty", f"in [-{_PENALTY}, {_PENALTY}]"),
+            (abs(self.frequency_penalty) <= _PENALTY, "frequency_penalty", f"in [-{_PENALTY}, {_PENALTY}]"),
             (0 <= self.seed < SEEDS, "seed", "at least 0 and less than 2**64"),
             (self.accept_top_p is None or 0 < self.accept_top_p <= 1, "accept_top_p", "in (0, 1]"),
         )
@@ -73,11 +79,23 @@ class Sampling:
 
 
 def adjust(
-    row: NDArray[np.floating], seen: NDArray[np.bool_], sampling: Sampling, out: Probabilities | None = None
+    row: NDArray[np.floating],
+    seen: NDArray[np.bool_],
+    sampling: Sampling,
+    out: Probabilities | None = None,
+    generated: Mapping[int, int] | None = None,
 ) -> Probabilities:
-    """Return logits [V] after bias and repetition penalty, in `out` if it is given.
+    """Return logits [V] after bias and penalties, in `out` if it is given.
 
-    `seen` [V] marks the tokens that the text contains.
+    Presence and frequency are OpenAI's penalties (platform.openai.com/docs/api-reference, "Frequency and presence
+    penalties"); as in vLLM they follow the repetition penalty, and the prompt does not count.
+
+    Args:
+        row: the model's logits [V].
+        seen: marks [V] the tokens that the text contains.
+        sampling: bias and penalties.
+        out: where to write [V].
+        generated: token -> how often it has been generated.
     """
     logits = np.empty(len(row)) if out is None else out
     logits[:] = row
@@ -87,6 +105,8 @@ def adjust(
         held = logits[seen]
         penalty = sampling.repetition_penalty
         logits[seen] = np.where(held > 0, held / penalty, held * penalty)
+    for token, count in (generated or {}).items():
+        logits[token] -= sampling.presence_penalty + count * sampling.frequency_penalty
     return logits
 
 
@@ -195,6 +215,7 @@ class Sampler:
         self._seen[list(prompt)] = True
         self._waits, self._logits = np.empty((2, vocab))  # reused: allocating takes longer than drawing
         self._index = 0
+        self._generated: dict[int, int] | None = {} if sampling.presence_penalty or sampling.frequency_penalty else None
 
     @property
     def finished(self) -> bool:
@@ -239,7 +260,7 @@ class Sampler:
         return self._emit(self._reject(probabilities(logits, self._sampling), drafted, drawn_from))
 
     def _adjusted(self, row: Logits) -> Probabilities:
-        logits = adjust(row, self._seen, self._sampling, self._logits)
+        logits = adjust(row, self._seen, self._sampling, self._logits, self._generated)
         if self._constraint is not None:
             logits[~self._constraint.allowed()] = -np.inf
         return logits
@@ -271,6 +292,8 @@ class Sampler:
     def _emit(self, token: int) -> int:
         self._seen[token] = True
         self._index += 1
+        if self._generated is not None:
+            self._generated[token] = self._generated.get(token, 0) + 1
         if self._constraint is not None:
             self._constraint.advance(token)
         return token

@@ -1,24 +1,23 @@
-"""Turns tokens into an answer: one JSON object, or a stream of server-sent events that ends when its client leaves."""
+"""Turns tokens into an answer: one JSON object, or the chunks of a stream.
+
+An answer has one or more choices (`n`), each from another job. A stream sends them one after the other, in the
+order in which the engine answers them.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import logging
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from typing import Any, ClassVar
 
 from shardmill.decode import FinishReason, GenerationResult, TokenEvent
-from shardmill.serve.engine_worker import Item, Job, Worker, ending
-from shardmill.serve.model import Limits, Model, Vocabulary
-from shardmill.serve.protocol import ApiError, ChatRequest, ClientGoneError, CompletionRequest, client_gone
+from shardmill.serve.engine_worker import Item
+from shardmill.serve.model import Model, Vocabulary
+from shardmill.serve.protocol import ApiError, ChatRequest, CompletionRequest
+from shardmill.serve.tool_reader import CallReader, Piece
 
 LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
 Json = dict[str, Any]
@@ -80,17 +79,20 @@ class Shape:
     Attributes:
         prefix: prefix of the answer's id.
         whole_name, piece_name: the `object` of an answer and of a chunk.
-        whole, piece: text -> the choice's content.
+        whole: pieces -> the choice's content.
+        piece: a piece -> a chunk's content.
         opening: content of an extra first chunk, or None.
+        end: content of a chunk without text.
         logprobs: tokens -> the choice's `logprobs`.
     """
 
     prefix: str
     whole_name: str
     piece_name: str
-    whole: Callable[[str], Json]
-    piece: Callable[[str], Json]
+    whole: Callable[[Sequence[Piece]], Json]
+    piece: Callable[[Piece], Json]
     opening: Json | None
+    end: Json
     logprobs: Callable[[Sequence[TokenLogprob]], Json]
 
 
@@ -107,22 +109,58 @@ def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
     return {"content": [row.token | {"top_logprobs": row.top} for row in tokens], "refusal": None}
 
 
+def text_of(pieces: Sequence[Piece], kind: str = "content") -> str:
+    """Return the text of the pieces of a kind."""
+    return "".join(piece.text for piece in pieces if piece.kind == kind)
+
+
+def calls_of(pieces: Sequence[Piece]) -> list[tuple[Piece, str]]:
+    """Return the calls in an answer, each with its arguments."""
+    return [(call, _arguments(pieces, call.index)) for call in pieces if call.kind == "call"]
+
+
+def _arguments(pieces: Sequence[Piece], index: int) -> str:
+    return text_of([piece for piece in pieces if piece.index == index], "arguments")
+
+
+def _message(pieces: Sequence[Piece]) -> Json:
+    """Return a chat's message. Its content is null if the model only calls functions, as in OpenAI's API."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.text, "arguments": arguments}}
+        for call, arguments in calls_of(pieces)
+    ]
+    text, thought = text_of(pieces), text_of(pieces, "thought")
+    message = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+    return message | ({"reasoning_content": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})
+
+
+def _delta(piece: Piece) -> Json:
+    if piece.kind == "call":
+        function = {"name": piece.text, "arguments": ""}
+        return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
+    if piece.kind == "arguments":
+        return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+    return {"content" if piece.kind == "content" else "reasoning_content": piece.text}
+
+
 COMPLETION = Shape(
     prefix="cmpl-",
     whole_name="text_completion",
     piece_name="text_completion",
-    whole=lambda text: {"text": text},
-    piece=lambda text: {"text": text},
+    whole=lambda pieces: {"text": text_of(pieces)},
+    piece=lambda piece: {"text": piece.text},
     opening=None,
+    end={"text": ""},
     logprobs=_text_logprobs,
 )
 CHAT = Shape(
     prefix="chatcmpl-",
     whole_name="chat.completion",
     piece_name="chat.completion.chunk",
-    whole=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-    piece=lambda text: {"delta": {"content": text} if text else {}},
+    whole=lambda pieces: {"message": _message(pieces)},
+    piece=lambda piece: {"delta": _delta(piece)},
     opening={"delta": {"role": "assistant", "content": ""}},
+    end={"delta": {}},
     logprobs=_chat_logprobs,
 )
 
@@ -130,51 +168,25 @@ CHAT = Shape(
 FINISH: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
-class Answer:
-    """One answer in progress, built from a job's items."""
+class Choice:
+    """One choice of an answer, in progress.
+
+    Args:
+        request: the request.
+        model: the model that answers.
+    """
 
     def __init__(self, request: CompletionRequest | ChatRequest, model: Model) -> None:
-        self._request = request
-        self._shape = CHAT if isinstance(request, ChatRequest) else COMPLETION
         self._log = LogprobLog(model.vocabulary, model.eos) if request.top is not None else None
+        self._reader: CallReader | None = None
+        if isinstance(request, ChatRequest) and request.functions and model.tools is not None:
+            schemas = {function.name: function.parameters or {} for function in request.functions}
+            self._reader = CallReader(model.tools, schemas, parallel=request.parallel_tool_calls is not False)
         self._length = 0
-        self._head = {
-            "id": self._shape.prefix + secrets.token_hex(12),
-            "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": model.fingerprint or None,
-        }
 
-    def whole(self, items: list[Item], done: GenerationResult) -> Json:
-        """Return the answer as one object, from all items of a job."""
-        text, rows = self._digest(items)
-        logprobs = None if self._log is None else self._shape.logprobs(rows)
-        choice = self._choice(self._shape.whole(text), logprobs, FINISH[done.finish_reason])
-        return self._object(self._shape.whole_name, [choice]) | {"usage": _usage(done)} | self._figures(done)
-
-    def opening(self) -> Iterator[Json]:
-        """Yield the chunks before the text."""
-        if self._shape.opening is not None:
-            yield self._chunk([self._choice(self._shape.opening, None, None)])
-
-    def chunks(self, items: list[Item]) -> Iterator[Json]:
-        """Yield the chunks for items of a job; the last item may be the end."""
-        text, rows = self._digest(items)
-        if text or rows:
-            logprobs = self._shape.logprobs(rows) if rows else None
-            yield self._chunk([self._choice(self._shape.piece(text), logprobs, None)])
-        done = items[-1]
-        if isinstance(done, ApiError):
-            yield done.content()
-        if isinstance(done, GenerationResult):
-            finish = FINISH[done.finish_reason]
-            yield self._chunk([self._choice(self._shape.piece(""), None, finish)]) | self._figures(done)
-            if self._request.stream_options is not None and self._request.stream_options.include_usage:
-                yield self._chunk([]) | {"usage": _usage(done)}
-
-    def _digest(self, items: list[Item]) -> tuple[str, list[TokenLogprob]]:
-        """Return the text that became final, and its log-probabilities."""
-        text = ""
+    def digest(self, items: list[Item]) -> tuple[list[Piece], list[TokenLogprob]]:
+        """Return what became certain, and the log-probabilities of the text that became final."""
+        text, done = "", items[-1]
         for item in items:
             if isinstance(item, TokenEvent):
                 text += item.text
@@ -183,20 +195,86 @@ class Answer:
             elif isinstance(item, GenerationResult):
                 text += item.tail
         self._length += len(text)
-        if self._log is None:
-            return text, []
-        done = items[-1]
         cut = not isinstance(done, GenerationResult) or done.finish_reason == "stop"
-        return text, self._log.release(self._length if cut else math.inf)
+        rows = self._log.release(self._length if cut else math.inf) if self._log is not None else []
+        if self._reader is None:
+            return [Piece("content", text)] if text else [], rows
+        ended = not isinstance(done, TokenEvent)
+        return self._reader.push(text) + (self._reader.finish() if ended else []), rows
 
-    def _choice(self, content: Json, logprobs: Json | None, finish: str | None) -> Json:
-        return {"index": 0, **content, "logprobs": logprobs, "finish_reason": finish}
+    def finish(self, done: GenerationResult) -> str:
+        """Return why the choice ended: with its calls only if the last one is whole."""
+        if self._reader is not None and self._reader.calls and self._reader.complete:
+            return "tool_calls"
+        return FINISH[done.finish_reason]
+
+
+class Answer:
+    """One answer in progress, built from the items of a job for each choice."""
+
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
+
+    def __init__(self, request: CompletionRequest | ChatRequest, model: Model) -> None:
+        self._request = request
+        self._shape = CHAT if isinstance(request, ChatRequest) else COMPLETION
+        self._choices = [Choice(request, model) for _ in range(request.n or 1)]
+        self._results: list[GenerationResult] = []
+        self._head = {
+            "id": self._shape.prefix + secrets.token_hex(12),
+            "created": int(time.time()),
+            "model": model.name,
+            "system_fingerprint": model.fingerprint or None,
+        }
+        wanted = request.stream_options is not None and request.stream_options.include_usage
+        self._piece_head = self._head | ({"usage": None} if wanted else {})
+
+    def whole(self, answers: Sequence[list[Item]]) -> Json:
+        """Return the answer as one object, from all items of each job."""
+        choices: list[Json] = []
+        for index, items in enumerate(answers):
+            pieces, rows = self._choices[index].digest(items)
+            done = self._ended(items)
+            logprobs = None if self._request.top is None else self._shape.logprobs(rows)
+            finish = self._choices[index].finish(done)
+            choices.append(self._choice(index, self._shape.whole(pieces), logprobs, finish))
+        head = {**self._head, "object": self._shape.whole_name, "choices": choices}
+        return head | {"usage": usage(self._results)} | self._figures(self._results[-1])
+
+    def opening(self, index: int) -> Iterator[Json]:
+        """See `stream.Streamed`."""
+        if self._shape.opening is not None:
+            yield self._chunk([self._choice(index, self._shape.opening, None, None)])
+
+    def chunks(self, index: int, items: list[Item]) -> Iterator[Json]:
+        """See `stream.Streamed`."""
+        pieces, rows = self._choices[index].digest(items)
+        contents = [self._shape.piece(piece) for piece in pieces] or ([self._shape.end] if rows else [])
+        for place, content in enumerate(contents):
+            logprobs = self._shape.logprobs(rows) if rows and place == 0 else None
+            yield self._chunk([self._choice(index, content, logprobs, None)])
+        if isinstance(items[-1], ApiError):
+            yield items[-1].content()
+        if isinstance(items[-1], GenerationResult):
+            done = self._ended(items)
+            finish = self._choices[index].finish(done)
+            yield self._chunk([self._choice(index, self._shape.end, None, finish)]) | self._figures(done)
+
+    def closing(self) -> Iterator[Json]:
+        """See `stream.Streamed`."""
+        if "usage" in self._piece_head:
+            yield self._chunk([]) | {"usage": usage(self._results)}
+
+    def _ended(self, items: list[Item]) -> GenerationResult:
+        done = items[-1]
+        assert isinstance(done, GenerationResult)
+        self._results.append(done)
+        return done
+
+    def _choice(self, index: int, content: Json, logprobs: Json | None, finish: str | None) -> Json:
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
 
     def _chunk(self, choices: list[Json]) -> Json:
-        return self._object(self._shape.piece_name, choices)
-
-    def _object(self, name: str, choices: list[Json]) -> Json:
-        return {**self._head, "object": name, "choices": choices}
+        return {**self._piece_head, "object": self._shape.piece_name, "choices": choices}
 
     def _figures(self, done: GenerationResult) -> Json:
         """Return the requested figures of an answer and, even if not requested, a mark on lossy answers."""
@@ -207,14 +285,14 @@ class Answer:
         return {"shardmill": content} if content else {}
 
 
-def _usage(done: GenerationResult) -> Json:
-    """Return OpenAI's `usage`; an end-of-text token counts as generated."""
-    prompt, generated = done.prompt_tokens, len(done.tokens)
+def usage(results: Sequence[GenerationResult]) -> Json:
+    """Return OpenAI's `usage` of all choices; their prompt counts once, and an end-of-text token as generated."""
+    prompt, generated = results[0].prompt_tokens, sum(len(done.tokens) for done in results)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": done.reused_tokens},
+        "prompt_tokens_details": {"cached_tokens": results[0].reused_tokens},
     }
 
 
@@ -232,110 +310,3 @@ def _figures(result: GenerationResult) -> Json:
         "decode_seconds": result.decode_seconds,
         "drafter_seconds": result.drafter_seconds,
     }
-
-
-log = logging.getLogger(__name__)
-HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-KEEPALIVE = b": keepalive\n\n"  # a comment, which readers of server-sent events ignore
-T = TypeVar("T")
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Wait for `work` and return its result.
-
-    Raises:
-        ClientGoneError: the client left first; `work` is cancelled.
-    """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientGoneError("the client closed the connection")
-        return working.result()
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def send_chunk(send: Send, body: bytes, stall: float, *, more: bool = True) -> None:
-    """Send a piece of an answer.
-
-    `asyncio.wait_for` is not enough: up to Python 3.11 it loses a cancellation that arrives together with the result,
-    and the answer would run on unread.
-
-    Raises:
-        TimeoutError: the client read nothing for `stall` seconds.
-    """
-    async with asyncio.timeout(stall):
-        await send({"type": "http.response.body", "body": body, "more_body": more})
-
-
-async def take_all(job: Job) -> list[Item]:
-    """Take a job's items until it ends, and return them."""
-    items = await job.take()
-    while ending(items) is None:
-        items += await job.take()
-    return items
-
-
-class EventStream(Response):
-    """An answer as a stream, one event per chunk, with `[DONE]` or an error at the end.
-
-    The status is sent before the job's turn, and a comment whenever nothing was sent for `keepalive_seconds`, because
-    proxies cut silent connections. The job runs at its own speed. It is cancelled when the client leaves, or reads
-    nothing for `stall_seconds`.
-    """
-
-    media_type = "text/event-stream"
-
-    def __init__(self, answer: Answer, job: Job, worker: Worker, limits: Limits) -> None:
-        super().__init__(headers=HEADERS)
-        del self.headers["content-length"]
-        self._answer, self._job, self._worker = answer, job, worker
-        self._stall, self._keepalive = limits.stall_seconds, limits.keepalive_seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer."""
-        try:
-            await while_connected(receive, self._send(send))
-        except ClientGoneError:
-            pass
-        except TimeoutError:
-            log.warning("a client read nothing for %g s: its stream is closed", self._stall)
-        finally:
-            self._worker.cancel(self._job, client_gone())
-
-    async def _send(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for data in self._pieces():
-            await send_chunk(send, data, self._stall)
-        await send_chunk(send, b"", self._stall, more=False)
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
-        yield _events(self._answer.opening())
-        now = asyncio.get_running_loop().time
-        due = now() + self._keepalive
-        end: GenerationResult | ApiError | None = None
-        while end is None:
-            try:
-                async with asyncio.timeout_at(due):
-                    items = await self._job.take()
-            except TimeoutError:
-                data = KEEPALIVE
-            else:
-                data, end = _events(self._answer.chunks(items)), ending(items)
-            if isinstance(end, GenerationResult):
-                data += b"data: [DONE]\n\n"
-            if data:
-                yield data
-                due = now() + self._keepalive
-
-
-def _events(chunks: Iterable[Json]) -> bytes:
-    return b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)

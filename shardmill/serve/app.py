@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -16,9 +17,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from shardmill.decode import SEEDS, Constraint, DecodeError, GenerationResult, JsonSchema, Options, Sampling
-from shardmill.serve.answer import Answer, EventStream, take_all, while_connected
-from shardmill.serve.engine_worker import Job, Work, Worker, ending
+from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, JsonSchema, Options, Sampling
+from shardmill.serve.answer import Answer
+from shardmill.serve.engine_worker import Job, Work, Worker
 from shardmill.serve.http import AdmissionMiddleware, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
@@ -29,10 +30,14 @@ from shardmill.serve.protocol import (
     ClientGoneError,
     CompletionRequest,
     GenerationRequest,
+    NamedTool,
     broken,
     client_gone,
     invalid,
 )
+from shardmill.serve.stream import EventStream, take_all, while_connected
+from shardmill.serve.tool_grammar import write_grammar
+from shardmill.serve.tools import FORMATS
 
 
 def check_model_name(name: str, own: str) -> None:
@@ -126,8 +131,10 @@ def json_response(content: dict[str, Any], status: int = 200) -> Response:
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
-def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> Work:
-    """Check a request against the model and the limits, and return the engine's work.
+def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> list[Work]:
+    """Check a request against the model and the limits, and return the engine's work, one for each choice.
+
+    The choices differ by their seeds, which count up from the request's.
 
     Raises:
         ApiError: the request can't be honoured.
@@ -138,21 +145,26 @@ def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: S
     drafter = request.shardmill.drafter or settings.drafter
     if drafter == "draft_model" and model.draft_session is None:
         raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
+    calls = isinstance(request, ChatRequest) and bool(request.functions)
     try:
         sampling = _sampling(request, model)
         sampling.check_vocab(model.engine.vocab)
-        options = Options(
-            sampling=sampling,
-            detokenize=model.decode,
-            stop=request.stops,
-            constraint=_constraint(request, model),
-            top_logprobs=request.top,
-            guard_margin=settings.guard_margin,
-            private=request.shardmill.private,
-        )
+        options = [
+            Options(
+                sampling=replace(sampling, seed=(sampling.seed + i) % SEEDS),
+                detokenize=model.decoder(model.tools.tokens) if calls and model.tools else model.decode,
+                stop=request.stops,
+                constraint=_constraint(request, model, prompt),
+                top_logprobs=request.top,
+                guard_margin=settings.guard_margin,
+                private=request.shardmill.private,
+            )
+            for i in range(request.n or 1)
+        ]
     except DecodeError as error:
         raise invalid(str(error)) from error
-    return Work(tuple(prompt), _max_tokens(request, room, settings), drafter, options)
+    most = _max_tokens(request, room, settings)
+    return [Work(tuple(prompt), most, drafter, one) for one in options]
 
 
 def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
@@ -169,8 +181,13 @@ def _chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
     """Return the tokens of a conversation, rendered by its template, which also writes the beginning-of-text token."""
     if model.template is None:
         raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
+    if request.functions and model.tools is None:
+        known = ", ".join(form.name for form in FORMATS)
+        message = f"the chat template of {model.name!r} teaches no calls in a known format ({known}): leave out tools"
+        raise invalid(message, "tools")
+    tools = [tool.as_template_input() for tool in request.tools or ()] if request.functions else []
     try:
-        text = model.template([message.as_template_input() for message in request.messages])
+        text = model.template(request.conversation(), tools) if tools else model.template(request.conversation())
     except Exception as error:  # templates may raise any exception
         raise invalid(f"the chat template refused the messages: {error}", "messages") from error
     return model.encode(text, special=False)
@@ -212,12 +229,15 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
     raise invalid(f"max_tokens is {wanted}, at most {most} are allowed", "max_tokens")
 
 
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
 def _sampling(request: GenerationRequest, model: Model) -> Sampling:
     """Return the request's sampling options.
 
     What it does not name is the model's if it names no temperature, otherwise OpenAI's default.
     """
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    names = ("temperature", "top_k", "top_p", "min_p", *PENALTIES)
     named = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     usual = model.sampling if request.temperature is None else {}
     return Sampling(
@@ -228,14 +248,36 @@ def _sampling(request: GenerationRequest, model: Model) -> Sampling:
     )
 
 
-def _constraint(request: GenerationRequest, model: Model) -> Constraint | None:
+def _constraint(request: CompletionRequest | ChatRequest, model: Model, prompt: Sequence[int]) -> Constraint | None:
+    """Return the grammar that an answer must obey; None if it may be any text."""
     wanted = request.response_format
-    if wanted is None or wanted.type == "text":
+    schema: dict[str, Any] | None = None
+    if wanted is not None and wanted.type != "text":
+        schema = wanted.json_schema.schema_ if wanted.json_schema else {"type": "object"}
+    functions = request.functions if isinstance(request, ChatRequest) else []
+    named = isinstance(request, ChatRequest) and isinstance(request.tool_choice, NamedTool)
+    required = named or (isinstance(request, ChatRequest) and request.tool_choice == "required")
+    calls = bool(functions) and (required or schema is not None or any(function.strict for function in functions))
+    if schema is None and not calls:
         return None
-    schema = wanted.json_schema.schema_ if wanted.json_schema else {"type": "object"}
     if not model.eos:
-        raise invalid("response_format needs a model with an end-of-text token", "response_format")
-    return JsonSchema(schema, model.grammar_tokenizer())
+        what = "response_format" if schema is not None else "tools"
+        raise invalid(f"{what} needs a model with an end-of-text token", what)
+    tokenizer = model.grammar_tokenizer()
+    if not calls or model.tools is None or not isinstance(request, ChatRequest):
+        return JsonSchema(schema or {}, tokenizer)
+    if isinstance(request.tool_choice, NamedTool):
+        functions = [one for one in functions if one.name == request.tool_choice.function.name]
+    grammar = write_grammar(
+        model.tools,
+        functions,
+        tokenizer.special,
+        required=required,
+        parallel=not named and request.parallel_tool_calls is not False,
+        answer=schema,
+        thinks=model.decoder(("<think>",))(prompt[-4:]).rstrip().endswith("<think>"),
+    )
+    return Grammar(grammar, tokenizer)
 
 
 def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Settings) -> ASGIApp:
@@ -256,21 +298,25 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     async def answer(body: CompletionRequest | ChatRequest, request: Request, threads: Executor | None) -> Response:
         """Run a request. Checks and the queue come before the answer, so a refused stream has an error status."""
 
-        async def prepared() -> Work:
+        async def prepared() -> list[Work]:
             return await asyncio.get_running_loop().run_in_executor(threads, _prepare, body, model, settings)
 
-        job, form = Job(await while_connected(request.receive, prepared())), Answer(body, model)
-        worker.submit(job)
-        if body.stream:
-            return EventStream(form, job, worker, settings.limits)
+        jobs = [Job(work) for work in await while_connected(request.receive, prepared())]
+        form = Answer(body, model)
         try:
-            items = await while_connected(request.receive, take_all(job))
+            for job in jobs:
+                worker.submit(job)
+            if body.stream:
+                return EventStream(form, jobs, worker, settings.limits)
+            answers = []
+            for job in jobs:
+                answers.append(await while_connected(request.receive, take_all(job)))
+                if isinstance(error := answers[-1][-1], ApiError):
+                    raise error
         except BaseException:
-            worker.cancel(job, client_gone())
+            for job in jobs:
+                worker.cancel(job, client_gone())
             raise
-        end = ending(items)
-        if isinstance(end, GenerationResult):
-            return json_response(form.whole(items, end))
-        raise end or broken()
+        return json_response(form.whole(answers))
 
     return AdmissionMiddleware(app, settings, metrics)

@@ -12,18 +12,27 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.printable import first_line
+from shardmill.serve.protocol import NO_PARAMETERS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Message = Mapping[str, Any]
-ChatTemplate = Callable[[Sequence[Message]], str]
+
+
+class ChatTemplate(Protocol):
+    """A function from a conversation, and the tools that the model may call, to the text that the model continues."""
+
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
+        """Return the text. Raises any exception for a conversation that the template rejects."""
+
+
 SECONDS = 5.0  # for one conversation; templates in use take milliseconds
 MEMORY = 1 << 30  # bytes, beyond the memory of the process when it is ready
 LONGEST = 1 << 24  # characters of a rendered conversation
@@ -56,12 +65,22 @@ class Renderer:
         self._running: tuple[Any, Connection] | None = None
         self._start()
 
-    def __call__(self, messages: Sequence[Message]) -> str:
+    def __call__(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
         """Return the text of a conversation, up to where the answer begins. Raises RenderError."""
+        return self._ask(([dict(message) for message in messages], [dict(tool) for tool in tools or ()]))
+
+    def tools_text(self) -> str:
+        """Return the template's text if it shows tools to the model, otherwise ""."""
+        try:
+            return self._ask(None)
+        except RenderError:  # the first request will say so again
+            return ""
+
+    def _ask(self, request: Any) -> str:
         with self._turn:
             _, pipe = self._running or self._start()
             with suppress(OSError):  # the process has ended, which _answer reports
-                pipe.send([dict(message) for message in messages])
+                pipe.send(request)
             return self._answer(pipe, SECONDS)
 
     def _start(self) -> tuple[Any, Connection]:
@@ -111,7 +130,10 @@ def _way() -> str:
 
 
 def _work(pipe: Connection, source: Path, text: str | None) -> None:
-    """Run the process: report that it is ready, then answer each list of messages with success and a text."""
+    """Run the process: report that it is ready, then answer each conversation with success and a text.
+
+    A conversation is messages and tools; None asks for `tools_text`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server, which closes the pipe
     try:
         from transformers import AutoTokenizer
@@ -124,11 +146,33 @@ def _work(pipe: Connection, source: Path, text: str | None) -> None:
     pipe.send((True, ""))
     with suppress(EOFError):
         while True:
-            pipe.send(rendered(tokenizer, pipe.recv(), text))
+            asked = pipe.recv()
+            if asked is None:
+                pipe.send((True, _tools_text(tokenizer, text)))
+            else:
+                messages, tools = asked
+                pipe.send(rendered(tokenizer, messages, text, tools=tools))
+
+
+def _tools_text(tokenizer: Any, text: str | None) -> str:
+    """Return the template's text if a conversation with a tool shows it to the model, otherwise "".
+
+    Some templates ignore tools, or expect them under other names.
+    """
+    tool = {"type": "function", "function": {"name": _TOOL, "description": "", "parameters": NO_PARAMETERS}}
+    fine, shown = rendered(tokenizer, [{"role": "user", "content": "a question"}], text, tools=[tool])
+    try:
+        return str(tokenizer.get_chat_template(text, tools=[tool])) if fine and _TOOL in shown else ""
+    except Exception:  # a checkpoint may cause any exception
+        return ""
 
 
 def rendered(
-    tokenizer: Any, messages: list[dict[str, Any]], text: str | None, answers: bool = True
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    text: str | None,
+    answers: bool = True,
+    tools: list[dict[str, Any]] | None = None,
 ) -> tuple[bool, str]:
     """Render a conversation in this process.
 
@@ -137,13 +181,16 @@ def rendered(
         messages: the conversation.
         text: a template to use instead of the tokenizer's.
         answers: whether an answer begins at the end of the text.
+        tools: the functions that the model may call.
 
     Returns:
         Whether the template accepted the conversation, and the text or the reason.
     """
     try:
         found = str(
-            tokenizer.apply_chat_template(messages, chat_template=text, tokenize=False, add_generation_prompt=answers)
+            tokenizer.apply_chat_template(
+                messages, tools=tools or None, chat_template=text, tokenize=False, add_generation_prompt=answers
+            )
         )
     except MemoryError:
         return False, "it needs too much memory"
@@ -163,9 +210,10 @@ def limit_memory() -> None:
 
 
 _ANSWER = "an answer"
+_TOOL = "look_up_this"
 
 
-def load_template(source: Path, chosen: Path | None = None) -> ChatTemplate | None:
+def load_template(source: Path, chosen: Path | None = None) -> Renderer | None:
     """Return a checkpoint's chat template; None if it has none.
 
     Args:
@@ -190,7 +238,7 @@ def load_template(source: Path, chosen: Path | None = None) -> ChatTemplate | No
     return render
 
 
-def turn_end(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
+def turn_end(template: Callable[[Sequence[Message]], str], tokenizer: Tokenizer) -> int | None:
     """Return the special token that a template puts after an answer; None if it puts no special token there.
 
     A model that was trained with the template ends its turn with this token. Some checkpoints do not name it in

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import ContextPolicy, Engine, GrammarTokenizer, Session, choose_layout
+from shardmill.decode import ContextPolicy, Detokenize, Engine, GrammarTokenizer, Session, choose_layout
 from shardmill.files import digest, parse_json
 from shardmill.runtime import process
 from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.chat import ChatTemplate, load_template, turn_end
 from shardmill.serve.protocol import invalid
+from shardmill.serve.tools import ToolFormat, find_format
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -132,6 +133,7 @@ class Model:
         tokenizer: the model's tokenizer.
         eos: tokens that end an answer.
         template: messages -> text that ends where the assistant's answer begins; None if the checkpoint has none.
+        tools: how the template teaches the model to call functions; None if it does not, or in an unknown way.
         sampling: the sampling of requests that name no temperature; empty: OpenAI's defaults.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
         fingerprint: changes when the model does.
@@ -145,6 +147,7 @@ class Model:
     tokenizer: Tokenizer
     eos: tuple[int, ...]
     template: ChatTemplate | None = None
+    tools: ToolFormat | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     draft_session: Session | None = None
     fingerprint: str = ""
@@ -193,6 +196,17 @@ class Model:
         text: str = self.tokenizer.decode(tokens)
         return text
 
+    def decoder(self, kept: Sequence[str]) -> Detokenize:
+        """Return a function that decodes tokens, and writes the special tokens `kept` as text."""
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        dropped = {i for i, token in added if token.special and token.content not in kept}
+
+        def decode(tokens: Sequence[int]) -> str:
+            shown = [token for token in tokens if token not in dropped]
+            return str(self.tokenizer.decode(shown, skip_special_tokens=False))
+
+        return decode
+
 
 def load_model(
     build: Path,
@@ -223,6 +237,7 @@ def load_model(
         name=manifest["model"],
         tokenizer=tokenizer,
         template=template,
+        tools=find_format(template.tools_text()) if template else None,
         engine=engine,
         engine_name=machine.engine_name(precision),
         eos=_ends(manifest, tokenizer, template, chosen=chat_template is not None),

@@ -82,10 +82,11 @@ def broken() -> ApiError:
 
 
 MOST_STOPS = 16
+MOST_CHOICES = 16  # each waits in the queue like a request
+MOST_TOOLS = 128
 NO_EFFECT = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-     "parallel_tool_calls"}
-)  # fmt: skip
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
 LONGEST_STOP = 256
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 EITHER = {  # fields that accept several types, for which pydantic would report the first type only
@@ -93,6 +94,7 @@ EITHER = {  # fields that accept several types, for which pydantic would report 
     "stop": f"must be a text of 1 to {LONGEST_STOP} characters or a list of at most {MOST_STOPS} such texts",
     "content": "must be a text or a list of parts of type text",
     "input": "must be a text or a list of texts, of tokens or of lists of tokens",
+    "tool_choice": 'must be none, auto, required or {"type": "function", "function": {"name": NAME}}',
 }
 
 
@@ -117,6 +119,9 @@ class Extension(Strict):
     private: bool = False
     figures: bool = False
     accept_top_p: float | None = Field(default=None, gt=0, le=1)
+
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class StreamOptions(Strict):
@@ -159,16 +164,22 @@ class GenerationRequest(Strict):
     top_k: int | None = Field(None, ge=0)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, ge=0.1, le=10)
-    frequency_penalty: Literal[0] | None = None
-    presence_penalty: Literal[0] | None = None
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    n: Literal[1] | None = None
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
     shardmill: Extension = Field(default_factory=Extension)
+
+    @model_validator(mode="after")
+    def _streams_if_it_says_how(self) -> GenerationRequest:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is only allowed with stream: true")
+        return self
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -197,18 +208,92 @@ class TextPart(Strict):
     text: str
 
 
+class Function(Strict):
+    """The object `function` of a tool."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+    def as_template_input(self) -> dict[str, Any]:
+        """Return the tool as templates expect it; `strict` is not the model's to know."""
+        function = {"name": self.function.name, "description": self.function.description or ""}
+        return {"type": "function", "function": function | {"parameters": self.function.parameters or NO_PARAMETERS}}
+
+
+class CalledFunction(Strict):
+    """The object `function` of a call, or of a tool choice."""
+
+    accepted = frozenset({"parsed_arguments"})  # the client's own, when a parsed answer is sent back
+    name: str
+    arguments: str = "{}"
+
+    def as_template_input(self) -> dict[str, Any]:
+        """Return the call with its arguments as an object; any other text stays, as the model wrote it."""
+        try:
+            arguments = json.loads(self.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
+
+
+class ToolCall(Strict):
+    """A call in an assistant's message."""
+
+    accepted = frozenset({"index"})  # of a streamed call
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class NamedTool(Strict):
+    """A tool choice that names a function."""
+
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Strict):
     """A message; its content may have several parts, if all are text."""
 
-    accepted = frozenset({"annotations"})  # a field of answers, present when a client sends an answer back
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    accepted = frozenset({"annotations", "parsed"})  # fields of answers, present when a client sends an answer back
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
     name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
-    def as_template_input(self) -> dict[str, str]:
-        """Return role and text; `developer` is the newer name of `system`, which templates don't know."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+    @model_validator(mode="after")
+    def _is_whole(self) -> ChatMessage:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"a message of role {self.role} can't have tool_calls")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("content is missing: only a message with tool_calls may leave it out")
+        if self.role == "tool" and not self.tool_call_id:
+            raise ValueError("a message of role tool needs the tool_call_id of the call that it answers")
+        return self
+
+    def as_template_input(self) -> dict[str, Any]:
+        """Return the message as templates expect it; `developer` is the newer name of `system`, unknown to them."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
+        if self.tool_calls:
+            calls = [{"id": c.id, "type": c.type, "function": c.function.as_template_input()} for c in self.tool_calls]
+            message["tool_calls"] = calls
+        if self.role == "tool":
+            message["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content:  # templates have two names for it
+            message |= {"reasoning_content": self.reasoning_content, "thinking": self.reasoning_content}
+        return message
 
 
 class ChatRequest(GenerationRequest):
@@ -219,8 +304,36 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     reasoning_effort: Literal["none"] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_its_tools(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            raise ValueError("tools: two functions have the same name")
+        if self.tool_choice == "required" and not names:
+            raise ValueError("tool_choice: required needs tools")
+        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
+            raise ValueError(f"tool_choice: no tool has the name {self.tool_choice.function.name!r}")
+        return self
 
     @property
     def top(self) -> int | None:
         """Return how many of the likeliest tokens to report; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def functions(self) -> list[Function]:
+        """Return the functions that the model may call; an empty list if the tool choice is none."""
+        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or ()]
+
+    def conversation(self) -> list[dict[str, Any]]:
+        """Return the messages as templates expect them; a tool's message gets the name of the function called."""
+        names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}
+        messages = [message.as_template_input() for message in self.messages]
+        for given, message in zip(self.messages, messages, strict=True):
+            if given.role == "tool" and (name := given.name or names.get(given.tool_call_id or "")):
+                message["name"] = name
+        return messages

@@ -6,6 +6,7 @@ slowed down or held up on request.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shardmill.serve.chat import Message
 from shardmill.serve.model import Model
+from shardmill.serve.tools import FORMATS
 
 CHARACTERS = [c.encode() for c in "etaoin shrdlu.,ABé東🙂"]
 VOCAB = 257
@@ -131,15 +133,35 @@ class Broken(Speaker):
         return super().forward(tokens, slots, positions)
 
 
-def template(messages: Sequence[Message]) -> str:
-    """`role: text` lines; refuses a conversation that does not begin with the user, as many templates do."""
+class Answerer(Speaker):
+    """Answers every conversation with the same text, and ends there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(slots=2048)
+        self._answer = [*byte_tokenizer().encode(text).ids, END]
+
+    def _row(self, position: int) -> NDArray[np.float32]:
+        visible = sorted(entry for entry in self._held.values() if entry[0] <= position)
+        _, _, said = bytes(token_bytes().get(token, 0) for _, token in visible).rpartition(b"assistant: ")
+        return np.eye(VOCAB, dtype=np.float32)[self._answer[min(len(said), len(self._answer) - 1)]] * 20
+
+
+def template(messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
+    """`role: text` lines after the tools; refuses a conversation that begins with an answer, as many templates do."""
     if messages[0]["role"] == "assistant":
         raise ValueError("the first message must be the user's")
-    return "".join(f"{message['role']}: {message['content']}\n" for message in messages) + "assistant: "
+    listed = [f"tools: {json.dumps(list(tools))}\n"] if tools else []
+    said = [
+        f"{m['role']}: {m['content']}"
+        + "".join(f" calls {json.dumps(call)}" for call in m.get("tool_calls", ()))
+        + "\n"
+        for m in messages
+    ]
+    return "".join([*listed, *said]) + "assistant: "
 
 
-def fake_model(engine: Speaker | None = None, *, chat: bool = True) -> Model:
-    """The engine with the byte tokenizer."""
+def fake_model(engine: Speaker | None = None, *, chat: bool = True, tools: str | None = None) -> Model:
+    """The engine with the byte tokenizer; `tools` names the format of calls that its template teaches."""
     return Model(
         name=NAME,
         engine=engine or Speaker(),
@@ -147,5 +169,6 @@ def fake_model(engine: Speaker | None = None, *, chat: bool = True) -> Model:
         tokenizer=byte_tokenizer(),
         eos=(END,),
         template=template if chat else None,
+        tools=next((form for form in FORMATS if form.name == tools), None),
         fingerprint="fake-1",
     )

@@ -35,7 +35,7 @@ def locked() -> Iterator[Running]:
 @pytest.mark.parametrize(
     ("change", "says", "param"),
     [
-        ({"n": 2}, "n: ", "n"),
+        ({"n": 17}, "n: ", "n"),
         ({"best_of": 3}, "best_of: ", "best_of"),
         ({"echo": True}, "echo: ", "echo"),
         ({"temperature": -1}, "temperature: ", "temperature"),
@@ -43,7 +43,7 @@ def locked() -> Iterator[Running]:
         ({"top_p": 0}, "top_p: ", "top_p"),
         ({"max_tokens": 0}, "max_tokens: ", "max_tokens"),
         ({"max_tokens": 101}, "max_tokens is 101, at most 100", "max_tokens"),
-        ({"presence_penalty": 0.5}, "presence_penalty: ", "presence_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty: ", "presence_penalty"),
         ({"stop": ["a"] * 17}, "stop: must be a text of 1 to 256 characters or a list of at most 16", "stop"),
         ({"stop": ""}, "stop: must be a text of 1 to 256", "stop"),
         ({"stop": ["a", ""]}, "stop: must be a text of 1 to 256", "stop"),

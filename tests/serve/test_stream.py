@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from starlette.types import Message
 
 from shardmill.decode import DecodeError, create_drafter
-from shardmill.serve.answer import KEEPALIVE, send_chunk, while_connected
 from shardmill.serve.model import Limits, Settings
 from shardmill.serve.protocol import ClientGoneError
+from shardmill.serve.stream import KEEPALIVE, send_chunk, while_connected
 
 from .fake import VOCAB, Speaker, fake_model
 from .running import Running, ask, running, wait_until
@@ -170,7 +170,7 @@ def test_a_grammar_that_fails_in_mid_answer_is_told_in_the_stream_and_leaves_not
     with running(fake_model()) as server:
         expected = server.client().completions.create(**ask()).choices[0].text
         with monkeypatch.context() as context:
-            context.setattr("shardmill.serve.app._constraint", lambda request, model: Failing())
+            context.setattr("shardmill.serve.app._constraint", lambda *_: Failing())
             pieces: list[str] = []
             with pytest.raises(openai.APIError, match="grammar rejected: too complex") as told:
                 for chunk in server.client().completions.create(**ask(), stream=True):

@@ -1,0 +1,214 @@
+"""Grammars of function calls: what a model may write if a request requires a call, or calls with strict arguments.
+
+The grammars are in llguidance's dialect of Lark (https://github.com/guidance-ai/llguidance, docs/syntax.md). The
+arguments obey each function's JSON schema, spelled as the model's format spells them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardmill.serve.protocol import NO_PARAMETERS, Function, invalid
+from shardmill.serve.tool_reader import json_types
+from shardmill.serve.tools import Style, ToolFormat
+
+Schema = Mapping[str, Any]
+_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
+_ANY = "/(.|\\n)*/"
+
+
+def write_grammar(
+    form: ToolFormat,
+    functions: Sequence[Function],
+    special: Mapping[str, int],
+    *,
+    required: bool,
+    parallel: bool,
+    answer: Schema | None = None,
+    thinks: bool = False,
+) -> str:
+    """Return the grammar of an answer.
+
+    Args:
+        form: how the model writes calls.
+        functions: the functions that it may call.
+        special: text -> token, for the tokens that text in a grammar does not match.
+        required: whether the answer must be a call.
+        parallel: whether it may hold several calls.
+        answer: the JSON schema of an answer without calls; None: any text.
+        thinks: whether the prompt has opened a thought, which comes first.
+
+    Raises:
+        ApiError: a schema has no spelling in the format.
+    """
+    return _Writer(form, special).written(functions, required, parallel, answer, thinks)
+
+
+class _Writer:
+    """The rules of one grammar."""
+
+    def __init__(self, form: ToolFormat, special: Mapping[str, int]) -> None:
+        self._form, self._special = form, special
+        self._rules: dict[str, str] = {}
+        found = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
+        self._cut = re.compile(f"({found})") if found else None
+
+    def written(
+        self, functions: Sequence[Function], required: bool, parallel: bool, answer: Schema | None, thinks: bool
+    ) -> str:
+        form, harmony = self._form, self._form.style == "harmony"
+        free = not required and answer is None and not form.bare and not harmony
+        lazy = free and form.begin not in self._special
+        if lazy:  # the text before a call ends with the call's first text
+            opening, closing = form.around
+            form = replace(
+                form, call=form.call.removeprefix(form.begin), around=(opening.removeprefix(form.begin), closing)
+            )
+        for i, function in enumerate(functions):
+            self._rules[f"call_{i}"] = self._call(form, function)
+        self._rules["call"] = " | ".join(f"call_{i}" for i in range(len(functions)))
+        listed = form.between is not None and not (lazy and not any(form.around))
+        several = f"({self._text(form.between or '')} call)*" if parallel and listed else ""
+        calls = f"{self._text(form.around[0])} call {several} {self._text(form.around[1])}"
+        any_number = "*" if parallel else "?"
+        if harmony:
+            self._rules["thought"] = self._text("<|channel|>analysis<|message|>", "TEXT", "<|end|><|start|>assistant")
+            calls = f"thought* {calls}"
+        if required:
+            start = calls
+        elif answer is not None:
+            start = f"{self._answered(answer)} | {calls}"
+        elif harmony:
+            start = f"thought* {self._text('<|channel|>final<|message|>', 'TEXT')} | {calls}"
+        elif form.bare:
+            self._rules["OTHER"] = "/[ \\t\\n]*/ | /[ \\t\\n]*[^{ \\t\\n](.|\\n)*/"
+            start = f"OTHER | {calls}"
+        elif lazy:
+            self._rules["before[lazy]"] = f"TEXT {json.dumps(form.begin)}"
+            start = f"(before {calls}){any_number} TEXT"
+        else:
+            start = f"TEXT ({calls} TEXT){any_number}"
+        if thinks:
+            start = f"{self._text('', 'TEXT', '</think>')} /\\n*/ ({start})"
+        self._rules["TEXT"] = _ANY
+        return "\n".join(["%llguidance {}", f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())]) + "\n"
+
+    def _answered(self, schema: Schema) -> str:
+        """Return an answer in JSON, compact as other answers in JSON are."""
+        value = _json(schema, {"whitespace_flexible": False})
+        return (
+            f"thought* {self._text('<|channel|>final<|message|>', value)}" if self._form.style == "harmony" else value
+        )
+
+    def _call(self, form: ToolFormat, function: Function) -> str:
+        before, _, rest = form.call.replace("NAME", function.name).partition("ARGUMENTS")
+        schema = function.parameters or {**NO_PARAMETERS, "additionalProperties": False}
+        return self._text(before, _ARGUMENTS[form.style](self, schema), rest)
+
+    def _text(self, *parts: str) -> str:
+        """Return texts, in the odd places expressions, as one expression."""
+        out = [part if i % 2 else self._literal(part) for i, part in enumerate(parts)]
+        return " ".join(filter(None, out))
+
+    def _literal(self, text: str) -> str:
+        pieces = self._cut.split(text) if self._cut else [text]
+        return " ".join(
+            f"<[{self._special[piece]}]>" if piece in self._special else json.dumps(piece, ensure_ascii=False)
+            for piece in pieces
+            if piece
+        )
+
+    def _json_arguments(self, schema: Schema) -> str:
+        return _json({"type": "object"} | dict(schema))
+
+    def _python_arguments(self, schema: Schema) -> str:
+        return self._fields(schema, lambda name, value: self._text(f"{name}=", _json(value)), ", ")
+
+    def _xml_arguments(self, schema: Schema) -> str:
+        return self._fields(schema, self._xml_field, "")
+
+    def _xml_field(self, name: str, schema: Schema) -> str:
+        return self._text(f"<parameter={name}>\n", f"({' | '.join(self._xml_values(schema))})")
+
+    def _xml_values(self, schema: Schema) -> list[str]:
+        """Return the spellings of a parameter's value, up to the next line. Texts stand as they are, of any length."""
+        end = "\n</parameter>\n"
+        if "enum" in schema:
+            values = [value if isinstance(value, str) else json.dumps(value) for value in schema["enum"]]
+            return [self._literal(f"{value}{end}") for value in values]
+        options = schema.get("anyOf") or schema.get("oneOf")
+        if options:
+            return [value for one in options for value in self._xml_values(_with_definitions(one, schema))]
+        if "string" not in json_types(schema):
+            return [self._text("", _json(schema), end)]
+        rule = f"text_{len(self._rules)}"
+        self._rules[f"{rule}[suffix={json.dumps(end)}]"] = _ANY
+        return [rule]
+
+    def _gemma_arguments(self, schema: Schema) -> str:
+        return self._fields(schema, lambda name, value: self._text(f"{name}:", self._gemma_value(value)), ",")
+
+    def _gemma_value(self, schema: Schema) -> str:
+        quote = '<|"|>'
+        options = schema.get("anyOf") or schema.get("oneOf")
+        kind = schema.get("type")
+        if "enum" in schema:
+            values = (self._text(f"{quote}{v}{quote}") if isinstance(v, str) else _json({"const": v})
+                      for v in schema["enum"])  # fmt: skip
+            return f"({' | '.join(values)})"
+        if options:
+            return f"({' | '.join(self._gemma_value(_with_definitions(option, schema)) for option in options)})"
+        if kind == "string":
+            return f"({self._text(quote, 'TEXT', quote)})"
+        if kind == "array" and isinstance(schema.get("items"), Mapping):
+            item = self._gemma_value(_with_definitions(schema["items"], schema))
+            return self._text("[", f'({item} ("," {item})*)?', "]")
+        if kind == "object" and schema.get("properties"):
+            return self._text("{", self._gemma_arguments(schema), "}")
+        if kind in ("integer", "number", "boolean", "null"):
+            return _json(schema)
+        raise invalid(
+            f"a function's parameter {json.dumps(schema)[:80]} can't be required in the format of this chat template: "
+            "give it a simple type, or leave out strict and tool_choice",
+            "tools",
+        )
+
+    def _fields(self, schema: Schema, field: Callable[[str, Schema], str], separator: str) -> str:
+        """Return the fields of an object: the required ones, then any of the others, in the schema's order."""
+        fields = schema.get("properties") or {}
+        if not isinstance(fields, Mapping) or not all(isinstance(value, Mapping) for value in fields.values()):
+            raise invalid("tools: a function's parameters must be a JSON schema of an object", "tools")
+        given = {name: field(name, _with_definitions(value, schema)) for name, value in fields.items()}
+        needed = [given[name] for name in given if name in (schema.get("required") or ())]
+        others = [given[name] for name in given if name not in (schema.get("required") or ())]
+        return f"({_sequence(needed, others, json.dumps(separator) if separator else '')})"
+
+
+def _sequence(needed: Sequence[str], others: Sequence[str], separator: str) -> str:
+    """Return all `needed`, then any of `others`, with the separator between two."""
+    more = "".join(f" ({separator} {other})?" for other in others)
+    if needed or not separator:
+        return f" {separator} ".join(needed) + more or '""'
+    starts = (_sequence([other], others[i + 1 :], separator) for i, other in enumerate(others))
+    return " | ".join(['""', *starts])
+
+
+def _with_definitions(schema: Any, parent: Schema) -> Schema:
+    return {**schema, **{key: parent[key] for key in ("$defs", "definitions") if key in parent}}
+
+
+def _json(schema: Schema, layout: Mapping[str, Any] = _LAYOUT) -> str:
+    return f"%json {json.dumps({**schema, 'x-guidance': layout})}"
+
+
+_ARGUMENTS: Mapping[Style, Callable[[_Writer, Schema], str]] = {
+    "json": _Writer._json_arguments,
+    "harmony": _Writer._json_arguments,
+    "python": _Writer._python_arguments,
+    "xml": _Writer._xml_arguments,
+    "gemma": _Writer._gemma_arguments,
+}

@@ -1,0 +1,154 @@
+"""Formats of function calls: which one a chat template teaches, and a grammar of the calls that a request allows.
+
+The formats are as vLLM's and SGLang's parsers know them (vllm/tool_parsers, sglang/srt/function_call), and as the
+templates themselves write earlier calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Schemas = Mapping[str, Mapping[str, Any]]  # function -> the JSON schema of its arguments
+Style = Literal["json", "python", "gemma", "xml", "harmony"]
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How the models of a family write calls.
+
+    Attributes:
+        name: the format's name, for messages.
+        marks: a template that contains one of these texts teaches the format.
+        style: how a call spells its arguments.
+        begin: the text before a call, or before a list of calls.
+        end: the text after the call or the list; empty if there is no such text.
+        call: a call as the model writes it, with NAME and ARGUMENTS in their places.
+        around: the text before and after all calls, beside `begin` and `end`.
+        between: the text between two calls; None if an answer holds one call only.
+        skipped: characters that may stand before and after a call, beside white space.
+        bare: whether calls may also stand at the beginning of an answer, without `begin`.
+        titled: whether a name may stand before the arguments alone: `NAME{...}`.
+        tokens: the special tokens that the format needs, as text.
+    """
+
+    name: str
+    marks: tuple[str, ...]
+    style: Style
+    begin: str
+    end: str
+    call: str
+    around: tuple[str, str] = ("", "")
+    between: str | None = ""
+    skipped: str = ""
+    bare: bool = False
+    titled: bool = False
+    tokens: tuple[str, ...] = ()
+
+
+_NAMED = '{"name": "NAME", "arguments": ARGUMENTS}'
+FORMATS = (  # the first whose mark a template contains
+    ToolFormat(  # openai/harmony, docs/format.md; the call ends with <|call|>, a token that ends the answer
+        "harmony",
+        ("<|channel|>",),
+        "harmony",
+        "<|channel|>",
+        "",
+        "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS",
+        between=None,
+        tokens=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+    ),
+    ToolFormat(  # vllm/tool_parsers/gemma4_tool_parser.py
+        "gemma",
+        ("<|tool_call>",),
+        "gemma",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|tool_call>call:NAME{ARGUMENTS}<tool_call|>",
+        tokens=("<|tool_call>", "<tool_call|>", '<|"|>'),
+    ),
+    ToolFormat(  # vllm/tool_parsers/lfm2_tool_parser.py; some templates of the family write JSON in the same place
+        "lfm2",
+        ("<|tool_call_start|>", "<|tool_list_start|>"),
+        "python",
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "NAME(ARGUMENTS)",
+        ("<|tool_call_start|>[", "]<|tool_call_end|>"),
+        ", ",
+        tokens=("<|tool_call_start|>", "<|tool_call_end|>"),
+    ),
+    ToolFormat(  # vllm/tool_parsers/mistral_tool_parser.py: tokenizers from version 11 on
+        "mistral-11",
+        ("[ARGS]",),
+        "json",
+        "[TOOL_CALLS]",
+        "",
+        "[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
+        titled=True,
+        tokens=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    ),
+    ToolFormat(
+        "mistral",
+        ("[TOOL_CALLS]",),
+        "json",
+        "[TOOL_CALLS]",
+        "",
+        _NAMED,
+        ("[TOOL_CALLS][", "]"),
+        ", ",
+        ",[]",
+        titled=True,
+        tokens=("[TOOL_CALLS]",),
+    ),
+    ToolFormat(  # vllm/tool_parsers/qwen3coder_tool_parser.py
+        "qwen-xml",
+        ("<function=",),
+        "xml",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
+        between="\n",
+        tokens=("<tool_call>", "</tool_call>"),
+    ),
+    ToolFormat(  # vllm/tool_parsers/granite_tool_parser.py
+        "granite",
+        ("<|tool_call|>", "available_tools<|end_of_role|>"),
+        "json",
+        "<|tool_call|>",
+        "",
+        _NAMED,
+        ("<|tool_call|>[", "]"),
+        ", ",
+        ",[]",
+        tokens=("<|tool_call|>",),
+    ),
+    ToolFormat(  # vllm/tool_parsers/hermes_tool_parser.py
+        "hermes",
+        ("<tool_call>",),
+        "json",
+        "<tool_call>",
+        "</tool_call>",
+        f"<tool_call>\n{_NAMED}\n</tool_call>",
+        between="\n",
+        tokens=("<tool_call>", "</tool_call>"),
+    ),
+    ToolFormat(  # vllm/tool_parsers/llama_tool_parser.py
+        "llama",
+        ("<|python_tag|>", '"parameters": dictionary'),
+        "json",
+        "<|python_tag|>",
+        "",
+        '{"name": "NAME", "parameters": ARGUMENTS}',
+        between="; ",
+        skipped=";",
+        bare=True,
+        tokens=("<|python_tag|>",),
+    ),
+)
+
+
+def find_format(template: str) -> ToolFormat | None:
+    """Return the format that a chat template's text teaches; None if the format is unknown."""
+    return next((form for form in FORMATS if any(mark in template for mark in form.marks)), None)

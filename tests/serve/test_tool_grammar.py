@@ -1,0 +1,179 @@
+"""Grammars of calls in every format: whatever they let through is read back as calls that obey the schemas.
+
+The witness for the schemas is jsonschema. The text is drawn at random from what llguidance allows.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from shardmill.decode import Grammar, GrammarTokenizer
+from shardmill.serve.protocol import ApiError, Function
+from shardmill.serve.tool_grammar import write_grammar
+from shardmill.serve.tool_reader import CallReader, Piece
+from shardmill.serve.tools import FORMATS, ToolFormat
+
+from .fake import byte_tokenizer, byte_tokens
+
+pytest.importorskip("llguidance")
+UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}]}
+PLACE = {"type": "object", "properties": {"lat": {"type": "integer"}, "on": {"type": "boolean"}}, "required": ["lat"],
+         "additionalProperties": False}  # fmt: skip
+WEATHER = Function(
+    name="get_weather",
+    parameters={
+        "type": "object",
+        "properties": {
+            "unit": UNIT,
+            "city": {"type": "string", "maxLength": 8},
+            "days": {"type": "integer", "minimum": 0, "maximum": 99},
+            "places": {"type": "array", "items": PLACE, "maxItems": 2},
+            "place": {"$ref": "#/$defs/Place"},
+        },
+        "required": ["city", "days"],
+        "additionalProperties": False,
+        "$defs": {"Place": PLACE},
+    },
+)
+SIMPLE = Function(name="get_weather", parameters={**WEATHER.parameters, "properties": {  # type: ignore[dict-item]
+    name: value for name, value in WEATHER.parameters["properties"].items() if name != "place"}})  # type: ignore[index]  # fmt: skip
+CHOICE = Function(
+    name="choose",
+    parameters={"type": "object", "properties": {"a": {"type": "boolean"}, "b": UNIT}, "additionalProperties": False},
+)
+EMPTY = Function(name="get_time")
+FORM = {form.name: form for form in FORMATS}
+ENDS = {"harmony": ["<|end|>", '"'], "gemma": ['<|"|>'], "xml": ["\n</parameter>\n", '"']}  # of free texts
+MARKED = [(name, True) for name in FORM] + [(name, False) for name in ("hermes", "qwen-xml", "llama", "granite")]
+
+
+def functions(form: ToolFormat) -> list[Function]:
+    return [SIMPLE if form.style == "gemma" else WEATHER, CHOICE, EMPTY]
+
+
+@cache
+def tokenizers(form: str, special: bool) -> tuple[Tokenizer, GrammarTokenizer]:
+    """Bytes, and the format's own tokens if they are special."""
+    tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
+    tokenizer.add_special_tokens([*(FORM[form].tokens if special else ()), "</think>", "<|stop|>"])
+    end = tokenizer.token_to_id("<|stop|>")
+    return tokenizer, GrammarTokenizer(tokenizer.to_str(), vocab=tokenizer.get_vocab_size(), eos=end)
+
+
+def drawn(
+    form: str, special: bool, seed: int, likely: str = "", go_on: int = 0, **wanted: Any
+) -> tuple[str, list[Piece], CallReader]:
+    """A text that the grammar allows, which does not end at its first `go_on` ends, and what the reader finds in it."""
+    tokenizer, prepared = tokenizers(form, special)
+    end = prepared.special["<|stop|>"]
+    grammar = write_grammar(FORM[form], functions(FORM[form]), prepared.special, **{"parallel": True, **wanted})
+    constraint, generator = Grammar(grammar, prepared), np.random.default_rng(seed)
+    scores = np.zeros(prepared.vocab)
+    scores[[byte_tokens()[ord(c)] for c in "}]),;"]] = 4.0  # or objects would not end
+    scores[end] = 4.0
+    closing = [tokenizer.encode(text, add_special_tokens=False).ids for text in ENDS.get(FORM[form].style, ['"'])]
+    tokens: list[int] = []
+    pending = list(tokenizer.encode(likely, add_special_tokens=False).ids)
+    while len(tokens) < 4000 and not constraint.finished:
+        if not pending and generator.random() < 0.3:  # or free texts would not end
+            pending = next((list(ids) for ids in closing if constraint.valid_prefix(ids) == len(ids)), [])
+        allowed = constraint.allowed()
+        if allowed[end] and go_on and allowed.sum() > 1:
+            go_on, allowed[end] = go_on - 1, False
+        scored = np.where(allowed, scores + generator.gumbel(size=len(scores)), -np.inf)
+        token = pending.pop(0) if pending else int(scored.argmax())
+        assert np.isfinite(scored[token]), tokenizer.decode([*tokens, token], skip_special_tokens=False)
+        if token == end:
+            break
+        tokens.append(token)
+        constraint.advance(token)
+    text = tokenizer.decode(tokens, skip_special_tokens=False)
+    reader = CallReader(FORM[form], {one.name: one.parameters or {} for one in functions(FORM[form])})
+    return text, reader.push(text) + reader.finish(), reader
+
+
+def check(form: str, text: str, pieces: list[Piece]) -> list[str]:
+    """Check the arguments of all calls; return the names."""
+    schemas = {one.name: one.parameters or {"maxProperties": 0} for one in functions(FORM[form])}
+    names = [piece.text for piece in pieces if piece.kind == "call"]
+    for index, name in enumerate(names):
+        arguments = "".join(p.text for p in pieces if p.kind == "arguments" and p.index == index)
+        schema = {**schemas[name], "properties": dict(schemas[name].get("properties", {}))}
+        if FORM[form].style in ("xml", "gemma"):  # whose texts are not counted
+            schema["properties"] |= {"city": {"type": "string"}} if name == "get_weather" else {}
+        jsonschema.validate(json.loads(arguments), schema)
+    return names
+
+
+@pytest.mark.parametrize(("form", "special"), MARKED)
+def test_a_required_call_is_read_back_and_obeys_its_schema(form: str, special: bool) -> None:
+    """The format's marks may be special tokens or text; nothing is left over as text."""
+    found: set[str] = set()
+    for seed in range(12):
+        text, pieces, reader = drawn(form, special, seed, required=True, parallel=False)
+        names = check(form, text, pieces)
+        assert len(names) == 1 and reader.complete, text
+        assert not any(piece.kind == "content" for piece in pieces), text
+        found |= set(names)
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize("form", [name for name, form in FORM.items() if form.between is not None])
+def test_several_calls_are_allowed_only_in_parallel(form: str) -> None:
+    counts = [len(check(form, *drawn(form, True, seed, go_on=1, required=True)[:2])) for seed in range(8)]
+    assert max(counts) > 1
+
+
+FREE = {form.name: "Well, {then} < it is so. " for form in FORMATS} | {"harmony": "<|channel|>final<|message|>Well."}
+
+
+@pytest.mark.parametrize(("form", "special"), MARKED)
+def test_text_is_free_until_a_call_begins(form: str, special: bool) -> None:
+    """Any text may come; from the format's mark on, only a call that obeys its schema."""
+    text, pieces, reader = drawn(form, special, 0, FREE[form], required=False)
+    assert not reader.calls or check(form, text, pieces)
+    assert pieces[0].text.startswith("Well")
+    before = "" if FORM[form].bare or form == "harmony" else FREE[form]
+    opening = FORM[form].around[0] or FORM[form].call.partition("NAME")[0]
+    for seed in range(4):
+        text, pieces, reader = drawn(form, special, seed, before + opening, required=False)
+        assert check(form, text, pieces), text
+
+
+@pytest.mark.parametrize("form", FORM)
+def test_an_answer_in_json_may_take_the_place_of_calls(form: str) -> None:
+    likely = "<|channel|>final<|message|>[" if form == "harmony" else "["
+    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}
+    _, pieces, reader = drawn(form, True, 1, likely, required=False, answer=schema)
+    assert not reader.calls
+    assert all(isinstance(x, bool) for x in json.loads("".join(p.text for p in pieces if p.kind == "content")))
+    opening = FORM[form].around[0] or FORM[form].call.partition("NAME")[0]
+    text, pieces, _ = drawn(form, True, 1, opening, required=False, answer=schema)
+    assert check(form, text, pieces)
+
+
+def test_a_thought_that_the_prompt_began_comes_first() -> None:
+    text, pieces, _ = drawn("hermes", True, 0, "It rains.</think>\n\n", required=True, thinks=True)
+    assert check("hermes", text, pieces) and text.startswith("It rains.</think>")
+
+
+def test_what_gemma_cannot_spell_is_refused() -> None:
+    with pytest.raises(ApiError, match="can't be required in the format of this chat template"):
+        write_grammar(FORM["gemma"], [WEATHER], {}, required=True, parallel=True)
+
+
+def test_each_format_is_found_by_its_mark() -> None:
+    """The first that fits: templates of Qwen's newer models contain the marks of two."""
+    from shardmill.serve.tools import find_format
+
+    for form in FORMATS:
+        assert find_format(f"{{% if tools %}} {form.marks[0]} {{% endif %}}") is form
+    assert find_format("<tool_call>\n<function=f>") is FORM["qwen-xml"]
+    assert find_format("{{ messages }}") is None
