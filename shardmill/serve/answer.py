@@ -109,27 +109,27 @@ def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
     return {"content": [row.token | {"top_logprobs": row.top} for row in tokens], "refusal": None}
 
 
-def text_of(pieces: Sequence[Piece], kind: str = "content") -> str:
+def _text_of(pieces: Sequence[Piece], kind: str = "content") -> str:
     """Return the text of the pieces of a kind."""
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
-def calls_of(pieces: Sequence[Piece]) -> list[tuple[Piece, str]]:
+def _calls_of(pieces: Sequence[Piece]) -> list[tuple[Piece, str]]:
     """Return the calls in an answer, each with its arguments."""
     return [(call, _arguments(pieces, call.index)) for call in pieces if call.kind == "call"]
 
 
 def _arguments(pieces: Sequence[Piece], index: int) -> str:
-    return text_of([piece for piece in pieces if piece.index == index], "arguments")
+    return _text_of([piece for piece in pieces if piece.index == index], "arguments")
 
 
 def _message(pieces: Sequence[Piece]) -> Json:
     """Return a chat's message. Its content is null if the model only calls functions, as in OpenAI's API."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.text, "arguments": arguments}}
-        for call, arguments in calls_of(pieces)
+        for call, arguments in _calls_of(pieces)
     ]
-    text, thought = text_of(pieces), text_of(pieces, "thought")
+    text, thought = _text_of(pieces), _text_of(pieces, "thought")
     message = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
     return message | ({"reasoning_content": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})
 
@@ -147,7 +147,7 @@ COMPLETION = Shape(
     prefix="cmpl-",
     whole_name="text_completion",
     piece_name="text_completion",
-    whole=lambda pieces: {"text": text_of(pieces)},
+    whole=lambda pieces: {"text": _text_of(pieces)},
     piece=lambda piece: {"text": piece.text},
     opening=None,
     end={"text": ""},

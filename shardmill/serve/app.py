@@ -24,7 +24,6 @@ from shardmill.serve.http import AdmissionMiddleware, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.protocol import (
-    EITHER,
     ApiError,
     ChatRequest,
     ClientGoneError,
@@ -33,8 +32,10 @@ from shardmill.serve.protocol import (
     NamedTool,
     broken,
     client_gone,
+    first_complaint,
     invalid,
 )
+from shardmill.serve.responses import ResponsesAnswer, ResponsesRequest
 from shardmill.serve.stream import EventStream, take_all, while_connected
 from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tools import FORMATS
@@ -93,7 +94,7 @@ def add_error_shape(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(_: Request, error: RequestValidationError) -> Response:
-        return respond(_first_complaint(error))
+        return respond(first_complaint(error.errors(), 1))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
@@ -105,22 +106,6 @@ def add_error_shape(app: FastAPI) -> None:
         }
         message = messages.get(error.status_code, str(error.detail))
         return respond(ApiError(error.status_code, message, headers=error.headers))
-
-
-def _first_complaint(error: RequestValidationError) -> ApiError:
-    """Return an error for the first invalid field, in one line."""
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"][1:]]
-    if first["type"] == "json_invalid":
-        return invalid(f"the request's body is not JSON: {first['ctx']['error']}")
-    if not where and first["type"] in ("missing", "model_attributes_type"):
-        return invalid("the request's body must be a JSON object, sent as Content-Type: application/json")
-    message = first["msg"].removeprefix("Value error, ")
-    for place, field in enumerate(where[:-1]):
-        if field in EITHER:
-            message, where = EITHER[field], where[: place + 1]
-            break
-    return invalid(f"{'.'.join(where)}: {message}" if where else message, where[0] if where else None)
 
 
 def json_response(content: dict[str, Any], status: int = 200) -> Response:
@@ -289,20 +274,29 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
-        return await answer(body, request, None)
+        return await answer(body, request, None, Answer(body, model))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
-        return await answer(body, request, chats)
+        return await answer(body, request, chats, Answer(body, model))
 
-    async def answer(body: CompletionRequest | ChatRequest, request: Request, threads: Executor | None) -> Response:
+    @app.post("/v1/responses", response_model=None)
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        chat = body.as_chat()
+        return await answer(chat, request, chats, ResponsesAnswer(body, chat, model))
+
+    async def answer(
+        body: CompletionRequest | ChatRequest,
+        request: Request,
+        threads: Executor | None,
+        form: Answer | ResponsesAnswer,
+    ) -> Response:
         """Run a request. Checks and the queue come before the answer, so a refused stream has an error status."""
 
         async def prepared() -> list[Work]:
             return await asyncio.get_running_loop().run_in_executor(threads, _prepare, body, model, settings)
 
         jobs = [Job(work) for work in await while_connected(request.receive, prepared())]
-        form = Answer(body, model)
         try:
             for job in jobs:
                 worker.submit(job)

@@ -59,6 +59,7 @@ def _is_loopback_address(text: str) -> bool:
 ENDPOINTS = (
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses",
     "/v1/label",
     "/v1/embeddings",
     "/v1/models",

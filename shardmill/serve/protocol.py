@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -96,6 +96,27 @@ EITHER = {  # fields that accept several types, for which pydantic would report 
     "input": "must be a text or a list of texts, of tokens or of lists of tokens",
     "tool_choice": 'must be none, auto, required or {"type": "function", "function": {"name": NAME}}',
 }
+
+
+def first_complaint(errors: Sequence[Any], skipped: int = 0) -> ApiError:
+    """Return an error for the first invalid field, in one line.
+
+    Args:
+        errors: pydantic's errors.
+        skipped: parts at the beginning of each field's place that are not the request's.
+    """
+    first = errors[0]
+    where = [str(part) for part in first["loc"][skipped:]]
+    if first["type"] == "json_invalid":
+        return invalid(f"the request's body is not JSON: {first['ctx']['error']}")
+    if not where and first["type"] in ("missing", "model_attributes_type"):
+        return invalid("the request's body must be a JSON object, sent as Content-Type: application/json")
+    message = first["msg"].removeprefix("Value error, ")
+    for place, field in enumerate(where[:-1]):
+        if field in EITHER and not where[place + 1].isdigit():
+            message, where = EITHER[field], where[: place + 1]
+            break
+    return invalid(f"{'.'.join(where)}: {message}" if where else message, where[0] if where else None)
 
 
 class Strict(BaseModel):

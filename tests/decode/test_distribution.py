@@ -40,6 +40,17 @@ def test_bias_and_penalty_change_the_logits() -> None:
     assert row.tolist() == [2.0, -2.0, 1.0]  # the engine's row is not written to
 
 
+def test_presence_and_frequency_are_openais_penalties() -> None:
+    """mu[j] - c[j] * alpha_frequency - (c[j] > 0) * alpha_presence, after the repetition penalty, as in vLLM."""
+    row, seen = np.array([2.0, -2.0, 1.0, 4.0], dtype=np.float32), np.array([True, True, False, True])
+    counts = {0: 3, 1: 1}
+    sampling = Sampling(presence_penalty=0.5, frequency_penalty=-0.25)
+    expected = [float(row[j]) - counts.get(j, 0) * -0.25 - (counts.get(j, 0) > 0) * 0.5 for j in range(4)]
+    assert adjust(row, seen, sampling, generated=counts).tolist() == expected
+    both = Sampling(presence_penalty=0.5, repetition_penalty=2.0)
+    assert adjust(row, seen, both, generated={0: 1}).tolist() == [0.5, -4.0, 1.0, 2.0]
+
+
 def test_the_nucleus_holds_the_token_that_reaches_the_mass() -> None:
     assert nucleus(PROBS, 0.4).tolist() == [True, False, False, False, False]
     assert nucleus(PROBS, 0.41).tolist() == [True, True, False, False, False]
@@ -136,6 +147,8 @@ def test_a_draw_never_gives_an_impossible_token() -> None:
         {"repetition_penalty": 0},
         {"repetition_penalty": 1e-320},  # divides logits into infinity
         {"repetition_penalty": 1e4},
+        {"presence_penalty": float("inf")},
+        {"frequency_penalty": -1e4},
         {"seed": -1},
         {"seed": 2**64},
         {"accept_top_p": 0},

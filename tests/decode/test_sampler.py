@@ -89,9 +89,48 @@ def test_whole_texts_keep_their_distribution(random_drafts: bool) -> None:
     assert ((pairs - expected) ** 2 / expected).sum() < 45.3  # 20 degrees of freedom, p = 0.001
 
 
+class SameEngine(ScriptedEngine):
+    """Five tokens with the distribution P, whatever came before."""
+
+    def _row(self, position: int) -> np.ndarray:
+        return ROW
+
+
+@pytest.mark.parametrize("random_drafts", [False, True])
+def test_penalties_are_exact_though_tokens_are_drafted(random_drafts: bool) -> None:
+    """Each draft is accepted or redrawn by the distribution that the tokens before it leave."""
+    presence, frequency, texts = 1.0, 0.5, 1500
+    counted = np.zeros((5, 5, 5))
+    session = Session(SameEngine(slots=16, vocab=5))
+    for seed in range(texts):
+        drafter = RandomDrafter(seed) if random_drafts else OracleDrafter([0, 0, 0, 1], 5, spoil=False)
+        sampling = Sampling(temperature=1.0, seed=seed, presence_penalty=presence, frequency_penalty=frequency)
+        tokens = run(
+            session, [0], max_new_tokens=3, drafter=drafter, policy=AlwaysDraft(), options=Options(sampling)
+        ).tokens
+        counted[tokens] += 1
+    expected = np.ones((5, 5, 5)) * texts
+    for tokens in np.ndindex(5, 5, 5):
+        for place, token in enumerate(tokens):
+            counts = np.bincount(tokens[:place], minlength=5)
+            weights = P * np.exp(-counts * frequency - (counts > 0) * presence)
+            expected[tokens] *= weights[token] / weights.sum()
+    pairs, wanted = counted.sum(axis=0), expected.sum(axis=0)  # of the second and the third token
+    assert ((pairs - wanted) ** 2 / wanted).sum() < 51.2  # 24 degrees of freedom, p = 0.001
+
+
+def test_penalties_count_only_what_was_generated() -> None:
+    row = np.array([1.0, 0.9, 0.8], dtype=np.float32)
+    present = Sampler(Sampling(presence_penalty=0.15), [0, 0], 3)
+    assert [present.next(row) for _ in range(4)] == [0, 1, 0, 0]
+    frequent = Sampler(Sampling(frequency_penalty=0.15), [0, 0], 3)
+    assert [frequent.next(row) for _ in range(4)] == [0, 1, 0, 2]
+
+
 def test_the_same_seed_gives_the_same_tokens_whatever_is_drafted() -> None:
     def decode(drafter: OracleDrafter | None, seed: int) -> tuple[int, ...]:
-        options = Options(sampling=Sampling(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=seed))
+        penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": -0.2}
+        options = Options(sampling=Sampling(temperature=0.8, top_p=0.9, seed=seed, **penalties))  # type: ignore[arg-type]
         session = Session(ScriptedEngine())
         return run(session, [1, 2], max_new_tokens=40, drafter=drafter, policy=AlwaysDraft(), options=options).tokens
 

@@ -143,7 +143,8 @@ class Answerer(Speaker):
     def _row(self, position: int) -> NDArray[np.float32]:
         visible = sorted(entry for entry in self._held.values() if entry[0] <= position)
         _, _, said = bytes(token_bytes().get(token, 0) for _, token in visible).rpartition(b"assistant: ")
-        return np.eye(VOCAB, dtype=np.float32)[self._answer[min(len(said), len(self._answer) - 1)]] * 20
+        row: NDArray[np.float32] = np.eye(VOCAB, dtype=np.float32)[self._answer[min(len(said), len(self._answer) - 1)]]
+        return row * 20
 
 
 def template(messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:

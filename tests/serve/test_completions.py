@@ -16,7 +16,7 @@ from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.model import Limits, Settings
 
 from .fake import NAME, Reciter, Speaker, fake_model
-from .running import Running, ask, running
+from .running import Running, ask, running, wait_until
 
 TEXT = "naïve() → “é”  # 東京 🙂\nand so on\n"
 
@@ -127,10 +127,63 @@ def test_a_seed_gives_the_same_answer_again(server: Running) -> None:
     assert create(**request, seed=-1).choices[0].text == create(**request, seed=2**64 - 1).choices[0].text
 
 
+def test_a_seed_outlives_a_restart() -> None:
+    """Two servers of the same model give the same answer, whatever they answered before."""
+    request = ask(temperature=1.1, max_tokens=40, seed=11)
+    with running(fake_model()) as up:
+        first = up.client().completions.create(**request).choices[0].text
+    with running(fake_model()) as up:
+        up.client().completions.create(**ask(prompt="Something else", temperature=1))
+        assert up.client().completions.create(**request).choices[0].text == first
+
+
+@pytest.mark.parametrize("temperature", [0, 1.1])
+def test_choices_are_the_answers_to_seeds_that_count_up(server: Running, temperature: float) -> None:
+    """`n` choices: each what a request with its seed gets; the prompt is counted once, and later ones reuse it."""
+    create = server.client().completions.create
+    single = [create(**ask(temperature=temperature, seed=seed)).choices[0].text for seed in (5, 6, 7)]
+    answer: Any = create(**ask(temperature=temperature, seed=5, n=3, logprobs=0))
+    assert [choice.text for choice in answer.choices] == single and [c.index for c in answer.choices] == [0, 1, 2]
+    assert len(set(single)) == (3 if temperature else 1)
+    assert answer.usage.prompt_tokens == len("Once upon a time") and answer.usage.completion_tokens == 3 * 24
+    streamed: dict[int, str] = {}
+    options: Any = {"include_usage": True}
+    for chunk in create(**ask(temperature=temperature, seed=5, n=3), stream=True, stream_options=options):
+        for choice in chunk.choices:
+            streamed[choice.index] = streamed.get(choice.index, "") + choice.text
+    assert list(streamed.values()) == single and chunk.usage == answer.usage
+
+
+def test_choices_that_find_no_place_leave_none_behind() -> None:
+    """All of them or none: the places that were taken already are given back."""
+    engine = Speaker()
+    with running(fake_model(engine), Settings(port=0, limits=Limits(queue=2))) as up:
+        status, answer = up.post(ask(n=4))
+        assert status == 429 and answer["error"]["code"] == "queue_full"
+        wait_until(lambda: up.metric("shardmill_queue_length") == 0 and up.metric("shardmill_running") == 0)
+        assert up.post(ask(n=2))[0] == 200
+
+
+def test_stream_options_need_a_stream(server: Running) -> None:
+    """As in OpenAI's API: an error without a stream; with usage, every other chunk has none."""
+    status, answer = server.post(ask(stream_options={"include_usage": True}))
+    assert status == 400 and "stream_options is only allowed with stream: true" in answer["error"]["message"]
+    options: Any = {"include_usage": True}
+    *chunks, last = server.client().completions.create(**ask(), stream=True, stream_options=options)
+    assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in chunks) and last.usage
+    plain = server.client().completions.create(**ask(), stream=True)
+    assert not any("usage" in chunk.model_fields_set for chunk in plain)
+
+
 def test_sampling_fields_reach_the_sampler(server: Running) -> None:
-    """temperature, top_p, top_k, logit_bias change the distribution as decode does it alone."""
-    request = ask(temperature=1.5, seed=3, top_p=0.9, extra_body={"top_k": 5, "min_p": 0.01, "repetition_penalty": 1.1})
-    sampling = Sampling(temperature=1.5, seed=3, top_p=0.9, top_k=5, min_p=0.01, repetition_penalty=1.1)
+    """temperature, top_p, top_k, logit_bias and penalties change the distribution as decode does it alone."""
+    extra = {"top_k": 5, "min_p": 0.01, "repetition_penalty": 1.1}
+    penalties = {"presence_penalty": 1.5, "frequency_penalty": -0.5}
+    request = ask(temperature=1.5, seed=3, top_p=0.9, extra_body=extra, **penalties)
+    sampling = Sampling(temperature=1.5, seed=3, top_p=0.9, **extra, **penalties)  # type: ignore[arg-type]
+    assert alone("Once upon a time", 24, sampling) != alone(
+        "Once upon a time", 24, replace(sampling, presence_penalty=0)
+    )
     assert server.client().completions.create(**request).choices[0].text == alone("Once upon a time", 24, sampling)
     x = fake_model().encode("x")[0]
     biased = server.client().completions.create(**ask(logit_bias={str(x): 100}))

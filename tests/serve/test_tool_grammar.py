@@ -63,7 +63,7 @@ def tokenizers(form: str, special: bool) -> tuple[Tokenizer, GrammarTokenizer]:
     """Bytes, and the format's own tokens if they are special."""
     tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
     tokenizer.add_special_tokens([*(FORM[form].tokens if special else ()), "</think>", "<|stop|>"])
-    end = tokenizer.token_to_id("<|stop|>")
+    end = tokenizer.encode("<|stop|>").ids[0]
     return tokenizer, GrammarTokenizer(tokenizer.to_str(), vocab=tokenizer.get_vocab_size(), eos=end)
 
 

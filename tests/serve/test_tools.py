@@ -104,7 +104,7 @@ def test_the_clients_own_helpers_parse_the_calls(nonsense: Running) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_named_function_is_called_once(nonsense: Running, seed: int) -> None:
-    """The model would say anything else; the are of the function's schema."""
+    """The model would say anything else; the arguments obey the schema."""
     pytest.importorskip("llguidance")
     named = {"type": "function", "function": {"name": "get_weather"}}
     ends = {byte_tokens()[ord('"')]: 9, byte_tokens()[ord("}")]: 9}  # or its texts and numbers would not

@@ -1,0 +1,363 @@
+"""OpenAI's Responses API, without stored answers: requests become chat requests, and answers become items and events.
+
+See https://platform.openai.com/docs/api-reference/responses. A client sends the whole conversation with each request:
+what needs a stored answer is refused by name.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from shardmill.decode import GenerationResult
+from shardmill.serve.answer import Choice, usage
+from shardmill.serve.engine_worker import Item
+from shardmill.serve.model import Model
+from shardmill.serve.protocol import (
+    MOST_TOOLS,
+    NO_EFFECT,
+    ApiError,
+    ChatRequest,
+    Extension,
+    Strict,
+    TextPart,
+    first_complaint,
+    invalid,
+)
+from shardmill.serve.tool_reader import Piece
+
+Json = dict[str, Any]
+STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
+WHY_NOT = "is not supported, as answers are not stored: send the whole conversation as input"
+
+
+class InputPart(TextPart):
+    """A part of a message or of a function's output."""
+
+    accepted = frozenset({"annotations", "logprobs"})
+    type: Literal["input_text", "output_text", "text"]  # type: ignore[assignment]
+
+
+class InputItem(Strict):
+    """A message, a call, its output, or a thought. Items of an earlier answer may be sent back as they came."""
+
+    accepted = frozenset({"id", "status", "phase", "encrypted_content", "namespace", "parsed_arguments"})
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[Any] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _without_thoughts(cls, value: Any) -> Any:
+        """Leave out a thought's parts, which are of another type: templates drop earlier thoughts."""
+        parts = value if isinstance(value, list) else []
+        return None if any(isinstance(p, dict) and p.get("type") == "reasoning_text" for p in parts) else value
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> InputItem:
+        needed = {
+            "message": ("role", "content"),
+            "function_call": ("call_id", "name", "arguments"),
+            "function_call_output": ("call_id", "output"),
+            "reasoning": (),
+        }[self.type]
+        for name in needed:
+            if getattr(self, name) is None:
+                raise ValueError(f"an item of type {self.type} needs {name}")
+        return self
+
+
+class FunctionTool(Strict):
+    """A tool, whose fields are not nested as in a chat request."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Strict):
+    """A tool choice that names a function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Strict):
+    """The object `text.format`."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str = ""
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Strict):
+    """The object `text`."""
+
+    accepted = frozenset({"verbosity"})
+    format: TextFormat = Field(default_factory=lambda: TextFormat(schema=None))
+
+
+class Reasoning(Strict):
+    """The object `reasoning`: the model thinks as its template says."""
+
+    accepted = frozenset({"summary", "generate_summary"})
+    effort: Literal["none"] | None = None
+
+
+class ResponsesRequest(Strict):
+    """The body of POST /v1/responses."""
+
+    accepted = (NO_EFFECT - {"store"}) | {"truncation"}
+    model: str
+    input: list[InputItem] = Field(min_length=1)
+    instructions: str | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    stream: bool | None = None
+    stream_options: dict[Literal["include_obfuscation"], bool] | None = None
+    text: TextConfig = Field(default_factory=TextConfig)
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    store: bool | None = None
+    shardmill: Extension = Field(default_factory=Extension)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _needs_no_state(cls, body: Any) -> Any:
+        if isinstance(body, dict):
+            for name in STATEFUL:
+                if body.get(name):
+                    raise ValueError(f"{name} {WHY_NOT}")
+            if body.get("store") is True:
+                raise ValueError(f"store: true {WHY_NOT}")
+            if isinstance(body.get("input"), str):
+                return body | {"input": [{"role": "user", "content": body["input"]}]}
+        return body
+
+    def as_chat(self) -> ChatRequest:
+        """Return the chat request that asks the same.
+
+        Raises:
+            ApiError: there is no such chat request.
+        """
+        form, choice = self.text.format, self.tool_choice
+        body: Json = {
+            "model": self.model,
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "stream": self.stream,
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "tools": [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()],
+            "tool_choice": {"type": choice.type, "function": {"name": choice.name}}
+            if isinstance(choice, NamedFunction)
+            else choice,
+            "shardmill": self.shardmill,
+        }
+        if form.type != "text":
+            given = {"name": form.name, "schema": form.schema_, "strict": form.strict}
+            schema = given if form.type == "json_schema" and form.schema_ is not None else None
+            body["response_format"] = {"type": form.type, "json_schema": schema}
+        try:
+            return ChatRequest.model_validate(body)
+        except ValidationError as error:
+            raise first_complaint(error.errors()) from error
+
+    def _messages(self) -> list[Json]:
+        """Return the conversation. An answer's text and its calls are items here, but one message of a chat."""
+        messages: list[Json] = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        answering = False
+        for item in self.input:
+            mine = item.type == "function_call" or (item.type == "message" and item.role == "assistant")
+            if mine and not answering:
+                messages.append({"role": "assistant", "content": None})
+            if item.type == "function_call":
+                function = {"name": item.name, "arguments": item.arguments}
+                messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+            elif mine:
+                messages[-1]["content"] = (messages[-1]["content"] or "") + _text(item.content)
+            elif item.type == "message":
+                messages.append({"role": item.role, "content": _text(item.content)})
+            elif item.type == "function_call_output":
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            answering = mine or (answering and item.type == "reasoning")
+        if not messages:
+            raise invalid("input: there is no message", "input")
+        return messages
+
+
+def _text(content: str | list[InputPart] | None) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content or ())
+
+
+class ResponsesAnswer:
+    """One answer in progress, built from the items of a job: output items, told by events.
+
+    Args:
+        request: the request.
+        chat: the chat request that asks the same.
+        model: the model that answers.
+    """
+
+    done: ClassVar[bytes] = b""
+
+    def __init__(self, request: ResponsesRequest, chat: ChatRequest, model: Model) -> None:
+        self._choice = Choice(chat, model)
+        self._output: list[Json] = []
+        self._open: Piece | None = None  # the kind of the last item, if it may grow
+        self._events = 0
+        choice = request.tool_choice
+        self._response: Json = {
+            "id": f"resp_{secrets.token_hex(16)}",
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "model": model.name,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": request.temperature,
+            "text": request.text.model_dump(by_alias=True, exclude_none=True),
+            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            "tools": [tool.model_dump() for tool in request.tools or ()],
+            "top_p": request.top_p,
+            "usage": None,
+            "metadata": (request.__pydantic_extra__ or {}).get("metadata") or {},
+        }
+
+    def whole(self, answers: Sequence[list[Item]]) -> Json:
+        """Return the answer as one object, from all items of its job."""
+        (items,) = answers
+        *_, last = self.chunks(0, items)
+        response: Json = last["response"]
+        return response
+
+    def opening(self, index: int) -> Iterator[Json]:
+        """See `stream.Streamed`."""
+        yield self._event("response.created", response=self._snapshot())
+        yield self._event("response.in_progress", response=self._snapshot())
+
+    def chunks(self, index: int, items: list[Item]) -> Iterator[Json]:
+        """See `stream.Streamed`."""
+        pieces, _ = self._choice.digest(items)
+        for piece in pieces:
+            yield from self._add(piece)
+        done = items[-1]
+        if isinstance(done, ApiError):
+            failed = {"status": "failed", "error": {"code": "server_error", "message": str(done)}}
+            yield self._event("response.failed", response=self._snapshot() | failed)
+        if isinstance(done, GenerationResult):
+            cut = self._choice.finish(done) == "length"
+            if not self._output:
+                yield from self._begin(Piece("content", ""))
+            yield from self._end("incomplete" if cut else "completed")
+            self._response |= {
+                "status": "incomplete" if cut else "completed",
+                "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+                "usage": _usage(done),
+            }
+            yield self._event(f"response.{self._response['status']}", response=self._snapshot())
+
+    def closing(self) -> Iterator[Json]:
+        """See `stream.Streamed`."""
+        yield from ()
+
+    def _add(self, piece: Piece) -> Iterator[Json]:
+        """Tell a piece. It belongs to the last item, or begins another one."""
+        if piece.kind == "call" or (piece.kind != "arguments" and (not self._open or self._open.kind != piece.kind)):
+            yield from self._end("completed")
+            yield from self._begin(piece)
+        item = self._output[-1]
+        if piece.kind == "arguments":
+            item["arguments"] += piece.text
+            yield self._of_item("response.function_call_arguments.delta", delta=piece.text)
+        elif piece.kind != "call":
+            item["content"][0]["text"] += piece.text
+            yield self._of_part(f"{_PART[piece.kind]}.delta", delta=piece.text)
+
+    def _begin(self, piece: Piece) -> Iterator[Json]:
+        item: Json = {"id": f"{_PREFIX[piece.kind]}_{secrets.token_hex(16)}", "status": "in_progress"}
+        if piece.kind == "call":
+            item |= {"type": "function_call", "call_id": f"call_{piece.id}", "name": piece.text, "arguments": ""}
+        elif piece.kind == "thought":
+            item |= {"type": "reasoning", "summary": [], "content": []}
+        else:
+            item |= {"type": "message", "role": "assistant", "content": []}
+        self._output.append(item)
+        self._open = piece
+        yield self._of_item("response.output_item.added", item=_copy(item))
+        if piece.kind != "call":
+            part: Json = {"type": _PART[piece.kind].removeprefix("response."), "text": ""}
+            item["content"].append(part | ({"annotations": [], "logprobs": []} if piece.kind == "content" else {}))
+            yield self._of_part("response.content_part.added", part=dict(item["content"][0]))
+
+    def _end(self, status: str) -> Iterator[Json]:
+        """Tell that the last item is complete, if it is not told yet."""
+        if self._open is None:
+            return
+        item, kind = self._output[-1], self._open.kind
+        if kind == "call":
+            arguments = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._of_item("response.function_call_arguments.done", **arguments)
+        else:
+            yield self._of_part(f"{_PART[kind]}.done", text=item["content"][0]["text"])
+            yield self._of_part("response.content_part.done", part=dict(item["content"][0]))
+        item["status"], self._open = status, None
+        yield self._of_item("response.output_item.done", item=_copy(item))
+
+    def _of_part(self, event: str, **fields: Any) -> Json:
+        logprobs: Json = {"logprobs": []} if event.startswith("response.output_text") else {}
+        return self._of_item(event, content_index=0, **fields, **logprobs)
+
+    def _of_item(self, event: str, **fields: Any) -> Json:
+        index = len(self._output) - 1
+        item = {} if "item" in fields else {"item_id": self._output[index]["id"]}
+        return self._event(event, output_index=index, **item, **fields)
+
+    def _event(self, event: str, **fields: Any) -> Json:
+        self._events += 1
+        return {"type": event, "sequence_number": self._events - 1, **fields}
+
+    def _snapshot(self) -> Json:
+        return self._response | {"output": [_copy(item) for item in self._output]}
+
+
+_PART = {"content": "response.output_text", "thought": "response.reasoning_text"}
+_PREFIX = {"content": "msg", "thought": "rs", "call": "fc"}
+
+
+def _copy(item: Json) -> Json:
+    return item | ({"content": [dict(part) for part in item["content"]]} if "content" in item else {})
+
+
+def _usage(done: GenerationResult) -> Json:
+    counted = usage([done])
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counted["total_tokens"],
+    }
