@@ -203,10 +203,10 @@ class Choice:
         return self._reader.push(text) + (self._reader.finish() if ended else []), rows
 
     def finish(self, done: GenerationResult) -> str:
-        """Return why the choice ended: with its calls only if the last one is whole."""
-        if self._reader is not None and self._reader.calls and self._reader.complete:
-            return "tool_calls"
-        return FINISH[done.finish_reason]
+        """Return why the choice ended: with its calls only if the model itself ended them."""
+        reason = FINISH[done.finish_reason]
+        called = self._reader is not None and self._reader.calls > 0 and self._reader.complete
+        return "tool_calls" if called and reason == "stop" else reason
 
 
 class Answer:

@@ -19,6 +19,7 @@ from shardmill.serve.tools import Style, ToolFormat
 Schema = Mapping[str, Any]
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 _ANY = "/(.|\\n)*/"
+_NO_OBJECT = "/[ \\t\\n]*/ | /[ \\t\\n]*[^{ \\t\\n](.|\\n)*/"  # an answer that begins with an object is read as a call
 
 
 def write_grammar(
@@ -61,7 +62,8 @@ class _Writer:
         self, functions: Sequence[Function], required: bool, parallel: bool, answer: Schema | None, thinks: bool
     ) -> str:
         form, harmony = self._form, self._form.style == "harmony"
-        free = not required and answer is None and not form.bare and not harmony
+        marked = (form.around[0] + form.call).startswith(form.begin)
+        free = not required and answer is None and marked and not harmony
         lazy = free and form.begin not in self._special
         if lazy:  # the text before a call ends with the call's first text
             opening, closing = form.around
@@ -84,17 +86,16 @@ class _Writer:
             start = f"{self._answered(answer)} | {calls}"
         elif harmony:
             start = f"thought* {self._text('<|channel|>final<|message|>', 'TEXT')} | {calls}"
-        elif form.bare:
-            self._rules["OTHER"] = "/[ \\t\\n]*/ | /[ \\t\\n]*[^{ \\t\\n](.|\\n)*/"
-            start = f"OTHER | {calls}"
+        elif not marked:
+            start = f"FREE | {calls}"
         elif lazy:
-            self._rules["before[lazy]"] = f"TEXT {json.dumps(form.begin)}"
-            start = f"(before {calls}){any_number} TEXT"
+            self._rules["before[lazy]"] = f"FREE {json.dumps(form.begin)}"
+            start = f"(before {calls}){any_number} FREE"
         else:
-            start = f"TEXT ({calls} TEXT){any_number}"
+            start = f"FREE ({calls} FREE){any_number}"
         if thinks:
             start = f"{self._text('', 'TEXT', '</think>')} /\\n*/ ({start})"
-        self._rules["TEXT"] = _ANY
+        self._rules |= {"TEXT": _ANY, "FREE": _NO_OBJECT if form.bare else _ANY}
         return "\n".join(["%llguidance {}", f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())]) + "\n"
 
     def _answered(self, schema: Schema) -> str:

@@ -159,13 +159,13 @@ class CallReader:
 
     def _json_calls(self, opened: str) -> Steps:
         """Read calls in JSON, one after the other; what has `opened` them is text if no call follows."""
-        form, before = self._form, self.calls
+        form, before, marked = self._form, self.calls, bool(opened)
         while True:
             rest = self._text.lstrip(_SPACE + form.skipped)
             opened, self._text = opened + self._text[: len(self._text) - len(rest)], rest
             title = _TITLE.match(rest) if form.titled else None
             if rest.startswith("{"):
-                found = yield from self._object(opened)
+                found = yield from self._object(opened, marked)
             elif title:
                 self._text = rest[title.end() :]
                 found = yield from self._arguments_of(title[1])
@@ -184,12 +184,15 @@ class CallReader:
             self._tell(opened)
         return True
 
-    def _object(self, opened: str) -> Steps:
-        """Read `{"name": ..., "arguments": {...}}`. An object that is no call is text, after what has `opened` it."""
+    def _object(self, opened: str, marked: bool) -> Steps:
+        """Read `{"name": ..., "arguments": {...}}`. An object that is no call is text, after what has `opened` it.
+
+        Without the format's mark, only an object that names a known function is a call.
+        """
         value = _Value()
         while True:
             head = _HEAD.match(self._text)
-            if head and (not self._form.bare or head[1] in self._tools):
+            if head and (marked or head[1] in self._tools):
                 self._text = self._text[head.end() :]
                 yield from self._arguments_of(head[1])
                 yield from self._pass_on("nothing", "}", *filter(None, [self._form.end]))  # further keys
@@ -200,7 +203,7 @@ class CallReader:
             yield
         text, self._text = self._text[: value.at], self._text[value.at :]
         call = _named_call(_parsed(text))
-        if call is None or (self._form.bare and call[0] not in self._tools):
+        if call is None or not (marked or call[0] in self._tools):
             self._tell(opened + text)
             return False
         self._call(*call)

@@ -124,7 +124,7 @@ FORMATS = (  # the first whose mark a template contains
         ",[]",
         tokens=("<|tool_call|>",),
     ),
-    ToolFormat(  # vllm/tool_parsers/hermes_tool_parser.py
+    ToolFormat(  # vllm/tool_parsers/hermes_tool_parser.py; Qwen2.5-Coder often leaves out the marks
         "hermes",
         ("<tool_call>",),
         "json",
@@ -132,6 +132,7 @@ FORMATS = (  # the first whose mark a template contains
         "</tool_call>",
         f"<tool_call>\n{_NAMED}\n</tool_call>",
         between="\n",
+        bare=True,
         tokens=("<tool_call>", "</tool_call>"),
     ),
     ToolFormat(  # vllm/tool_parsers/llama_tool_parser.py
