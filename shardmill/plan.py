@@ -230,7 +230,10 @@ def _drafted(
         beside = tuple(
             _placed(path, TensorSource(name), tensors[name], None) for name in (source.plus, source.by) if name
         )
-        block = replace(_placed(path, source, tensors[source.tensor], rows), at=(down, across), beside=beside)
+        info = tensors[source.tensor]
+        if part.kind == "embedding":  # whose rows may be pieces of the tensor's rows
+            info = replace(info, shape=shape)
+        block = replace(_placed(path, source, info, rows), at=(down, across), beside=beside)
         yield block
         if len(block.shape) == 1 or block.shape[1] == shape[-1]:
             down += block.shape[0]

@@ -27,7 +27,15 @@ from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form, matrices
 from shardmill.forms.recipe import Recipe, unreachable
-from shardmill.models.architecture import Architecture, Experts, ModelDescription, with_experts, with_tanh
+from shardmill.models.architecture import (
+    Architecture,
+    Experts,
+    ModelDescription,
+    cache_source,
+    joints,
+    with_experts,
+    with_tanh,
+)
 from shardmill.models.contract import (
     RING,
     GraphSpec,
@@ -88,10 +96,31 @@ def proposed(config: Config, a: Architecture) -> Config:
     if ranges == "auto" and config.experts != "dense":
         ranges = _between_experts(a)
     elif ranges == "auto":
-        ranges = share_layers(_layer_bytes(config, a), MAX_WEIGHT_BYTES - ALIGNMENT)
+        ranges = _even_ranges(config, a)
     count = _head_slices(config, a) if config.head.slices == "auto" else config.head.slices
     groups = _expert_groups(config, a) if config.experts == "routed" else config.experts
     return replace(config, topology=ranges, experts=groups, head=replace(config.head, slices=count))
+
+
+def _even_ranges(config: Config, a: Architecture) -> tuple[Range, ...]:
+    """Return as few and as even ranges of layers as fit, with each layer in the range of the cache that it reads."""
+    sizes = _layer_bytes(config, a)
+    ends = joints(a.kinds)
+    units = [sum(sizes[start:end]) for start, end in pairwise(ends)]
+    return tuple((ends[first], ends[last]) for first, last in share_layers(units, MAX_WEIGHT_BYTES - ALIGNMENT))
+
+
+def _parted(config: Config, a: Architecture) -> str:
+    """Return which layer is to read a cache that lies in another part, or ''."""
+    layers = tuple(enumerate(a.kinds))
+    for start, end in config.ranges:
+        for i in (i for i in range(start, end) if a.kinds[i].shares):
+            source = cache_source(layers, i)
+            if source is not None and source < start:
+                fitting = [list(part) for part in _even_ranges(config, a)]
+                why = f"layer {i} reads the cache of layer {source}, which would be in another part"
+                return f"topology: {why}; {fitting} keeps such layers together"
+    return ""
 
 
 def _between_experts(a: Architecture) -> tuple[Range, ...]:
@@ -163,10 +192,15 @@ def misfits(config: Config, a: Architecture) -> list[str]:
         problems += unreachable(vars(config.convert.budget), config.convert.search.forms, whole)
     if a.ends is not None or problems:
         return problems
-    ranges, count, width = config.topology, config.head.slices, a.graph.head_dim
+    if config.convert.calibration and a.graph.per_layer + sum(kind.shares for kind in a.kinds):
+        return [f"convert.calibration: {a.model_type} has layers that can't be run one by one; leave it out"]
+    ranges, count = config.topology, config.head.slices
     if ranges != "auto" and ranges[-1][1] != a.layers:
         return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
-    if width % STATE_WIDTH_MULTIPLE and any(kind.mixer != "conv" for kind in a.kinds):
+    if ranges != "auto" and (problem := _parted(config, a)):
+        return [problem]
+    widths = [a.graph.of(kind).head_dim for kind in a.kinds if kind.mixer != "conv"]
+    for width in (width for width in widths if width % STATE_WIDTH_MULTIPLE):
         return [
             f"head_dim {width}: a key/value state whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the "
             "Neural Engine (rule S8); this model can't be built"
@@ -223,10 +257,13 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     if a.ends is not None:
         return _overweight_encoder(config, a)
     sizes = _layer_bytes(config, a)
-    heaviest = max(range(a.layers), key=sizes.__getitem__)
-    if ALIGNMENT + sizes[heaviest] > MAX_WEIGHT_BYTES:
-        remedy = _fewer_bytes(config)
-        return [_refusal("topology", f"layer {heaviest} alone", ALIGNMENT + sizes[heaviest], remedy)]
+    units = {unit: sum(sizes[slice(*unit)]) for unit in pairwise(joints(a.kinds))}
+    heaviest = max(units, key=units.__getitem__)
+    if ALIGNMENT + units[heaviest] > MAX_WEIGHT_BYTES:
+        first, last = heaviest[0], heaviest[1] - 1
+        block = f"the block of layers {first} to {last}, which share caches,"
+        what = f"layer {first} alone" if first == last else block
+        return [_refusal("topology", what, ALIGNMENT + units[heaviest], _fewer_bytes(config))]
     chosen, fitting = proposed(config, a), proposed(replace(config, topology="auto"), a)
     parts = {f"layers_{start:02d}_{end:02d}": ALIGNMENT + sum(sizes[start:end]) for start, end in chosen.ranges}
     remedy = f"{[list(part) for part in fitting.ranges]} fits"
@@ -407,8 +444,9 @@ def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
 def _operations(part: Part) -> int:
     """Return two operations for each element of a matrix, and of a key and a value in every slot and head."""
     program, numbers = part.blueprint, sum(map(prod, matrices(part.shapes).values()))
-    seen = sum(program.kept(kind.mask) for _, kind in program.layers if kind.mixer != "conv")
-    return 2 * (numbers + 2 * seen * part.graph.heads * part.graph.head_dim)
+    attending = [kind for _, kind in program.layers if kind.mixer != "conv"]
+    seen = sum(program.kept(kind.mask) * part.graph.of(kind).head_dim for kind in attending)
+    return 2 * (numbers + 2 * seen * part.graph.heads)
 
 
 def _share(part: Part, tokens: int) -> float:

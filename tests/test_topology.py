@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from shardmill import config, plan, topology
 from shardmill.convert import stamped
 from shardmill.errors import ConfigError
 from shardmill.forms.recipe import recipe
+from shardmill.models import family
 from shardmill.models.architecture import Architecture, Experts, Graph, LayerSpec
-from shardmill.models.contract import constants
+from shardmill.models.contract import cache_bytes, constants, model_constants, table_constants
 
 PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (LayerSpec(),) * 32, 200064, True, {})
 COMMIT = "0" * 40
@@ -124,6 +126,74 @@ def test_a_state_that_the_neural_engine_does_not_take_is_refused() -> None:
         line = refusal(replace(narrow, kinds=kinds))
         assert line.startswith("head_dim 48: a key/value state whose width is no multiple of 32")
     topology.resolve_topology(settings(), replace(narrow, kinds=(LayerSpec(mixer="conv"),) * 4))
+
+
+TYPES = (["sliding_attention"] * 4 + ["full_attention"]) * 7
+E2B = {
+    "hidden_size": 1536,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 35,
+    "layer_types": TYPES,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 1,
+    "num_kv_shared_layers": 20,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 30.0,
+}
+
+
+def gemma4(**changes: Any) -> Architecture:
+    """Gemma 4 E2B's description, as its published config.json has the numbers, at a context of 2048."""
+    from transformers import AutoConfig
+
+    hf = AutoConfig.for_model("gemma4_text", **E2B | changes)
+    found: Architecture = family("gemma4_text").describe(hf, 2048).architecture
+    return found
+
+
+def test_gemma_4_e2b_has_the_sizes_that_its_publisher_gives() -> None:
+    """All 35 layers fit one program: 1.88 G parameters, beside 0.40 G of the table and 2.35 G of the second one."""
+    a = gemma4()
+    chosen = topology.resolve_topology(settings(), a)
+    assert (chosen.ranges, chosen.slices) == (((0, 35),), 4)
+    layers = sum(n for path, shape in model_constants(a).items() if path.startswith("layers.") for n in [prod(shape)])
+    assert round(layers / 1e9, 2) == 1.88
+    assert {path: prod(shape) for path, shape in table_constants(a).items()} == {
+        "embedding": 262144 * 1536,
+        "per_layer": 262144 * 35 * 256,
+    }
+    (part, *_) = plan.empty_parts(chosen, a)
+    assert cache_bytes(part.blueprint) == 12 * 2 * 2 * 544 * 256 + 3 * 2 * 2 * 2048 * 512
+
+
+@pytest.mark.parametrize(
+    ("topology", "why"),
+    [
+        ([[0, 14], [14, 35]], "layer 15 reads the cache of layer 13, which would be in another part"),
+        ([[0, 15], [15, 35]], "layer 15 reads the cache of layer 13, which would be in another part"),
+        ([[0, 13], [13, 34], [34, 35]], "layer 34 reads the cache of layer 14, which would be in another part"),
+    ],
+)
+def test_layers_stay_in_the_part_of_the_cache_that_they_read(topology: list[list[int]], why: str) -> None:
+    assert refusal(gemma4(), topology=topology) == f"topology: {why}; [[0, 35]] keeps such layers together"
+
+
+def test_parts_before_the_caches_that_are_read_may_be_cut_anywhere() -> None:
+    ranges = [[0, 5], [5, 12], [12, 13], [13, 35]]
+    assert topology.resolve_topology(settings(topology=ranges), gemma4()).ranges == tuple(map(tuple, ranges))
+
+
+def test_layers_that_share_caches_and_are_too_large_together_are_refused() -> None:
+    """E2B's in fp16."""
+    line = refusal(gemma4(), convert={"precision": "fp16"})
+    assert line.startswith("topology: the block of layers 13 to 34, which share caches, holds 2774987200 bytes")
+    assert line.endswith("the limit is 2147483648 (rule W1); INT8 halves them")
+
+
+def test_a_calibration_runs_layers_one_by_one() -> None:
+    text = {"text": "resources/text/parity.txt"}
+    line = refusal(gemma4(), convert={"precision": "int4", "calibration": text})
+    assert line == "convert.calibration: gemma4_text has layers that can't be run one by one; leave it out"
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ class Convert:
     budget: Annotated[Budget | None, Field(description="What `precision: search` keeps to.")] = None
     search: Annotated[Search, Field(description="How `precision: search` goes about it.")] = Search()
     embedding: Annotated[
-        Literal["fp16", "int8"], Field(description="The host's table of tokens; int8 has a scale for each row.")
+        Literal["fp16", "int8"], Field(description="The host's tables of tokens; int8 has a scale for each row.")
     ] = "fp16"
 
     @property

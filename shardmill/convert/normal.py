@@ -3,8 +3,9 @@
 coremltools numbers the values of a whole program and lets layers share constants. It puts operations that depend only
 on the inputs where their results are first used. So a layer's text depends on all layers before it. In normal form,
 operations that depend only on inputs other than the residual stream come first, sorted by depth and name. Every other
-operation belongs to one piece of the program. A piece is a layer with states or caches, or the whole of a head, of a
-group of experts or of an encoder. A piece's operations keep their order. Each operation has separate constants. A name
+operation belongs to one piece of the program. A piece is a layer, or the whole of a head, of a group of experts or of
+an encoder. A layer reads the residual stream that the layer before it leaves, and possibly the cache of an earlier
+layer. A piece's operations keep their order. Each operation has separate constants. A name
 consists of the piece's name, the operation's number in the piece, and the operation's type. Weights, inputs, states and
 outputs keep their names. Values and arithmetic do not change.
 """
@@ -96,7 +97,8 @@ def pieces_of(
 ) -> dict[str, Sequence[Any]]:
     """Return the operations of each piece by its name: of each layer, or of the whole if nothing is kept by layers.
 
-    A layer ends at the last place before the next layer's first weight or state where only one value leads on.
+    A layer ends at the last place before the next layer's first weight or state where only one value leads on, caches
+    aside.
 
     Args:
         steps: operations in order, without constants and without steps that depend on neither stream, state nor weight.
@@ -115,7 +117,7 @@ def pieces_of(
             found = WEIGHT.match(name) if name in weights else STATE.fullmatch(name) if name in states else None
             if found:
                 first.setdefault(int(found[1]), place)
-    joints, indices, ends = list(_joints(steps, stream)), sorted(first), [0]
+    joints, indices, ends = list(_joints(steps, stream, _caches(steps, states))), sorted(first), [0]
     for index in indices[1:]:
         end = 1 + max((place for place in joints if place < first[index]), default=-1)
         if end <= ends[-1]:
@@ -125,9 +127,23 @@ def pieces_of(
     return {f"layer_{index}": steps[start:end] for index, (start, end) in zip(indices, bounds, strict=True)}
 
 
-def _joints(steps: Sequence[Any], stream: str) -> Iterator[int]:
-    """Yield the places of one-result operations after which neither the stream nor an earlier result is read."""
-    last = {name: place for place, step in enumerate(steps) for name in _reads(step)}
+def _caches(steps: Sequence[Any], states: Collection[str]) -> set[str]:
+    """Return the values that are a cache with the new tokens in it; a later layer may read them, too.
+
+    Such a value is what is read from a state or, if the host has the caches, the sum of new rows and of a product with
+    the old cache.
+    """
+    kept = {step.outputs[0].name for step in steps if step.type == "mul" and {*_reads(step)} & {*states}}
+    sums = {step.outputs[0].name for step in steps if step.type == "add" and {*_reads(step)} & kept}
+    return sums | {step.outputs[0].name for step in steps if step.type == "read_state"}
+
+
+def _joints(steps: Sequence[Any], stream: str, caches: Collection[str]) -> Iterator[int]:
+    """Yield the places of one-result operations after which neither the stream nor an earlier result is read.
+
+    Results in `caches` do not count.
+    """
+    last = {name: place for place, step in enumerate(steps) for name in _reads(step) if name not in caches}
     open_until = last[stream]
     for place, step in enumerate(steps):
         if open_until <= place and len(step.outputs) == 1:

@@ -45,9 +45,15 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
         StampError: for a graph that can't be stamped.
     """
     # coremltools optimises across the layers of an encoder, which is therefore converted whole.
-    units = [(kind,) for kind in part.kinds] if part.kind == "layers" else [part.kinds]
+    sources = {i: part.blueprint.source(i) for i, kind in part.blueprint.layers if kind.shares}
+    units = [part.kinds]
+    if part.kind == "layers":  # a layer that reads the cache of another is sampled after such a layer
+        read = {i: part.kinds[source - part.start] for i, source in sources.items()}
+        units = [(read[i], kind) if i in read else (kind,) for i, kind in part.blueprint.layers]
     of_kind = {unit: template(bare(part, unit), quantization, cache) for unit in {*units}}
-    return compose([of_kind[unit] for unit in units], part.start, list(inputs(part.blueprint)), _widths(part))
+    of_kind |= {unit: of_kind[unit].second() for unit in of_kind if part.kind == "layers" and len(unit) > 1}
+    names = list(inputs(part.blueprint))
+    return compose([of_kind[unit] for unit in units], part.start, names, _widths(part), sources)
 
 
 def bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:

@@ -12,9 +12,10 @@ from shardmill.checkpoint.headers import ITEM_BYTES, header_bytes
 from shardmill.convert import blob
 from shardmill.convert.stream import RowRange, Weight, created, stream
 from shardmill.forms.form import FP16, Shape, form
+from shardmill.models.contract import BY_TOKEN
 from shardmill.plan import Part
 
-EMBEDDING, TABLE_DTYPE = "embedding", "F16"
+TABLE_DTYPE = "F16"
 
 
 def write_table(part: Part, source: Path, file: Path, threads: int, name: str = FP16) -> None:
@@ -25,12 +26,12 @@ def write_table(part: Part, source: Path, file: Path, threads: int, name: str = 
         source: the checkpoint's folder.
         file: where the tables go.
         threads: how many threads round.
-        name: the form of the table of tokens, fp16 or int8; int8 has a scale for each row, under PATH.scale.
+        name: the form of the tables of tokens, fp16 or int8; int8 has a scale for each row, under PATH.scale.
 
     Raises:
         CheckpointError: for a value that fp16 can't hold.
     """
-    forms = {tensor.path: name if tensor.path == EMBEDDING else FP16 for tensor in part.tensors}
+    forms = {tensor.path: name if tensor.path in BY_TOKEN else FP16 for tensor in part.tensors}
     entries, end = dict[str, dict[str, Any]](), 0
     for path, dtype, shape in sorted(_held(part, forms), key=lambda held: held[1] != TABLE_DTYPE):  # int8 last: no gap
         start, end = end, end + ITEM_BYTES[dtype] * math.prod(shape)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 from google.protobuf.message import Message
@@ -42,20 +43,28 @@ class Pattern:
     base: Message
     holes: tuple[tuple[Path, str | Extent], ...]
 
-    def stamp(self, index: int, widths: Widths) -> Any:
-        """Return the message for the layer `index` of a model."""
+    def stamp(self, index: int, widths: Widths, source: int | None = None) -> Any:
+        """Return the message for the layer `index` of a model, which may read the cache of the layer `source`."""
         message = copied(self.base)
         for path, hole in self.holes:
             if isinstance(hole, str):
-                _put_value(message, path, _moved(hole, index))
+                _put_value(message, path, _moved(hole, index, source))
             else:
                 _put_value(message, path, hole.factor * widths[hole.width] + hole.plus)
         return message
 
 
-def _moved(name: str, index: int) -> str:
-    """Return a name in a sample as it reads if the sample's first layer has another index."""
-    return MARK.sub(lambda found: str(int(found[0]) - INDEX + index), name)
+def _moved(name: str, index: int, source: int | None) -> str:
+    """Return a name in a sample as it reads if the sample's layers have other indices.
+
+    The first layer has `index`. If there is a `source`, the first layer has that, and the second has `index`.
+    """
+
+    def number(found: re.Match[str]) -> str:
+        at = int(found[0]) - INDEX
+        return str(index + at if source is None else (source, index)[at])
+
+    return MARK.sub(number, name)
 
 
 @dataclass(frozen=True)
@@ -84,9 +93,24 @@ class Template:
     pieces: Mapping[str, tuple[Pattern, ...]]
     inputs: Mapping[str, Feature]
     states: tuple[Feature, ...]
-    held: tuple[Feature, ...]  # inputs that replace states
+    held: tuple[Feature, ...]  # inputs of a layer: those that replace states, and tokens' rows for it
     rows: tuple[Pattern, ...]  # outputs with the new rows of the inputs in `held`
     rest: Pattern
+
+    def second(self) -> Template:
+        """Return what the second layer of a sample adds to a program; it reads the cache of the first."""
+        own = str(INDEX + 1)
+
+        def belongs(feature: Feature) -> bool:
+            return own in feature.taken.base.name
+
+        return replace(
+            self,
+            pieces={name: patterns for name, patterns in self.pieces.items() if own in name},
+            states=tuple(filter(belongs, self.states)),
+            held=tuple(filter(belongs, self.held)),
+            rows=tuple(pattern for pattern in self.rows if own in pattern.base.name),
+        )
 
 
 def fit(a: Sample, b: Sample) -> Template:
@@ -204,7 +228,13 @@ def _put_value(message: Any, path: Path, value: Any) -> None:
         message[last] = value
 
 
-def compose(templates: Sequence[Template], start: int, inputs: Sequence[str], widths: Widths) -> Any:
+def compose(
+    templates: Sequence[Template],
+    start: int,
+    inputs: Sequence[str],
+    widths: Widths,
+    sources: Mapping[int, int] = MappingProxyType({}),
+) -> Any:
     """Return the Model_pb2.Model with one layer for each template; its weights have no place yet.
 
     Args:
@@ -212,17 +242,18 @@ def compose(templates: Sequence[Template], start: int, inputs: Sequence[str], wi
         start: the first layer's index in the model.
         inputs: names of the program's inputs, in order.
         widths: the model's widths.
+        sources: for a layer that reads the cache of another, that layer's index; its template is a `second`.
     """
-    layers = list(zip(templates, range(start, start + len(templates)), strict=True))
+    layers = [(template, index, sources.get(index)) for index, template in enumerate(templates, start)]
     spec = _without_operations(layers, inputs, widths)
     shared: dict[str, SharedOperation] = {}
     weights: dict[str, Any] = {}
     pieces: dict[str, tuple[Any, ...]] = {}
-    for template, index in layers:
+    for template, index, source in layers:
         shared |= template.shared
         weights |= {name: p.stamp(index, widths) for name, p in template.weights.items() if name not in weights}
         for name, patterns in template.pieces.items():
-            pieces[_moved(name, index)] = tuple(pattern.stamp(index, widths) for pattern in patterns)
+            pieces[_moved(name, index, source)] = tuple(p.stamp(index, widths, source) for p in patterns)
     block = main_block(spec)
     block.operations.extend(
         Normal(shared, weights, pieces).operations(spec.description.input[0].name, block.outputs[0])
@@ -231,27 +262,29 @@ def compose(templates: Sequence[Template], start: int, inputs: Sequence[str], wi
     return spec
 
 
-def _without_operations(layers: Sequence[tuple[Template, int]], inputs: Sequence[str], widths: Widths) -> Any:
+def _without_operations(
+    layers: Sequence[tuple[Template, int, int | None]], inputs: Sequence[str], widths: Widths
+) -> Any:
     """Return a model without operations; it has all layers' inputs once, then each layer's states."""
-    (first, start), *_ = layers
+    (first, start, _), *_ = layers
     spec = first.rest.stamp(start, widths)
     block, function, described = main_block(spec), main_function(spec), spec.description
 
-    def take(feature: Feature, index: int, among: Any) -> None:
-        among.append(feature.described.stamp(index, widths))
-        function.inputs.append(feature.taken.stamp(index, widths))
+    def take(feature: Feature, index: int, among: Any, source: int | None = None) -> None:
+        among.append(feature.described.stamp(index, widths, source))
+        function.inputs.append(feature.taken.stamp(index, widths, source))
 
-    known = {name: (feature, index) for template, index in layers for name, feature in template.inputs.items()}
+    known = {name: (feature, index) for template, index, _ in layers for name, feature in template.inputs.items()}
     for name in inputs:
         if not STATE.fullmatch(name):
             take(*known[name], described.input)
-    for template, index in layers:
+    for template, index, source in layers:
         for feature in template.held:
-            take(feature, index, described.input)
+            take(feature, index, described.input, source)
         for pattern in template.rows:
-            described.output.append(pattern.stamp(index, widths))
+            described.output.append(pattern.stamp(index, widths, source))
             block.outputs.append(described.output[-1].name)
-    for template, index in layers:
+    for template, index, source in layers:
         for feature in template.states:
-            take(feature, index, described.state)
+            take(feature, index, described.state, source)
     return spec

@@ -186,5 +186,8 @@ def _forward(linear: nn.Linear, rows: Callable[[], Iterable[Tensor]], x: Tensor)
 
 
 def _linear(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the linear layers in a module, but no subclasses of nn.Linear: they may use the weight in another way."""
-    yield from ((path, each) for path, each in module.named_modules() if type(each) is nn.Linear)
+    """Yield the linear layers in a module, but no subclasses of nn.Linear: they may use the weight in another way.
+
+    A module that is itself such a layer yields none: a call takes its `forward` before the hooks of the call run.
+    """
+    yield from ((path, each) for path, each in module.named_modules() if path and type(each) is nn.Linear)

@@ -77,7 +77,11 @@ def part_case(
     original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
     if part.kind == "experts":
         return _experts_case(part, reference, hidden[part.layer], original, stored.over(original))
-    x, split = hidden[part.start], part.blueprint.ends_in_experts
+    x, split, given = hidden[part.start], part.blueprint.ends_in_experts, dict[str, Floats]()
+    if width := part.graph.per_layer:
+        reference.given(hidden[0], known["rows"])
+        pieces = enumerate(torch.split(known["rows"], width, dim=1))
+        given = {"embedded": hidden[0].numpy(), **{f"p_{i}": rows.numpy() for i, rows in pieces}}
     held = stored.over(original) if split else stored
 
     def exact_end() -> list[Tensor]:
@@ -87,7 +91,7 @@ def part_case(
 
     indices = range(part.start, part.end) if "experts" in known else ()
     routes = {index: known["experts"][index] for index in indices}
-    return Case({"x": x.numpy()}, lambda: _at_end(reference, part, x, held), exact_end, model, routes)
+    return Case({"x": x.numpy()} | given, lambda: _at_end(reference, part, x, held), exact_end, model, routes)
 
 
 def _at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> list[Tensor]:

@@ -120,6 +120,11 @@ def _model(source: Path, kind: str) -> Any:
     return model.eval()
 
 
+def _nothing(shape: torch.Size) -> Callable[[str], Tensor]:
+    """Return a lookup that gives zeros for every name, which take no memory."""
+    return lambda name: torch.zeros(()).expand(shape)
+
+
 @contextmanager
 def _embedded(embed: nn.Module, tokens: Tensor, table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
     """Give a model an embedding table of the tokens that occur; yield the tokens' indices in this table."""
@@ -148,6 +153,7 @@ class Reference:
         self.model = _model(source, "AutoModelForCausalLM")
         self.decoder = self.model.model
         self.often = often
+        self.embedded: tuple[Tensor, Tensor] | None = None  # see `given`
         self.carry, self.origins = carry, _origins(self.model, source)
         for module in self.model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
@@ -155,16 +161,34 @@ class Reference:
 
     @property
     def final_norm(self) -> str:
-        """Return the name of the decoder's last norm: the only child with weights besides embedding and layers."""
-        children: dict[str, Any] = {name: list(child.parameters()) for name, child in self.decoder.named_children()}
-        (found,) = (name for name, own in children.items() if own and name not in ("embed_tokens", "layers"))
-        return found
+        """Return the name of the decoder's last norm: the first child with weights after the layers."""
+        names = [name for name, child in self.decoder.named_children() if name == "layers" or list(child.parameters())]
+        return str(names[names.index("layers") + 1])
+
+    @property
+    def second(self) -> str:
+        """Return the name of the decoder's second table of tokens, which its layers read; '' if it has none."""
+        tables = [name for name, child in self.decoder.named_children() if isinstance(child, nn.Embedding)]
+        return next((name for name in tables if name != "embed_tokens"), "")
+
+    def given(self, embedded: Tensor, rows: Tensor) -> None:
+        """Keep what the tables give for the tokens of hidden states, for a decoder with a second table.
+
+        Args:
+            embedded: the first layer's input, [n, d].
+            rows: the rows of the second table, [n, layers * width], as `run` returns them.
+        """
+        self.embedded = embedded, rows
 
     @torch.no_grad()
     def layers(self, hidden: Tensor, indices: Collection[int], weights: Weights) -> list[Tensor]:
         """Return the outputs of the layers in turn, each [n, d], for inputs [n, d] at positions 0 .. n - 1."""
-        with self._only(indices, hidden, weights) as outputs, replaced(self.decoder, self.final_norm, Unnormed()):
-            self.decoder(inputs_embeds=self._stream(hidden)[None], use_cache=False)
+        with (
+            self._only(indices, hidden, weights) as outputs,
+            replaced(self.decoder, self.final_norm, Unnormed()),
+            self._fed(hidden) as fed,
+        ):
+            self.decoder(**fed, use_cache=False)
         self._give_back()
         return outputs[1:]
 
@@ -186,8 +210,8 @@ class Reference:
             indices: the layers that are still to run.
             into: memory for the head's results, [n, rows] in fp32, so that repeated calls need not allocate it.
         """
-        with self._only(indices, hidden, weights), self._headed(head, weights, into):
-            result: Tensor = self.model(inputs_embeds=self._stream(hidden)[None], use_cache=False).logits[0]
+        with self._only(indices, hidden, weights), self._headed(head, weights, into), self._fed(hidden) as fed:
+            result: Tensor = self.model(**fed, use_cache=False).logits[0]
         self._give_back()
         return result
 
@@ -213,29 +237,58 @@ class Reference:
 
     @torch.no_grad()
     def run(
-        self, tokens: Sequence[int], table: Callable[[Tensor], Tensor], head: Iterable[Tensor], weights: Weights
+        self,
+        tokens: Sequence[int],
+        table: Callable[[Tensor], Tensor],
+        head: Iterable[Tensor],
+        weights: Weights,
+        second: Callable[[Tensor], Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Run a whole forward pass: hidden [layers + 1, n, d], the first layer's input first, and logits [n, vocab].
 
-        For a model with experts, also return experts [layers, n, chosen], the experts' indices, see routed.py.
+        For a model with experts, also return experts [layers, n, chosen], the experts' indices, see routed.py. For a
+        model with a second table of tokens, also return rows [n, layers * width], what the table gives for the tokens.
 
         Args:
             tokens: the n tokens.
             table: returns rows of the embedding table for ids.
             head: the LM head's rows [vocab, d] in blocks, in any float dtype.
             weights: all other weights.
+            second: returns rows of the second table, if the model has one.
         """
-        every = range(len(self.decoder.layers))
+        every, rows = range(len(self.decoder.layers)), list[Tensor]()
         with (
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
             _embedded(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
             routed.observed(self.model) as chosen,
+            ExitStack() as stack,
         ):
+            if second:
+                module = getattr(self.decoder, self.second)
+                stack.enter_context(_embedded(module, torch.tensor([list(tokens)]), second))
+                hook = module.register_forward_hook(lambda module, args, result: rows.append(result[0]))
+                stack.callback(hook.remove)
             logits = self.model(input_ids=places, use_cache=False).logits[0]
         return_heap()
-        found = {"hidden": torch.stack(outputs), "logits": logits}
+        found = {"hidden": torch.stack(outputs), "logits": logits} | ({"rows": rows[0]} if rows else {})
         return found | routed.by_layer(chosen, len(every))
+
+    @contextmanager
+    def _fed(self, hidden: Tensor) -> Iterator[dict[str, Tensor]]:
+        """Yield the arguments of a decoder whose first running layer is fed with hidden states [n, d].
+
+        A decoder with a second table looks tokens up, and its tables answer what was `given`, or zeros.
+        """
+        if not self.second:
+            yield {"inputs_embeds": self._stream(hidden)[None]}
+            return
+        tables = [getattr(self.decoder, name) for name in ("embed_tokens", self.second)]
+        found = self.embedded or [torch.zeros(len(hidden), table.embedding_dim) for table in tables]
+        with ExitStack() as stack:
+            for table, rows in zip(tables, found, strict=True):
+                stack.enter_context(replaced(table, "forward", lambda ids, rows=rows: rows[None]))
+            yield {"input_ids": torch.zeros(1, len(hidden), dtype=torch.long)}
 
     def _stream(self, hidden: Tensor) -> Tensor:
         """Return hidden states without the carried channels."""
@@ -269,8 +322,21 @@ class Reference:
             for i in indices:
                 stack.callback(chosen[i].register_forward_hook(after).remove)
             running = {f"model.layers.{i}.": chosen[i] for i in indices}
+            for name, child in self._beside():
+                if indices:
+                    running[f"model.{name}."] = child
+                else:  # no layer reads what it makes
+                    only = next(child.parameters())
+                    stack.enter_context(loading({f"model.{name}.": child}, {}, _nothing(only.shape), self._give_back))
             stack.enter_context(loading(running, self.origins, weights, self._give_back))
             yield outputs
+
+    def _beside(self) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the decoder's modules with weights that are neither tables, layers nor the last norm, by name."""
+        for name, child in self.decoder.named_children():
+            other = name not in ("layers", self.final_norm) and not isinstance(child, nn.Embedding)
+            if other and list(child.parameters()):
+                yield name, child
 
     def _give_back(self) -> None:
         """Return freed memory to the system, unless layers run too often for that."""

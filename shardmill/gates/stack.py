@@ -26,10 +26,11 @@ from shardmill.gates.reference import Reference
 from shardmill.gates.stored import held_weights, transformers_name
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.host import Floats
+from shardmill.models.contract import PER_LAYER
+from shardmill.models.host import Floats, token_rows
 from shardmill.models.sources import undone
 from shardmill.plan import Part
-from shardmill.runtime.engine import Engine, Table
+from shardmill.runtime.engine import EMBEDDING, Engine, Table
 from shardmill.runtime.program import reused
 
 NEW_TOKENS = 40
@@ -123,15 +124,28 @@ class StoredModel:
     reference: Reference
     weights: Weights
     head: Callable[[], Iterable[Tensor]]  # returns rows [vocab, d] in blocks
-    original: Callable[[Tensor], Tensor]  # returns the checkpoint's embedding rows for rows of the host's table
+    original: Callable[[Tensor, str], Tensor]  # returns the checkpoint's rows for rows of a host's table, by its path
 
-    def logits(self, tokens: Sequence[int], table: Table | Floats) -> Tensor:
-        """Return the model's logits [n, vocab], given the host's table [vocab, d]."""
+    def logits(self, tokens: Sequence[int], table: Table | Floats, rows: Table | Floats | None = None) -> Tensor:
+        """Return the model's logits [n, vocab].
 
-        def rows(ids: Tensor) -> Tensor:
-            return self.original(torch.from_numpy(table[ids.numpy()]).float())
+        Args:
+            tokens: the n tokens.
+            table: the host's table [vocab, d].
+            rows: the host's table of rows for each token and layer, if the model has one, [vocab * layers, P].
+        """
 
-        return self.reference.run(tokens, rows, self.head(), self.weights)["logits"]
+        def embedded(ids: Tensor) -> Tensor:
+            return self.original(torch.from_numpy(table[ids.numpy()]).float(), EMBEDDING)
+
+        def second(ids: Tensor) -> Tensor:
+            assert rows is not None
+            of_layers = token_rows(rows, ids.tolist(), rows.shape[0] // table.shape[0])
+            whole = np.concatenate([one[0, :, :, 0] for one in of_layers.values()])  # [layers * P, n]
+            return self.original(torch.from_numpy(whole.T).float(), PER_LAYER)
+
+        looked_up = None if rows is None else second
+        return self.reference.run(tokens, embedded, self.head(), self.weights, looked_up)["logits"]
 
 
 def stack_parity(
@@ -160,7 +174,7 @@ def program_and_widths(
     """
     with load_programs_as("fp32"):
         engine = load()
-    truth = partial(stored.logits, tokens, engine.table)
+    truth = partial(stored.logits, tokens, engine.table, engine.rows)
     expected = truth()
     probed = probe(stored.reference.model, truth, expected)
     margin = probed.margin
@@ -233,11 +247,12 @@ def stored_model(
     """
     held = [PackageWeights(path, part, prefix) for part, path in packages.values()]
     weights, _ = held_weights(held)
-    (table,) = embedding.tensors
-    vectors = {transformers_name(one, prefix): read_tensor(one, source) for one in table.beside}
+    tables = {table.path: table for table in embedding.tensors}
+    beside = tables[EMBEDDING].beside
+    vectors = {transformers_name(one, prefix): read_tensor(one, source) for one in beside}
 
-    def original(rows: Tensor) -> Tensor:
-        return undone(rows, table.source, list(vectors.values()))
+    def original(rows: Tensor, path: str) -> Tensor:
+        return undone(rows, tables[path].source, list(vectors.values()))
 
     def known(name: str) -> Tensor:
         return vectors[name] if name in vectors else weights(name)

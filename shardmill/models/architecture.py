@@ -8,7 +8,7 @@ pass, while a decoder's layers see a cache. An encoder has `EncoderIO` in place 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardmill.errors import CheckpointError
@@ -76,6 +76,12 @@ class LayerSpec:
     normed: bool = True  # whether its mixer has the norm that the graph puts before it
     ffn: str = "mlp"  # or "experts"
     carries: bool = False  # its router adds the router state of the layer before
+    head_dim: int = 0  # of its heads; 0 stands for the graph's, also in the next two
+    kv_heads: int = 0
+    rope_dim: int = 0
+    wide: int = 1  # its MLP is this many times as wide as the graph's
+    key_is_value: bool = False  # no projection for values, which are the keys before their norm and rotation
+    shares: bool = False  # keeps no cache and reads the cache of an earlier layer, see `cache_source`
 
 
 @dataclass(frozen=True)
@@ -113,6 +119,20 @@ class Graph:
     sinks: bool = False  # a logit for each head that takes its share of the softmax and gives nothing
     residual_scales: bool = False  # (branch + bias) * scale + (stream + bias) * scale, four vectors a branch
     experts: Experts | None = None  # of the layers that have them
+    value_norm: bool = False  # an RMSNorm without gain on each head of the value
+    per_layer: int = 0  # width of a token's row for each layer, from the host's second table; 0 without such a table
+    per_layer_eps: float = 0.0  # of the norm on the token's embedding that is added to such a row
+    layer_scale: bool = False  # the residual stream is multiplied by a number of the checkpoint after each layer
+
+    def of(self, kind: LayerSpec) -> Graph:
+        """Return the graph as a layer of this kind sees it, with the layer's own sizes."""
+        return replace(
+            self,
+            head_dim=kind.head_dim or self.head_dim,
+            kv_heads=kind.kv_heads or self.kv_heads,
+            rope_dim=kind.rope_dim or self.rope_dim,
+            ffn=self.ffn * kind.wide,
+        )
 
     @property
     def group(self) -> int:
@@ -278,6 +298,33 @@ def _outer(prefix: str) -> str:
 def blocks(sources: Sources) -> tuple[TensorSource, ...]:
     """Return the blocks of a constant; most constants have one block."""
     return (sources,) if isinstance(sources, TensorSource) else sources
+
+
+def cache_source(layers: Sequence[tuple[int, LayerSpec]], index: int) -> int | None:
+    """Return the layer whose cache a layer reads; None if `layers` lacks it.
+
+    A layer that does not share reads the cache that it keeps. A layer that shares reads the cache of the last earlier
+    layer with the same mask, rotary table and heads that keeps one.
+
+    Args:
+        layers: consecutive layers by their index in the model.
+        index: one of them.
+    """
+    kinds = dict(layers)
+    wanted = kinds[index]
+    if not wanted.shares:
+        return index
+    alike = replace(wanted, shares=False, wide=1)
+    found = [i for i, kind in layers if i < index and replace(kind, wide=1) == alike]
+    return found[-1] if found else None
+
+
+def joints(kinds: Sequence[LayerSpec]) -> list[int]:
+    """Return the layers at which a part may begin, and the number of layers: no layer shares a cache across these."""
+    layers = tuple(enumerate(kinds))
+    read = [(cache_source(layers, i), i) for i, kind in layers if kind.shares]
+    spans = [(source, reader) for source, reader in read if source is not None]
+    return [at for at in range(len(kinds) + 1) if not any(source < at <= reader for source, reader in spans)]
 
 
 def with_experts(a: Architecture, *, routed: bool) -> Architecture:

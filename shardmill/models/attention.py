@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import GraphSpec, rope_inputs
-from shardmill.models.layer_constants import cca_widths
+from shardmill.models.layer_constants import cca_widths, missing_projections
 from shardmill.models.primitives import (
     RMSNorm,
     UnitNorm,
@@ -44,15 +44,18 @@ class Shared:
         for table in blueprint.ropes:
             cos, sin = (given[name] for name in rope_inputs(table))
             self.ropes[table] = cos.transpose(0, 1), sin.transpose(0, 1)  # each [rope_dim / 2, T]
-        group = blueprint.graph.group
-        self.masks: dict[str, Tensor] = {}
-        for name in blueprint.masks:
+        self.embedded = given.get("embedded")  # the tokens' embedding, [1, d, T, 1]
+        self.row: Tensor | None = None  # the tokens' row for the present layer, [1, P, T, 1]
+        self.cached: tuple[Tensor, ...] = ()  # keys and values that the present layer has read
+        groups = {(kind.mask, blueprint.graph.of(kind).group) for _, kind in blueprint.layers if kind.mixer != "conv"}
+        self.masks: dict[tuple[str, int], Tensor] = {}
+        for name, group in sorted(groups):
             mask = torch.cat([given[name]] * group, dim=2)  # [1, 1, group * T, S]
-            if len(blueprint.masks) > 1:
+            if len(groups) > 1:
                 # torch.jit names a value where it is used first. Without this use, the kind of the first layer would
                 # decide which mask gets which name. Nothing uses the sum, so no program has it.
                 _ = mask + 0
-            self.masks[name] = mask
+            self.masks[name, group] = mask
         # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
         cached = () if blueprint.kind == "encoder" else blueprint.masks
         written = {name: given[name] for name in sorted({blueprint.write_mask(mask) for mask in cached})}
@@ -75,12 +78,16 @@ class Attention(nn.Module):
     def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__()
         self.g, self.kind = g, kind
-        for name in ("qkv_proj",) if g.fused else ("q_proj", "k_proj", "v_proj"):
-            setattr(self, name, projection(weights[f"{path}{name}.weight"], weights.get(f"{path}{name}.bias")))
+        for name in ["qkv"] if g.fused else [one for one in "qkv" if one not in missing_projections(kind)]:
+            role = f"{name}_proj"
+            setattr(self, role, projection(weights[f"{path}{role}.weight"], weights.get(f"{path}{role}.bias")))
         if g.qk_norm:
             axis = 1 if g.qk_norm == "wide" else 2
             self.q_norm = RMSNorm(weights[f"{path}q_norm.weight"], g.rms_norm_eps, axis)
-            self.k_norm = RMSNorm(weights[f"{path}k_norm.weight"], g.rms_norm_eps, axis)
+            if not kind.shares:
+                self.k_norm = RMSNorm(weights[f"{path}k_norm.weight"], g.rms_norm_eps, axis)
+        if g.value_norm and not kind.shares:
+            self.v_norm = RMSNorm(None, g.rms_norm_eps, 2)
         self.sinks = nn.Parameter(weights[f"{path}sinks"].reshape(1, -1, 1, 1), False) if g.sinks else None
         self.o_proj = projection(weights[f"{path}o_proj.weight"], weights.get(f"{path}o_proj.bias"))
 
@@ -91,7 +98,6 @@ class Attention(nn.Module):
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
         """Return the heads' output over the cache, [1, heads * head_dim, T, 1], after the new tokens are written."""
-        g = self.g
         if cache and shared.rows is not None:
             shared.rows += [k, v]
             k, v = (
@@ -102,10 +108,16 @@ class Attention(nn.Module):
             k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
             v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
             k, v = cache
+        shared.cached = k, v
+        return self.attended(q, k, v, shared)
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared) -> Tensor:
+        """Return the heads' output over keys and values, [1, heads * head_dim, T, 1]."""
+        g = self.g
         # Head h = kv * group + g: the query heads of one key/value head are neighbours, so (g, t) is one axis.
         factor = g.attention_scale or g.head_dim**-0.5
         q = scale(q, factor).reshape(1, g.kv_heads, -1, g.head_dim)  # [1, kv_heads, group * T, head_dim]
-        y = attend(q, k, v, shared.masks[self.kind.mask], g.score_cap, self.sinks)
+        y = attend(q, k, v, shared.masks[self.kind.mask, g.group], g.score_cap, self.sinks)
         y = y.reshape(1, g.heads, -1, g.head_dim).transpose(2, 3)  # [1, heads, head_dim, T]
         return y.reshape(1, g.heads * g.head_dim, -1, 1)
 
@@ -126,13 +138,15 @@ class Attention(nn.Module):
         q, k = self.q_proj(x), self.k_proj(x)  # [1, heads * head_dim, T, 1]
         if g.qk_norm == "wide":
             q, k = self.q_norm(q), self.k_norm(k)
+        raw = k
         q, k = q.reshape(1, g.heads, g.head_dim, -1), k.reshape(1, g.kv_heads, g.head_dim, -1)
         if g.qk_norm == "before":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.turn(q, shared), self.turn(k, shared)
         if g.qk_norm == "after":
             q, k = self.q_norm(q), self.k_norm(k)
-        v = self.v_proj(x).reshape(1, g.kv_heads, g.head_dim, -1)
+        v = (raw if self.kind.key_is_value else self.v_proj(x)).reshape(1, g.kv_heads, g.head_dim, -1)
+        v = self.v_norm(v) if g.value_norm else v
         return q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
 
     def turn(self, x: Tensor, shared: Shared) -> Tensor:
@@ -141,6 +155,16 @@ class Attention(nn.Module):
             return x
         cos, sin = shared.ropes[self.kind.rope]
         return rotate(x, cos, sin, (self.g.rope_dim // 2, self.g.head_dim - self.g.rope_dim))
+
+
+class SharingAttention(Attention):
+    """Attention over the cache of an earlier layer, in which the new tokens are already."""
+
+    def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
+        q = self.q_proj(x).reshape(1, self.g.heads, self.g.head_dim, -1)
+        q, (k, v) = self.turn(self.q_norm(q), shared).transpose(2, 3), cache
+        out: Tensor = self.o_proj(self.attended(q, k, v, shared))
+        return out
 
 
 class ConvolvedAttention(Attention):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import XIELU, Graph, LayerSpec
-from shardmill.models.attention import Attention, ConvolvedAttention, Shared
+from shardmill.models.attention import Attention, ConvolvedAttention, Shared, SharingAttention
 from shardmill.models.contract import ORDER, GraphSpec, computed, inputs, new_name, new_rows, states
 from shardmill.models.mixture import ExpertChoice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
@@ -128,12 +128,34 @@ class ResidualScale(nn.Module):
         return branch + add_channels(stream, self.residual_bias) * self.residual_scale
 
 
+class TokenRow(nn.Module):
+    """What a token's row for a layer adds to the stream (transformers, models/gemma4).
+
+    norm(projection(activation(gate(x)) * (projection_norm(model_projection(embedded)) + row))). The model divides the
+    sum in the last factor by the root of 2; here the epsilon of the norm that follows is doubled instead.
+    """
+
+    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+        super().__init__()
+        self.activation = g.activation
+        self.model_projection, self.gate, self.projection = (
+            projection(weights[f"{path}{name}.weight"]) for name in ("model_projection", "gate", "projection")
+        )
+        self.projection_norm = RMSNorm(weights[f"{path}projection_norm.weight"], g.per_layer_eps)
+        self.norm = norm(g, weights, f"{path}norm", 2 * g.rms_norm_eps)
+
+    def forward(self, x: Tensor, shared: Shared) -> Tensor:
+        row = self.projection_norm(self.model_projection(shared.embedded)) + shared.row
+        out: Tensor = self.norm(self.projection(ACTIVATIONS[self.activation](self.gate(x)) * row))
+        return out
+
+
 class Layer(nn.Module):
     """A mixer and a feed-forward block, each a branch of the residual stream, with the norms that the family has."""
 
     def __init__(self, g: Graph, kind: LayerSpec, index: int, weights: Weights) -> None:
         super().__init__()
-        path = f"layers.{index}."
+        path, g = f"layers.{index}.", g.of(kind)
         self.g, self.kind = g, kind
         self.routed = kind.ffn == "experts" and g.experts is not None and g.experts.routed
         self.input_layernorm: nn.Module = nn.Identity()
@@ -142,7 +164,7 @@ class Layer(nn.Module):
         if kind.mixer == "conv":
             self.conv = ShortConv(g, weights, path + "conv.")
         else:
-            mixer = ConvolvedAttention if kind.mixer == "cca" else Attention
+            mixer = ConvolvedAttention if kind.mixer == "cca" else SharingAttention if kind.shares else Attention
             self.self_attn = mixer(g, kind, weights, path + "self_attn.")
         eps = g.rms_norm_eps if g.post_norms else g.stream_eps
         if not g.parallel:
@@ -155,6 +177,10 @@ class Layer(nn.Module):
             if g.pre_norms:
                 self.pre_feedforward_layernorm = norm(g, weights, path + "pre_feedforward_layernorm", g.stream_eps)
             self.post_feedforward_layernorm = norm(g, weights, path + "post_feedforward_layernorm", g.rms_norm_eps)
+        if g.per_layer:
+            self.per_layer = TokenRow(g, weights, path + "per_layer.")
+        if g.layer_scale:
+            self.layer_scale = nn.Parameter(weights[path + "layer_scale"].reshape(1, -1, 1, 1), requires_grad=False)
         if g.outer_norms:
             self.post_feedforward_layernorm = norm(g, weights, path + "post_feedforward_layernorm", g.stream_eps)
         if g.residual_scales:
@@ -192,7 +218,9 @@ class Layer(nn.Module):
         x = x + self.post_attention_layernorm(mixer(y, shared, *states))
         y = self.pre_feedforward_layernorm(x) if self.g.pre_norms else x
         x = x + self.post_feedforward_layernorm(self.feed_forward(y, shared))
-        return x
+        if self.g.per_layer:
+            x = x + self.per_layer(x, shared)
+        return x * self.layer_scale if self.g.layer_scale else x
 
     def scaled(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
         """Return the layer with scaled branches and stream, and its router's state after the stream's channels."""
@@ -220,17 +248,26 @@ class LayersPart(nn.Module):
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
         if self.blueprint.hosted:
             return self.hosted(x, dict(zip(self.names[1:], rest, strict=True)))
-        shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
+        given = dict(zip(self.names[1:], rest, strict=True))
+        shared, seen = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[int, tuple[Tensor, ...]]()
         for i, kind in self.blueprint.layers:
-            x = self.layers[str(i)](x, shared, *(getattr(self, f"{name}_{i}") for name in CACHES[kind.mixer]))
+            shared.row = given.get(f"p_{i}")
+            held = (getattr(self, f"{name}_{i}") for name in CACHES[kind.mixer] if not kind.shares)
+            x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
+            seen[i] = shared.cached
         return x
 
     def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the same where the host gives the caches: the last layer's output, and what is new to each cache."""
         shared, rows = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[str, Tensor]()
+        seen: dict[int, tuple[Tensor, ...]] = {}
         for i, kind in self.blueprint.layers:
-            shared.rows = []
-            x = self.layers[str(i)](x, shared, *(given[f"{name}_{i}"] for name in CACHES[kind.mixer]))
+            shared.rows, shared.row = [], given.get(f"p_{i}")
+            held = (given[f"{name}_{i}"] for name in CACHES[kind.mixer] if not kind.shares)
+            x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
+            seen[i] = shared.cached
+            if kind.shares:
+                continue
             made = {"conv": "c", "attention": "kv", "cca": "ckv"}[kind.mixer]  # in the order in which they are made
             rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
         return (x, *(rows[name] for name in new_rows(self.blueprint)))

@@ -8,6 +8,7 @@ A model is a chain of parts, and a part has a kind:
             attn_mask [1, 1, T, S], attn_mask_sliding [1, 1, T, W]
             kv_write_mask [1, 1, S, T], kv_write_mask_sliding [1, 1, W, T]
             conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
+            embedded [1, d, T, 1], p_i [1, P, T, 1]
     experts x [1, d, T, 1], weights [1, experts, T, 1]                  none                 hidden [1, d, T, 1]
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
     encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
@@ -26,6 +27,12 @@ follow, each with some of that layer's experts, in order. Such a part takes z as
 It returns what these experts add to the stream, including every multiplier of the branch. The host adds the outputs of
 these parts to the stream and hands the stream to the next part of layers. It need not call a part if no token of the
 pass takes one of its experts.
+
+A layer may share: then it has no cache and reads the keys and values of an earlier layer of its part. Layers may have
+heads of different sizes, and so may their caches and rotary rows.
+
+A model may have a second table with a row of P numbers for each token and layer. Its parts of layers then take p_i, the
+tokens' rows for layer i, and `embedded`, which is the first part's x: the tokens' rows of the embedding.
 
 An encoder has one part of kind "encoder" for each bucket, a number of tokens. In this part T is the bucket, and the
 tokens see one another through the masks.
@@ -51,7 +58,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from shardmill.models.architecture import SLIDING_MASK, Architecture, EncoderIO, Graph, LayerSpec
+from shardmill.errors import ShardmillError
+from shardmill.models.architecture import SLIDING_MASK, Architecture, EncoderIO, Graph, LayerSpec, cache_source
 from shardmill.models.layer_constants import (
     Shape,
     cca_widths,
@@ -67,6 +75,8 @@ CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
 ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
+PER_LAYER = "per_layer"  # the host's table of rows for each token and layer
+BY_TOKEN = ("embedding", PER_LAYER)  # the host's tables with rows for each token; they may be stored in int8
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
 
@@ -118,6 +128,17 @@ class GraphSpec:
         ends = self.kind == "layers" and bool(self.layers) and self.layers[-1][1].ffn == "experts"
         return ends and experts is not None and experts.routed
 
+    def source(self, index: int) -> int:
+        """Return the layer whose cache a layer reads, itself or an earlier one of the part.
+
+        Raises:
+            ShardmillError: if no layer of the part has that cache.
+        """
+        found = cache_source(self.layers, index)
+        if found is None:
+            raise ShardmillError(f"layer {index} reads the cache of a layer that is not in its part")
+        return found
+
     @property
     def convolves(self) -> bool:
         """Return whether any layer has convolutions."""
@@ -154,14 +175,21 @@ def inputs(blueprint: GraphSpec) -> dict[str, Shape]:
     found: dict[str, Shape] = {"x": (1, g.hidden + g.carry, T, 1)}
     for name in blueprint.ropes:
         cos, sin = rope_inputs(name)
-        found |= {cos: (T, g.rope_dim // 2), sin: (T, g.rope_dim // 2)}
+        half = next(g.of(kind).rope_dim for _, kind in blueprint.layers if kind.rope == name) // 2
+        found |= {cos: (T, half), sin: (T, half)}
     found |= {name: (1, 1, T, blueprint.kept(name)) for name in blueprint.masks}
     if blueprint.kind == "encoder":
         return found
     found |= {blueprint.write_mask(name): (1, 1, blueprint.kept(name), T) for name in blueprint.masks}
     if blueprint.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
-    return found | (caches(blueprint) if blueprint.hosted else {})
+    if g.per_layer:
+        found["embedded"] = (1, g.hidden, T, 1)
+    kept = caches(blueprint) if blueprint.hosted else {}
+    for i, _ in blueprint.layers:
+        found |= {name: shape for name, shape in kept.items() if name.endswith(f"_{i}")}
+        found |= {f"p_{i}": (1, g.per_layer, T, 1)} if g.per_layer else {}
+    return found
 
 
 def rope_inputs(table: str) -> tuple[str, str]:
@@ -200,8 +228,9 @@ def caches(blueprint: GraphSpec) -> dict[str, Shape]:
     g = blueprint.graph
     found: dict[str, Shape] = {}
     for i, kind in () if blueprint.kind == "encoder" else blueprint.layers:
-        if kind.mixer != "conv":
-            found |= {f"{name}_{i}": (1, g.kv_heads, blueprint.kept(kind.mask), g.head_dim) for name in "kv"}
+        if kind.mixer != "conv" and not kind.shares:
+            own = g.of(kind)
+            found |= {f"{name}_{i}": (1, own.kv_heads, blueprint.kept(kind.mask), own.head_dim) for name in "kv"}
         if kind.mixer != "attention":
             found[f"c_{i}"] = (1, 1, g.hidden if kind.mixer == "conv" else sum(cca_widths(g)), RING)
     return found
@@ -253,10 +282,11 @@ def whole_blueprint(a: Architecture) -> GraphSpec:
 
 
 def table_constants(a: Architecture) -> dict[str, Shape]:
-    """Return the host's tables by path, with their shapes."""
+    """Return the host's tables by path, with their shapes; row `token * layers + i` of PER_LAYER is for layer i."""
     found: dict[str, Shape] = {"embedding": (a.vocab, a.graph.hidden)}
     named = {"positions": a.positions, "types": a.types}
-    return found | {path: (rows, a.graph.hidden) for path, rows in named.items() if rows}
+    found |= {path: (rows, a.graph.hidden) for path, rows in named.items() if rows}
+    return found | ({PER_LAYER: (a.vocab * a.layers, a.graph.per_layer)} if a.graph.per_layer else {})
 
 
 def model_constants(a: Architecture) -> dict[str, Shape]:

@@ -119,6 +119,8 @@ def decoder(
     tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
     graph = _graph(config, tables, **options)
     layers = tuple(kinds) if kinds is not None else (LayerSpec(),) * config.num_hidden_layers
+    for kind in dict.fromkeys(layers):
+        check_heads(graph.of(kind))
     architecture = Architecture(
         model_type=config.model_type,
         graph=graph,
@@ -135,22 +137,27 @@ def decoder(
 
 
 def _graph(
-    config: Any, tables: Mapping[str, Any], *, ffn: int | None = None, rms_norm_eps: float | None = None, **options: Any
+    config: Any,
+    tables: Mapping[str, Any],
+    *,
+    ffn: int | None = None,
+    rms_norm_eps: float | None = None,
+    head_dim: int | None = None,
+    kv_heads: int | None = None,
+    **options: Any,
 ) -> Graph:
     """Return the options of the programs' graph; options that a family leaves out come from the config."""
-    graph = Graph(
+    return Graph(
         hidden=config.hidden_size,
         heads=config.num_attention_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        kv_heads=kv_heads or getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=head_dim or getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         rope_dim=max((table.dim for table in tables.values()), default=0),
         ffn=ffn or config.intermediate_size,
         rms_norm_eps=rms_norm_eps or config.rms_norm_eps,
         activation=options.pop("activation", None) or activation(config, "hidden_act"),
         **options,
     )
-    check_heads(graph)
-    return graph
 
 
 def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> dict[str, Sources]:

@@ -150,6 +150,18 @@ class KVLayout:
         return {"conv_write_mask": write, "conv_read_mask": read}
 
 
+def token_rows(table: Any, tokens: Sequence[int], layers: int) -> dict[str, Floats]:
+    """Return the tokens' rows for each layer by the names of inputs: p_i [1, P, T, 1].
+
+    Args:
+        table: the host's table of rows for each token and layer, [vocab * layers, P].
+        tokens: the tokens of a pass.
+        layers: layers of the model.
+    """
+    rows = table[np.asarray(tokens)[:, None] * layers + np.arange(layers)]  # [T, layers, P]
+    return {f"p_{i}": rows[:, i].T[None, :, :, None] for i in range(layers)}
+
+
 def rope_rows(rope: Mapping[str, Any], positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
     """Return cos and sin of these positions, [T, rope_dim / 2], for positions of any size.
 

@@ -26,7 +26,8 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     A matrix of two axes is a convolution's, which INT8 quantises. A matrix of three axes, such as a router's or a
     grouped convolution's, is a factor of a matrix product: it stays in fp16.
     """
-    mixer = {"conv": _convolution, "attention": _attention, "cca": _cca}[kind.mixer](g)
+    g = g.of(kind)
+    mixer = _attention(g, kind) if kind.mixer == "attention" else {"conv": _convolution, "cca": _cca}[kind.mixer](g)
     ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
     first = norm_constants("input_layernorm", g) if kind.normed else {}
     second, last = norm_constants("post_attention_layernorm", g), norm_constants("post_feedforward_layernorm", g)
@@ -41,7 +42,8 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
         return {**first, **mixer, **second, **ffn}
     before = norm_constants("pre_feedforward_layernorm", g) if g.pre_norms else {}
     start = first if g.pre_norms else {}
-    return {**start, **mixer, **second, **before, **ffn, **last}
+    scale: dict[str, Shape] = {"layer_scale": (g.hidden,)} if g.layer_scale else {}
+    return {**start, **mixer, **second, **before, **ffn, **last, **_per_layer(g), **scale}
 
 
 def mixer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
@@ -84,17 +86,38 @@ def _residual(path: str, g: Graph) -> dict[str, Shape]:
     return {f"{path}.{name}": (g.hidden,) for name in names}
 
 
-def _attention(g: Graph) -> dict[str, Shape]:
+def _per_layer(g: Graph) -> dict[str, Shape]:
+    """Return the weights that bring a token's row for the layer into the stream."""
+    if not g.per_layer:
+        return {}
+    p = "per_layer."
+    return {
+        **projection_constants(f"{p}model_projection", g.per_layer, g.hidden, False),
+        f"{p}projection_norm.weight": (g.per_layer,),
+        **projection_constants(f"{p}gate", g.per_layer, g.hidden, False),
+        **projection_constants(f"{p}projection", g.hidden, g.per_layer, False),
+        **norm_constants(f"{p}norm", g),
+    }
+
+
+def _attention(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     q, kv, p = g.heads * g.head_dim, g.kv_heads * g.head_dim, "self_attn."
     rows = {"qkv": q + 2 * kv} if g.fused else {"q": q, "k": kv, "v": kv}
+    rows = {name: rows[name] for name in rows if name not in missing_projections(kind)}
     found: dict[str, Shape] = {}
     for name, count in rows.items():
         found |= projection_constants(f"{p}{name}_proj", count, g.hidden, g.qkv_bias)
     if g.qk_norm:
         widths = (q, kv) if g.qk_norm == "wide" else (g.head_dim, g.head_dim)
-        found |= {f"{p}q_norm.weight": widths[:1], f"{p}k_norm.weight": widths[1:]}
+        found |= {f"{p}q_norm.weight": widths[:1]}
+        found |= {} if kind.shares else {f"{p}k_norm.weight": widths[1:]}
     sinks: dict[str, Shape] = {f"{p}sinks": (g.heads,)} if g.sinks else {}
     return found | sinks | projection_constants(f"{p}o_proj", g.hidden, q, g.o_bias)
+
+
+def missing_projections(kind: LayerSpec) -> str:
+    """Return which of the projections q, k and v an attention layer lacks."""
+    return "kv" if kind.shares else "v" if kind.key_is_value else ""
 
 
 def _cca(g: Graph) -> dict[str, Shape]:

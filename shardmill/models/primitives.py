@@ -33,15 +33,18 @@ FACTOR_TOLERANCE = 1e-3  # how far a product of two fp16 numbers may be off
 class RMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * weight over one axis, by default the channels, within the range of fp16.
 
+    Without a weight the last factor is left out.
+
     The square of an activation over 256 overflows fp16, so x is first divided by its largest magnitude m; the mean of
     the squares then lies in 1/channels .. 1, and eps is divided by m^2 to keep the result exactly RMSNorm's. Spelled
     in operations that were measured on the Neural Engine, hence no abs, no clip and no reciprocal.
     """
 
-    def __init__(self, weight: Tensor, eps: float, axis: int = 1) -> None:
+    def __init__(self, weight: Tensor | None, eps: float, axis: int = 1) -> None:
         super().__init__()
         shape = [-1 if i == axis else 1 for i in range(4)]
-        self.axis, self.weight = axis, nn.Parameter(weight.reshape(shape), requires_grad=False)
+        self.axis = axis
+        self.weight = None if weight is None else nn.Parameter(weight.reshape(shape), requires_grad=False)
         self.floor: Tensor
         self.root_eps: Tensor
         root_eps, *self.factors = fp16_factors(math.sqrt(eps), EPS_TOLERANCE)
@@ -55,7 +58,8 @@ class RMSNorm(nn.Module):
         y, e = x / largest, self.root_eps / largest
         for factor in self.factors:
             e = e * factor
-        return y * torch.rsqrt((y * y).mean(dim=axis, keepdim=True) + e * e) * self.weight
+        y = y * torch.rsqrt((y * y).mean(dim=axis, keepdim=True) + e * e)
+        return y if self.weight is None else y * self.weight
 
 
 class UnitNorm(nn.Module):

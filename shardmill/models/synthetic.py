@@ -28,7 +28,7 @@ from shardmill.errors import CheckpointError
 from shardmill.files import replacing, write_json
 from shardmill.models import DECODER, ENCODER, family, supported, type_fault
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks
-from shardmill.models.contract import model_constants, table_constants
+from shardmill.models.contract import PER_LAYER, model_constants, table_constants
 from shardmill.models.hf_config import model_description
 
 MAX_FILE_BYTES = 5_000_000_000
@@ -170,6 +170,8 @@ def _recipe(
     name = source.tensor
     if path in ("embedding", "positions", "types", "lm_head.weight"):
         return SyntheticRecipe(name, shape, NormalWeights(0.0, table), NormalWeights(0.0, LOUD_STREAM * table))
+    if path == PER_LAYER:
+        return _plain(name, shape, table)
     if path.endswith("norm.weight"):
         usual, loud = NormalWeights(1.0 - source.add, 0.1), NormalWeights(LOUD_NORM - source.add, 0.02)
         return SyntheticRecipe(name, shape, usual, loud if shape[0] == hidden else usual)

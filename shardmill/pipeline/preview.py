@@ -14,9 +14,9 @@ from pathlib import Path
 from shardmill.checkpoint.headers import check_tensors, read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.forms.form import stored_bytes
+from shardmill.forms.form import FP16, stored_bytes
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
-from shardmill.models.contract import cache_bytes, table_constants
+from shardmill.models.contract import BY_TOKEN, PER_LAYER, cache_bytes, table_constants
 from shardmill.models.interface import FIXED
 from shardmill.pipeline.resolve import describe
 from shardmill.pipeline.snakefile import file_problems
@@ -91,6 +91,8 @@ class Preview:
         weight_file_limit: bytes that the weight file of a program may have.
         programs: in the order of a pass, which runs each program once.
         table_bytes: of the host's embedding table.
+        rows_bytes: of the host's table of rows for each token and layer; 0 if the model has none.
+        row_bytes: of such rows for one token, which is all that a pass reads of that table.
         weight_bytes: of all programs.
         state_bytes: of all programs.
         bytes_per_token: bytes that a pass of one token reads: all weights and states, without the groups of experts
@@ -122,6 +124,8 @@ class Preview:
     weight_file_limit: int
     programs: tuple[PlannedProgram, ...]
     table_bytes: int
+    rows_bytes: int
+    row_bytes: int
     weight_bytes: int
     state_bytes: int
     bytes_per_token: int
@@ -151,6 +155,10 @@ def preview(config: Config) -> Preview:
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
     each = pass_traffic(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), weights + kept)
+    tables = {
+        path: stored_bytes(config.convert.embedding if path in BY_TOKEN else FP16, shape)
+        for path, shape in table_constants(a).items()
+    }
     fault = _tensor_fault(config, model)
     unpooled = _read_out_fault(config, model)
     return Preview(
@@ -174,10 +182,9 @@ def preview(config: Config) -> Preview:
         windows=_windows(a, chosen.sizes),
         weight_file_limit=MAX_WEIGHT_BYTES,
         programs=tuple(programs),
-        table_bytes=sum(
-            stored_bytes(config.convert.embedding if path == "embedding" else "fp16", shape)
-            for path, shape in table_constants(a).items()
-        ),
+        table_bytes=sum(size for path, size in tables.items() if path != PER_LAYER),
+        rows_bytes=tables.get(PER_LAYER, 0),
+        row_bytes=tables.get(PER_LAYER, 0) // a.vocab,
         weight_bytes=weights,
         state_bytes=kept,
         bytes_per_token=max(p.weight_bytes for p in programs) if a.ends else expected,

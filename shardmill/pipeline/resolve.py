@@ -174,7 +174,11 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
     sizes = {part.name: part_sizes(part, part.parameters) for part in programs}
     sizes[table.name] = part_sizes(table, list(map(prod, table_constants(a).values())))
     return {
-        "architecture": {"layers": a.layers, "vocab": a.vocab, "graph": {"experts": a.graph.experts is not None}},
+        "architecture": {
+            "layers": a.layers,
+            "vocab": a.vocab,
+            "graph": {"experts": a.graph.experts is not None, "per_layer": a.graph.per_layer},
+        },
         "item_bytes": 2,
         "buckets": resolved.sizes,
         "parts": [{"name": part.name, "kind": part.kind, **sizes[part.name]} for part in (*programs, table)],

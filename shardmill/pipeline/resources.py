@@ -208,7 +208,11 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     own = rows[part] if part else {"parameters": 0, "largest_tensor": largest, "expanded": every}
     layers = sum(row["parameters"] for row in rows.values() if row["kind"] in ("layers", "experts"))
     layers += max((row["parameters"] for row in rows.values() if row["kind"] == "encoder"), default=0)  # each has all
-    table = rows["embedding"]["parameters"]
+    shape = plan["architecture"]
+    looked_up = (
+        shape["vocab"] * shape["layers"] * shape["graph"].get("per_layer", 0)
+    )  # mapped: only what is read counts
+    table = rows["embedding"]["parameters"] - looked_up
     layer = layers / plan["architecture"]["layers"] / MILLION
     encoders = [name for name, row in rows.items() if row["kind"] == "encoder"]
     buckets = dict(zip(encoders, plan.get("buckets") or (), strict=True))
@@ -217,7 +221,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
         largest=own["largest_tensor"] / MILLION,
         layer=layer,
         whole=layer if encoders or plan["architecture"]["graph"]["experts"] else 0.0,
-        model=(sum(row["parameters"] for row in rows.values()) - table) / MILLION,
+        model=(sum(row["parameters"] for row in rows.values()) - table - looked_up) / MILLION,
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,
         logits=positions * plan["architecture"]["vocab"] / MILLION,

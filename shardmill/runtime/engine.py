@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
-from shardmill.models.host import Floats, KVLayout, apart, bucket_for, columns, encoder_arrays
+from shardmill.models.contract import PER_LAYER
+from shardmill.models.host import Floats, KVLayout, apart, bucket_for, columns, encoder_arrays, token_rows
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.manifest import ENCODER, lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
@@ -92,7 +93,9 @@ class Engine:
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.verify = verify_width(manifest)
         self.tokens_max: int = manifest["tokens_max"]
-        self.table = read_tables(root / manifest["embedding"]["path"])[EMBEDDING]  # [vocab, d]
+        tables = read_tables(root / manifest["embedding"]["path"])
+        self.table = tables[EMBEDDING]  # [vocab, d]
+        self.rows = tables.get(PER_LAYER)  # [vocab * layers, P]
         self.host = KVLayout(manifest)
         self.host.resize(self.lengths[0])
         # Channels that a token carries beside the residual stream: the first part's x has them, the table does not.
@@ -172,6 +175,8 @@ class Engine:
         if max(slots) >= self.host.length:
             self.fit(max(slots) + 1)
         given = self.host.arrays(slots, positions)
+        if self.rows is not None:
+            given |= {"embedded": x, **token_rows(self.rows, tokens, self.rows.shape[0] // self.vocab)}
         for part in self.layers:
             width, given["x"] = x.shape[1], x
             hidden = part.program({name: given[name] for name in part.inputs})

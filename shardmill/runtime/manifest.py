@@ -46,6 +46,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "experts": lambda content: any(part["kind"] == "experts" for part in content["parts"]),
     "rings": lambda content: bool(content.get("window_slots")),
     "conv": lambda content: bool(content.get("conv_taps")),
+    "per-layer": lambda content: any("embedded" in part["inputs"] for part in content["parts"]),
     "int8-table": lambda content: content["embedding"].get("form") == "int8",
     "causal": lambda content: bool(content.get("causal")),
     "dense": lambda content: "dense" in content,

@@ -20,6 +20,7 @@ from shardmill.convert import sample
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.gates.weights import PackageWeights
+from shardmill.models.interface import GRAPH, HOST, EntryPoints
 from shardmill.plan import Part
 
 from .small import layers_part
@@ -40,6 +41,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "apertus": ({"num_hidden_layers": 3}, 3, 1),
     "cohere2": ({}, 4, 2),
     "gemma3_text": ({}, 4, 2),
+    "gemma4_unified_text": ({}, 4, 2),
     "gpt_oss": (TWO, 4, 2),
     "lfm2": ({}, 4, 2),
     "lfm2_moe": ({}, 4, 3),
@@ -107,6 +109,20 @@ def test_any_sequence_of_kinds_is_plain_coremltools_byte_for_byte(
     source = folder / name
     convert_plain(part, source, quantization, tmp_path / "plain.mlpackage")
     convert_stamped(part, source, quantization, tmp_path / "stamped.mlpackage", templates.FOLDER)
+    assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", [GRAPH, HOST])
+def test_layers_that_read_the_cache_of_another_are_plain_coremltools_byte_for_byte(
+    state: str, folder: Path, tmp_path: Path
+) -> None:
+    """Each kind of layer reads the cache of the last of its kind before it, with other layers between them."""
+    source = write_tiny("gemma4_text", folder / f"gemma4-{state}")
+    part = replace(layers_part(source, 2, 8), calls=EntryPoints(state=state))
+    assert [part.blueprint.source(i) for i in range(2, 8)] == [2, 3, 3, 2, 3, 2]
+    convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
+    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 

@@ -40,7 +40,9 @@ def known(source: Path, carried: int = 0, prefix: str = "model.") -> dict[str, T
     weights = reference.checkpoint_weights(source, prefix)
     table = weights("model.embed_tokens.weight")
     witness = reference.Reference(source, tiny.CONTEXT, carried)
-    return witness.run(text(source), lambda ids: table[ids], [table], weights)
+    rows = weights(f"model.{witness.second}.weight") if witness.second else None
+    looked_up = None if rows is None else rows.__getitem__
+    return witness.run(text(source), lambda ids: table[ids], [table], weights, looked_up)
 
 
 @cache
@@ -54,7 +56,8 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     piece, program = build.parts[name], package or build.packages[name]
     stored, states = PackageWeights(program, piece), dict(known(build.source, carried_channels(build.plan)))
     if piece.kind != "head":
-        states = {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
+        rows = {"rows": states["rows"][:POSITIONS]} if "rows" in states else {}
+        states = rows | {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
     return judge(name, measurements(program, piece, build.plan, states, build.source, stored, in_int8(piece)))
 
 

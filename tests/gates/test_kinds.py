@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import tiny
 from convert.small import write_family
+from models.tiny_families import write_tiny
 
 from shardmill.gates.nonfinite import audit_values
 from shardmill.machine import load_programs_as
 from shardmill.models import host
+from shardmill.runtime import engine
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
@@ -60,6 +62,38 @@ def test_a_sound_stack_passes(mixed: tiny.Build) -> None:
     rows = {row["name"]: row for row in judged.whole(mixed)}
     assert {"program_error", "rejected_draft_error", "speculation_mismatches", "kl"} <= set(rows)
     assert all(row["passed"] for row in rows.values())
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+    """Rows for each token and layer, and layers that share caches, all in the second part."""
+    folder = tmp_path_factory.mktemp("gemma4")
+    source = tiny.fetched(write_tiny("gemma4_text", folder / "checkpoint"), folder / "source")
+    return tiny.converted(source, folder, topology=[[0, 2], [2, 8]], head={"slices": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layers_00_02", "layers_02_08", "head_0"])
+def test_a_sound_part_with_rows_of_a_second_table_passes(gemma4: tiny.Build, name: str) -> None:
+    assert all(row["passed"] for row in judged.part(gemma4, name))
+
+
+@pytest.mark.slow
+def test_a_sound_stack_with_rows_of_a_second_table_passes(gemma4: tiny.Build) -> None:
+    assert all(row["passed"] for row in judged.whole(gemma4))
+
+
+@pytest.mark.slow
+def test_rows_of_another_layer(gemma4: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = engine.token_rows
+
+    def shifted(*given: Any) -> dict[str, Any]:
+        rows = real(*given)
+        return {f"p_{(i + 1) % len(rows)}": rows[f"p_{i}"] for i in range(len(rows))}
+
+    monkeypatch.setattr(engine, "token_rows", shifted)
+    with caught("program_error"):
+        judged.whole(gemma4)
 
 
 def test_a_window_off_by_one(gemma: tiny.Build) -> None:

@@ -295,6 +295,36 @@ def granitemoehybrid(draw: Draw, layers: int) -> dict[str, Any]:
     }
 
 
+def gemma4_text(draw: Draw, layers: int) -> dict[str, Any]:
+    """Any order of layers, of which any last ones share caches; rows of a second table or none; keys as values."""
+    layers = draw(st.integers(2, 6))
+    types = [*layer_types(draw, layers - 1, "sliding_attention", "full_attention"), "full_attention"]
+    shares = draw(st.integers(0, layers - 1))
+    own, last = types[: layers - shares], types[layers - shares :]
+    shares = shares if shares and set(own) == set(types) and last else 0  # transformers wants sources of all types
+    return gemma4_unified_text(draw, layers) | {
+        "num_hidden_layers": layers,
+        "layer_types": types,
+        "num_kv_shared_layers": shares,
+        "use_double_wide_mlp": draw(st.booleans()),
+        "hidden_size_per_layer_input": 16 if shares else draw(st.sampled_from([0, 16])),
+    }
+
+
+def gemma4_unified_text(draw: Draw, layers: int) -> dict[str, Any]:
+    """Heads of two widths, windows, a cap, biases, and keys that are values; the last layer is a full one."""
+    types = [*layer_types(draw, layers - 1, "sliding_attention", "full_attention"), "full_attention"]
+    return {
+        "layer_types": types,
+        "global_head_dim": draw(st.sampled_from([16, 64])),
+        "sliding_window": draw(WINDOWS),
+        "attention_k_eq_v": draw(st.booleans()),
+        "num_global_key_value_heads": draw(st.sampled_from([None, 1])),
+        "final_logit_softcapping": draw(st.sampled_from([None, 3.0])),
+        "attention_bias": draw(st.booleans()),
+    }
+
+
 OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "apertus": olmo2,
     "cohere2": cohere2,
@@ -303,6 +333,10 @@ OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
     "gemma3_text": gemma3_text,
+    "gemma4": gemma4_text,
+    "gemma4_text": gemma4_text,
+    "gemma4_unified": gemma4_unified_text,
+    "gemma4_unified_text": gemma4_unified_text,
     "glm4": glm4,
     "gpt_oss": gpt_oss,
     "granite": granite,

@@ -11,14 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shardmill import plan
 from shardmill.checkpoint.headers import TensorInfo, check_tensors
 from shardmill.errors import CheckpointError
 from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.models import blocks as graph_blocks
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, Graph, LayerSpec, ModelDescription, TensorSource, blocks
-from shardmill.models.contract import RING
+from shardmill.models.attention import Attention
+from shardmill.models.blocks import Layer, TokenRow
+from shardmill.models.contract import RING, GraphSpec
 from shardmill.models.host import Floats, KVLayout
 
 from . import tiny_families as tiny
@@ -110,6 +115,19 @@ def rope_scale(table: str, scale: float) -> Mutation:
     return changed
 
 
+def partial_rope(width: int, turning: int) -> Mutation:
+    """Rotate full layers by frequencies of `turning` dimensions, the first of `width`."""
+
+    def changed(model: ModelDescription) -> ModelDescription:
+        a = model.architecture
+        inv_freq = (*(1e6 ** (-2 * i / turning) for i in range(turning // 2)), *[0.0] * ((width - turning) // 2))
+        ropes = {**a.ropes, ROPE: replace(a.ropes[ROPE], inv_freq=inv_freq)}
+        moved = kinds(lambda kind: replace(kind, rope_dim=width) if kind.rope == ROPE else kind)(model)
+        return replace(moved, architecture=replace(moved.architecture, ropes=ropes))
+
+    return changed
+
+
 def in_turn(model: ModelDescription) -> ModelDescription:
     """The second branch reads what the first one has added to, by the same norm."""
     first = {path: source for path, source in model.sources.items() if ".input_layernorm." in path}
@@ -144,6 +162,20 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
     "llama: no bias in the MLP": ("llama", graph(mlp_bias=False)),
     "llama: gate and up exchanged": ("llama", swapped("gate_proj.weight", "up_proj.weight")),
     "lfm2: taps in reverse": ("lfm2", swapped("tap_0", "tap_2")),
+    "gemma4: values not normed": ("gemma4_text", graph(value_norm=False)),
+    "gemma4: scores by head_dim": ("gemma4_text", graph(attention_scale=0.0)),
+    "gemma4: gains of 1 + weight": ("gemma4_text", sources("norm.weight", add=1.0)),
+    "gemma4: logits not capped": ("gemma4_text", graph(logit_cap=0.0)),
+    "gemma4: embedding not scaled": ("gemma4_text", sources("embedding", times=1.0)),
+    "gemma4: rows for layers not scaled": ("gemma4_text", sources("per_layer", times=1.0)),
+    "gemma4: the first layer's projection in all": (
+        "gemma4_text",
+        sources("per_layer.model_projection.weight", rows=(0, 16, 1)),
+    ),
+    "gemma4: projected embedding not divided": ("gemma4_text", graph(per_layer_eps=1e-3)),
+    "gemma4: no number after a layer": ("gemma4_text", graph(layer_scale=False)),
+    "gemma4: a contiguous quarter turns": ("gemma4_text", partial_rope(16, 16)),
+    "gemma4: the quarter's own frequencies": ("gemma4_text", partial_rope(64, 16)),
     **{
         f"{name}: halves turn": (name, in_checkpoint_order("_proj.weight"))
         for name in ("cohere2", "ernie4_5", "glm4", "helium")
@@ -175,7 +207,7 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
     **{f"{name}: another epsilon": (name, graph(rms_norm_eps=1e-5)) for name in ("cohere2", "nemotron", "stablelm")},
     **{
         f"{name}: window {by:+d}": (name, window(by))
-        for name in ("cohere2", "exaone4", "gemma2", "gemma3_text", "mistral", "olmo3", "qwen3")
+        for name in ("cohere2", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "mistral", "olmo3", "qwen3")
         for by in (-1, 1)
     },
 }
@@ -199,6 +231,85 @@ def test_an_epsilon_that_is_not_scaled_with_the_stream_is_found_out(
 ) -> None:
     """ANEMLL leaves it out; it is 64 times too large then."""
     monkeypatch.setattr(Graph, "stream_eps", property(lambda self: self.rms_norm_eps))
+    assert error(model_type) > LIMIT
+
+
+def patched(owner: Any, name: str, change: Callable[[Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Another function or method in the place of one, which `change` gets."""
+    return lambda patch: patch.setattr(owner, name, change(getattr(owner, name)))
+
+
+def first_source(_: Any) -> Any:
+    """A layer that shares reads the first cache of its kind, not the last."""
+
+    def source(self: GraphSpec, index: int) -> int:
+        kinds = dict(self.layers)
+        alike = replace(kinds[index], shares=False, wide=1)
+        return next(i for i, kind in self.layers if kind == alike) if kinds[index].shares else index
+
+    return source
+
+
+def of_the_stream(real: Any) -> Any:
+    """What is projected and added to a token's row is the stream."""
+
+    def forward(self: TokenRow, x: Tensor, shared: Any) -> Any:
+        shared.embedded = x
+        return real(self, x, shared)
+
+    return forward
+
+
+def behind_a_norm(real: Any) -> Any:
+    """The gate of a token's row reads a normed stream."""
+
+    def forward(self: TokenRow, x: Tensor, shared: Any) -> Any:
+        return real(self, x * torch.rsqrt((x * x).mean(dim=1, keepdim=True)), shared)
+
+    return forward
+
+
+def scaled_before(_: Any) -> Any:
+    """The stream is multiplied by the layer's number before the token's row is added."""
+
+    def between(self: Layer, x: Tensor, mixer: Any, shared: Any, states: Any) -> Tensor:
+        x = x + self.post_attention_layernorm(mixer(self.input_layernorm(x), shared, *states))
+        y = self.feed_forward(self.pre_feedforward_layernorm(x), shared)
+        x = (x + self.post_feedforward_layernorm(y)) * self.layer_scale
+        return x + self.per_layer(x, shared)
+
+    return between
+
+
+def half_the_epsilon(real: Any) -> Any:
+    """The root of 2 is lost that the sum of row and projection is divided by."""
+    return lambda g, weights, path, eps: real(g, weights, path, eps / 2 if path.endswith("per_layer.norm") else eps)
+
+
+def from_the_key(real: Any) -> Any:
+    """Values are made of the normed and turned key."""
+
+    def separate(self: Attention, x: Tensor, shared: Any) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = real(self, x, shared)
+        return q, k, self.v_norm(k.transpose(2, 3)).transpose(2, 3) if self.kind.key_is_value else v
+
+    return separate
+
+
+GEMMA4 = {
+    "the first cache": ("gemma4_text", patched(GraphSpec, "source", first_source)),
+    "the stream's projection": ("gemma4_text", patched(TokenRow, "forward", of_the_stream)),
+    "a norm before the gate": ("gemma4_text", patched(TokenRow, "forward", behind_a_norm)),
+    "the number before the row": ("gemma4_text", patched(Layer, "between", scaled_before)),
+    "no root of 2": ("gemma4_text", patched(graph_blocks, "norm", half_the_epsilon)),
+    "values of the turned key": ("gemma4_unified_text", patched(Attention, "separate", from_the_key)),
+}
+
+
+@pytest.mark.parametrize("name", GEMMA4)
+def test_a_mistake_in_gemma_4_s_blocks_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_type, patch = GEMMA4[name]
+    patch(monkeypatch)
     assert error(model_type) > LIMIT
 
 

@@ -115,6 +115,31 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["chunked_attention"] * 4},
         "layer_types: 'chunked_attention'",
     ),
+    "experts beside an MLP of Gemma 4": (
+        "gemma4_text",
+        {"enable_moe_block": True},
+        "enable_moe_block is true: programs have no",
+    ),
+    "Gemma 4 both ways": (
+        "gemma4_text",
+        {"use_bidirectional_attention": "all"},
+        "use_bidirectional_attention is 'all': a decoder's tokens see",
+    ),
+    "a second table of other tokens": (
+        "gemma4_text",
+        {"vocab_size_per_layer_input": 128},
+        "vocab_size_per_layer_input: the second table has 128 tokens, the vocabulary has 256",
+    ),
+    "shared caches without a second table": (
+        "gemma4_text",
+        {"hidden_size_per_layer_input": 0},
+        "hidden_size_per_layer_input is 0: transformers can't run",
+    ),
+    "a cache that no layer has": (
+        "gemma4_text",
+        {"num_kv_shared_layers": 6},
+        "num_kv_shared_layers is 6: no earlier layer has the cache",
+    ),
     "a context that is too long": ("olmo2", {"max_position_embeddings": 32}, "context.* 32 positions"),
 }
 

@@ -168,6 +168,7 @@ def test_a_greedy_text_with_drafts_is_transformers_own(shipped: Shipped) -> None
     found = run(Session(engine), PROMPT, max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())
     assert 0 < sum(found.accepted) < sum(found.drafted)
     text = [*PROMPT, *found.tokens]
-    logits = shipped.stored().logits(text, load_file(shipped.table)["embedding"].numpy())
+    tables = {name: values.numpy() for name, values in load_file(shipped.table).items()}
+    logits = shipped.stored().logits(text, tables["embedding"], tables.get("per_layer"))
     assert list(found.tokens) == logits[len(PROMPT) - 1 : -1].argmax(-1).tolist()
     assert (len(found.tokens), drafter.misjudged) == (NEW, 0)

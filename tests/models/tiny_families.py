@@ -21,8 +21,8 @@ from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks
 from shardmill.models.blocks import build
-from shardmill.models.contract import GraphSpec, constants, inputs, window_slots
-from shardmill.models.host import Floats, KVLayout
+from shardmill.models.contract import PER_LAYER, GraphSpec, constants, inputs, table_constants, window_slots
+from shardmill.models.host import Floats, KVLayout, token_rows
 from shardmill.models.sources import assembled, turned
 from shardmill.pipeline.steps.split import prefix_of
 
@@ -74,6 +74,33 @@ GEMMA: dict[str, Any] = {
     "rms_norm_eps": 1e-3,  # large enough to show
 }
 GEMMA3 = GEMMA | {"layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]}
+# Sliding and full layers whose cache nobody else reads, the sources of the layers that share, and such layers.
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 8,
+    "head_dim": 32,
+    "sliding_window": WINDOW,
+    "rms_norm_eps": 1e-3,
+    "global_head_dim": 64,
+    "num_key_value_heads": 1,
+    "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "sliding", "full")]
+    + ["sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 4,
+    "use_double_wide_mlp": True,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
+# Keys that are values, fewer heads for them in full layers, and neither a second table nor shared caches.
+UNIFIED = {
+    **{name: value for name, value in GEMMA.items() if name != "query_pre_attn_scalar"},
+    "layer_types": GEMMA3["layer_types"][:3] + ["full_attention"],
+    "global_head_dim": 64,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
 MIXED = {
     "head_dim": 32,
     "use_sliding_window": True,
@@ -121,6 +148,10 @@ TINY: dict[str, dict[str, Any]] = {
     "gemma2": BASE | GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     "gemma3": {"text_config": BASE | GEMMA3, "vision_config": VISION},
     "gemma3_text": BASE | GEMMA3,
+    "gemma4": {"text_config": BASE | GEMMA4},
+    "gemma4_text": BASE | GEMMA4,
+    "gemma4_unified": {"text_config": BASE | UNIFIED},
+    "gemma4_unified_text": BASE | UNIFIED,
     "glm4": BASE | {"head_dim": 32, "attention_bias": True, "rms_norm_eps": 1e-3},
     "gpt_oss": BASE
     | EXPERTS
@@ -285,13 +316,15 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = tiny_config(model_type, **changes)
     model = auto_class(config).from_config(config, attn_implementation="eager").eval()
-    centre = 0.0 if model_type.startswith("gemma") else 1.0  # Gemma's gains are 1 + weight
+    centre = 0.0 if model_type.startswith(("gemma2", "gemma3")) else 1.0  # their gains are 1 + weight
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
             if weight.ndim == 1 or "conv.conv" in name or "_bias" in name:
                 drawn = 0.3 * torch.randn(weight.shape, generator=generator)
-                weight.copy_(drawn + (centre if "norm" in name or name.endswith("_scale") else 0.0))
+                weight.copy_(drawn + (centre if "norm" in name or name.endswith(("_scale", "layer_scalar")) else 0.0))
+                if model_type.startswith("gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
+                    weight.sub_(0.7)  # scores are not divided, and large ones amplify rounding
     return model
 
 
@@ -315,7 +348,7 @@ def weights_of(model: ModelDescription, tensors: Mapping[str, Tensor]) -> dict[s
     shapes = constants(GraphSpec("layers", a.graph, tuple(enumerate(a.kinds)))) | constants(
         GraphSpec("head", a.graph, rows=a.vocab)
     )
-    shapes["embedding"] = (a.vocab, a.graph.hidden)
+    shapes |= table_constants(a)
     return {path: _constant(blocks(model.sources[path]), tensors, shape) for path, shape in shapes.items()}
 
 
@@ -347,6 +380,7 @@ class Blocks:
         weights = weights_of(model, tensors)
         self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(blueprint))
         self.table, self.carry = weights["embedding"], a.graph.carry
+        self.rows, self.count = weights.get(PER_LAYER), a.layers
         self.layers, self.head = build(blueprint, weights), build(GraphSpec("head", a.graph, rows=a.vocab), weights)
         ropes = {name: asdict(table) for name, table in a.ropes.items()}
         known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring}
@@ -359,9 +393,10 @@ class Blocks:
     @torch.no_grad()
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """Writes each token's key and value into its slot and returns float32 logits [T, vocab]."""
-        arrays = self.host.arrays(slots, positions)
-        given = {name: torch.as_tensor(arrays[name]) for name in self.names if name != "x"}
         x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
+        arrays = self.host.arrays(slots, positions) | {"embedded": x}
+        arrays |= token_rows(self.rows.numpy(), tokens, self.count) if self.rows is not None else {}
+        given = {name: torch.as_tensor(arrays[name]) for name in self.names if name != "x"}
         x = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, self.carry))
         logits: Tensor = self.head(self.layers(x, *given.values()))[0, :, :, 0].T
         return logits.numpy()

@@ -22,10 +22,11 @@ BLOCK = 1 << 22  # bytes that are hashed at a time
 
 
 def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], tools: Tools) -> Task:
-    """Describe a safetensors file: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], experts.
+    """Describe a safetensors file: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab], experts, rows.
 
     The tokens cover the perplexity positions. `experts` exists only for a model with experts: the indices of each
-    token's experts, [layers, positions, chosen].
+    token's experts, [layers, positions, chosen]. `rows` exists only for a model with a second table of tokens: what the
+    table gives for them, [positions, layers * width].
 
     An encoder's file has tokens [n] and, for each bucket T, output_T: the outputs for the passages of the tokens. Each
     token has a row; if texts are classified, each passage has a row.
@@ -51,10 +52,14 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         table = weights(table_name)
         blocks = reference.mapped_rows(weights, table_name if plan["architecture"]["tied"] else "lm_head.weight")
         model = reference.Reference(source, plan["context"], reference.carried_channels(plan))
-        trace = model.run(tokens, lambda ids: table[ids], blocks, weights)
+        second = weights(f"model.{model.second}.weight") if model.second else None
+        rows = None if second is None else (lambda ids: second[ids])
+        trace = model.run(tokens, lambda ids: table[ids], blocks, weights, rows)
         trace["tokens"] = torch.tensor(tokens)
         for name in trace.keys() & {"hidden", "experts"}:
             trace[name] = trace[name][:, : parity["positions"]].contiguous()
+        if "rows" in trace:
+            trace["rows"] = trace["rows"][: parity["positions"]].contiguous()
         save_file(trace, made["states"])
 
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
@@ -93,6 +98,8 @@ def seen(states: Path, part: Part) -> str:
     if "experts" in held and part.kind == "layers":
         row = (held["experts"].end - held["experts"].start) // held["experts"].shape[0]
         spans.append((held["experts"].start + first * row, held["experts"].start + last * row))
+    if "rows" in held and part.kind == "layers":  # and the first layer's input, which every part takes, too
+        spans += [(hidden.start, hidden.start + edge), (held["rows"].start, held["rows"].end)]
     return _hashed(states, spans, repr((hidden.shape[1:], logits.shape)))
 
 
