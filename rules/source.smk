@@ -19,6 +19,7 @@ rule fetch:
         store=STORE,
         step="fetch",
         source=OF(options.section, "source"),
+        drafter=OF(options.section, "drafter"),
         tools=TOOLS["fetch"],
     script:
         "../scripts/step.py"

@@ -24,17 +24,27 @@ from shardmill.models.architecture import (
     Graph,
     LayerSpec,
     ModelDescription,
+    Sources,
     TensorSource,
     blocks,
 )
-from shardmill.models.contract import GraphSpec, constants, model_constants, table_constants, window_slots
-from shardmill.models.interface import HOST, EntryPoints, interface
+from shardmill.models.contract import (
+    GraphSpec,
+    constants,
+    model_constants,
+    table_constants,
+    whole_blueprint,
+    window_slots,
+)
+from shardmill.models.interface import DRAFT_PARTS, HOST, EntryPoints, interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
     from shardmill.forms.recipe import Recipe
+    from shardmill.models.eagle3 import Drafter
 
+DRAFTER = "drafter."  # begins the path of a constant of the drafter
 SLICED = ("lm_head.", "down_bias")  # a part has only its own rows of these constants
 LARGE = 1 << 22  # elements; the portable engine expands smaller constants to fp32 (portable_coreml/run/stored.py)
 
@@ -89,7 +99,7 @@ class Part:
     """
 
     name: str
-    kind: str  # "layers", "experts", "head", "encoder" or "embedding"
+    kind: str  # "layers", "experts", "head", "encoder", "fuse" or "embedding"
     start: int
     end: int
     slots: int  # S
@@ -101,6 +111,8 @@ class Part:
     ends: EncoderIO | None = None  # of an encoder
     layer: int = 0  # the layer of a part of kind "experts"
     calls: EntryPoints = EntryPoints()
+    taps: tuple[int, ...] = ()  # of a part of layers, see models/contract.py
+    drafter: bool = False  # whether it belongs to the drafter, and not to the model's own chain
 
     @property
     def blueprint(self) -> GraphSpec:
@@ -108,7 +120,7 @@ class Part:
         if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
             hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
-            return GraphSpec(self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted)
+            return GraphSpec(self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted, taps=self.taps)
         return GraphSpec(self.kind, self.graph, rows=self.end - self.start)
 
     @property
@@ -130,7 +142,12 @@ class Part:
         return constants(self.blueprint)
 
     def in_model(self, path: str) -> str:
-        """Return the constant's path in the model, as recipes use it: a group of experts counts its experts from 0."""
+        """Return the constant's path in the model, as recipes use it: a group of experts counts its experts from 0.
+
+        The paths of a drafter's constants begin with `drafter.`.
+        """
+        if self.drafter:
+            return f"{DRAFTER}{path}"
         if self.kind != "experts" or self.graph.experts is None:
             return path
         return f"layers.{self.layer}.{role_in_layer(path, self.start // self.graph.experts.group)}"
@@ -160,7 +177,8 @@ def load_part(path: Path) -> Part:
     ends = EncoderIO(**fields["ends"]) if fields["ends"] else None
     tensors = tuple(map(_loaded, fields["tensors"]))
     calls = EntryPoints(**{name: _tuple(value) for name, value in fields["calls"].items()})
-    return Part(**fields | {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls})
+    made = {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls}
+    return Part(**fields | made | {"taps": tuple(fields["taps"])})
 
 
 def _loaded(fields: dict[str, Any]) -> Constant:
@@ -181,14 +199,14 @@ def write_part(path: Path, part: Part) -> None:
     write_json(path, asdict(part))
 
 
-def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
-    """Return all parts in the order of the pass, the embedding last, without their tensors."""
+def empty_parts(config: Config, a: Architecture, drafter: Drafter | None = None) -> tuple[Part, ...]:
+    """Return all parts in the order of the pass, then the drafter's, the embedding last, without their tensors."""
 
-    def part(name: str, kind: str, start: int, end: int, slots: int = 0) -> Part:
-        kinds = a.kinds[start:end] if kind == "layers" else ()
-        ring = window_slots(a.window, config.tokens.max, slots) if slots else 0
+    def part(name: str, kind: str, start: int, end: int, slots: int = 0, of: Architecture = a) -> Part:
+        kinds = of.kinds[start:end] if kind == "layers" else ()
+        ring = window_slots(of.window, config.tokens.max, slots) if slots else 0
         calls = EntryPoints() if kind == "embedding" else config.calls
-        made = Part(name, kind, start, end, slots, ring, config.tokens.max, a.graph, kinds, (), calls=calls)
+        made = Part(name, kind, start, end, slots, ring, config.tokens.max, of.graph, kinds, (), calls=calls)
         return made if made.depends_on_slots else replace(made, calls=replace(calls, contexts=()))
 
     if a.ends is not None:
@@ -199,34 +217,45 @@ def empty_parts(config: Config, a: Architecture) -> tuple[Part, ...]:
         return (*programs, part("embedding", "embedding", 0, a.vocab))
     parts: list[Part] = []
     for start, end in config.ranges:
-        parts.append(part(f"layers_{start:02d}_{end:02d}", "layers", start, end, config.length))
+        taps = tuple(sorted({tap for tap in drafter.taps if start < tap < end})) if drafter else ()
+        parts.append(replace(part(f"layers_{start:02d}_{end:02d}", "layers", start, end, config.length), taps=taps))
         size = a.graph.experts.count // config.groups if a.graph.experts and config.groups else 0
         for j in range(config.groups):
             group = part(f"experts_{end - 1:02d}_{j}", "experts", j * size, (j + 1) * size)
             parts.append(replace(group, layer=end - 1))
     rows = a.vocab // config.slices
     parts += [part(f"head_{j}", "head", j * rows, (j + 1) * rows) for j in range(config.slices)]
+    if drafter:
+        of, (fuse, layers, head) = drafter.model.architecture, DRAFT_PARTS
+        own = [part(fuse, "fuse", 0, len(drafter.taps), of=of)]
+        own += [part(layers, "layers", 0, of.layers, config.length, of), part(head, "head", 0, of.vocab, of=of)]
+        parts += [replace(one, drafter=True) for one in own]
     return (*parts, part("embedding", "embedding", 0, a.vocab))
 
 
-def draft_parts(config: Config, model: ModelDescription, tensors: Mapping[str, TensorInfo]) -> tuple[Part, ...]:
-    """Return all parts in the order of the pass, the embedding last; the tensors' sha256 are still empty."""
+def draft_parts(
+    config: Config, model: ModelDescription, tensors: Mapping[str, TensorInfo], drafter: Drafter | None = None
+) -> tuple[Part, ...]:
+    """Return all parts in the order of `empty_parts`; the tensors' sha256 are still empty."""
+    sources = dict(model.sources)
+    if drafter:
+        sources |= {f"{DRAFTER}{path}": source for path, source in drafter.model.sources.items()}
 
     def filled(part: Part) -> Part:
         shapes = table_constants(model.architecture) if part.kind == "embedding" else part.shapes
-        found = [_drafted(part, path, shape, model, tensors) for path, shape in shapes.items()]
+        found = [_drafted(part, path, shape, sources, tensors) for path, shape in shapes.items()]
         return replace(part, tensors=tuple(chain(*found)))
 
-    return tuple(map(filled, empty_parts(config, model.architecture)))
+    return tuple(map(filled, empty_parts(config, model.architecture, drafter)))
 
 
 def _drafted(
-    part: Part, path: str, shape: Shape, model: ModelDescription, tensors: Mapping[str, TensorInfo]
+    part: Part, path: str, shape: Shape, sources: Mapping[str, Sources], tensors: Mapping[str, TensorInfo]
 ) -> Iterator[Constant]:
     """Yield a constant's blocks."""
     down, across = 0, 0
     rows = (part.start, part.end) if path.startswith(SLICED) else None
-    for source in blocks(model.sources[part.in_model(path)]):
+    for source in blocks(sources[part.in_model(path)]):
         beside = tuple(
             _placed(path, TensorSource(name), tensors[name], None) for name in (source.plus, source.by) if name
         )
@@ -262,6 +291,15 @@ def tensor_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
     return found
 
 
+def drafter_shapes(drafter: Drafter) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor that a drafter's checkpoint must have."""
+    a = drafter.model.architecture
+    fuse = constants(GraphSpec("fuse", a.graph, rows=len(drafter.taps)))
+    layers, head = constants(whole_blueprint(a)), constants(GraphSpec("head", a.graph, rows=a.vocab))
+    shapes = fuse | layers | head
+    return {one.tensor: shapes[path] for path, each in drafter.model.sources.items() for one in blocks(each)}
+
+
 def with_hashes(parts: Sequence[Part], hashes: Mapping[str, str]) -> tuple[Part, ...]:
     """Return the parts with every tensor's sha256 filled in, from a mapping by their labels."""
     return tuple(replace(part, tensors=_hashed(part.tensors, hashes)) for part in parts)
@@ -286,8 +324,13 @@ def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
     return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded}
 
 
-def plan_json(config: Config, model: ModelDescription, parts: Sequence[Part]) -> dict[str, Any]:
-    """Return plan.json: the chosen topology with its byte budget, and the model's settings that the host needs."""
+def plan_json(
+    config: Config, model: ModelDescription, parts: Sequence[Part], drafter: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return plan.json: the chosen topology with its byte budget, and the model's settings that the host needs.
+
+    `drafter` is what the host needs of a drafter.
+    """
     rows = [
         {
             "name": p.name,
@@ -296,6 +339,7 @@ def plan_json(config: Config, model: ModelDescription, parts: Sequence[Part]) ->
             "end": p.end,
             **({} if p.kind == "embedding" else interface(p.blueprint, p.calls)),
             **part_sizes(p, p.parameters),
+            **({"drafter": True} if p.drafter else {}),
         }
         for p in parts
     ]
@@ -317,5 +361,6 @@ def plan_json(config: Config, model: ModelDescription, parts: Sequence[Part]) ->
         "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
         "window": model.architecture.window,
         "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),
+        **({"drafter": dict(drafter)} if drafter else {}),
         "parts": rows,
     }

@@ -52,6 +52,7 @@ from shardmill.plan import Part, empty_parts
 
 if TYPE_CHECKING:
     from shardmill.config import Config
+    from shardmill.models.eagle3 import Drafter
 
 __all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "resolve_topology", "share_layers"]
 
@@ -274,6 +275,16 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     if chosen.groups and (group_bytes := max(_group_bytes(config, a, chosen.groups))) > MAX_WEIGHT_BYTES:
         found.append(_refusal("experts", "a group", group_bytes, "`routed` leaves the number of groups to the plan"))
     return found
+
+
+def overweight_drafter(config: Config, a: Architecture, drafter: Drafter) -> list[str]:
+    """Return the programs of a drafter that hold more than one program may, and how they contradict the config."""
+    parts = [part for part in empty_parts(proposed(config, a), a, drafter) if part.drafter]
+    sizes = {part.name: file_bytes(part.named_shapes, config.convert.recipe) for part in parts}
+    shapes = {path: shape for part in parts for path, shape in part.named_shapes.items()}
+    found = list(recipes.recipe_misfits(config.convert.recipe, shapes))
+    large = [name for name, size in sizes.items() if size > MAX_WEIGHT_BYTES]
+    return found + [_refusal("drafter", name, sizes[name], _fewer_bytes(config)) for name in large]
 
 
 def _overweight_encoder(config: Config, a: Architecture) -> list[str]:

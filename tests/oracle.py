@@ -73,7 +73,7 @@ def normalised(spec: Any, part: Part) -> Any:
     values = {name: type(value).FromString(value.SerializeToString()) for name, value in values.items()}
     clear_inline(spec, part)
     block = main_block(spec)
-    operations = list(normal_form(spec).operations(spec.description.input[0].name, block.outputs[0]))
+    operations = list(normal_form(spec).operations(spec.description.input[0].name, block.outputs[0], part.taps))
     del block.operations[:]
     block.operations.extend(operations)
     for op in block.operations:

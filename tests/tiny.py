@@ -40,11 +40,11 @@ class Build:
 
     def layers(self) -> list[plan.Part]:
         """The parts that hold layers, in order."""
-        return [part for part in self.parts.values() if part.kind == "layers"]
+        return [part for part in self.parts.values() if part.kind == "layers" and not part.drafter]
 
     def heads(self) -> list[plan.Part]:
         """The parts that hold the LM head, in order."""
-        return [part for part in self.parts.values() if part.kind == "head"]
+        return [part for part in self.parts.values() if part.kind == "head" and not part.drafter]
 
 
 def hf_config(layers: int = LAYERS, tied: bool = True, original: int = ORIGINAL) -> Any:
@@ -176,12 +176,23 @@ def build(folder: Path, *, tied: bool = True, known: Mapping[str, Path] | None =
     return converted(fetched(write_checkpoint(folder / "checkpoint", tied=tied), folder / "source"), folder, known)
 
 
-def converted(source: Path, folder: Path, known: Mapping[str, Path] | None = None, **changes: Any) -> Build:
+def build_with_head(folder: Path, quantization: str = "int8", **changes: Any) -> Build:
+    """A build whose config names the checkpoint of an EAGLE-3 head, see heads.py; `changes` go into the config."""
+    import heads
+
+    source = fetched(write_checkpoint(folder / "checkpoint"), folder / "source")
+    fetched(heads.write_head(folder / "head"), source / "drafter")
+    return converted(source, folder, quantization=quantization, drafter={"path": str(folder / "head")}, **changes)
+
+
+def converted(
+    source: Path, folder: Path, known: Mapping[str, Path] | None = None, quantization: str = "int8", **changes: Any
+) -> Build:
     """Splits and converts a fetched checkpoint; `changes` go into the config."""
     parts, content = split(source, **changes)
     programs = {name: part for name, part in parts.items() if part.kind != "embedding"}
     packages = {
-        name: (known or {}).get(name) or convert(part, source, folder / f"{name}.mlpackage")
+        name: (known or {}).get(name) or convert(part, source, folder / f"{name}.mlpackage", quantization)
         for name, part in programs.items()
     }
     table = write_table(parts["embedding"], source, folder / "embedding.safetensors")

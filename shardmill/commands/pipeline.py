@@ -14,7 +14,7 @@ from shardmill.commands.arguments import make_table, size
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.forms.recipe import SEARCH
-from shardmill.models.interface import FIXED, RANGE
+from shardmill.models.interface import DRAFT_PARTS, FIXED, RANGE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -118,12 +118,24 @@ def _pass(found: Preview) -> str:
     if found.shapes != RANGE:
         counts = " or ".join(map(str, found.widths)) + (" (a function each)" if found.shapes == FIXED else "")
     hint = f"; loaded with reshapeFrequency {found.reshape_frequency}" if found.reshape_frequency else ""
+    chain = [p for p in found.programs if p.name not in DRAFT_PARTS]
     return (
-        f"a pass: {counts} tokens{decoding}, {most}{len(found.programs)} dispatches; "
+        f"a pass: {counts} tokens{decoding}, {most}{len(chain)} dispatches; "
         f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}{hint}"
+        f"{_draft(found)}"
     )
 
 
+def _draft(found: Preview) -> str:
+    """Return the costs of a draft by the build's own head, in a line; empty without one."""
+    own = [p for p in found.programs if p.name in DRAFT_PARTS]
+    if not own:
+        return ""
+    read = size(sum(p.weight_bytes + p.state_bytes for p in own[1:]))
+    return f"\na draft: a dispatch after each pass, and {len(own) - 1} for each token, which read {read}"
+
+
+HELD = {"experts": "experts", "fuse": "taps"}  # what a program holds, by its kind
 TENSORS = {
     "match": "those that config.json describes",
     "differ": "not those that config.json describes",
@@ -136,7 +148,7 @@ def _programs(found: Preview) -> Table:
     table = make_table("program", "holds", *figures, right=figures, fold=("holds",))
     for p in found.programs:
         layers = ", ".join(f"{count} {name}" for name, count in p.layers.items())
-        holds = layers or f"{p.end - p.start} {'experts' if p.kind == 'experts' else 'rows'}"
+        holds = layers or f"{p.end - p.start} {HELD.get(p.kind, 'rows')}"
         share = f"{p.weight_bytes / found.weight_file_limit:.1%}"
         table.add_row(p.name, holds, size(p.weight_bytes), share, _states(p.state_bytes))
     table.add_section()

@@ -11,7 +11,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
-from shardmill.models.interface import EntryPoints, calls
+from shardmill.models.interface import DRAFT_PARTS, EntryPoints, calls
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
@@ -297,6 +297,9 @@ class Config:
             "programs, which the host calls for their tokens only; a number: routed, in this number of groups a layer."
         ),
     ] = "dense"
+    drafter: Annotated[
+        Source | None, Field(description="The checkpoint of an EAGLE-3 head, whose programs draft for the model.")
+    ] = None
     tokens: Tokens = Tokens()
     program: Program = Program()
     head: Head = Head()
@@ -364,14 +367,18 @@ class Config:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of all parts, in the order in which a pass runs them; an encoder's pass runs one part."""
+        """Return the names of all parts, in the order in which a pass runs them, then the drafter's.
+
+        An encoder's pass runs one part.
+        """
         if self.kind == ENCODER:
             return tuple(f"encoder_{size}" for size in self.sizes)
         found: list[str] = []
         for start, end in self.ranges:
             found.append(f"layers_{start:02d}_{end:02d}")
             found += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
-        return (*found, *(f"head_{j}" for j in range(self.slices)))
+        drafts = DRAFT_PARTS if self.drafter else ()
+        return (*found, *(f"head_{j}" for j in range(self.slices)), *drafts)
 
     @property
     def points(self) -> tuple[str, ...]:

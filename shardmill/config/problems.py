@@ -34,6 +34,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _name_problems(config.model)
     yield from _source_problems(config.source)
     yield from _kind_problems(config)
+    yield from _drafter_problems(config)
     yield from _topology_problems(config)
     yield from _size_problems(config)
     yield from _contexts_problems(config)
@@ -66,6 +67,18 @@ def _source_problems(source: Source) -> list[str]:
     return []
 
 
+def _drafter_problems(config: Config) -> list[str]:
+    """Return the problems of a drafter's source, and the settings that a build with a drafter can't have."""
+    if config.drafter is None:
+        return []
+    found = [problem.replace("source", "drafter", 1) for problem in _source_problems(config.drafter)]
+    if config.convert.calibration:
+        found.append("convert.calibration: measures the model's own chain only; leave it out, or leave out `drafter`")
+    if config.witness:
+        found.append("witness: computes the model's own parts only; leave it out, or leave out `drafter`")
+    return found
+
+
 def _kind_problems(config: Config) -> list[str]:
     """Return settings of decoders in the config of an encoder, and the other way round."""
     if config.kind == DECODER:
@@ -76,6 +89,7 @@ def _kind_problems(config: Config) -> list[str]:
     if config.answers and len({*config.answers}) != max(len(config.answers), 2):
         return ["answers: give two different words or more"]
     neutral: dict[str, object] = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens()}
+    neutral["drafter"] = None
     neutral |= {"program": Program(silu=config.program.silu), "head": Head(), "predict": ()}
     strange = [key for key, value in neutral.items() if getattr(config, key) != value]
     if strange:

@@ -29,6 +29,7 @@ from shardmill.convert.package import (
     main_function,
     stored_values,
 )
+from shardmill.models.contract import TAP, tap_name
 
 WEIGHT = re.compile(r"layers_(\d+)_")  # how the name of a layer's weight begins
 STATE = re.compile(r"[a-z]_(\d+)")
@@ -53,13 +54,17 @@ class Normal:
     weights: Named  # weights that belong to no layer
     pieces: Mapping[str, tuple[Any, ...]]
 
-    def operations(self, stream: str, output: str) -> Iterator[Any]:
-        """Yield all operations in order, given the names of the program's first input and first result."""
+    def operations(self, stream: str, output: str, taps: Sequence[int] = ()) -> Iterator[Any]:
+        """Yield all operations in order, given the names of the program's first input and first result.
+
+        Before each layer of `taps` the stream has the name of an output.
+        """
         for name in sorted(self.shared, key=lambda name: (self.shared[name].depth, name)):
             yield from self.shared[name].operations
         left, last = dict(self.weights), [*self.pieces][-1]
+        named = {f"layer_{layer - 1}": tap_name(layer) for layer in taps}
         for piece, operations in self.pieces.items():
-            left_as = output if piece == last else f"{piece}_out"
+            left_as = output if piece == last else named.get(piece, f"{piece}_out")
             for operation in operations:
                 _rename(operation, {f"{piece}_in": stream, f"{piece}_out": left_as})
                 yield from _taken(left, operation)
@@ -83,7 +88,7 @@ def normal_form(spec: Any) -> Normal:
     steps = [op for op in operations if op.type != "const" and not stored_values(op)]
     shared, names, moving = _shared(steps, constants, {*inputs} - states - {stream})
     pieces: dict[str, tuple[Any, ...]] = {}
-    kept = set(main_block(spec).outputs[1:])
+    kept = {name for name in main_block(spec).outputs[1:] if not name.startswith(TAP)}
     left = {name: op for name, op in weights.items() if WEIGHT.match(name)}
     for piece, its_steps in pieces_of(_with_rows_early(moving, kept), weights, states, stream).items():
         names[stream] = f"{piece}_in"

@@ -31,13 +31,14 @@ WIDTHS = (
     {"hidden": 37, "ffn": 53, "rows": 67, "expert": 61},
     {"hidden": 41, "ffn": 59, "rows": 71, "expert": 73},
 )
+COUNTED = ("experts", "fuse")  # kinds of parts whose graph depends on how many experts or taps they have
 
 
 def program(part: Part, quantization: str, cache: Path | None) -> Any:
     """Return the Model_pb2.Model of a part, composed from templates; its weights have no place yet.
 
     Args:
-        part: layers, experts, a head or an encoder.
+        part: layers, experts, a head, an encoder or a drafter's projection.
         quantization: "int8" or "fp16".
         cache: a folder in which samples are kept between processes, or None.
 
@@ -52,16 +53,17 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
         units = [(read[i], kind) if i in read else (kind,) for i, kind in part.blueprint.layers]
     of_kind = {unit: template(bare(part, unit), quantization, cache) for unit in {*units}}
     of_kind |= {unit: of_kind[unit].second() for unit in of_kind if part.kind == "layers" and len(unit) > 1}
-    names = list(inputs(part.blueprint))
-    return compose([of_kind[unit] for unit in units], part.start, names, _widths(part), sources)
+    names, chosen = list(inputs(part.blueprint)), [of_kind[unit] for unit in units]
+    return compose(chosen, part.start, names, _widths(part), sources, part.taps)
 
 
 def bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:
     """Return the part without its place, widths and tensors: a sample of layers of `kinds` depends on nothing else."""
     graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
-    count = part.end - part.start if part.kind == "experts" else 0  # the number of experts decides the graph
+    count = part.end - part.start if part.kind in COUNTED else 0
     calls = part.calls if part.calls.shapes == FIXED else EntryPoints(state=part.calls.state)
-    return replace(part, name="sample", start=0, end=count, layer=0, graph=graph, kinds=kinds, tensors=(), calls=calls)
+    nowhere = replace(part, name="sample", start=0, end=count, layer=0, taps=(), drafter=False)
+    return replace(nowhere, graph=graph, kinds=kinds, tensors=(), calls=calls)
 
 
 def _widths(part: Part) -> dict[str, int]:
@@ -108,7 +110,7 @@ def convert_sample(sampled: Part, small: Mapping[str, int], quantization: str) -
 
     from shardmill.convert import trace
 
-    ends = {"head": (0, small["rows"]), "experts": (0, sampled.end)}
+    ends = {"head": (0, small["rows"]), **dict.fromkeys(COUNTED, (0, sampled.end))}
     start, end = ends.get(sampled.kind, (INDEX, INDEX + len(sampled.kinds)))
     part = replace(sampled, start=start, end=end, graph=_shrunk(sampled.graph, small))
     random = torch.Generator().manual_seed(0)  # coremltools would merge equal weights

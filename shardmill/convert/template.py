@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from shardmill.convert.normal import STATE, Normal, SharedOperation, normal_form
 from shardmill.convert.package import REMEDY, StampError, check_closed, copied, main_block, main_function
+from shardmill.models.contract import tap_name
 
 INDEX = 1_000_000  # the index of the first layer of a sample
 MARK = re.compile(r"1000\d{3}")  # the index of any of its layers
@@ -234,6 +235,7 @@ def compose(
     inputs: Sequence[str],
     widths: Widths,
     sources: Mapping[int, int] = MappingProxyType({}),
+    taps: Sequence[int] = (),
 ) -> Any:
     """Return the Model_pb2.Model with one layer for each template; its weights have no place yet.
 
@@ -243,6 +245,7 @@ def compose(
         inputs: names of the program's inputs, in order.
         widths: the model's widths.
         sources: for a layer that reads the cache of another, that layer's index; its template is a `second`.
+        taps: layers whose input is a further output.
     """
     layers = [(template, index, sources.get(index)) for index, template in enumerate(templates, start)]
     spec = _without_operations(layers, inputs, widths)
@@ -256,8 +259,13 @@ def compose(
             pieces[_moved(name, index, source)] = tuple(p.stamp(index, widths, source) for p in patterns)
     block = main_block(spec)
     block.operations.extend(
-        Normal(shared, weights, pieces).operations(spec.description.input[0].name, block.outputs[0])
+        Normal(shared, weights, pieces).operations(spec.description.input[0].name, block.outputs[0], taps)
     )
+    for layer in taps:  # the stream between two layers, which needs no operation
+        described = copied(spec.description.output[0])
+        described.name = tap_name(layer)
+        spec.description.output.append(described)
+        block.outputs.append(described.name)
     check_closed(spec)
     return spec
 

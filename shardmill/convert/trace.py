@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardmill.forms.form import INT8
 from shardmill.models.blocks import build
-from shardmill.models.contract import T, inputs, new_rows, output, states
+from shardmill.models.contract import T, inputs, new_rows, output, states, taps
 from shardmill.models.interface import FIXED
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part
@@ -163,8 +163,8 @@ def passes() -> Any:
 
 def converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     """Return the MLModel with weights of fp16."""
-    module = build(part.blueprint, weights)
-    shapes = inputs(part.blueprint)
+    module, blueprint = build(part.blueprint, weights), part.blueprint
+    shapes, outputs = inputs(blueprint), (output(blueprint), *new_rows(blueprint), *taps(blueprint))
     example = [torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()]
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
@@ -173,8 +173,8 @@ def converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     return ct.convert(
         traced,
         inputs=_core_ml_inputs(shapes, part.tokens, fixed=part.kind == "encoder" or part.calls.shapes == FIXED),
-        outputs=[ct.TensorType(name, dtype=np.float16) for name in (output(part.blueprint), *new_rows(part.blueprint))],
-        states=_core_ml_states(states(part.blueprint)) or None,
+        outputs=[ct.TensorType(name, dtype=np.float16) for name in outputs],
+        states=_core_ml_states(states(blueprint)) or None,
         minimum_deployment_target=TARGET,
         compute_units=ct.ComputeUnit.CPU_AND_NE,
         pass_pipeline=pipeline,

@@ -215,7 +215,7 @@ class PartRunner:
             for name, values in rows.items():
                 given[name] = values[list(p.tokens)].T[None, :, :, None] * scale  # [1, channels, T, 1]
             result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
-            kept.append((result / scale if layers else result)[: p.kept])
+            kept.append((result if self.part.kind in ("head", "experts") else result / scale)[: p.kept])
         outputs = np.concatenate(kept)
         # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
         return (np.ascontiguousarray(outputs) if layers else outputs), self._states(program, used, passes[-1].offset)

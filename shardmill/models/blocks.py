@@ -161,6 +161,8 @@ class Layer(nn.Module):
         self.input_layernorm: nn.Module = nn.Identity()
         if g.pre_norms and kind.normed and not g.outer_norms:
             self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
+        if kind.paired:
+            self.hidden_norm = norm(g, weights, path + "hidden_norm", g.stream_eps)
         if kind.mixer == "conv":
             self.conv = ShortConv(g, weights, path + "conv.")
         else:
@@ -200,7 +202,12 @@ class Layer(nn.Module):
         if self.g.parallel:
             y = self.input_layernorm(x)
             return x + scale(mixer(y, shared, *states) + self.feed_forward(y, shared), self.g.branch_scale)
-        x = x + scale(mixer(self.input_layernorm(x), shared, *states), self.g.branch_scale)
+        if self.kind.paired:
+            embedding, x = torch.split(x, self.g.hidden, dim=1)  # each [1, d, T, 1]
+            z = torch.cat([self.input_layernorm(embedding), self.hidden_norm(x)], dim=1)
+        else:
+            z = self.input_layernorm(x)
+        x = x + scale(mixer(z, shared, *states), self.g.branch_scale)
         y = self.post_attention_layernorm(x)
         if self.routed:
             return torch.cat([x, y, self.mlp(y, shared.order)[0]], dim=1)
@@ -250,18 +257,22 @@ class LayersPart(nn.Module):
             return self.hosted(x, dict(zip(self.names[1:], rest, strict=True)))
         given = dict(zip(self.names[1:], rest, strict=True))
         shared, seen = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[int, tuple[Tensor, ...]]()
+        tapped: list[Tensor] = []
         for i, kind in self.blueprint.layers:
+            tapped += [x] if i in self.blueprint.taps else []
             shared.row = given.get(f"p_{i}")
             held = (getattr(self, f"{name}_{i}") for name in CACHES[kind.mixer] if not kind.shares)
             x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
             seen[i] = shared.cached
-        return x
+        return (x, *tapped) if tapped else x
 
     def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the same where the host gives the caches: the last layer's output, and what is new to each cache."""
+        """Return the same where the host gives the caches: the last output, what is new to each cache, and the taps."""
         shared, rows = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[str, Tensor]()
         seen: dict[int, tuple[Tensor, ...]] = {}
+        tapped: list[Tensor] = []
         for i, kind in self.blueprint.layers:
+            tapped += [x] if i in self.blueprint.taps else []
             shared.rows, shared.row = [], given.get(f"p_{i}")
             held = (given[f"{name}_{i}"] for name in CACHES[kind.mixer] if not kind.shares)
             x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
@@ -270,7 +281,7 @@ class LayersPart(nn.Module):
                 continue
             made = {"conv": "c", "attention": "kv", "cca": "ckv"}[kind.mixer]  # in the order in which they are made
             rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
-        return (x, *(rows[name] for name in new_rows(self.blueprint)))
+        return (x, *(rows[name] for name in new_rows(self.blueprint)), *tapped)
 
 
 class HeadPart(nn.Module):
@@ -287,6 +298,18 @@ class HeadPart(nn.Module):
             hidden = hidden[:, : self.g.hidden]
         logits: Tensor = self.lm_head(self.norm(hidden))
         return cap(scale(logits, self.g.logit_scale), self.g.logit_cap)
+
+
+class FusePart(nn.Module):
+    """A drafter's projection of a token's taps: x [1, n d, T, 1] -> hidden [1, d, T, 1]."""
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        self.fc = projection(weights["fc.weight"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.fc(x)
+        return hidden
 
 
 class EncoderPart(nn.Module):
@@ -331,6 +354,7 @@ PARTS: Mapping[str, type[nn.Module]] = {
     "experts": RoutedExperts,
     "head": HeadPart,
     "encoder": EncoderPart,
+    "fuse": FusePart,
 }
 
 

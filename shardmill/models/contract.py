@@ -11,9 +11,15 @@ A model is a chain of parts, and a part has a kind:
             embedded [1, d, T, 1], p_i [1, P, T, 1]
     experts x [1, d, T, 1], weights [1, experts, T, 1]                  none                 hidden [1, d, T, 1]
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
+    fuse    x [1, n d, T, 1]                                            none                 hidden [1, d, T, 1]
     encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
             attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
+
+A drafter's programs are parts too, called apart from the model's own chain. They read taps, which are hidden states of
+the model at the inputs of n of its layers. A tap within a part is a further output of the part, tap_i [1, d, T, 1]; the
+host has the others already, as the x of parts. A part of kind "fuse" projects the n taps of a token to d channels. A
+layer of a drafter may be paired: its x [1, 2 d, T, 1] has a token's embedding before the stream.
 
 The kinds of a part's layers decide which inputs it has. d is the hidden width, S the number of key/value slots, and W
 the number of slots of a sliding layer. R is the number of slots of a convolution's ring, and L its number of taps.
@@ -73,6 +79,7 @@ from shardmill.models.layer_constants import (
 T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
+TAP = "tap_"  # begins the name of an output that other programs read
 ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
 PER_LAYER = "per_layer"  # the host's table of rows for each token and layer
@@ -84,14 +91,15 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 class GraphSpec:
     """Everything that decides a part's program, and so its interface."""
 
-    kind: str  # "layers", "experts", "head" or "encoder"
+    kind: str  # "layers", "experts", "head", "encoder" or "fuse"
     graph: Graph
     layers: tuple[tuple[int, LayerSpec], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
     window_slots: int = 0  # W if sliding layers keep rings; 0 if they keep as many slots as the other layers
-    rows: int = 0  # of the vocabulary, or experts
+    rows: int = 0  # of the vocabulary, or experts, or taps
     ends: EncoderIO | None = None  # of an encoder
     hosted: bool = False  # whether the host keeps what states would hold
+    taps: tuple[int, ...] = ()  # layers of the part, but not its first, whose input is a further output
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -172,7 +180,10 @@ def inputs(blueprint: GraphSpec) -> dict[str, Shape]:
         return {"hidden": (1, g.hidden + g.carry, T, 1)}
     if blueprint.kind == "experts":
         return {"x": (1, g.hidden, T, 1), "weights": (1, blueprint.rows, T, 1)}
-    found: dict[str, Shape] = {"x": (1, g.hidden + g.carry, T, 1)}
+    if blueprint.kind == "fuse":
+        return {"x": (1, blueprint.rows * g.hidden, T, 1)}
+    paired = any(kind.paired for _, kind in blueprint.layers[:1])
+    found: dict[str, Shape] = {"x": (1, (2 if paired else 1) * g.hidden + g.carry, T, 1)}
     for name in blueprint.ropes:
         cos, sin = rope_inputs(name)
         half = next(g.of(kind).rope_dim for _, kind in blueprint.layers if kind.rope == name) // 2
@@ -216,6 +227,16 @@ def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
     }
 
 
+def taps(blueprint: GraphSpec) -> dict[str, Shape]:
+    """Return the outputs of a program that other programs read, in order: the hidden state at a layer's input."""
+    return {tap_name(layer): (1, blueprint.graph.hidden + blueprint.graph.carry, T, 1) for layer in blueprint.taps}
+
+
+def tap_name(layer: int) -> str:
+    """Return the name of the output with the hidden state at a layer's input."""
+    return f"{TAP}{layer}"
+
+
 def new_name(cache: str) -> str:
     """Return the name of the output with the rows that a pass adds to a cache."""
     return f"{cache}_new"
@@ -242,7 +263,7 @@ def cache_bytes(blueprint: GraphSpec) -> int:
 
 
 def output(blueprint: GraphSpec) -> str:
-    """Return the name of a program's one output."""
+    """Return the name of a program's first output."""
     return "logits" if blueprint.kind == "head" or blueprint.label_rows else "hidden"
 
 
@@ -253,6 +274,8 @@ def constants(blueprint: GraphSpec) -> dict[str, Shape]:
         return norm_constants("norm", g) | projection_constants("lm_head", blueprint.rows, g.hidden, g.head_bias)
     if blueprint.kind == "experts":
         return group_constants(g, blueprint.rows)
+    if blueprint.kind == "fuse":
+        return projection_constants("fc", g.hidden, blueprint.rows * g.hidden, False)
     layers = {
         f"layers.{i}.{role}": shape for i, kind in blueprint.layers for role, shape in mixer_constants(g, kind).items()
     }

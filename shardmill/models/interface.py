@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from shardmill.models.contract import GraphSpec, T, caches, inputs, new_name, output, states
+from shardmill.models.contract import GraphSpec, T, caches, inputs, new_name, output, states, tap_name
 
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"
@@ -14,6 +14,7 @@ ONE, EACH = "one", "each"  # compiled bundles: of a program, or of each of its f
 NATIVE, TANH = "native", "tanh"  # how programs compute SiLU
 INFREQUENT, FREQUENT = "infrequent", "frequent"  # how often shapes change, as coremltools' ReshapeFrequency has it
 BUNDLE = ".mlmodelc"
+DRAFT_PARTS = ("draft_fuse", "draft_layers", "draft_head")  # of a drafter, in the order in which a draft runs them
 MAIN = "main"  # what coremltools calls the only function of a program
 
 
@@ -80,6 +81,8 @@ def interface(blueprint: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
     }
     if blueprint.hosted:
         found["written"] = {name: new_name(name) for name in caches(blueprint)}
+    if blueprint.taps:
+        found["taps"] = {tap_name(layer): layer for layer in blueprint.taps}
     if functions := calls.named:
         found["functions"] = functions
     if calls.contexts:

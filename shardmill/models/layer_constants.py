@@ -30,6 +30,7 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     mixer = _attention(g, kind) if kind.mixer == "attention" else {"conv": _convolution, "cca": _cca}[kind.mixer](g)
     ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
     first = norm_constants("input_layernorm", g) if kind.normed else {}
+    first |= norm_constants("hidden_norm", g) if kind.paired else {}
     second, last = norm_constants("post_attention_layernorm", g), norm_constants("post_feedforward_layernorm", g)
     if g.outer_norms:
         return {**mixer, **second, **ffn, **last}
@@ -44,6 +45,11 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     start = first if g.pre_norms else {}
     scale: dict[str, Shape] = {"layer_scale": (g.hidden,)} if g.layer_scale else {}
     return {**start, **mixer, **second, **before, **ffn, **last, **_per_layer(g), **scale}
+
+
+def _mixer_width(g: Graph, kind: LayerSpec) -> int:
+    """Return the channels that a layer's mixer reads of a token."""
+    return 2 * g.hidden if kind.paired else g.hidden
 
 
 def mixer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
@@ -106,7 +112,7 @@ def _attention(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     rows = {name: rows[name] for name in rows if name not in missing_projections(kind)}
     found: dict[str, Shape] = {}
     for name, count in rows.items():
-        found |= projection_constants(f"{p}{name}_proj", count, g.hidden, g.qkv_bias)
+        found |= projection_constants(f"{p}{name}_proj", count, _mixer_width(g, kind), g.qkv_bias)
     if g.qk_norm:
         widths = (q, kv) if g.qk_norm == "wide" else (g.head_dim, g.head_dim)
         found |= {f"{p}q_norm.weight": widths[:1]}

@@ -74,6 +74,7 @@ def _of_wheel(package: Path) -> str:
 
 PATHS: tuple[tuple[str, ...], ...] = (  # keys of a config that name a file or a folder
     ("source", "path"),
+    ("drafter", "path"),
     ("convert", "precision"),
     ("convert", "calibration", "text"),
     ("parity", "text"),

@@ -17,8 +17,8 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import FP16, stored_bytes
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
 from shardmill.models.contract import BY_TOKEN, PER_LAYER, cache_bytes, table_constants
-from shardmill.models.interface import FIXED
-from shardmill.pipeline.resolve import describe
+from shardmill.models.interface import DRAFT_PARTS, FIXED
+from shardmill.pipeline.resolve import describe, describe_drafter
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, prefix_of, read_out
 from shardmill.plan import Part, empty_parts, tensor_shapes
@@ -30,6 +30,7 @@ from shardmill.topology import (
     file_bytes,
     misfits,
     overweight,
+    overweight_drafter,
     pass_traffic,
     proposed,
     stored_weights,
@@ -149,12 +150,14 @@ def preview(config: Config) -> Preview:
     chosen = proposed(config, a)
     for problem in misfits(chosen, a):
         raise ConfigError(problem)
-    parts = empty_parts(chosen, a)
+    drafter = describe_drafter(config, a)
+    parts = empty_parts(chosen, a, drafter)
     programs = [_program(part, config) for part in parts if part.kind != "embedding"]
-    found = stored_weights(parts, config.convert.recipe)
+    found = stored_weights([part for part in parts if not part.drafter], config.convert.recipe)
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
+    read = sum(p.weight_bytes + p.state_bytes for p in programs if p.name not in DRAFT_PARTS)
     each = pass_traffic(config, a)
-    expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), weights + kept)
+    expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), read)
     tables = {
         path: stored_bytes(config.convert.embedding if path in BY_TOKEN else FP16, shape)
         for path, shape in table_constants(a).items()
@@ -191,7 +194,12 @@ def preview(config: Config) -> Preview:
         passes=each,
         lengths=traffic_lengths(config, a),
         tensors="unknown" if fault is None else "differ" if fault else "match",
-        refused=(*overweight(config, a), *file_problems(config), *filter(None, [fault, unpooled])),
+        refused=(
+            *overweight(config, a),
+            *(overweight_drafter(config, a, drafter) if drafter else ()),
+            *file_problems(config),
+            *filter(None, [fault, unpooled]),
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import shardmill
 from shardmill import files
-from shardmill.config import Benchmark, Config, Parity, parse
+from shardmill.config import Benchmark, Config, Parity, Source, parse
 from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
@@ -26,6 +26,7 @@ from shardmill.pipeline.code_digest import code_digest, model_type_in
 
 if TYPE_CHECKING:
     from shardmill.models.architecture import Architecture, ModelDescription
+    from shardmill.models.eagle3 import Drafter
 
 SNAKEFILE = "Snakefile"
 PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
@@ -170,7 +171,7 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
     from shardmill.models.contract import table_constants
     from shardmill.plan import empty_parts, part_sizes
 
-    *programs, table = empty_parts(resolved, a)
+    *programs, table = empty_parts(resolved, a, describe_drafter(resolved, a))
     sizes = {part.name: part_sizes(part, part.parameters) for part in programs}
     sizes[table.name] = part_sizes(table, list(map(prod, table_constants(a).values())))
     return {
@@ -191,7 +192,7 @@ def describe(config: Config) -> ModelDescription:
     Raises:
         CheckpointError: if config.json can't be read, or its model can't be built.
     """
-    return _described(config, _config_folder(config))
+    return _described(config, _config_folder(config.source))
 
 
 def _described(config: Config, folder: Path) -> ModelDescription:
@@ -206,24 +207,40 @@ def _described(config: Config, folder: Path) -> ModelDescription:
     return as_configured(config, model)
 
 
-def _config_folder(config: Config) -> Path:
-    """Return the folder that the model's config.json lies in, which may be the hub's cache. Raises CheckpointError."""
-    if config.source.path is not None:
-        return Path(config.source.path)
+def describe_drafter(config: Config, target: Architecture) -> Drafter | None:
+    """Return the description of a config's drafter for a model; None without one. Raises CheckpointError."""
+    from shardmill.checkpoint.headers import read_tensors
+    from shardmill.models.eagle3 import describe as of_head
+    from shardmill.models.hf_config import load_hf_config
+
+    if config.drafter is None:
+        return None
+    folder = _config_folder(config.drafter)
+    names = None if config.drafter.path is None else read_tensors(folder)
+    return of_head(load_hf_config(folder), names, target, config.length)
+
+
+def _config_folder(source: Source) -> Path:
+    """Return the folder of a checkpoint's config.json, which may be the hub's cache. Raises CheckpointError."""
+    if source.path is not None:
+        return Path(source.path)
     from shardmill.checkpoint.hub import HubAccess, download_config
 
-    assert config.source.repo is not None
-    return download_config(config.source.repo, config.source.revision, HubAccess()).parent
+    assert source.repo is not None
+    return download_config(source.repo, source.revision, HubAccess()).parent
 
 
 def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
     """Return the resolved config, the model's architecture, and the model_type as config.json has it."""
-    from shardmill.topology import resolve_topology
+    from shardmill.topology import overweight_drafter, resolve_topology
 
     try:
-        folder = _config_folder(config)
+        folder = _config_folder(config.source)
         architecture = _described(config, folder).architecture
-        return resolve_topology(config, architecture), architecture, model_type_in(folder)
+        resolved, drafter = resolve_topology(config, architecture), describe_drafter(config, architecture)
+        for problem in overweight_drafter(resolved, architecture, drafter) if drafter else ():
+            raise ConfigError(problem)
+        return resolved, architecture, model_type_in(folder)
     except ShardmillError as error:
         raise ConfigError(f"{name}: {error}") from error
 
@@ -234,12 +251,10 @@ def _kept(config: Config, store: Path, folder: str) -> Path:
 
 def _key(config: Config) -> str:
     """Return a digest of all that decides the resolved settings."""
-    source: dict[str, Any] = asdict(config.source)
-    if config.source.path is not None:
-        source = {"sha256": hashlib.sha256((Path(config.source.path) / "config.json").read_bytes()).hexdigest()}
     return digest(
         {
-            "source": source,
+            "source": _identity(config.source),
+            **({"drafter": _identity(config.drafter)} if config.drafter else {}),
             "length": config.length,
             "buckets": config.sizes,
             "topology": config.topology,
@@ -254,6 +269,13 @@ def _key(config: Config) -> str:
             "transformers": version("transformers"),
         }
     )
+
+
+def _identity(source: Source) -> dict[str, Any]:
+    """Return what decides a checkpoint's config.json."""
+    if source.path is None:
+        return asdict(source)
+    return {"sha256": hashlib.sha256((Path(source.path) / "config.json").read_bytes()).hexdigest()}
 
 
 @cache

@@ -22,7 +22,10 @@ _ROWS = (  # each after the steps whose files it reads
         "fetch",
         makes={"record": RECORD},
         outside={"waits": options.source_files},
-        params={"source": lambda config: options.settings(config)["source"]},
+        params={
+            "source": lambda config: options.settings(config)["source"],
+            "drafter": lambda config: options.settings(config)["drafter"],
+        },
         needs=Need(300),
         packages=("huggingface-hub",),
         kept=False,

@@ -16,9 +16,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from shardmill.checkpoint.fetch import hash_local, source_description
-from shardmill.config import Config
+from shardmill.config import Config, Source
 from shardmill.files import read_json, write_json
 from shardmill.imports import quiet, quiet_transformers
+from shardmill.models.eagle3 import FOLDER
 from shardmill.pipeline import code_digest, dag
 from shardmill.pipeline.cache import entry as entries
 from shardmill.pipeline.cache.entry import intact, read_entry
@@ -52,20 +53,47 @@ def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
     with TemporaryDirectory(prefix="shardmill-why-") as folder:
         known = Path(folder)
         write_json(known / RECORD, record)
-        checkpoint = Path(config.source.path) if config.source.path else source_folder(build / RECORD)
-        source_folder(known / RECORD).symlink_to(checkpoint.resolve())
+        _link_checkpoints(config, source_folder(build / RECORD), source_folder(known / RECORD))
         walk = _Walk(config, build, store, known)
         found = [walk.visit(job) for job in dag.jobs(STEPS, config) if job[0] != "fetch"]
         return [verdict for verdict in found if verdict]
 
 
+def _link_checkpoints(config: Config, fetched: Path, source: Path) -> None:
+    """Link the checkpoint, and its drafter's files in a folder, to where the steps look for them.
+
+    Args:
+        config: the model's config.
+        fetched: the build's folder source/.
+        source: the folder to make.
+    """
+    checkpoint = Path(config.source.path) if config.source.path else fetched
+    if config.drafter is None:
+        source.symlink_to(checkpoint.resolve())
+        return
+    drafter = Path(config.drafter.path) if config.drafter.path else fetched / FOLDER
+    for file in checkpoint.resolve().iterdir():
+        if file.is_file():
+            _link(file, source / file.name)
+    _link(drafter, source / FOLDER)
+
+
 def _source_record(config: Config, build: Path, store: Store) -> Any:
     """Return source.receipt.json as the next fetch would write it; None if this takes a download."""
-    if config.source.path is None:
-        receipt = build / RECORD
-        record = read_json(receipt) if receipt.is_file() else None
-        return record if record and record["commit"] == config.source.revision else None
-    folder = Path(config.source.path)
+    receipt = build / RECORD
+    there = read_json(receipt) if receipt.is_file() else {}
+    record = _record(config.source, {key: value for key, value in there.items() if key != "drafter"}, store)
+    if record is None or config.drafter is None:
+        return record
+    drafter = _record(config.drafter, there.get("drafter", {}), store)
+    return drafter and record | {"drafter": drafter}
+
+
+def _record(source: Source, fetched: Mapping[str, Any], store: Store) -> dict[str, Any] | None:
+    """Return the record of one checkpoint, given what the last fetch wrote; None if this takes a download."""
+    if source.path is None:
+        return dict(fetched) if fetched.get("commit") == source.revision else None
+    folder = Path(source.path)
     return {"repo": None, "commit": "local", "files": source_description(folder, hash_local(folder, store.hashes))}
 
 

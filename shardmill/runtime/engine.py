@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,7 @@ class Layers:
     program: Program
     inputs: Sequence[str]
     experts: list[tuple[Program, int]]  # each program and its number of experts
+    start: int  # the first layer's index
 
 
 class Engine:
@@ -87,6 +89,7 @@ class Engine:
             manifest: model.json's content.
             root: the folder that the manifest's paths are relative to.
         """
+        self.manifest, self.root = manifest, root
         self.slots: int = manifest["context"]
         self.lengths = lengths(manifest)
         self.vocab: int = manifest["vocab"]
@@ -102,12 +105,18 @@ class Engine:
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
+        self.read: tuple[int, ...] = tuple(manifest.get("drafter", {}).get("taps", ()))
+        # What a drafter reads, the hidden states at the inputs of the layers `read`, by slot: [S, n d].
+        self.taps = np.zeros((self.slots, len(self.read) * self.table.shape[1]), np.float16)
         for part in manifest["parts"]:
+            if part.get("drafter"):
+                continue
             with reshaping(reshape_frequency(manifest)):
                 program = Program(root / part["program"]["path"], part, self.slots)
             if part["kind"] == "layers":
                 kept = part.get("written", {})
-                self.layers.append(Layers(program, [name for name in part["inputs"] if name not in kept], []))
+                inputs = [name for name in part["inputs"] if name not in kept]
+                self.layers.append(Layers(program, inputs, [], part["start"]))
             elif part["kind"] == "experts":
                 self.layers[-1].experts.append((program, part["inputs"]["weights"][1]))
             else:
@@ -172,15 +181,31 @@ class Engine:
         """Return the last layer's output [1, d, T, 1]."""
         x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
         x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
+        if self.rows is None:
+            return self.through(x, slots, positions)
+        rows = token_rows(self.rows, tokens, self.rows.shape[0] // self.vocab)
+        return self.through(x, slots, positions, {"embedded": x, **rows})
+
+    def through(
+        self,
+        x: Floats,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        by_token: Mapping[str, Floats] = MappingProxyType({}),
+    ) -> Floats:
+        """Do the same as `hidden`, given the first part's x [1, channels, T, 1] and inputs by token."""
         if max(slots) >= self.host.length:
             self.fit(max(slots) + 1)
-        given = self.host.arrays(slots, positions)
-        if self.rows is not None:
-            given |= {"embedded": x, **token_rows(self.rows, tokens, self.rows.shape[0] // self.vocab)}
+        given, tapped = self.host.arrays(slots, positions) | dict(by_token), dict[int, Floats]()
         for part in self.layers:
             width, given["x"] = x.shape[1], x
+            tapped[part.start] = x
             hidden = part.program({name: given[name] for name in part.inputs})
+            tapped |= part.program.tapped
             x = joined(hidden, width, self.table.shape[1], part.experts) if part.experts else hidden
+        if self.read:
+            rows = [tapped.get(layer, x)[0, : self.table.shape[1], :, 0] for layer in self.read]  # each [d, T]
+            self.taps[list(slots)] = np.concatenate(rows).T
         return x
 
 

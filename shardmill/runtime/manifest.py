@@ -37,7 +37,7 @@ ENCODER: Keys = {
 LONGEST = 200  # characters of a jsonschema message, which contains the value
 MARK = "buckets"  # a key that only an encoder has
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
-FORMED = ("functions", "written", "contexts")  # keys that only parts with an unusual program form have
+FORMED = ("functions", "written", "contexts", "taps", "drafter")  # keys that only some parts have
 FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses` -> whether a build has the feature
     "contexts": lambda content: "contexts" in content,
     "functions": lambda content: any("functions" in part for part in content["parts"]),
@@ -47,11 +47,12 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "rings": lambda content: bool(content.get("window_slots")),
     "conv": lambda content: bool(content.get("conv_taps")),
     "per-layer": lambda content: any("embedded" in part["inputs"] for part in content["parts"]),
+    "drafter": lambda content: "drafter" in content,
     "int8-table": lambda content: content["embedding"].get("form") == "int8",
     "causal": lambda content: bool(content.get("causal")),
     "dense": lambda content: "dense" in content,
 }
-KINDS = ("layers", "experts", "head", "encoder")
+KINDS = ("layers", "experts", "head", "encoder", "fuse")
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -150,19 +151,31 @@ def _breaks_schema(content: Mapping[str, Any], keys: Sequence[str]) -> str:
 
 def _misfits(content: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys of model.json that contradict a part's inputs: tables of rope, context, window_slots."""
-    inputs = part["inputs"]
-    for name, table in content["rope"].items():
+    inputs, of = part["inputs"], of_drafter(content) if part.get("drafter") else content
+    for name, table in of["rope"].items():
         cos, _ = rope_inputs(name)
         if cos in inputs and inputs[cos][-1] != len(table["inv_freq"]):
             yield f"the table {name} of rope"
-    if any(rope_inputs(name)[0] in inputs and name not in content["rope"] for name in ("rope", "rope_local")):
+    if any(rope_inputs(name)[0] in inputs and name not in of["rope"] for name in ("rope", "rope_local")):
         yield "rope"
     if part["kind"] != "layers":
         return
-    slots = content["context"]
-    for mask, kept in ((MASK, slots), (SLIDING_MASK, content["window_slots"] or slots)):
+    slots = of["context"]
+    for mask, kept in ((MASK, slots), (SLIDING_MASK, of["window_slots"] or slots)):
         if mask in inputs and inputs[mask][-1] != kept:
             yield "context" if kept == slots else "window_slots"
+
+
+def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return model.json or plan.json as if its drafter were the model."""
+    own = {"rope": content["drafter"]["rope"], "window": None, "window_slots": 0, "conv_taps": 0}
+    return {**content, **own, "parts": [part for part in content["parts"] if part.get("drafter")]}
+
+
+def without_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plan.json's or model.json's content with the model's own chain only."""
+    parts = [part for part in content["parts"] if not part.get("drafter")]
+    return {**{key: value for key, value in content.items() if key != "drafter"}, "parts": parts}
 
 
 def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
@@ -298,6 +311,7 @@ def runtime_manifest(
         "window_slots": plan["window_slots"],
         "conv_taps": architecture["graph"]["conv_taps"],
         "eos_token_ids": plan["eos_token_ids"],
+        **({"drafter": plan["drafter"]} if "drafter" in plan else {}),
     }
     return decoder | {"uses": _used(decoder)}
 

@@ -180,6 +180,7 @@ class Program:
         lengths: the program's form by the slots of the context, ascending; empty if there is only one form.
         slots: the current number of slots, if there are several.
         functions: the functions at this number of slots, see `ContextSize`.
+        tapped: the outputs of the last pass that other programs read, [1, d, T, 1], by the layer whose input they are.
         held: the caches that the host keeps for the program, if it does.
         around: a context that surrounds each run, for observing it.
     """
@@ -206,6 +207,8 @@ class Program:
         form = self.lengths[self.slots] if lengths else _in_context(entry)
         self.functions = form.functions
         self.held = HostCaches(entry["written"], form.kept) if entry.get("written") else None
+        self.output, self.taps = str(entry["output"]), {str(name): int(n) for name, n in entry.get("taps", {}).items()}
+        self.tapped: dict[int, Floats] = {}
         self._token_axes = {name: shape.index("T") for name, shape in entry["inputs"].items() if "T" in shape}
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.models: dict[str, Any] = {}
@@ -276,7 +279,7 @@ class Program:
         return found
 
     def __call__(self, inputs: Mapping[str, Floats]) -> Floats:
-        """Run the program and return its first output; write the other outputs to the caches."""
+        """Run the program and return its first output; write new rows to the caches, and keep the taps."""
         tokens = width = 0
         if self.functions:
             name = next(name for name in inputs if name in self._token_axes)
@@ -288,6 +291,8 @@ class Program:
         outputs = self._run(self.functions.get(width, ""), given)
         if self.held:
             self.held.write(outputs, inputs)
+        count = tokens or None  # of a pass that was padded, only its own tokens
+        self.tapped = {layer: np.asarray(outputs[name], np.float32)[:, :, :count] for name, layer in self.taps.items()}
         result = self.result(outputs)
         return result if width == tokens else result.take(range(tokens), TOKENS)
 
@@ -301,10 +306,8 @@ class Program:
         return np.concatenate([array, more], axis)
 
     def result(self, outputs: Mapping[str, Any]) -> Floats:
-        """Return the output that does not belong to a cache."""
-        others = self.held.written.values() if self.held else ()
-        (found,) = (value for name, value in outputs.items() if name not in others)
-        return np.asarray(found, dtype=np.float32)
+        """Return the output that belongs neither to a cache nor to another program."""
+        return np.asarray(outputs[self.output], dtype=np.float32)
 
     def _run(self, function: str, inputs: Mapping[str, Floats]) -> dict[str, Any]:
         caches = self.held.arrays if self.held else {}

@@ -17,7 +17,7 @@ from shardmill.runtime.program import Program
 bundle = Path(sys.argv[1])
 ct.models.utils.compile_model(str(small.make(bundle.parent)), str(bundle))
 for half in range(2):
-    program = Program(bundle, {"inputs": {}, "states": {"kept": []}})
+    program = Program(bundle, {"inputs": {}, "states": {"kept": []}, "output": "hidden"})
     for number in range(int(sys.argv[2]) // 2):
         program(small.passed(1 + number % small.MOST, number / 1000))
 """

@@ -236,7 +236,7 @@ def test_a_folder_that_is_no_build_is_named(tmp_path: Path) -> None:
 
 def test_a_program_that_cannot_be_loaded_is_named_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ShardmillError, match=r"gone\.mlpackage can't be loaded: [^\n]+$"):
-        engine.Program(tmp_path / "gone.mlpackage", {"inputs": {}, "states": {}})
+        engine.Program(tmp_path / "gone.mlpackage", {"inputs": {}, "states": {}, "output": "hidden"})
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no table", safetensors.torch.save({"other": torch.zeros(1)})])

@@ -175,11 +175,13 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     plan = {"model": "m", "architecture": {"vocab": 2, "ropes": {}, "graph": {"conv_taps": 3}, "window": 8}}
     plan |= {"buckets": [], "context": 64, "tokens_max": 4, "widths": [1, 4], "verify": 4, "window_slots": 16}
     plan |= {"eos_token_ids": [], "contexts": [32]}
+    plan |= {"drafter": {"kind": "eagle3"}}
     part: dict[str, Any] = {key: {} for key in PART} | {"kind": "experts", "functions": {"1": "a"}}
     part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}}
     parts = [part | {"name": "e"}]
     made = runtime_manifest(plan | {"parts": parts}, {"e": {"bundles": {}}}, {"form": "int8"})
     assert made["uses"] == [name for name in FEATURES if name not in ("causal", "dense")]  # which encoders alone have
+    del plan["drafter"]
     encoder = dict.fromkeys(("task", "labels", "band", "reach", "pooling")) | {"buckets": [64]}
     made = runtime_manifest(plan | encoder | {"parts": []}, {}, {"form": "int8"})
     assert made["uses"] == ["int8-table"]

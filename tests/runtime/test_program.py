@@ -265,5 +265,5 @@ def test_programs_of_fixed_shapes_have_none(built: tiny.Build, models: Models) -
     load(built, {"1": "t1", "4": "t4"}, reshape_frequency="frequent")
     assert models.told == [{"function_name": "t1"}, {"function_name": "t4"}] * len(built.packages)
     models.told.clear()
-    Program(built.packages["head_0"], {"inputs": {}, "states": {}})
+    Program(built.packages["head_0"], {"inputs": {}, "states": {}, "output": "logits"})
     assert models.told == [{}]

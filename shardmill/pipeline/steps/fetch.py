@@ -1,33 +1,50 @@
-"""fetch: the checkpoint's files, linked into the build, and source.receipt.json."""
+"""fetch: the checkpoint's files and the drafter's, linked into the build, and source.receipt.json."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from shardmill.checkpoint.cache import HashCache
 from shardmill.files import write_json
+from shardmill.models.eagle3 import FOLDER
 from shardmill.pipeline.task import Task, source_folder
 
 log = logging.getLogger(__name__)
 
 
-def task(source: Mapping[str, str | None], hashes: HashCache, before_change: Callable[[], None]) -> Task:
-    """Fill source/ beside the record (source.receipt.json) from a local folder or the hub."""
+def task(
+    source: Mapping[str, str | None],
+    drafter: Mapping[str, str | None] | None,
+    hashes: HashCache,
+    before_change: Callable[[], None],
+) -> Task:
+    """Fill source/ beside the record (source.receipt.json) from a local folder or the hub.
+
+    A drafter's files go into a folder inside source/, and the record describes the files under `drafter`.
+    """
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.checkpoint.fetch import fetch  # brings in a hub's client, which other jobs need not load
 
-        content = fetch(
-            path=Path(source["path"]) if source["path"] else None,
-            repo=source["repo"],
-            revision=source["revision"],
-            dest=source_folder(made["record"]),
-            cache=hashes,
-            before_change=before_change,
-        )
+        def fetched(one: Mapping[str, str | None], dest: Path) -> dict[str, Any]:
+            found = fetch(
+                path=Path(one["path"]) if one["path"] else None,
+                repo=one["repo"],
+                revision=one["revision"],
+                dest=dest,
+                cache=hashes,
+                before_change=before_change,
+            )
+            log.info("%d files at %s", len(found["files"]), found["commit"])
+            return found
+
+        dest = source_folder(made["record"])
+        content = fetched(source, dest)
+        if drafter:
+            content["drafter"] = fetched(drafter, dest / FOLDER)
         write_json(made["record"], content)
-        log.info("%d files at %s", len(content["files"]), content["commit"])
 
     return Task(work)

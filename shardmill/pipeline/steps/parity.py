@@ -12,12 +12,14 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import thresholds
 from shardmill.models import ENCODER
+from shardmill.models.eagle3 import FOLDER
 from shardmill.models.interface import FIXED
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
 from shardmill.runtime.bundles import reshaping
+from shardmill.runtime.manifest import of_drafter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +76,8 @@ def task(
         "bundle": bundle.sha256,
         "reference": seen(states.path, piece),
     } | ({"codes": codes[0].sha256} if file else {})
-    params = {**host_side(plan), "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged, **told}
+    of = {**host_side(of_drafter(plan)), "taps": plan["drafter"]["taps"]} if piece.drafter else host_side(plan)
+    params = {**of, "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged, **told}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine, **told})
 
 
@@ -87,7 +90,7 @@ def measurements(
     stored: PackageWeights,
     forms: Mapping[str, str],
 ) -> Iterator[Measurement | NotRun]:
-    """Yield the measurements of a program of layers, of experts, of an LM head, or of an encoder.
+    """Yield the measurements of a program of layers, of experts, of an LM head, of an encoder, or of a drafter.
 
     Measurements of weights come first: coremltools holds a matrix twice while reading it, so the transformers model is
     loaded later.
@@ -101,7 +104,7 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import encoder, parity
+    from shardmill.gates import eagle3, encoder, parity
     from shardmill.gates.reference import EncoderReference, Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
 
@@ -111,6 +114,10 @@ def measurements(
         tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]
         runner = encoder.EncoderRunner(bundle, piece, plan)
         yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
+        return
+    if piece.drafter:
+        case = eagle3.head_case(piece, plan["drafter"]["taps"], known, source / FOLDER, stored)
+        yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
         return
     reference = Reference(source, plan["context"], carried_channels(plan))
     case = parity.part_case(piece, reference, known, source, stored)

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill.files import read_json, write_json
+from shardmill.models.interface import DRAFT_PARTS
 from shardmill.pipeline.steps.parity import host_side
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
+from shardmill.runtime.manifest import without_drafter
 
 
 def task(
     summary: Path, states: Artifact, bundles: list[Artifact], table: Artifact, precisions: list[str], tools: Tools
 ) -> Task:
     """Describe {"tokens": N, "costs": [...]}: the programs' cost in fp16 and in each of the precisions."""
-    plan = read_json(summary)
+    plan = without_drafter(read_json(summary))
+    bundles = [bundle for bundle in bundles if bundle.path.stem not in DRAFT_PARTS]
 
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file

@@ -5,6 +5,7 @@ The statements do not vary from run to run; unknown values are absent. docs/atte
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ from packageurl import PackageURL
 from shardmill import __version__
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.paths import RECORD_FILE
-from shardmill.files import read_json, read_sealed, write_json, write_text
+from shardmill.files import dumps, read_json, read_sealed, write_json, write_text
+from shardmill.models.eagle3 import FOLDER
 from shardmill.pipeline.attest import (
     BUILD_TYPE,
     BUILDER,
@@ -125,9 +127,9 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
     model = read_manifest(build, COMPLETE)
     names = {path: path.relative_to(build).as_posix() for path in records.receipts}
     steps = {names[path].removesuffix(RECEIPT): read_sealed(path) for path in records.receipts}
-    fetched = hash_file(records.record)
     byproducts = [
-        *((name, fetched) for name in (records.record.name, f"{SOURCE}/{RECORD_FILE}")),
+        (records.record.name, hash_file(records.record)),
+        *_source_files(read_json(records.record)),
         (results.name, hash_file(results)),
         *((names[path], hash_file(path)) for path in records.receipts),
     ]
@@ -152,14 +154,24 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
     return with_seal(statement(PROVENANCE, (*subjects(model, records.manifest), *verdict_hashes(steps)), predicate))
 
 
-def _checkpoint(source: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what was fetched: the repository at its commit, where there is one, and every file."""
+def _source_files(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[tuple[str, str]]:
+    """Yield (path, sha256) of the source.json in a checkpoint's folder, and in the folder of its drafter."""
+    own = {key: value for key, value in source.items() if key != "drafter"}
+    yield f"{folder}/{RECORD_FILE}", hashlib.sha256(dumps(own).encode()).hexdigest()
+    if "drafter" in source:
+        yield from _source_files(source["drafter"], f"{folder}/{FOLDER.rstrip('/')}")
+
+
+def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dict[str, Any]]:
+    """Yield what was fetched to a folder: the repository at its commit, where there is one, and every file."""
     url = ""
     if source["repo"]:
         url = _huggingface(source["repo"], source["commit"])
-        yield {"name": SOURCE, "uri": url, "digest": {"gitCommit": source["commit"]}}
+        yield {"name": folder, "uri": url, "digest": {"gitCommit": source["commit"]}}
     for name, file in source["files"].items():
-        yield resource_descriptor(f"{SOURCE}/{name}", file["sha256"]) | ({"uri": f"{url}#{name}"} if url else {})
+        yield resource_descriptor(f"{folder}/{name}", file["sha256"]) | ({"uri": f"{url}#{name}"} if url else {})
+    if "drafter" in source:
+        yield from _checkpoint(source["drafter"], f"{folder}/{FOLDER.rstrip('/')}")
 
 
 def _huggingface(repo: str, commit: str) -> str:

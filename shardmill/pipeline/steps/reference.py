@@ -76,8 +76,9 @@ def positions(parity: Mapping[str, Any], context: int) -> int:
 def seen(states: Path, part: Part) -> str:
     """Return the content hash of a part's reference values.
 
-    The values are the hidden states at the part's edges; for a head, the last hidden state and the logits. The edges of
-    experts are the edges of their layer. So a change in one layer does not affect the parts before that layer.
+    The values are the hidden states at the part's edges; for a head, the last hidden state and the logits; for a part
+    of a drafter, all hidden states. The edges of experts are the edges of their layer. So a change in one layer does
+    not affect the parts before that layer.
 
     Args:
         states: the output of this step, or a link to that file.
@@ -89,6 +90,8 @@ def seen(states: Path, part: Part) -> str:
         output, tokens = held[f"output_{part.tokens}"], held["tokens"]
         return _hashed(states, [(tokens.start, tokens.end), (output.start, output.end)], repr(output.shape))
     hidden, logits = held["hidden"], held["logits"]
+    if part.drafter:
+        return _hashed(states, [(hidden.start, hidden.end)], repr(hidden.shape))
     edge = (hidden.end - hidden.start) // hidden.shape[0]  # bytes
     end = hidden.shape[0] - 1
     edges = {"layers": (part.start, part.end), "experts": (part.layer, part.layer + 1)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import isclose
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
-from shardmill.models.architecture import EMBED, PREFIX, RANK, ModelDescription, blocks, name_under
+from shardmill.models.architecture import EMBED, PREFIX, RANK, Architecture, ModelDescription, blocks, name_under
+from shardmill.models.eagle3 import EAGLE3, FOLDER, TOKENS, Drafter
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import GRAPH, NATIVE, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
@@ -53,7 +55,8 @@ def task(
 
     `recipe` is the file that the config's `convert.precision` names, if it names one.
     """
-    files = read_json(record)["files"]
+    fetched = read_json(record)
+    files = fetched["files"]
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.config import checked
@@ -67,6 +70,7 @@ def task(
     form = {key: settings["program"][key] for key in FORM}
     relevant |= {"program": form} if form != FORM else {}
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
+    known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}
     return Task(work, Action("split", known, relevant, **tools))
 
 
@@ -94,11 +98,12 @@ def split(
     if any(rope.factors == "long" for rope in architecture.ropes.values()):
         log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.length)
     tensors = read_tensors(source)
+    drafter, of_drafter = _read_drafter(source / FOLDER, settings, architecture)
     model = model.under(prefix_of(tensors, model.prefix))
     _refuse_foreign(model, tensors)
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     _check_fixed(model, tensors, source)
-    drafts = plan.draft_parts(settings, model, tensors)
+    drafts = plan.draft_parts(settings, model, tensors | of_drafter, drafter)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
     head = name_under(model.prefix, HEAD)
     copy = {head: tensors[head]} if architecture.tied and head in model.ignored and head in tensors else {}
@@ -106,14 +111,17 @@ def split(
     if copy:
         check_tied(scan.tensors, head, model.prefix + EMBEDDING)
     parts = plan.with_hashes(drafts, scan.tensors)
-    host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(parts, files)}
+    chain = [part for part in parts if not part.drafter]
+    host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(chain, files)}
     derived = {
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,
-        "weights": asdict(topology.stored_weights(parts, settings.convert.recipe)),
+        "weights": asdict(topology.stored_weights(chain, settings.convert.recipe)),
         "passes": [asdict(one) for one in topology.pass_traffic(settings, architecture)],
         "lengths": [asdict(one) for one in topology.traffic_lengths(settings, architecture)],
     }
-    return parts, plan.plan_json(settings, model, parts) | host | derived | read_out(settings, model, source)
+    drafting = _host_side(drafter, source, architecture.vocab) if drafter else None
+    result = plan.plan_json(settings, model, parts, drafting) | host | derived
+    return parts, result | read_out(settings, model, source)
 
 
 def read_out(settings: Config, model: ModelDescription, source: Path) -> dict[str, Any]:
@@ -159,6 +167,72 @@ def answer_tokens(source: Path, answers: Sequence[str]) -> list[int]:
         if len(ids) != 1:
             raise ConfigError(f"answers: {answer!r} is {len(ids)} tokens; each answer must be one token")
     return [ids[0] for ids in found]
+
+
+def _read_drafter(folder: Path, settings: Config, target: Architecture) -> tuple[Drafter | None, dict[str, TensorInfo]]:
+    """Return the description of a config's drafter and its tensors, whose names and files begin with FOLDER.
+
+    Args:
+        folder: where the drafter's checkpoint lies.
+        settings: the config; without a drafter there is no description and no tensor.
+        target: the drafter's model.
+
+    Raises:
+        CheckpointError: the checkpoint is no EAGLE-3 head, or the head of another model.
+        ConfigError: a program of the drafter would be too large.
+    """
+    from shardmill import topology
+    from shardmill.checkpoint.headers import check_tensors, read_tensors
+    from shardmill.models.eagle3 import describe
+    from shardmill.models.hf_config import load_hf_config
+
+    if settings.drafter is None:
+        return None, {}
+    found = read_tensors(folder)
+    drafter = describe(load_hf_config(folder), found, target, settings.length)
+    for problem in topology.overweight_drafter(settings, target, drafter):
+        raise ConfigError(problem)
+    tensors = {
+        FOLDER + name: replace(info, name=FOLDER + name, file=FOLDER + info.file) for name, info in found.items()
+    }
+    check_tensors(tensors, plan.drafter_shapes(drafter), optional=drafter.model.ignored)
+    return drafter, tensors
+
+
+def _host_side(drafter: Drafter, source: Path, vocab: int) -> dict[str, Any]:
+    """Return what the host needs of a drafter for a model of `vocab` tokens.
+
+    Raises CheckpointError if the checkpoint does not say which tokens it drafts, or not in their order.
+    """
+    a = drafter.model.architecture
+    ropes = {name: asdict(rope) for name, rope in a.ropes.items()}
+    content = {"kind": EAGLE3, "taps": list(drafter.taps), "vocab": a.vocab, "rope": ropes}
+    return content | ({"tokens": _token_bits(source / FOLDER, a.vocab, vocab)} if drafter.mapped else {})
+
+
+def _token_bits(folder: Path, rows: int, vocab: int) -> str:
+    """Return a bit for each token up to the last of the `rows` that an LM head has, in base64.
+
+    The lowest bit of a byte comes first. Raises CheckpointError, see `_host_side`.
+    """
+    import numpy as np
+
+    from shardmill.checkpoint.headers import read_tensors
+
+    info = read_tensors(folder).get(TOKENS)
+    if info is None:
+        raise CheckpointError(f"drafter: its LM head has {rows} of {vocab} tokens, and no {TOKENS} says which")
+    if info.shape != (rows,) or info.dtype not in ("I64", "I32"):
+        raise CheckpointError(f"drafter: {TOKENS} is {info.dtype} {list(info.shape)}, not {rows} integers")
+    with (folder / info.file).open("rb") as file:
+        file.seek(info.start)
+        offsets = np.frombuffer(file.read(info.end - info.start), {"I64": "<i8", "I32": "<i4"}[info.dtype])
+    tokens = np.arange(rows) + offsets
+    if tokens[0] < 0 or tokens[-1] >= vocab or (np.diff(tokens) <= 0).any():
+        raise CheckpointError(f"drafter: {TOKENS}: the rows of its LM head are not in the order of the model's tokens")
+    bits = np.zeros(int(tokens[-1]) + 1, np.uint8)
+    bits[tokens] = 1
+    return b64encode(np.packbits(bits, bitorder="little").tobytes()).decode()
 
 
 def prefix_of(tensors: Iterable[str], usual: str) -> str:

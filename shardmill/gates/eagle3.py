@@ -1,0 +1,128 @@
+"""An EAGLE-3 head out of transformers' modules, and the cases of its parts.
+
+transformers does not know EAGLE-3. The layer of a head is a Llama layer whose attention reads twice the width. So the
+module here is transformers' layer with other projections, joined as the published code joins them; models/eagle3.py
+lists the sources. The module's parameters have the names of the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.convert.weights import read_info
+from shardmill.gates.stored import StoredWeights
+from shardmill.models.eagle3 import FOLDER, TAPS
+from shardmill.models.hf_config import load_hf_config
+from shardmill.plan import Part
+
+if TYPE_CHECKING:
+    from shardmill.gates.parity import Case
+
+
+class Head(nn.Module):
+    """A head; all its inputs and outputs have a row for each token of one text."""
+
+    def __init__(self, config: Any) -> None:
+        """Build the head in fp32, with transformers' initial weights.
+
+        Args:
+            config: transformers' LlamaConfig of one layer, with `draft_vocab_size` unless that is `vocab_size`.
+        """
+        from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+        super().__init__()
+        config, width = copy(config), config.hidden_size
+        config._attn_implementation = "eager"
+        self.config, rows = config, getattr(config, "draft_vocab_size", None) or config.vocab_size
+        self.fc = nn.Linear(TAPS * width, width, bias=False)
+        self.midlayer = LlamaDecoderLayer(config, 0)
+        attention, bias = self.midlayer.self_attn, bool(config.attention_bias)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(attention, name, nn.Linear(2 * width, getattr(attention, name).out_features, bias))
+        self.midlayer.hidden_norm = LlamaRMSNorm(width, config.rms_norm_eps)
+        self.norm, self.lm_head = LlamaRMSNorm(width, config.rms_norm_eps), nn.Linear(width, rows, bias=False)
+        self.rotary = LlamaRotaryEmbedding(config)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """Return what the layer reads of the model's hidden states: [n, d] of [n, 3 d]."""
+        found: Tensor = self.fc(taps)
+        return found
+
+    def forward(self, embedded: Tensor, read: Tensor) -> Tensor:
+        """Return the layer's outputs [n, d] at positions 0 .. n - 1; a position sees itself and earlier ones.
+
+        Args:
+            embedded: the embedding of the token after each position, [n, d].
+            read: what `fuse` gives at each position, [n, d].
+        """
+        layer: Any = self.midlayer
+        count = len(read)
+        z = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(read)], dim=-1)[None]
+        turns = self.rotary(z, torch.arange(count)[None])
+        mask = torch.full((count, count), torch.finfo(z.dtype).min).triu(1)[None, None]
+        mixed, _ = layer.self_attn(hidden_states=z, position_embeddings=turns, attention_mask=mask)
+        y = read + mixed[0]
+        found: Tensor = y + layer.mlp(layer.post_attention_layernorm(y))
+        return found
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [n, rows] of the layer's outputs [n, d]."""
+        found: Tensor = self.lm_head(self.norm(hidden))
+        return found
+
+
+def load_head(folder: Path) -> Head:
+    """Return the head of a checkpoint, in fp32."""
+    head, tensors = Head(load_hf_config(folder)).eval(), read_tensors(folder)
+    prefix = "midlayer." if any(name.startswith("midlayer.") for name in tensors) else "layers.0."
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            parameter.copy_(read_info(tensors[name.replace("midlayer.", prefix)], folder).float())
+    return head.requires_grad_(False)
+
+
+def head_case(
+    part: Part, taps: Sequence[int], known: Mapping[str, Tensor], folder: Path, stored: StoredWeights
+) -> Case:
+    """Return the case of a part of a head: the text's pairs of a hidden state and the token after it.
+
+    Args:
+        part: the part.
+        taps: the model's layers whose inputs the head reads.
+        known: transformers' results for the text with the original weights: hidden [layers + 1, n, d or more].
+        folder: the head's checkpoint.
+        stored: the package's weights.
+    """
+    exact, held, width = load_head(folder), load_head(folder), part.graph.hidden
+    hidden = known["hidden"][:, :, :width]
+    parameters = dict(held.named_parameters())
+    with torch.no_grad():
+        for name in {tensor.source.tensor for tensor in part.tensors}:
+            parameters[name.removeprefix(FOLDER).replace("layers.0.", "midlayer.")].copy_(stored(name))
+        tapped = torch.cat([hidden[layer] for layer in taps], dim=-1)
+        embedded, read = hidden[0, 1:], exact.fuse(tapped)[:-1]
+        last = exact(embedded, read)
+        if part.kind == "fuse":
+            return _case({"x": tapped}, held, lambda head: head.fuse(tapped), exact)
+        if part.kind == "head":
+            return _case({"hidden": last}, held, lambda head: head.logits(last), exact)
+        x = torch.cat([embedded, read], dim=-1)
+        return _case({"x": x}, held, lambda head: head(embedded, read), exact)
+
+
+def _case(rows: Mapping[str, Tensor], held: Head, run: Any, exact: Head) -> Case:
+    """Return a case, given how a head computes its result."""
+    from shardmill.gates.parity import Case  # brings in coremltools, which training need not load
+
+    def result(head: Head) -> list[Tensor]:
+        with torch.no_grad():
+            return [run(head)]
+
+    return Case({name: each.numpy() for name, each in rows.items()}, lambda: result(held), lambda: result(exact), held)

@@ -1,0 +1,125 @@
+"""An EAGLE-3 head as data: a checkpoint of one layer, which drafts for a model from three of its hidden states.
+
+At position i the head gets what the model computed there, and the token t_(i+1). It predicts t_(i+2):
+
+    f_i = fc [taps of position i], or in a draft's further steps the head's own output at i - 1
+    z   = [input_layernorm(embedding of t_(i+1)); hidden_norm(f_i)]
+    y   = f_i + attention(z)
+    output = y + mlp(post_attention_layernorm(y))
+    logits = lm_head(norm(output))
+
+The three taps are the inputs of the model's layers 2, n // 2 and n - 3, unless config.json lists others. The rows of
+lm_head are tokens of a smaller vocabulary: row r is the model's token r + d2t[r]. The embedding is the model's.
+
+Sources:
+
+- SafeAILab/EAGLE, eagle/traineagle3/cnets.py at 9666a81: the layer, and the names of tensors.
+- vLLM, vllm/model_executor/models/llama_eagle3.py at 583507d: layers.0 for midlayer, d2t, and that the next step reads
+  the output before the last norm.
+- SGLang, set_eagle3_layers_to_capture: config.json lists layers whose outputs are the taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import Architecture, LayerSpec, ModelDescription, Sources, TensorSource
+from shardmill.models.decoder import attention_biases, decoder
+from shardmill.models.layer_constants import layer_constants
+
+EAGLE3 = "eagle3"
+TAPS = 3
+FOLDER = "drafter/"  # of its files beside the model's; begins the names of its tensors
+TOKENS = "d2t"  # tensor: what is added to a row of lm_head to get the model's token
+UNUSED = ("t2d", "embed_tokens.weight")  # the model's tokens that lm_head has, and a copy of the model's table
+LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+READ = ("attention_bias", "draft_vocab_size", "eagle_config", "target_hidden_size", "vocab_size")
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A head, and what the head reads of its model.
+
+    Attributes:
+        model: its layer, and its LM head over `architecture.vocab` tokens; names of tensors begin with FOLDER.
+        taps: the model's layers whose inputs it reads, in the order in which `fc` takes them.
+        mapped: whether its tokens have other numbers than the model's.
+    """
+
+    model: ModelDescription
+    taps: tuple[int, ...]
+    mapped: bool
+
+
+def describe(config: Any, tensors: Collection[str] | None, target: Architecture, context: int) -> Drafter:
+    """Return the description of a head for a model.
+
+    Args:
+        config: transformers' config of the head, of the type llama.
+        tensors: the names of its checkpoint's tensors; None if only its config is there yet.
+        target: its model.
+        context: key/value slots of the programs.
+
+    Raises:
+        CheckpointError: it is no EAGLE-3 head, or another model's.
+    """
+    names = ("fc.weight",) if tensors is None else tensors
+    if config.model_type != "llama" or config.num_hidden_layers != 1 or "fc.weight" not in names:
+        raise CheckpointError("drafter: no EAGLE-3 head: that has a config of type llama, one layer, and fc.weight")
+    rows = getattr(config, "draft_vocab_size", None) or config.vocab_size
+    _check_target(config, rows, target)
+    config = copy(config)
+    config.max_position_embeddings = max(context, config.max_position_embeddings)  # a draft may be wrong anywhere
+    found = decoder(config, context, READ, kinds=(LayerSpec(paired=True),), **attention_biases(config)).architecture
+    # The stream of a head is in the model's units, so what its branches add to the stream has them too.
+    units = dict.fromkeys(("self_attn.o_proj.weight", "mlp.down_proj.weight"), target.graph.stream_scale)
+    prefix = "midlayer." if any(name.startswith("midlayer.") for name in names) else "layers.0."
+    sources: dict[str, Sources] = {
+        f"layers.0.{role}": TensorSource(FOLDER + prefix + role, times=units.get(role, 1.0))
+        for role in layer_constants(found.graph, found.kinds[0])
+    }
+    sources |= {path: TensorSource(FOLDER + path) for path in ("fc.weight", "norm.weight", "lm_head.weight")}
+    graph = replace(found.graph, stream_scale=target.graph.stream_scale)
+    architecture = replace(found, model_type=EAGLE3, graph=graph, vocab=rows, tied=False)
+    model = ModelDescription(architecture, sources, ignored=tuple(FOLDER + name for name in (TOKENS, *UNUSED)))
+    return Drafter(model, _tapped_layers(config, target.layers), rows < target.vocab or TOKENS in names)
+
+
+def _check_target(config: Any, rows: int, target: Architecture) -> None:
+    """Raise CheckpointError if a head of `rows` tokens does not fit the model."""
+    width = getattr(config, "target_hidden_size", None) or config.hidden_size
+    for what, ours, theirs in (
+        ("hidden_size", config.hidden_size, target.graph.hidden),
+        ("target_hidden_size", width, target.graph.hidden),
+        ("vocab_size", config.vocab_size, target.vocab),
+    ):
+        if ours != theirs:
+            raise CheckpointError(f"drafter: its {what} is {ours}, the model's {theirs}: it is another model's head")
+    if rows > target.vocab:
+        raise CheckpointError(f"drafter: draft_vocab_size {rows} is over the model's {target.vocab} tokens")
+
+
+def _tapped_layers(config: Any, layers: int) -> tuple[int, ...]:
+    """Return the layers of a model of `layers` layers whose inputs a head reads, in order.
+
+    Raises CheckpointError for layers that the model lacks.
+    """
+    given = getattr(config, "eagle_config", None) or {}
+    if not isinstance(given, dict) or given.get("use_aux_hidden_state") is False:
+        raise CheckpointError(
+            f"drafter: eagle_config is {given!r}: a head that reads {TAPS} hidden states is supported"
+        )
+    ids = given.get(LAYER_IDS)
+    found = default_taps(layers) if ids is None else tuple(i + 1 for i in ids)
+    if len(found) != TAPS or not all(1 <= i <= layers for i in found):
+        raise CheckpointError(f"drafter: {LAYER_IDS} {ids}: the model has {layers} layers, and a head reads {TAPS}")
+    return found
+
+
+def default_taps(layers: int) -> tuple[int, ...]:
+    """Return the layers whose inputs a head reads if its config names none."""
+    return 2, layers // 2, layers - 3

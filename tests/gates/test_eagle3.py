@@ -1,0 +1,86 @@
+"""A head's parts as they ship: planned, converted and judged, and the module that judges against published code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import heads
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from shardmill.gates import eagle3, measurement, parity
+from shardmill.gates.weights import PackageWeights
+from shardmill.machine import load_programs_as
+from shardmill.models.interface import DRAFT_PARTS
+from shardmill.runtime.manifest import of_drafter
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+    return tiny.build_with_head(tmp_path_factory.mktemp("head"))
+
+
+@pytest.fixture(scope="module")
+def known(build: tiny.Build) -> Mapping[str, Tensor]:
+    """What the reference step keeps: hidden states before and after every layer."""
+    with torch.no_grad():
+        out = tiny.transformers_model(build.source)(torch.tensor([build.text[:40]]), output_hidden_states=True)
+    return {"hidden": torch.stack([each[0] for each in out.hidden_states])}
+
+
+def test_the_judging_module_computes_what_was_published(tmp_path: Path) -> None:
+    folder = heads.write_head(tmp_path / "head")
+    head, w = eagle3.load_head(folder), heads.read_head(folder)
+    embedded, read = torch.randn(2, 20, tiny.HIDDEN, generator=torch.Generator().manual_seed(3))
+    out = heads.published(w, embedded, read)
+    torch.testing.assert_close(head(embedded, read), out, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(head.logits(out), heads.logits(w, out), rtol=1e-5, atol=1e-5)
+    taps = torch.randn(5, 3 * tiny.HIDDEN, generator=torch.Generator().manual_seed(4))
+    torch.testing.assert_close(head.fuse(taps), taps @ w["fc.weight"].T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
+@pytest.mark.parametrize("name", DRAFT_PARTS)
+def test_every_part_passes_its_gate(build: tiny.Build, known: Mapping[str, Tensor], tmp_path: Path, name: str) -> None:
+    found = judged(build, known, tmp_path, name)
+    rows = measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
+    measurement.demand(name, rows)
+    assert {"program_error", "width_error", "psnr"} <= {row["name"] for row in rows}
+    assert ("rejected_draft_error" in {row["name"] for row in rows}) == (name == "draft_layers")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
+@pytest.mark.parametrize("wrong", ["embedding of the same token", "the stream first"])
+def test_a_wrong_head_fails(
+    build: tiny.Build, known: Mapping[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    """The reference deviates as a wrong program would: the gate sees it."""
+    whole = eagle3.Head.forward
+
+    def forward(self: Any, embedded: Tensor, read: Tensor) -> Tensor:
+        if wrong == "embedding of the same token":
+            return whole(self, embedded.roll(1, 0), read)
+        return whole(self, read, embedded) + read - embedded  # each part with the other's norm
+
+    monkeypatch.setattr(eagle3.Head, "forward", forward)
+    rows = measurement.compare(
+        one for one in judged(build, known, tmp_path, "draft_layers") if isinstance(one, measurement.Measurement)
+    )
+    assert [row["name"] for row in rows if not row["passed"]][:1] == ["program_error"]
+
+
+def judged(build: tiny.Build, known: Mapping[str, Tensor], folder: Path, name: str) -> list[Any]:
+    """All measurements of one part."""
+    bundle = folder / f"{name}.mlmodelc"
+    with load_programs_as("fp16"):
+        ct.models.utils.compile_model(str(build.packages[name]), str(bundle))
+    part = build.parts[name]
+    stored = PackageWeights(build.packages[name], part)
+    case = eagle3.head_case(part, build.plan["drafter"]["taps"], known, build.source / "drafter", stored)
+    return list(parity.part_parity(parity.PartRunner(bundle, part, of_drafter(build.plan)), case))
