@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shardmill.decode import ContextPolicy, Drafter
+    from shardmill.decode.drafters import Head
 
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -60,9 +61,9 @@ Build = Annotated[
 ]
 
 # Written out, because --help must not wait for the imports of decode; a test compares them with decode's names.
-DRAFTERS = "none, ngram, suffix, learned or draft_model"
+DRAFTERS = "none, ngram, suffix, learned, eagle3 or draft_model"
 POLICIES = "cost_model or always"
-EFFECT = "Affects the speed only, except that draft_model at a temperature also changes what a seed gives."
+EFFECT = "Affects the speed only, but eagle3 and draft_model at a temperature also change what a seed gives."
 
 DrafterName = Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")]
 DraftBuild = Annotated[
@@ -126,6 +127,14 @@ def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = Fal
         raise typer.BadParameter("--draft-build goes with --drafter draft_model")
 
 
+def check_head(name: str, build: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise ShardmillError for the drafter eagle3 if the build of `manifest` has no head."""
+    from shardmill.decode.drafters import EAGLE3
+
+    if name == EAGLE3 and "drafter" not in manifest:
+        raise ShardmillError(f"{build}: has no EAGLE-3 head; name one under `drafter` in its config, and build again")
+
+
 def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
     """Raise ShardmillError if a draft model is not built, or has another vocabulary than the model of `manifest`."""
     ours, theirs = manifest["vocab"], read_manifest(draft_build)["vocab"]
@@ -152,11 +161,22 @@ def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
 
 
 def make_drafter(
-    name: str, draft_build: Path | None, vocab: int, precision: str, context_policy: ContextPolicy
+    name: str,
+    draft_build: Path | None,
+    vocab: int,
+    precision: str,
+    context_policy: ContextPolicy,
+    head: Head | None = None,
 ) -> Drafter:
-    """Return a drafter that `check_drafter` has accepted; a draft model is loaded like the target model.
+    """Return a drafter that `check_drafter` and `check_head` have accepted; a draft model is loaded like the model.
 
-    `vocab` is the target's vocabulary size, and `context_policy` what the draft model does when its context is full.
+    Args:
+        name: the drafter's name.
+        draft_build: the draft model's build.
+        vocab: the model's vocabulary size.
+        precision: the portable engine's precision.
+        context_policy: what the model, the draft model and a head do when the context is full.
+        head: the engine of the build's own head, for the drafter eagle3.
     """
     from shardmill.decode import Session, create_drafter
     from shardmill.runtime import process
@@ -164,7 +184,7 @@ def make_drafter(
     session = None
     if draft_build is not None:
         session = Session(process.load_engine(draft_build, precision), context_policy=context_policy)
-    return create_drafter(name, draft_session=session, vocab=vocab)
+    return create_drafter(name, draft_session=session, vocab=vocab, head=head, context_policy=context_policy)
 
 
 def read_prompt_file(file: Path) -> str:

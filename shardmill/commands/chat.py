@@ -25,6 +25,7 @@ from shardmill.commands.arguments import (
     TemplateFile,
     check_draft_build,
     check_drafter,
+    check_head,
     check_sliding,
     checked_text,
     make_drafter,
@@ -65,6 +66,7 @@ def chat(
     check_drafter(drafter, draft_build)
     sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
     manifest = read_manifest(build)
+    check_head(drafter, build, manifest)
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
     check_sliding(context_policy, manifest)
@@ -73,7 +75,7 @@ def chat(
     model = serving.load_model(build, None, precision, chat_template=chat_template)
     talk = Talk(
         model,
-        make_drafter(drafter, draft_build, model.engine.vocab, precision, context_policy),
+        make_drafter(drafter, draft_build, model.engine.vocab, precision, context_policy, model.head),
         sampling,
         max_new_tokens,
         context_policy,

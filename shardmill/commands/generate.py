@@ -22,6 +22,7 @@ from shardmill.commands.arguments import (
     Precision,
     check_draft_build,
     check_drafter,
+    check_head,
     check_policy,
     check_sliding,
     checked_text,
@@ -142,6 +143,7 @@ def generate(
     """Continue a text with a built model."""
     from shardmill.decode import Options, Sampling, Session, check_prompt, create_policy
     from shardmill.decode import generate as decode
+    from shardmill.decode.drafters import EAGLE3
     from shardmill.runtime import process
 
     check_drafter(drafter, draft_build)
@@ -150,15 +152,18 @@ def generate(
     text = _read_text(prompt, prompt_file, "the prompt", refusal)
     sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
     manifest = read_manifest(build)
+    check_head(drafter, build, manifest)
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
     check_sliding(context_policy, manifest)
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     tokens: list[int] = tokenizer.encode(text).ids
     check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
-    session = Session(process.load_engine(build, precision), context_policy=context_policy)
+    engine = process.load_engine(build, precision)
+    head = engine.load_drafter() if drafter == EAGLE3 else None
+    session = Session(engine, context_policy=context_policy)
     events = decode(
-        drafter=make_drafter(drafter, draft_build, manifest["vocab"], precision, context_policy),
+        drafter=make_drafter(drafter, draft_build, engine.vocab, precision, context_policy, head),
         policy=create_policy(policy, session.widths),
         session=session,
         prompt=tokens,

@@ -21,6 +21,7 @@ from shardmill.commands.arguments import (
     TemplateFile,
     check_draft_build,
     check_drafter,
+    check_head,
     check_policy,
 )
 from shardmill.errors import ShardmillError
@@ -104,6 +105,8 @@ def serve(
     _check_allowed(allowed, host, private)
     check_drafter(drafter, draft_build, may_change=True)
     check_policy(policy)
+    if drafter == "eagle3":
+        check_head(drafter, build, read_manifest(build))
     if draft_build is not None:
         check_draft_build(draft_build, read_manifest(build))
     if draft_table is not None:

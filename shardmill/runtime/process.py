@@ -24,6 +24,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.machine import cores, is_portable, set_threads
 from shardmill.models.host import Floats, bucket_for
 from shardmill.runtime import bundles
+from shardmill.runtime.drafter import load_drafter
 from shardmill.runtime.engine import Engine, load, load_encoder
 from shardmill.runtime.manifest import ENCODER, holds_encoder, read_manifest, verify_width
 
@@ -82,6 +84,7 @@ def timings(run: Callable[[], object], seconds: float) -> list[float]:
 
 
 MAIN = f"from {__name__} import main; main()"
+LOAD_DRAFTER = "load_drafter"  # a call that gives a model the attribute `drafter`
 LOADING, RESULT, FAILED = "loading", "result", "failed"  # kinds of messages from the child
 PATIENCE = 5.0  # seconds that a child may take to end after its socket has closed
 
@@ -176,6 +179,11 @@ class EngineProcess(Process):
         self.verify = verify_width(manifest)
         super().__init__(build, precision, shared=_logit_bytes(manifest))
 
+    def load_drafter(self) -> DrafterProcess:
+        """Load the programs of the build's drafter in the same process, and return the drafter."""
+        self.call(LOAD_DRAFTER)
+        return DrafterProcess(self)
+
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
         self.call("forward", list(tokens), list(slots), list(positions))
@@ -200,6 +208,39 @@ class EngineProcess(Process):
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at an earlier position, or at the end."""
         return bool(self.call("rewindable", position))
+
+
+class DrafterProcess:
+    """The drafter of a decoder in a separate process; implements the protocol of shardmill.decode.engine."""
+
+    def __init__(self, model: EngineProcess) -> None:
+        self.model = model
+        self.slots, self.vocab, self.widths, self.verify = model.slots, model.vocab, model.widths, model.verify
+
+    def follow(self, known: int) -> None:
+        """See `DrafterEngine.follow`."""
+        self.model.call("drafter.follow", known)
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
+        """See `DrafterEngine.forward`."""
+        found: Floats = self.model.call("drafter.forward", list(tokens), list(slots), list(positions))
+        return found
+
+    def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
+        """Do the same as `forward` without running the LM head."""
+        self.model.call("drafter.write", list(tokens), list(slots), list(positions))
+
+    def reset(self) -> None:
+        """Forget every slot."""
+        self.model.call("drafter.reset")
+
+    def fit(self, slots: int) -> None:
+        """See `EngineProcess.fit`."""
+        self.model.call("drafter.fit", slots)
+
+    def forget(self, slots: Sequence[int]) -> None:
+        """Hide slots until they are written again."""
+        self.model.call("drafter.forget", list(slots))
 
 
 class EncoderProcess(Process):
@@ -263,7 +304,10 @@ def main() -> None:
 def _answer(model: Any, method: str, arguments: Sequence[Any], memory: mmap.mmap) -> tuple[str, Any]:
     """Call a method of the model and return the message with its result or exception."""
     try:
-        value = getattr(model, method)(*arguments)
+        if method == LOAD_DRAFTER:
+            model.drafter = load_drafter(model)
+            return RESULT, None
+        value = attrgetter(method)(model)(*arguments)
     except Exception as error:
         return FAILED, _portrait(error)
     if method == "forward":

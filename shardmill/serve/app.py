@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, JsonSchema, Options, Sampling
+from shardmill.decode.drafters import EAGLE3
 from shardmill.serve.answer import Answer
 from shardmill.serve.engine_worker import Job, Work, Worker
 from shardmill.serve.http import AdmissionMiddleware, respond
@@ -130,6 +131,8 @@ def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: S
     drafter = request.shardmill.drafter or settings.drafter
     if drafter == "draft_model" and model.draft_session is None:
         raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
+    if drafter == EAGLE3 and model.head is None:
+        raise invalid("drafter eagle3 needs a build with an EAGLE-3 head, which this one lacks", "shardmill.drafter")
     calls = isinstance(request, ChatRequest) and bool(request.functions)
     try:
         sampling = _sampling(request, model)

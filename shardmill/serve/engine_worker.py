@@ -279,7 +279,12 @@ class Worker:
         if name not in self._helpers:
             model = self._model
             drafter = create_drafter(
-                name, draft_session=model.draft_session, vocab=model.engine.vocab, learned=self._learned
+                name,
+                draft_session=model.draft_session,
+                vocab=model.engine.vocab,
+                learned=self._learned,
+                head=model.head,
+                context_policy=self._context_policy,
             )
             policy = create_policy(self._policy, self._session.widths, costs=self._costs)
             self._helpers[name] = drafter, policy

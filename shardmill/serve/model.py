@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import ContextPolicy, Detokenize, Engine, GrammarTokenizer, Session, choose_layout
+from shardmill.decode.drafters import Head
 from shardmill.files import digest, parse_json
 from shardmill.runtime import process
 from shardmill.runtime.manifest import read_manifest, verify_width
@@ -136,6 +137,7 @@ class Model:
         tools: how the template teaches the model to call functions; None if it does not, or in an unknown way.
         sampling: the sampling of requests that name no temperature; empty: OpenAI's defaults.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
+        head: the engine of the build's own head, for the drafter `eagle3`.
         fingerprint: changes when the model does.
         tokenizer_digest: changes when the tokenizer does.
         threads: number of the engine's threads, if it can choose.
@@ -150,6 +152,7 @@ class Model:
     tools: ToolFormat | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     draft_session: Session | None = None
+    head: Head | None = None
     fingerprint: str = ""
     tokenizer_digest: str = ""
     threads: int | None = None
@@ -247,6 +250,7 @@ def load_model(
         else None,
         fingerprint=digest(manifest),
         tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
+        head=engine.load_drafter() if "drafter" in manifest else None,
         threads=getattr(engine, "threads", None),
     )
 

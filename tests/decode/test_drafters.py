@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardmill.decode import DecodeError, Options, Sampling, Session, create_drafter, run
-from shardmill.decode.drafters import DRAFTERS, Draft, RequestInfo
+from shardmill.decode.drafters import BY_ITSELF, Draft, RequestInfo
 from shardmill.decode.generate import usable
 from shardmill.decode.policies import CostModel
 
@@ -14,7 +14,7 @@ from .scripted import OracleDrafter, ScriptedEngine, repetitive
 from .texts import text
 
 
-@pytest.mark.parametrize("name", [n for n in DRAFTERS if n != "draft_model"])
+@pytest.mark.parametrize("name", BY_ITSELF)
 def test_drafts_keep_to_the_limit_and_to_known_tokens(name: str) -> None:
     tokens = text(3, 60)
     drafter = create_drafter(name)
@@ -27,7 +27,7 @@ def test_drafts_keep_to_the_limit_and_to_known_tokens(name: str) -> None:
         assert len(draft.confidence) in (0, len(draft.tokens))
 
 
-@pytest.mark.parametrize("name", [n for n in DRAFTERS if n not in ("none", "draft_model")])
+@pytest.mark.parametrize("name", [n for n in BY_ITSELF if n != "none"])
 def test_a_new_request_forgets_the_last_text(name: str) -> None:
     drafter = create_drafter(name)
     drafter.reset([1, 2, 3, 1, 2], RequestInfo(private=True))

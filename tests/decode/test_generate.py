@@ -45,9 +45,16 @@ def plain(script: str = "chaotic", count: int = 60) -> tuple[int, ...]:
     return tuple(text[len(PROMPT) :][:count])
 
 
+class ScriptedHead(ScriptedEngine):
+    """A head that reads no hidden states."""
+
+    def follow(self, known: int) -> None:
+        assert known > 0
+
+
 def make_drafter(name: str) -> Drafter:
     draft = Session(ScriptedEngine(next_token=repetitive(50, noise=4)))
-    return create_drafter(name, draft_session=draft)
+    return create_drafter(name, draft_session=draft, head=ScriptedHead(next_token=repetitive(50, noise=4)))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -82,7 +82,7 @@ def test_passes_of_any_widths_give_the_rows_of_single_tokens(forms: Forms, form:
     assert worst.max() <= 1e-4
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name != "eagle3"])  # test_drafter.py has that
 def test_every_form_says_the_same_whatever_drafts(forms: Forms, drafter: str) -> None:
     """One session for all prompts, as in a server, so that prefixes are reused and wrong drafts lie in the slots."""
     said: dict[str, list[tuple[int, ...]]] = {}
