@@ -41,6 +41,7 @@ MAY_USE: dict[str, set[str]] = {
     "evidence": {"kit_runner"},
     "gates": {"checkpoint", "convert", "decode", "forms", "kit_runner", "models", "plan", "runtime"},
     "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
+    "draft": {"gates", "models"},
     "witness": {"gates", "models", "plan", "runtime"},
     "serve": {"checkpoint", "decode", "runtime"},
     "bench": {"checkpoint", "config", "decode", "kit_runner", "models", "plan", "runtime", "serve"},
@@ -52,7 +53,7 @@ MAY_USE: dict[str, set[str]] = {
     "release": {"checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
     "device": {"checkpoint", "config", "evidence", "forms", "gates", "kit_runner", "models", "pipeline", "runtime"},
     "commands": {
-        "bench", "checkpoint", "config", "decode", "device", "evidence", "forms", "gates",
+        "bench", "checkpoint", "config", "decode", "device", "draft", "evidence", "forms", "gates",
         "models", "pipeline", "plan", "precision", "release", "runtime", "serve", "witness",
     },
     "cli": {"commands"},

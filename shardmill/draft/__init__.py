@@ -1,0 +1,1 @@
+"""Training of an EAGLE-3 head on what a model computes for a text, on the CPU."""
