@@ -39,7 +39,7 @@ from shardmill.runtime.engine import Engine
 ROOT = Path(__file__).parent.parent
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
 LENGTHS = (50, None, 400, 800)  # tokens; None: the prompt as it is
-DRAFTERS = tuple(name for name in decode.DRAFTERS if name != "none")
+DRAFTERS = tuple(name for name in decode.DRAFTERS if name not in ("none", "eagle3"))  # heads.py measures heads
 ROWS = 400  # positions at which single and wide passes are compared
 
 

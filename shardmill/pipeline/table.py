@@ -38,7 +38,7 @@ _ROWS = (  # each after the steps whose files it reads
         outside={"recipe": options.recipe_files},
         params={"settings": options.split_settings},
         needs=Need(600),
-        packages=("transformers",),
+        packages=("tokenizers", "transformers"),
         on_the_side=True,
         amount="# part",
     ),

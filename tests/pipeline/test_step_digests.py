@@ -208,7 +208,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         DRAFTERS,
         "",
         "\nfrom shardmill.decode.drafters.base import NoDrafter as Other\n",
-        {"parity_stack", "predicted", "benchmark"},
+        {"parity_stack", "predicted", "benchmark", "manifest", "provenance"},
     ),
     "the converter": ("shardmill/convert/stamped.py", "", "\nx = 1\n", {"convert"}),
     "the embedding": ("shardmill/convert/table.py", "", "\nx = 1\n", {"embedding"}),
@@ -241,7 +241,7 @@ def test_an_edit_changes_the_digests_of_the_steps_that_it_can_change(kind: str, 
 # Edits of where programs' weights come from, with the family whose builds they change.
 MAPPINGS: dict[str, tuple[str, str, str, str]] = {
     "which tensor": ("families/hunyuan_v1_dense.py", "query_layernorm", "key_layernorm", "hunyuan_v1_dense"),
-    "which rows": ("encoders/openai_privacy_filter.py", "odd", "1 - odd", "openai_privacy_filter"),
+    "which rows": ("decoder.py", "(first + 1, first + turning, 2)", "(first, first + turning, 2)", "glm4"),
     "which way round": ("experts.py", "transposed=True", "transposed=False", "granitemoe"),
     "which matrix of a stack": ("experts.py", "index=i, rows", "index=0, rows", "qwen3_moe"),
     "of which shape": ("experts.py", "(e.count, 2 * e.ffn, hidden)", "(e.count, hidden, 2 * e.ffn)", "qwen3_moe"),
