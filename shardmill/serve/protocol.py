@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shardmill.decode import DRAFTERS
 from shardmill.errors import ShardmillError
+from shardmill.files import parse_json
 from shardmill.printable import one_line
 
 
@@ -260,8 +261,8 @@ class CalledFunction(Strict):
     def as_template_input(self) -> dict[str, Any]:
         """Return the call with its arguments as an object; any other text stays, as the model wrote it."""
         try:
-            arguments = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
+            arguments = parse_json(self.arguments or "{}")
+        except ValueError:
             arguments = None
         return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shardmill.files import parse_json
 from shardmill.serve.tools import Schemas, Style, ToolFormat
 
 
@@ -269,8 +270,8 @@ def _begun(text: str, marks: tuple[str, ...]) -> int:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None
 
 
