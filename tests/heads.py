@@ -109,9 +109,9 @@ def logits(w: Mapping[str, Tensor], hidden: Tensor) -> Tensor:
 def greedy(
     w: Mapping[str, Tensor], table: Tensor, context: Sequence[int], taps: Tensor, count: int
 ) -> tuple[list[int], list[Tensor]]:
-    """The tokens that it drafts to follow `context`, and the logits of each.
+    """Return the tokens that a head drafts to follow `context`, and the logits of each.
 
-    `taps` [n, 3 d] are those of the n positions before the last token.
+    `taps` [n, 3 d] are the taps of the n positions before the last token.
     """
     tokens, read = list(context[1:]), taps @ w["fc.weight"].T
     found, rows = list[int](), list[Tensor]()

@@ -65,7 +65,7 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
     yield f"weights: {most}{found.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(found)}"
     yield f"host: embedding table of {size(found.table_bytes)}"
     if found.rows_bytes:
-        read = f"mapped into memory, of which a token reads {size(found.row_bytes)}"
+        read = f"mapped into memory; a token reads {size(found.row_bytes)} of the table"
         yield f"host: table of {size(found.rows_bytes)} with rows for each token and layer, {read}"
     if found.buckets:
         yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"

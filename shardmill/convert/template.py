@@ -94,7 +94,7 @@ class Template:
     pieces: Mapping[str, tuple[Pattern, ...]]
     inputs: Mapping[str, Feature]
     states: tuple[Feature, ...]
-    held: tuple[Feature, ...]  # inputs of a layer: those that replace states, and tokens' rows for it
+    held: tuple[Feature, ...]  # inputs of a single layer: the host's caches, and the tokens' rows for the layer
     rows: tuple[Pattern, ...]  # outputs with the new rows of the inputs in `held`
     rest: Pattern
 

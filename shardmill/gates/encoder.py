@@ -14,11 +14,11 @@ from torch.nn.functional import cosine_similarity
 
 from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import probe
+from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error
-from shardmill.gates.reference import EncoderReference, passages
 from shardmill.gates.weights import PackageWeights
 from shardmill.kit_runner.figures import psnr
 from shardmill.machine import is_portable, load_programs_as

@@ -12,7 +12,6 @@ import ctypes
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates import routed
 from shardmill.gates.naming import Origin, Weights, load_parameters, loaded, loading, origins
-from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK, name_under
+from shardmill.models.architecture import name_under
 from shardmill.models.hf_config import load_hf_config
 
 
@@ -96,7 +95,7 @@ def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
     return weights
 
 
-def _origins(model: nn.Module, source: Path) -> dict[str, Origin]:
+def checkpoint_origins(model: nn.Module, source: Path) -> dict[str, Origin]:
     """Return the origin of each parameter in the checkpoint's folder; for buffers without axes, their values."""
     tensors = read_tensors(source)
     buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.ndim}
@@ -110,7 +109,7 @@ def mapped_rows(weights: Weights, name: str) -> Iterator[Tensor]:
         yield weights(name)[first : first + HEAD_ROWS]
 
 
-def _model(source: Path, kind: str) -> Any:
+def empty_model(source: Path, kind: str) -> Any:
     """Return transformers' model of a checkpoint's config, of the auto class `kind`, on the meta device."""
     import transformers
 
@@ -126,7 +125,7 @@ def _nothing(shape: torch.Size) -> Callable[[str], Tensor]:
 
 
 @contextmanager
-def _embedded(embed: nn.Module, tokens: Tensor, table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+def embedded_rows(embed: nn.Module, tokens: Tensor, table: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
     """Give a model an embedding table of the tokens that occur; yield the tokens' indices in this table."""
     ids, places = torch.unique(tokens, return_inverse=True)
     rows = nn.Parameter(table(ids).float(), requires_grad=False)
@@ -150,11 +149,11 @@ class Reference:
                 system
                 (see `give_back`): getting it again would take a sixth of the time.
         """
-        self.model = _model(source, "AutoModelForCausalLM")
+        self.model = empty_model(source, "AutoModelForCausalLM")
         self.decoder = self.model.model
         self.often = often
         self.embedded: tuple[Tensor, Tensor] | None = None  # see `given`
-        self.carry, self.origins = carry, _origins(self.model, source)
+        self.carry, self.origins = carry, checkpoint_origins(self.model, source)
         for module in self.model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
                 module.forward = at_length(module.forward, context)
@@ -220,7 +219,7 @@ class Reference:
         """Return the first layer's input [n, d] for tokens; the arguments are the same as for `run`."""
         with (
             self._only((), None, weights) as outputs,
-            _embedded(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
+            embedded_rows(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
             replaced(self.decoder, self.final_norm, Unnormed()),
         ):
             self.decoder(input_ids=places, use_cache=False)
@@ -260,13 +259,13 @@ class Reference:
         with (
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
-            _embedded(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
+            embedded_rows(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
             routed.observed(self.model) as chosen,
             ExitStack() as stack,
         ):
             if second:
                 module = getattr(self.decoder, self.second)
-                stack.enter_context(_embedded(module, torch.tensor([list(tokens)]), second))
+                stack.enter_context(embedded_rows(module, torch.tensor([list(tokens)]), second))
                 hook = module.register_forward_hook(lambda module, args, result: rows.append(result[0]))
                 stack.callback(hook.remove)
             logits = self.model(input_ids=places, use_cache=False).logits[0]
@@ -415,119 +414,3 @@ def carried_channels(plan: Mapping[str, Any]) -> int:
     layers = next(part for part in plan["parts"] if part["kind"] == "layers")
     width: int = layers["inputs"]["x"][1] - plan["architecture"]["graph"]["hidden"]
     return width
-
-
-CLASSES = {
-    LABEL: "AutoModelForTokenClassification",
-    CLASSIFY: "AutoModelForSequenceClassification",
-    EMBED: "AutoModel",
-    RANK: "AutoModelForCausalLM",
-}
-BATCH = 256  # tokens that go through a layer at once: more would cost memory and save little time
-SHORT = 16  # tokens of a text that is classified as a whole, so that the reference has several such texts
-
-
-class EncoderReference:
-    """Transformers' encoder for a checkpoint's config, without weights."""
-
-    def __init__(self, source: Path, task: str) -> None:
-        """Build the model on the meta device.
-
-        Args:
-            source: the folder with config.json.
-            task: the model's task, which decides its head.
-        """
-        self.model = _model(source, _class(source, task))
-        if getattr(self.model, "pooler", None) is not None:
-            self.model.pooler = None  # an embedding is computed from hidden states
-        self.origins = _origins(self.model, source)
-        self.path, self.layers = _layers(self.model, self.model.config.num_hidden_layers)
-
-    @torch.no_grad()
-    def run(
-        self,
-        texts: Sequence[Sequence[int]],
-        rows: Callable[[Tensor], Tensor],
-        weights: Weights,
-        head: Tensor | None = None,
-    ) -> list[Tensor]:
-        """Return the output for each text: a row [n, labels or d] for each token, or [1, labels] for the whole text.
-
-        A layer's weights are read again for each batch of texts.
-
-        Args:
-            texts: the tokens of each text.
-            rows: returns rows of the embedding table for ids.
-            weights: all other weights, by transformers' names.
-            head: of a model that ranks, the rows of the LM head for the answers, [answers, d].
-        """
-        if hasattr(self.model, "lm_head"):  # in place of the whole head, whose logits nobody reads
-            self.model.lm_head = nn.Identity() if head is None else Blocks([head], None, None)
-        embed, tokens = self.model.get_input_embeddings(), torch.cat([torch.tensor(list(text)) for text in texts])
-        layers = {f"{self.path}.{index}.": layer for index, layer in enumerate(self.layers)}
-        with _embedded(embed, tokens, rows) as places, loading(layers, self.origins, weights, lambda: None):
-            self._load_around(embed, weights)
-            batches = _batches(torch.split(places, [len(text) for text in texts]))
-            found = [out for batch in batches for out in self._outputs(self.model(input_ids=batch))]
-        return_heap()
-        return found
-
-    def _load_around(self, embed: nn.Module, weights: Weights) -> None:
-        """Load the model's weights, but not the layers' weights and the token embedding table."""
-        for name, module in self.model.named_modules():
-            own = dict(module.named_parameters(recurse=False))
-            if module is not embed and not name.startswith(f"{self.path}."):
-                for key in own:
-                    value = loaded(f"{name}.{key}" if name else key, self.origins, weights)
-                    setattr(module, key, nn.Parameter(value, requires_grad=False))
-
-    def _outputs(self, result: Any) -> Iterator[Tensor]:
-        """Yield [n, labels or d] or [1, labels] for each text of a batch."""
-        out: Tensor = result.logits if "logits" in result else result.last_hidden_state
-        yield from (each.reshape(-1, each.shape[-1]) for each in out)
-
-
-def _class(source: Path, task: str) -> str:
-    """Return transformers' auto class for a checkpoint and a task.
-
-    For embeddings, a language model keeps the names that its tensors have under an LM head.
-    """
-    from transformers.models.auto import modeling_auto as auto
-
-    family = load_hf_config(source).model_type
-    writes = family in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return CLASSES[RANK] if task == EMBED and writes else CLASSES[task]
-
-
-def answer_rows(plan: Mapping[str, Any], weights: Weights) -> Tensor | None:
-    """Return a checkpoint's rows of the LM head for the answers, [answers, d]; None if the model ranks nothing.
-
-    Args:
-        plan: plan.json's content.
-        weights: returns the checkpoint's tensors by name.
-    """
-    return weights(plan["head"])[plan["answers"]].float() if plan["task"] == RANK else None
-
-
-def _batches(texts: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield batches [texts, n] of neighbouring texts of equal length, of at most BATCH tokens or a single text."""
-    for length, alike in groupby(texts, len):
-        yield from torch.split(torch.stack(list(alike)), max(1, BATCH // length))
-
-
-def _layers(model: nn.Module, count: int) -> tuple[str, nn.ModuleList]:
-    """Return a model's list of layers and its name: the first ModuleList that has `count` modules."""
-    return next(
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == count
-    )
-
-
-def passages(tokens: Sequence[int], bucket: int, task: str) -> list[list[int]]:
-    """Return the texts on which a bucket's program is compared: the tokens in pieces of equal length.
-
-    A piece fills the bucket, or is short if texts are classified as a whole. The last piece may be shorter.
-    """
-    size = min(bucket, SHORT) if task == CLASSIFY else bucket
-    return [list(tokens[at : at + size]) for at in range(0, len(tokens), size)]

@@ -304,8 +304,8 @@ def blocks(sources: Sources) -> tuple[TensorSource, ...]:
 def cache_source(layers: Sequence[tuple[int, LayerSpec]], index: int) -> int | None:
     """Return the layer whose cache a layer reads; None if `layers` lacks it.
 
-    A layer that does not share reads the cache that it keeps. A layer that shares reads the cache of the last earlier
-    layer with the same mask, rotary table and heads that keeps one.
+    A layer that does not share reads its own cache. A layer that shares reads the cache of the last earlier layer that
+    has a cache and the same mask, rotary table and heads.
 
     Args:
         layers: consecutive layers by their index in the model.

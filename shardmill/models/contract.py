@@ -16,10 +16,10 @@ A model is a chain of parts, and a part has a kind:
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
             attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
 
-A drafter's programs are parts too, called apart from the model's own chain. They read taps, which are hidden states of
-the model at the inputs of n of its layers. A tap within a part is a further output of the part, tap_i [1, d, T, 1]; the
-host has the others already, as the x of parts. A part of kind "fuse" projects the n taps of a token to d channels. A
-layer of a drafter may be paired: its x [1, 2 d, T, 1] has a token's embedding before the stream.
+A drafter's programs are parts too, called apart from the model's own chain. They read taps: the hidden states of the
+model at the inputs of n of its layers. A tap within a part is a further output of the part, tap_i [1, d, T, 1]. A tap
+between two parts is the second part's x, which the host has already. A part of kind "fuse" projects the n taps of a
+token to d channels. A layer of a drafter may be paired: its x [1, 2 d, T, 1] has a token's embedding before the stream.
 
 The kinds of a part's layers decide which inputs it has. d is the hidden width, S the number of key/value slots, and W
 the number of slots of a sliding layer. R is the number of slots of a convolution's ring, and L its number of taps.

@@ -117,7 +117,7 @@ def decoder(
     refuse_unplaced(config, honours)
     _check_context(config, context)
     tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
-    graph = _graph(config, tables, **options)
+    graph = graph_of(config, tables, **options)
     layers = tuple(kinds) if kinds is not None else (LayerSpec(),) * config.num_hidden_layers
     for kind in dict.fromkeys(layers):
         check_heads(graph.of(kind))
@@ -136,7 +136,7 @@ def decoder(
     return ModelDescription(architecture, sources, ignored=("lm_head.weight",) if architecture.tied else ())
 
 
-def _graph(
+def graph_of(
     config: Any,
     tables: Mapping[str, Any],
     *,
@@ -146,7 +146,17 @@ def _graph(
     kv_heads: int | None = None,
     **options: Any,
 ) -> Graph:
-    """Return the options of the programs' graph; options that a family leaves out come from the config."""
+    """Return the options of the programs' graph; options that a family leaves out come from the config.
+
+    Args:
+        config: transformers' config.
+        tables: the rotary tables by name.
+        ffn: width of the MLP.
+        rms_norm_eps: epsilon of the norms.
+        head_dim: width of a head.
+        kv_heads: heads of keys and values.
+        options: further fields of Graph.
+    """
     return Graph(
         hidden=config.hidden_size,
         heads=config.num_attention_heads,

@@ -47,11 +47,6 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     return {**start, **mixer, **second, **before, **ffn, **last, **_per_layer(g), **scale}
 
 
-def _mixer_width(g: Graph, kind: LayerSpec) -> int:
-    """Return the channels that a layer's mixer reads of a token."""
-    return 2 * g.hidden if kind.paired else g.hidden
-
-
 def mixer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     """Return the weights in the program of a layer's mixer: all, or all but the experts' if the host routes."""
     found = layer_constants(g, kind)
@@ -110,9 +105,10 @@ def _attention(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     q, kv, p = g.heads * g.head_dim, g.kv_heads * g.head_dim, "self_attn."
     rows = {"qkv": q + 2 * kv} if g.fused else {"q": q, "k": kv, "v": kv}
     rows = {name: rows[name] for name in rows if name not in missing_projections(kind)}
+    columns = 2 * g.hidden if kind.paired else g.hidden
     found: dict[str, Shape] = {}
     for name, count in rows.items():
-        found |= projection_constants(f"{p}{name}_proj", count, _mixer_width(g, kind), g.qkv_bias)
+        found |= projection_constants(f"{p}{name}_proj", count, columns, g.qkv_bias)
     if g.qk_norm:
         widths = (q, kv) if g.qk_norm == "wide" else (g.head_dim, g.head_dim)
         found |= {f"{p}q_norm.weight": widths[:1]}

@@ -211,7 +211,7 @@ def relu2(x: Tensor) -> Tensor:
 
 
 class XIELUActivation(nn.Module):
-    """xIELU with beta = 1/2 (arXiv 2411.13010; transformers, activations.py), of two numbers of the checkpoint.
+    """xIELU with beta = 1/2 and two learned numbers (arXiv 2411.13010; transformers, activations.py).
 
     Positive numbers become alpha_p x^2 + x / 2, and other numbers alpha_n (exp(x) - 1 - x) + x / 2. There is no branch:
     the first term is computed from the positive part of x, the second from the negative part. exp(x) - 1 is spelled as
@@ -221,7 +221,8 @@ class XIELUActivation(nn.Module):
 
     Args:
         alpha_p: for each channel, softplus of the checkpoint's number.
-        alpha_n: the same, plus beta. If the program added beta, coremltools would fold the sum into a new constant.
+        alpha_n: for each channel, softplus of the checkpoint's other number, plus beta. If the program added beta,
+            coremltools would fold the sum into a new constant.
     """
 
     def __init__(self, alpha_p: Tensor, alpha_n: Tensor) -> None:

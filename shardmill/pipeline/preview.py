@@ -21,21 +21,10 @@ from shardmill.models.interface import DRAFT_PARTS, FIXED
 from shardmill.pipeline.resolve import describe, describe_drafter
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, prefix_of, read_out
+from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.label import is_exact
-from shardmill.topology import (
-    MAX_WEIGHT_BYTES,
-    PassTraffic,
-    TrafficLength,
-    file_bytes,
-    misfits,
-    overweight,
-    overweight_drafter,
-    pass_traffic,
-    proposed,
-    stored_weights,
-    traffic_lengths,
-)
+from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, overweight_drafter, proposed
 
 
 @dataclass(frozen=True)

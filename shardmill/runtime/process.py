@@ -186,7 +186,11 @@ class EngineProcess(Process):
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
-        self.call("forward", list(tokens), list(slots), list(positions))
+        return self.logits("forward", tokens, slots, positions)
+
+    def logits(self, method: str, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
+        """Call a method that returns logits, and return the logits [T, vocab], which come through shared memory."""
+        self.call(method, list(tokens), list(slots), list(positions))
         return _logits(self.memory, self.vocab, len(tokens)).copy().T
 
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
@@ -223,8 +227,7 @@ class DrafterProcess:
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """See `DrafterEngine.forward`."""
-        found: Floats = self.model.call("drafter.forward", list(tokens), list(slots), list(positions))
-        return found
+        return self.model.logits("drafter.forward", tokens, slots, positions)
 
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
         """Do the same as `forward` without running the LM head."""
@@ -310,7 +313,7 @@ def _answer(model: Any, method: str, arguments: Sequence[Any], memory: mmap.mmap
         value = attrgetter(method)(model)(*arguments)
     except Exception as error:
         return FAILED, _portrait(error)
-    if method == "forward":
+    if method in ("forward", "drafter.forward"):
         np.copyto(_logits(memory, model.vocab, len(value)), value.T)
         value = None
     return RESULT, value

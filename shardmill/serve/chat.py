@@ -18,7 +18,7 @@ from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.printable import first_line
-from shardmill.serve.protocol import NO_PARAMETERS
+from shardmill.serve.tools import NO_PARAMETERS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

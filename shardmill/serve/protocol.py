@@ -12,6 +12,7 @@ from shardmill.decode import DRAFTERS
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
 from shardmill.printable import one_line
+from shardmill.serve.tools import NO_PARAMETERS
 
 
 class ApiError(ShardmillError):
@@ -141,9 +142,6 @@ class Extension(Strict):
     private: bool = False
     figures: bool = False
     accept_top_p: float | None = Field(default=None, gt=0, le=1)
-
-
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class StreamOptions(Strict):

@@ -152,10 +152,10 @@ class ResponsesRequest(Strict):
         return body
 
     def as_chat(self) -> ChatRequest:
-        """Return the chat request that asks the same.
+        """Return the chat request for the same answer.
 
         Raises:
-            ApiError: there is no such chat request.
+            ApiError: if a chat request can't ask for this.
         """
         form, choice = self.text.format, self.tool_choice
         body: Json = {

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardmill.serve.protocol import NO_PARAMETERS, Function, invalid
+from shardmill.serve.protocol import Function, invalid
 from shardmill.serve.tool_reader import json_types
-from shardmill.serve.tools import Style, ToolFormat
+from shardmill.serve.tools import NO_PARAMETERS, Style, ToolFormat
 
 Schema = Mapping[str, Any]
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained

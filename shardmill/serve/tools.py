@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Schemas = Mapping[str, Mapping[str, Any]]  # function -> the JSON schema of its arguments
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # schema of a function without arguments
 Style = Literal["json", "python", "gemma", "xml", "harmony"]
 
 

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from shardmill.gates.encoder import EncoderRunner, Tables, stored_answers
+from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
 from shardmill.gates.parity import PartRunner, part_case, part_schedules, relative_error
 from shardmill.gates.passes import compared_widths, in_passes
-from shardmill.gates.reference import EncoderReference, Reference, carried_channels, checkpoint_weights, passages
+from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models import ENCODER

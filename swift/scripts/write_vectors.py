@@ -118,7 +118,7 @@ def wide_row(place: int) -> Any:
 def wide() -> Iterator[dict[str, Any]]:
     """Yield settings, and the tokens that are drawn from the made logits of a large vocabulary.
 
-    Filters keep a few tokens of it, or most of it.
+    Filters keep a few of the tokens, or most of them.
     """
     for values in (
         {"temperature": 0.5, "top_p": 0.9, "seed": 1},

@@ -48,7 +48,7 @@ def trained(model: Any, windows: Tensor, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def test_steps_at_once_are_those_of_the_published_code(tmp_path: Path) -> None:
-    """Each row of each step against a text of its own, fed as decoding feeds it."""
+    """Each row of each step equals the last row of a separate text, fed as decoding feeds it."""
     folder = heads.write_head(tmp_path / "head")
     head, w = eagle3.load_head(folder), heads.read_head(folder)
     random = torch.Generator().manual_seed(3)
@@ -131,7 +131,7 @@ def test_what_is_measured_is_what_decoding_would_accept(
 
 
 def drafted(w: dict[str, Tensor], table: Tensor, context: list[int], taps: Tensor, count: int) -> list[int]:
-    """What `heads.greedy` drafts with a head of other sizes, whose rows are the model's tokens."""
+    """Return what `heads.greedy` drafts with a head of other sizes, whose rows are the model's tokens."""
     head = eagle3.Head(train.head_config(tiny.hf_config(LAYERS), tiny.VOCAB))
     head.load_state_dict(w)
     tokens, read, found = list(context[1:]), head.fuse(taps), list[int]()
@@ -146,9 +146,9 @@ def drafted(w: dict[str, Tensor], table: Tensor, context: list[int], taps: Tenso
 def test_a_written_head_is_built_like_a_published_one(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with a vocabulary of its own: the most frequent tokens of the text."""
+    """A head with a smaller vocabulary too: the most frequent tokens of the text."""
     monkeypatch.setattr(train, "MOST_ROWS", 100)
-    text = torch.arange(60, 200).repeat(3)[:300]  # the first of them occur more often
+    text = torch.arange(60, 200).repeat(3)[:300]  # its first 20 tokens occur more often
     rows = train.drafted_rows(text, tiny.VOCAB)
     assert rows.tolist() == list(range(60, 160))
     head = train.new_head(train.head_config(model.config, 100), model.lm_head.weight[rows])

@@ -28,7 +28,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
 
 @pytest.fixture(scope="module")
 def known(build: tiny.Build) -> Mapping[str, Tensor]:
-    """What the reference step keeps: hidden states before and after every layer."""
+    """Return what the reference step keeps: the hidden states before and after every layer."""
     with torch.no_grad():
         out = tiny.transformers_model(build.source)(torch.tensor([build.text[:40]]), output_hidden_states=True)
     return {"hidden": torch.stack([each[0] for each in out.hidden_states])}

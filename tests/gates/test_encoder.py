@@ -18,7 +18,8 @@ from models import tiny_encoders
 from shardmill.errors import GateError
 from shardmill.gates import encoder as gates
 from shardmill.gates import measurement
-from shardmill.gates.reference import EncoderReference, answer_rows, checkpoint_weights, passages
+from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
+from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.rounding import weights_kept
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable

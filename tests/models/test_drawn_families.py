@@ -296,7 +296,7 @@ def granitemoehybrid(draw: Draw, layers: int) -> dict[str, Any]:
 
 
 def gemma4_text(draw: Draw, layers: int) -> dict[str, Any]:
-    """Any order of layers, of which any last ones share caches; rows of a second table or none; keys as values."""
+    """Any order of layers; the last ones may share caches; rows of a second table or not; keys as values."""
     layers = draw(st.integers(2, 6))
     types = [*layer_types(draw, layers - 1, "sliding_attention", "full_attention"), "full_attention"]
     shares = draw(st.integers(0, layers - 1))

@@ -1,4 +1,4 @@
-"""What a head's checkpoint says of it, in either spelling, and which heads are refused, in one line each."""
+"""A head's description from its checkpoint, in either spelling, and heads that are refused in one line each."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ EDITS: dict[str, tuple[str, str, str, set[str]]] = {
         DRAFTERS,
         "",
         "\nfrom shardmill.decode.drafters.base import NoDrafter as Other\n",
-        {"parity_stack", "predicted", "benchmark", "manifest", "provenance"},
+        {"parity_stack", "predicted", "benchmark"},
     ),
     "the converter": ("shardmill/convert/stamped.py", "", "\nx = 1\n", {"convert"}),
     "the embedding": ("shardmill/convert/table.py", "", "\nx = 1\n", {"embedding"}),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import LOCAL_ROPE, ROPE, SLIDING_MASK, EncoderIO, Graph, ModelDescription
-from shardmill.models.decoder import kinds_by_type, rope
+from shardmill.models.architecture import LOCAL_ROPE, ROPE, SLIDING_MASK, EncoderIO, ModelDescription
+from shardmill.models.decoder import graph_of, kinds_by_type, rope
 from shardmill.models.encoder import HEAD, TEXT_TASKS, Names, encoder, task_of
 from shardmill.models.families.gemma2 import gains, options
 from shardmill.models.families.gemma3_text import READ
@@ -31,17 +31,8 @@ def describe(config: Any, length: int) -> ModelDescription:
     slides = any(kind.mask == SLIDING_MASK for kind in kinds)
     shared = options(config)
     embedding_scale = shared.pop("embedding_scale")
-    graph = Graph(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rope_dim=config.head_dim,
-        ffn=config.intermediate_size,
-        rms_norm_eps=config.rms_norm_eps,
-        qk_norm="before",
-        **shared,
-    )
+    ropes = {TABLES[name]: rope(config, length, name) for name in sorted(set(config.layer_types))}
+    graph = graph_of(config, ropes, qk_norm="before", **shared)
     return encoder(
         config,
         length,
@@ -50,7 +41,7 @@ def describe(config: Any, length: int) -> ModelDescription:
         graph,
         EncoderIO(final_norm=True),
         kinds=kinds,
-        ropes={TABLES[name]: rope(config, length, name) for name in sorted(set(config.layer_types))},
+        ropes=ropes,
         band=config.sliding_window - 1 if slides else None,
         tensors=gains(),
         task=task_of(config, TEXT_TASKS),

@@ -12,15 +12,15 @@ from shardmill.errors import CheckpointError
 from shardmill.models.architecture import (
     LABEL,
     ROPE,
+    SILU,
     SLIDING_MASK,
     EncoderIO,
-    Graph,
     LayerSpec,
     ModelDescription,
     Sources,
     TensorSource,
 )
-from shardmill.models.decoder import halved, rope
+from shardmill.models.decoder import graph_of, halved, rope
 from shardmill.models.encoder import Names, encoder, task_of
 from shardmill.models.experts import transposed
 from shardmill.models.families.gpt_oss import gpt_oss_experts
@@ -43,14 +43,11 @@ def describe(config: Any, length: int) -> ModelDescription:
         raise CheckpointError(f"architectures: {config.architectures[0]!r}: this family only labels tokens")
     experts = gpt_oss_experts(config)
     bias = bool(config.attention_bias)
-    graph = Graph(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rope_dim=config.head_dim,
-        ffn=config.intermediate_size,
-        rms_norm_eps=config.rms_norm_eps,
+    ropes = {ROPE: rope(config, length)}
+    graph = graph_of(
+        config,
+        ropes,
+        activation=SILU,
         qkv_bias=bias,
         o_bias=bias,
         sinks=True,
@@ -71,7 +68,7 @@ def describe(config: Any, length: int) -> ModelDescription:
         graph,
         EncoderIO(final_norm=True),
         kinds=(LayerSpec(mask=SLIDING_MASK, ffn="experts"),) * config.num_hidden_layers,
-        ropes={ROPE: rope(config, length)},
+        ropes=ropes,
         band=config.sliding_window,
         tensors=tensors,
     )

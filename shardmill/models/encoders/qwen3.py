@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmill.models.architecture import ROPE, SLIDING_MASK, EncoderIO, Graph, ModelDescription
-from shardmill.models.decoder import attention_biases, kinds_by_type, rope
+from shardmill.models.architecture import ROPE, SLIDING_MASK, EncoderIO, ModelDescription
+from shardmill.models.decoder import attention_biases, graph_of, kinds_by_type, rope
 from shardmill.models.encoder import HEAD, TEXT_TASKS, Names, encoder, encoder_activation, task_of
 from shardmill.models.families.qwen2 import WINDOWS
 
@@ -28,14 +28,10 @@ def describe(config: Any, length: int) -> ModelDescription:
     """Return the description of a transformers Qwen3Config for passes of at most `length` tokens."""
     kinds = kinds_by_type(config.layer_types, length, config.sliding_window)
     slides = any(kind.mask == SLIDING_MASK for kind in kinds)
-    graph = Graph(
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rope_dim=config.head_dim,
-        ffn=config.intermediate_size,
-        rms_norm_eps=config.rms_norm_eps,
+    ropes = {ROPE: rope(config, length)}
+    graph = graph_of(
+        config,
+        ropes,
         activation=encoder_activation(config, "hidden_act"),
         qk_norm="before",
         **attention_biases(config),
@@ -48,7 +44,7 @@ def describe(config: Any, length: int) -> ModelDescription:
         graph,
         EncoderIO(final_norm=True),
         kinds=kinds,
-        ropes={ROPE: rope(config, length)},
+        ropes=ropes,
         band=config.sliding_window - 1 if slides else None,
         task=task_of(config, TEXT_TASKS),
         tied=bool(config.tie_word_embeddings),

@@ -105,7 +105,8 @@ def measurements(
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
     from shardmill.gates import eagle3, encoder, parity
-    from shardmill.gates.reference import EncoderReference, Reference, carried_channels, checkpoint_weights
+    from shardmill.gates.encoder_reference import EncoderReference
+    from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
 
     yield from weights_kept(stored, source, forms)

@@ -119,7 +119,7 @@ def _encoder(
     from safetensors.torch import load_file
 
     from shardmill.gates import encoder
-    from shardmill.gates.reference import EncoderReference
+    from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.weights import PackageWeights
     from shardmill.runtime.engine import Encoder
 

@@ -112,7 +112,7 @@ def _outputs(
     """Return the outputs of transformers for the tokens' passages, for each bucket."""
     import torch
 
-    from shardmill.gates.reference import EncoderReference, answer_rows, passages
+    from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
 
     model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
     found, head = {}, answer_rows(plan, weights)

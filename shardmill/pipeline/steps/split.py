@@ -83,6 +83,7 @@ def split(
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models import family
     from shardmill.models.hf_config import load_hf_config, model_description
+    from shardmill.pipeline import traffic
 
     hf = load_hf_config(source)
     model = topology.as_configured(
@@ -115,9 +116,9 @@ def split(
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(chain, files)}
     derived = {
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,
-        "weights": asdict(topology.stored_weights(chain, settings.convert.recipe)),
-        "passes": [asdict(one) for one in topology.pass_traffic(settings, architecture)],
-        "lengths": [asdict(one) for one in topology.traffic_lengths(settings, architecture)],
+        "weights": asdict(traffic.stored_weights(chain, settings.convert.recipe)),
+        "passes": [asdict(one) for one in traffic.pass_traffic(settings, architecture)],
+        "lengths": [asdict(one) for one in traffic.traffic_lengths(settings, architecture)],
     }
     drafting = _host_side(drafter, source, architecture.vocab) if drafter else None
     result = plan.plan_json(settings, model, parts, drafting) | host | derived

@@ -1,0 +1,137 @@
+"""Traffic: the bytes and operations of a pass, worked out from a topology."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import comb, prod
+
+from shardmill.config import Config
+from shardmill.forms.form import matrices
+from shardmill.forms.recipe import Recipe
+from shardmill.models.architecture import Architecture, Experts, with_experts
+from shardmill.models.contract import cache_bytes
+from shardmill.plan import Part, empty_parts
+from shardmill.topology import file_bytes, misfits, proposed
+
+
+@dataclass(frozen=True)
+class PassTraffic:
+    """The expected traffic of a pass of `tokens` tokens."""
+
+    experts: str  # "dense" or "routed"
+    groups: int  # of a layer's experts, each a program; 0 where they are dense
+    tokens: int
+    dispatches: float  # programs that are called
+    bytes: int  # of weights and states that are read
+
+
+@dataclass(frozen=True)
+class WeightSizes:
+    """The size of the weights in the planned forms.
+
+    Attributes:
+        bits_per_weight: the average bits of a number in the weight files, with scales, tables and padding.
+        bytes_by_form: bytes of the numbers in each form with their scales or tables, without padding.
+    """
+
+    bits_per_weight: float
+    bytes_by_form: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TrafficLength:
+    """The traffic of a pass of one token in a context of `slots` slots, however many slots are filled.
+
+    Attributes:
+        slots: the number of slots of keys and values.
+        kept: bytes of the caches that are kept from pass to pass.
+        bytes: bytes of caches and weights that a pass reads; experts count by the probability that they are called.
+        operations: multiplications and additions with matrices, and in attention with keys and values.
+    """
+
+    slots: int
+    kept: int
+    bytes: int
+    operations: int
+
+
+def stored_weights(parts: Sequence[Part], chosen: Recipe) -> WeightSizes:
+    """Return the weights that a pass reads if it calls every program, as it does unless experts are routed.
+
+    Args:
+        parts: all parts of a plan. A pass of an encoder calls one program, and all its programs hold the same weights.
+        chosen: the form of each matrix.
+    """
+    programs = [part for part in parts if part.kind != "embedding"]
+    read = programs[:1] if programs[0].kind == "encoder" else programs
+    sizes: Counter[str] = Counter()
+    for part in read:
+        sizes.update(chosen.bytes_by_form(part.named_shapes))
+    files, numbers = sum(file_bytes(part.named_shapes, chosen) for part in read), sum(sum(p.parameters) for p in read)
+    return WeightSizes(round(8 * files / numbers, 3), dict(sorted(sizes.items())))
+
+
+def pass_traffic(config: Config, a: Architecture) -> tuple[PassTraffic, ...]:
+    """Return a pass of every width with dense and with routed experts; the form not in the config has topology `auto`.
+
+    Empty for a model without experts and for an encoder. A form that the model can't have is left out.
+    """
+    return tuple(_passes(config, a)) if a.graph.experts is not None and a.ends is None else ()
+
+
+def _passes(config: Config, a: Architecture) -> Iterator[PassTraffic]:
+    own = "dense" if config.experts == "dense" else "routed"
+    for kind in ("dense", "routed"):
+        wanted = config if kind == own else replace(config, experts=kind, topology="auto")
+        built = with_experts(a, routed=kind == "routed")
+        if misfits(wanted, built):
+            continue
+        chosen = proposed(wanted, built)
+        parts = [part for part in empty_parts(chosen, built) if part.kind != "embedding"]
+        for tokens in config.widths:
+            called = [1.0 if part.kind != "experts" else _share(part, tokens) for part in parts]
+            read = sum(share * _bytes(part, config) for share, part in zip(called, parts, strict=True))
+            yield PassTraffic(kind, chosen.groups, tokens, sum(called), round(read))
+
+
+def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...]:
+    """Return the traffic of each shorter context, then of the whole context; empty without shorter contexts."""
+    if not config.program.contexts:
+        return ()
+    parts = [part for part in empty_parts(proposed(config, a), a) if part.kind != "embedding"]
+    return tuple(_length(slots, parts, config) for slots in (*config.program.contexts, config.length))
+
+
+def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
+    placed = [replace(part, slots=slots) for part in parts]
+    share = {part.name: _share(part, 1) if part.kind == "experts" else 1.0 for part in placed}
+    kept = sum(cache_bytes(part.blueprint) for part in placed)
+    read = sum(share[part.name] * _bytes(part, config) for part in placed)
+    operations = sum(share[part.name] * _operations(part) for part in placed)
+    return TrafficLength(slots, kept, round(read), round(operations))
+
+
+def _operations(part: Part) -> int:
+    """Return two operations for each element of a matrix, and of a key and a value in every slot and head."""
+    program, numbers = part.blueprint, sum(map(prod, matrices(part.shapes).values()))
+    attending = [kind for _, kind in program.layers if kind.mixer != "conv"]
+    seen = sum(program.kept(kind.mask) * part.graph.of(kind).head_dim for kind in attending)
+    return 2 * (numbers + 2 * seen * part.graph.heads)
+
+
+def _share(part: Part, tokens: int) -> float:
+    """Return the probability that some token of a pass takes one of a part's experts."""
+    assert part.graph.experts is not None
+    return 1 - missed(part.graph.experts, part.end - part.start) ** tokens
+
+
+def missed(e: Experts, count: int) -> float:
+    """Return the probability that a token takes none of `count` experts."""
+    return comb(e.classes - count, e.chosen) / comb(e.classes, e.chosen)
+
+
+def _bytes(part: Part, config: Config) -> int:
+    """Return the bytes of a part's weights and states."""
+    return file_bytes(part.named_shapes, config.convert.recipe) + cache_bytes(part.blueprint)
