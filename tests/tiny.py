@@ -166,8 +166,7 @@ def write_table(part: plan.Part, source: Path, path: Path) -> Path:
 
     from shardmill.convert.weights import PartWeights
 
-    (values,) = PartWeights(part, source).values()
-    save_file({"embedding": values.half()}, path)
+    save_file({name: values.half() for name, values in PartWeights(part, source).items()}, path)
     return path
 
 

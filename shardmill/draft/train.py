@@ -8,7 +8,8 @@ interrupted ends with the weights, to the last bit, of one that was not, if it c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,23 @@ def trained(head: Head, seen: Windows, table: Tensor, lm_head: Tensor, run: Run)
         lm_head: the rows of the model's LM head that the head drafts, [rows, d].
         run: what to do.
     """
-    torch.set_num_threads(THREADS)
+    with _threads(THREADS):
+        return _trained(head, seen, table, lm_head, run)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with as many threads in this context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _trained(head: Head, seen: Windows, table: Tensor, lm_head: Tensor, run: Run) -> Head:
+    """Do the same as `trained`, with the threads that are set."""
     rate = RATE * (NARROW / head.config.hidden_size) ** 0.5
     optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
     file = run.folder / "progress.safetensors"

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,6 +27,7 @@ from torch.export import ExportedProgram
 
 from shardmill.gates.stored import Stored
 from shardmill.imports import quiet_process
+from shardmill.models.architecture import LayerSpec, joints
 from shardmill.models.blocks import build
 from shardmill.models.contract import GraphSpec, T, constants, inputs, output, states
 from shardmill.models.host import Floats
@@ -120,16 +122,20 @@ def _width(given: Mapping[str, Floats]) -> int:
 
 
 def _pieces(blueprint: GraphSpec) -> Iterator[GraphSpec]:
-    """Split a part of layers into runs of layers with at most PIECE weights; other parts are one piece."""
+    """Split a part of layers into runs of layers with at most PIECE weights; other parts are one piece.
+
+    Layers that share a cache stay in one run, whatever they weigh.
+    """
     if blueprint.kind != "layers":
         yield blueprint
         return
-    run: list[tuple[int, Any]] = []
-    for layer in blueprint.layers:
-        if run and sum(map(prod, constants(replace(blueprint, layers=(*run, layer))).values())) > PIECE:
+    run: list[tuple[int, LayerSpec]] = []
+    for start, end in pairwise(joints([kind for _, kind in blueprint.layers])):
+        unit = blueprint.layers[start:end]
+        if run and sum(map(prod, constants(replace(blueprint, layers=(*run, *unit))).values())) > PIECE:
             yield replace(blueprint, layers=tuple(run))
             run = []
-        run.append(layer)
+        run.extend(unit)
     yield replace(blueprint, layers=tuple(run))
 
 

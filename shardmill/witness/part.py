@@ -116,7 +116,8 @@ def _decoder(
 ) -> WitnessCase:
     """Return the case of a part of a decoder, for the first tokens of the text."""
     reference = Reference(source, plan["context"], carried_channels(plan))
-    case = part_case(part, reference, {**known, "hidden": known["hidden"][:, :TOKENS]}, source, stored)
+    first = {name: known[name][:TOKENS] for name in known if name == "rows"}  # of a second table
+    case = part_case(part, reference, {**known, **first, "hidden": known["hidden"][:, :TOKENS]}, source, stored)
     # The caches only need to hold the text and the padding of its last pass, and empty slots cost time.
     short = replace(part, slots=TOKENS + part.tokens) if part.kind == "layers" else part
     ways = {PLAIN: list(in_passes(case.count, [1]))} | part_schedules(part, case.count, plan["verify"])

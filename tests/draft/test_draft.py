@@ -81,7 +81,12 @@ def test_states_are_those_of_whole_texts_and_files_are_kept(
     assert torch.equal(again.taps, found.taps) and made == {f: f.stat().st_mtime_ns for f in tmp_path.iterdir()}
 
 
-def test_an_interrupted_run_ends_like_one_that_was_not(trained: Callable[..., eagle3.Head], tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_like_one_that_was_not(
+    trained: Callable[..., eagle3.Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And neither leaves its number of threads to the rest of the process."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(train, "THREADS", threads + 1)
     whole = trained(tmp_path / "whole", 6)
 
     def stop(line: str) -> None:
@@ -93,6 +98,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(trained: Callable[..., ea
     done = load_file(tmp_path / "halves/progress.safetensors")["done"]
     assert int(done) == 4
     rest = trained(tmp_path / "halves", 6)
+    assert torch.get_num_threads() == threads
     for (name, one), other in zip(whole.named_parameters(), rest.parameters(), strict=True):
         assert torch.equal(one, other), name
 
