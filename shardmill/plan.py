@@ -42,7 +42,7 @@ from shardmill.models.layer_constants import Shape, role_in_layer
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
     from shardmill.forms.recipe import Recipe
-    from shardmill.models.eagle3 import Drafter
+    from shardmill.models.eagle3 import DrafterDescription
 
 DRAFTER = "drafter."  # begins the path of a constant of the drafter
 SLICED = ("lm_head.", "down_bias")  # a part has only its own rows of these constants
@@ -199,7 +199,7 @@ def write_part(path: Path, part: Part) -> None:
     write_json(path, asdict(part))
 
 
-def empty_parts(config: Config, a: Architecture, drafter: Drafter | None = None) -> tuple[Part, ...]:
+def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | None = None) -> tuple[Part, ...]:
     """Return all parts in the order of the pass, then the drafter's, the embedding last, without their tensors."""
 
     def part(name: str, kind: str, start: int, end: int, slots: int = 0, of: Architecture = a) -> Part:
@@ -234,7 +234,10 @@ def empty_parts(config: Config, a: Architecture, drafter: Drafter | None = None)
 
 
 def draft_parts(
-    config: Config, model: ModelDescription, tensors: Mapping[str, TensorInfo], drafter: Drafter | None = None
+    config: Config,
+    model: ModelDescription,
+    tensors: Mapping[str, TensorInfo],
+    drafter: DrafterDescription | None = None,
 ) -> tuple[Part, ...]:
     """Return all parts in the order of `empty_parts`; the tensors' sha256 are still empty."""
     sources = dict(model.sources)
@@ -291,7 +294,7 @@ def tensor_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def drafter_shapes(drafter: Drafter) -> dict[str, tuple[int, ...]]:
+def drafter_shapes(drafter: DrafterDescription) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that a drafter's checkpoint must have."""
     a = drafter.model.architecture
     fuse = constants(GraphSpec("fuse", a.graph, rows=len(drafter.taps)))

@@ -50,7 +50,7 @@ from shardmill.plan import empty_parts
 
 if TYPE_CHECKING:
     from shardmill.config import Config
-    from shardmill.models.eagle3 import Drafter
+    from shardmill.models.eagle3 import DrafterDescription
 
 __all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "resolve_topology", "share_layers"]
 
@@ -275,7 +275,7 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     return found
 
 
-def overweight_drafter(config: Config, a: Architecture, drafter: Drafter) -> list[str]:
+def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescription) -> list[str]:
     """Return the programs of a drafter that hold more than one program may, and how they contradict the config."""
     parts = [part for part in empty_parts(proposed(config, a), a, drafter) if part.drafter]
     sizes = {part.name: file_bytes(part.named_shapes, config.convert.recipe) for part in parts}

@@ -1,4 +1,4 @@
-"""Counts what a reader has to find their way through: files, lines, rooms, circles, names that stand twice.
+"""Counts what a reader meets in the packages: files, lines, import circles, and names that two modules define.
 
     python tools/count_house.py [FOLDER]    # a checkout; this one if left out
 

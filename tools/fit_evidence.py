@@ -32,7 +32,7 @@ from torch.nn.functional import cross_entropy
 
 from shardmill.decode.drafters.follow import ONCE, Followers
 from shardmill.decode.drafters.learned import FILE, OFTEN, FollowerCounts, LearnedDrafter, situation
-from shardmill.decode.drafters.learned import parse as parse_evidence
+from shardmill.decode.drafters.learned import parse_weights as parse_evidence
 from shardmill.decode.generate import agreement
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "__pycache__"}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shardmill.decode import ContextPolicy, Drafter
-    from shardmill.decode.drafters import Head
+    from shardmill.decode.drafters import HeadEngine
 
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -166,7 +166,7 @@ def make_drafter(
     vocab: int,
     precision: str,
     context_policy: ContextPolicy,
-    head: Head | None = None,
+    head: HeadEngine | None = None,
 ) -> Drafter:
     """Return a drafter that `check_drafter` and `check_head` have accepted; a draft model is loaded like the model.
 

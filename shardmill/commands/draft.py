@@ -88,7 +88,7 @@ def _train(source: Path, plan: Mapping[str, Any], windows: Any, run: Run, out: P
     from shardmill.models.eagle3 import default_taps
 
     with quiet_transformers():
-        model, graph = states.load_model(source), plan["architecture"]["graph"]
+        model, graph = states.load_reference(source), plan["architecture"]["graph"]
     config, layers = model.config.get_text_config(), plan["architecture"]["layers"]
     held = max(1, len(windows) // HELD)
     seen = states.kept_windows(run.folder, model, windows[:-held], default_taps(layers), run.say)
@@ -96,7 +96,7 @@ def _train(source: Path, plan: Mapping[str, Any], windows: Any, run: Run, out: P
     scale = plan["architecture"]["embedding_scale"] / graph["stream_scale"]
     table, lm_head = model.get_input_embeddings().weight * scale, model.get_output_embeddings().weight[rows]
     head = trained(new_head(head_config(config, len(rows)), lm_head), seen, table, lm_head, run).eval()
-    found = measure.acceptance(head, model, windows[-held:], default_taps(layers), table, rows)
+    found = measure.measure_acceptance(head, model, windows[-held:], default_taps(layers), table, rows)
     write_head(out, head, rows, config.vocab_size)
     write_json(out / TRAINING, {"steps": run.steps, "text_tokens": seen.tokens.numel(), "held_out": found.plain()})
 

@@ -17,7 +17,7 @@ from shardmill.config.model import (
     Source,
     Tokens,
 )
-from shardmill.config.problems import checked, find_config, load, parse, schema
+from shardmill.config.problems import config_of, find_config, load, parse, schema
 
 __all__ = [
     "DRAFTERS",
@@ -31,7 +31,7 @@ __all__ = [
     "Search",
     "Source",
     "Tokens",
-    "checked",
+    "config_of",
     "find_config",
     "load",
     "parse",

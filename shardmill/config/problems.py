@@ -280,7 +280,7 @@ def _renamed(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {**content, "convert": rest}
 
 
-def checked(settings: Mapping[str, Any]) -> Config:
+def config_of(settings: Mapping[str, Any]) -> Config:
     """Return the config of settings that were checked before the work began, or of a part of these settings."""
     return TypeAdapter(Config).validate_python(dict(settings))
 

@@ -22,11 +22,11 @@ from typing import Any
 from shardmill.convert.package import (
     REMEDY,
     StampError,
-    arguments,
     call,
     copied,
     main_block,
     main_function,
+    named_arguments,
     stored_values,
 )
 from shardmill.models.contract import TAP, tap_name
@@ -196,7 +196,7 @@ def _digest(step: Any, constants: Named, names: Mapping[str, str]) -> str:
     del copy.attributes["name"]
     for output in copy.outputs:
         output.name = ""
-    for _, argument in arguments(copy):
+    for _, argument in named_arguments(copy):
         if argument.name in constants:
             argument.value.CopyFrom(constants[argument.name].attributes["val"])
         else:
@@ -240,7 +240,7 @@ def _results(step: Any, name: str) -> dict[str, str]:
 def _written(step: Any, name: str, constants: Named, names: Mapping[str, str]) -> Iterator[Any]:
     """Yield an operation called `name`, after its constants."""
     copy = copied(step)
-    for parameter, argument in arguments(copy):
+    for parameter, argument in named_arguments(copy):
         if argument.name in constants:
             own = copied(constants[argument.name])
             argument.name = f"{name}_{parameter}"
@@ -253,7 +253,7 @@ def _written(step: Any, name: str, constants: Named, names: Mapping[str, str]) -
 
 def _rename(operation: Any, names: Mapping[str, str]) -> None:
     """Rename the values that an operation reads and returns."""
-    for _, argument in arguments(operation):
+    for _, argument in named_arguments(operation):
         argument.name = names.get(argument.name, argument.name)
     for output in operation.outputs:
         if output.name in names:
@@ -268,4 +268,4 @@ def _title(operation: Any, name: str) -> None:
 
 def _reads(operation: Any) -> list[str]:
     """Return the names that an operation reads, in the order of its parameters' names."""
-    return [argument.name for _, argument in arguments(operation)]
+    return [argument.name for _, argument in named_arguments(operation)]

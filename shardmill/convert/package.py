@@ -47,10 +47,10 @@ def canonicalize(path: Path) -> None:
 
 def load_spec(path: Path) -> Any:
     """Return the protobuf of a package."""
-    return parse((path / MODEL_FILE).read_bytes())
+    return parse_spec((path / MODEL_FILE).read_bytes())
 
 
-def parse(content: bytes) -> Any:
+def parse_spec(content: bytes) -> Any:
     """Return a Model_pb2.Model."""
     spec = Model_pb2.Model()
     spec.ParseFromString(content)
@@ -68,7 +68,7 @@ def main_block(spec: Any) -> Any:
     return block
 
 
-def arguments(operation: Any) -> Iterator[tuple[str, Any]]:
+def named_arguments(operation: Any) -> Iterator[tuple[str, Any]]:
     """Yield the named values that an operation reads, each with its parameter, numbered if it has several."""
     for key in sorted(operation.inputs):
         found = operation.inputs[key].arguments
@@ -108,7 +108,7 @@ def check_closed(spec: Any) -> None:
     """Check that every name is defined once, before it is used. Raises StampError."""
     defined = {value.name for value in main_function(spec).inputs}
     for operation in main_block(spec).operations:
-        for _, argument in arguments(operation):
+        for _, argument in named_arguments(operation):
             if argument.name not in defined:
                 raise StampError(f"{argument.name}: used before it is defined; {REMEDY}")
         for output in operation.outputs:

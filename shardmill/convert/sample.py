@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from shardmill.convert.package import VARYING, parse
+from shardmill.convert.package import VARYING, parse_spec
 from shardmill.convert.placing import clear_inline
 from shardmill.convert.template import INDEX, Sample, Template, compose, fit
 from shardmill.files import digest, load_json, write_json
@@ -98,7 +98,7 @@ def template(sampled: Part, quantization: str, cache: Path | None) -> Template:
     beside = (sampled.graph.carry, routed, sampled.graph.carry + routed)
     names = _widths(sampled)
     a, b = (
-        Sample(parse(spec), {name: small[name] for name in names}, beside)
+        Sample(parse_spec(spec), {name: small[name] for name in names}, beside)
         for spec, small in zip(specs, WIDTHS, strict=True)
     )
     return fit(a, b)

@@ -78,7 +78,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Feature:
+class DescribedFeature:
     """An input or a state as the model's description has it, and as its function has it."""
 
     described: Pattern
@@ -92,9 +92,9 @@ class Template:
     shared: Mapping[str, SharedOperation]
     weights: Mapping[str, Pattern]  # weights that belong to no layer
     pieces: Mapping[str, tuple[Pattern, ...]]
-    inputs: Mapping[str, Feature]
-    states: tuple[Feature, ...]
-    held: tuple[Feature, ...]  # inputs of a single layer: the host's caches, and the tokens' rows for the layer
+    inputs: Mapping[str, DescribedFeature]
+    states: tuple[DescribedFeature, ...]
+    held: tuple[DescribedFeature, ...]  # inputs of a single layer: the host's caches and the tokens' rows
     rows: tuple[Pattern, ...]  # outputs with the new rows of the inputs in `held`
     rest: Pattern
 
@@ -102,7 +102,7 @@ class Template:
         """Return what the second layer of a sample adds to a program; it reads the cache of the first."""
         own = str(INDEX + 1)
 
-        def belongs(feature: Feature) -> bool:
+        def belongs(feature: DescribedFeature) -> bool:
             return own in feature.taken.base.name
 
         return replace(
@@ -124,10 +124,10 @@ def fit(a: Sample, b: Sample) -> Template:
     def seen(one: Message, other: Message) -> Pattern:
         return fit_pattern(one, other, (a.widths, b.widths), a.beside)
 
-    def features(kind: str) -> dict[str, Feature]:
+    def features(kind: str) -> dict[str, DescribedFeature]:
         described = zip(*(getattr(sample.spec.description, kind) for sample in (a, b)), strict=True)
         taken = [{value.name: value for value in main_function(sample.spec).inputs} for sample in (a, b)]
-        return {x.name: Feature(seen(x, y), seen(taken[0][x.name], taken[1][y.name])) for x, y in described}
+        return {x.name: DescribedFeature(seen(x, y), seen(taken[0][x.name], taken[1][y.name])) for x, y in described}
 
     inputs = features("input")
     return Template(
@@ -278,7 +278,7 @@ def _without_operations(
     spec = first.rest.stamp(start, widths)
     block, function, described = main_block(spec), main_function(spec), spec.description
 
-    def take(feature: Feature, index: int, among: Any, source: int | None = None) -> None:
+    def take(feature: DescribedFeature, index: int, among: Any, source: int | None = None) -> None:
         among.append(feature.described.stamp(index, widths, source))
         function.inputs.append(feature.taken.stamp(index, widths, source))
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardmill.draft.states import computed
+from shardmill.draft.states import compute_windows
 from shardmill.draft.unrolled import unrolled
-from shardmill.gates.eagle3 import Head
+from shardmill.gates.eagle3 import ReferenceHead
 
 CAPS = (3, 7)  # most drafts of a pass of 4 and of 8 tokens
 PROMPT, NEW, TEXTS = 64, 128, 16  # tokens of a prompt and of the text after it; the most texts
@@ -37,7 +37,9 @@ class Acceptance:
 
 
 @torch.no_grad()
-def acceptance(head: Head, model: Any, windows: Tensor, taps: Sequence[int], table: Tensor, rows: Tensor) -> Acceptance:
+def measure_acceptance(
+    head: ReferenceHead, model: Any, windows: Tensor, taps: Sequence[int], table: Tensor, rows: Tensor
+) -> Acceptance:
     """Return what a head's drafts are worth in the model's own greedy continuations of texts.
 
     Args:
@@ -49,7 +51,7 @@ def acceptance(head: Head, model: Any, windows: Tensor, taps: Sequence[int], tab
         rows: the head's tokens, [rows].
     """
     texts = continued(model, windows[:TEXTS, :PROMPT])
-    states, most = computed(model, texts, taps), max(CAPS)
+    states, most = compute_windows(model, texts, taps), max(CAPS)
     right = torch.zeros(len(texts), texts.shape[1], most, dtype=torch.bool)
     for step, logits in enumerate(unrolled(head, table[texts], states.taps.float(), most)):
         guessed = rows[logits.argmax(-1)]  # [texts, count]; of row i, the token i + step + 2

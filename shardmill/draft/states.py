@@ -33,7 +33,7 @@ class Windows:
     last: Tensor
 
 
-def load_model(source: Path) -> Any:
+def load_reference(source: Path) -> Any:
     """Return transformers' model of a checkpoint in fp32."""
     from transformers import AutoModelForCausalLM
 
@@ -42,7 +42,7 @@ def load_model(source: Path) -> Any:
 
 
 @torch.no_grad()
-def computed(model: Any, tokens: Tensor, taps: Sequence[int]) -> Windows:
+def compute_windows(model: Any, tokens: Tensor, taps: Sequence[int]) -> Windows:
     """Return what transformers' model computes for tokens [windows, n].
 
     Args:
@@ -82,7 +82,7 @@ def _files(
     for start in range(0, len(tokens), KEPT_TOGETHER):
         file, group = folder / f"states_{start:06d}.safetensors", tokens[start : start + KEPT_TOGETHER]
         if not file.is_file():
-            made = [computed(model, some, taps) for some in torch.split(group, TOGETHER)]
+            made = [compute_windows(model, some, taps) for some in torch.split(group, TOGETHER)]
             held = {name: torch.cat([getattr(one, name) for one in made]) for name in ("taps", "last")}
             with replacing(file) as fresh:
                 save_file(held, fresh)

@@ -23,7 +23,7 @@ from shardmill.draft.states import WINDOW, Windows
 from shardmill.draft.unrolled import unrolled
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
-from shardmill.gates.eagle3 import Head
+from shardmill.gates.eagle3 import ReferenceHead
 from shardmill.models.eagle3 import EAGLE3, LAYER_IDS, TAPS, default_taps
 from shardmill.printable import first_line
 
@@ -97,10 +97,10 @@ def drafted_rows(tokens: Tensor, vocab: int) -> Tensor:
     return counts.sort(descending=True, stable=True).indices[:MOST_ROWS].sort().values
 
 
-def new_head(config: Any, lm_head: Tensor) -> Head:
+def new_head(config: Any, lm_head: Tensor) -> ReferenceHead:
     """Return a head to be trained: it begins with the model's LM head and the last of its taps."""
     torch.manual_seed(0)
-    head, width = Head(config), config.hidden_size
+    head, width = ReferenceHead(config), config.hidden_size
     with torch.no_grad():
         for parameter in head.parameters():
             if parameter.ndim > 1:
@@ -111,7 +111,7 @@ def new_head(config: Any, lm_head: Tensor) -> Head:
     return head
 
 
-def trained(head: Head, seen: Windows, table: Tensor, lm_head: Tensor, run: Run) -> Head:
+def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, run: Run) -> ReferenceHead:
     """Return the head after training on windows.
 
     Args:
@@ -136,7 +136,7 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _trained(head: Head, seen: Windows, table: Tensor, lm_head: Tensor, run: Run) -> Head:
+def _trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, run: Run) -> ReferenceHead:
     """Do the same as `trained`, with the threads that are set."""
     rate = RATE * (NARROW / head.config.hidden_size) ** 0.5
     optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -156,7 +156,7 @@ def _trained(head: Head, seen: Windows, table: Tensor, lm_head: Tensor, run: Run
     return head
 
 
-def _loss(head: Head, seen: Windows, chosen: Tensor, table: Tensor, lm_head: Tensor) -> Tensor:
+def _loss(head: ReferenceHead, seen: Windows, chosen: Tensor, table: Tensor, lm_head: Tensor) -> Tensor:
     """Return the loss of some windows, in nats of a token."""
     tokens, taps, last = seen.tokens[chosen], seen.taps[chosen].float(), seen.last[chosen].float()
     truth = linear(last, lm_head).softmax(-1)  # [texts, n, rows]
@@ -175,7 +175,7 @@ def _share(step: int, steps: int) -> float:
     return min(rising, 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
 
 
-def _save(file: Path, head: Head, optimizer: torch.optim.Optimizer, done: int) -> None:
+def _save(file: Path, head: ReferenceHead, optimizer: torch.optim.Optimizer, done: int) -> None:
     """Write what a run has reached; the file appears whole or not at all."""
     held = {f"head.{name}": value for name, value in head.state_dict().items()}
     for number, state in optimizer.state_dict()["state"].items():
@@ -184,7 +184,7 @@ def _save(file: Path, head: Head, optimizer: torch.optim.Optimizer, done: int) -
         save_file(held | {"done": torch.tensor(done)}, fresh)
 
 
-def _resumed(file: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:
+def _resumed(file: Path, head: ReferenceHead, optimizer: torch.optim.Optimizer) -> int:
     """Restore what a run has reached and return the steps that are done; 0 without a file.
 
     Raises ShardmillError for a file that can't be read.
@@ -207,7 +207,7 @@ def _resumed(file: Path, head: Head, optimizer: torch.optim.Optimizer) -> int:
     return done
 
 
-def write_head(folder: Path, head: Head, rows: Tensor, vocab: int) -> None:
+def write_head(folder: Path, head: ReferenceHead, rows: Tensor, vocab: int) -> None:
     """Write a head in the published layout: config.json, and its weights with the tokens of its rows."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.half().contiguous() for name, value in head.state_dict().items()}

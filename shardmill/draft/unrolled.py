@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from shardmill.gates.eagle3 import Head
+from shardmill.gates.eagle3 import ReferenceHead
 
 
-def unrolled(head: Head, embedded: Tensor, taps: Tensor, steps: int) -> Iterator[Tensor]:
+def unrolled(head: ReferenceHead, embedded: Tensor, taps: Tensor, steps: int) -> Iterator[Tensor]:
     """Yield logits [texts, rows of step j, vocabulary] of each step j; row i of step j predicts token i + j + 2.
 
     Args:
@@ -37,7 +37,7 @@ def unrolled(head: Head, embedded: Tensor, taps: Tensor, steps: int) -> Iterator
         yield head.logits(read)
 
 
-def _step(head: Head, embedded: Tensor, read: Tensor, step: int, kept: list[tuple[Tensor, Tensor]]) -> Tensor:
+def _step(head: ReferenceHead, embedded: Tensor, read: Tensor, step: int, kept: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Return the layer's outputs [texts, n, d]; add its keys and values to the earlier steps' ones."""
     layer: Any = head.midlayer
     attention, texts, count = layer.self_attn, *read.shape[:2]

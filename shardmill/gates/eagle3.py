@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shardmill.gates.parity import Case
 
 
-class Head(nn.Module):
+class ReferenceHead(nn.Module):
     """A head; all its inputs and outputs have a row for each token of one text."""
 
     def __init__(self, config: Any) -> None:
@@ -78,9 +78,9 @@ class Head(nn.Module):
         return found
 
 
-def load_head(folder: Path) -> Head:
+def load_head(folder: Path) -> ReferenceHead:
     """Return the head of a checkpoint, in fp32."""
-    head, tensors = Head(load_hf_config(folder)).eval(), read_tensors(folder)
+    head, tensors = ReferenceHead(load_hf_config(folder)).eval(), read_tensors(folder)
     prefix = "midlayer." if any(name.startswith("midlayer.") for name in tensors) else "layers.0."
     with torch.no_grad():
         for name, parameter in head.named_parameters():
@@ -117,11 +117,11 @@ def head_case(
         return _case({"x": x}, held, lambda head: head(embedded, read), exact)
 
 
-def _case(rows: Mapping[str, Tensor], held: Head, run: Any, exact: Head) -> Case:
+def _case(rows: Mapping[str, Tensor], held: ReferenceHead, run: Any, exact: ReferenceHead) -> Case:
     """Return a case, given how a head computes its result."""
     from shardmill.gates.parity import Case  # brings in coremltools, which training need not load
 
-    def result(head: Head) -> list[Tensor]:
+    def result(head: ReferenceHead) -> list[Tensor]:
         with torch.no_grad():
             return [run(head)]
 

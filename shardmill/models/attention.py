@@ -21,10 +21,10 @@ from shardmill.models.primitives import (
     RMSNorm,
     UnitNorm,
     add_channels,
+    apply_rotary,
     attend,
     projection,
     read_ring,
-    rotate,
     scale,
     vector,
     write_cache,
@@ -154,7 +154,7 @@ class Attention(nn.Module):
         if self.kind.rope is None:
             return x
         cos, sin = shared.ropes[self.kind.rope]
-        return rotate(x, cos, sin, (self.g.rope_dim // 2, self.g.head_dim - self.g.rope_dim))
+        return apply_rotary(x, cos, sin, (self.g.rope_dim // 2, self.g.head_dim - self.g.rope_dim))
 
 
 class SharingAttention(Attention):

@@ -41,7 +41,7 @@ READ = ("attention_bias", "draft_vocab_size", "eagle_config", "target_hidden_siz
 
 
 @dataclass(frozen=True)
-class Drafter:
+class DrafterDescription:
     """A head, and what the head reads of its model.
 
     Attributes:
@@ -55,7 +55,7 @@ class Drafter:
     mapped: bool
 
 
-def describe(config: Any, tensors: Collection[str] | None, target: Architecture, context: int) -> Drafter:
+def describe(config: Any, tensors: Collection[str] | None, target: Architecture, context: int) -> DrafterDescription:
     """Return the description of a head for a model.
 
     Args:
@@ -86,7 +86,7 @@ def describe(config: Any, tensors: Collection[str] | None, target: Architecture,
     graph = replace(found.graph, stream_scale=target.graph.stream_scale)
     architecture = replace(found, model_type=EAGLE3, graph=graph, vocab=rows, tied=False)
     model = ModelDescription(architecture, sources, ignored=tuple(FOLDER + name for name in (TOKENS, *UNUSED)))
-    return Drafter(model, _tapped_layers(config, target.layers), rows < target.vocab or TOKENS in names)
+    return DrafterDescription(model, _tapped_layers(config, target.layers), rows < target.vocab or TOKENS in names)
 
 
 def _check_target(config: Any, rows: int, target: Architecture) -> None:

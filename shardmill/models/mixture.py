@@ -26,10 +26,10 @@ from shardmill.models.primitives import (
     gelu_erf,
     multiply,
     one_by_one,
-    product,
     projection,
     scale,
     sigmoid_by_tanh,
+    unquantized,
     vector,
 )
 
@@ -120,7 +120,7 @@ class Router(nn.Module):
 
     def __init__(self, weights: Weights, path: str) -> None:
         super().__init__()
-        self.weight = product(weights[f"{path}weight"])
+        self.weight = unquantized(weights[f"{path}weight"])
         bias = weights.get(f"{path}bias")
         self.bias = None if bias is None else vector(bias)
 
@@ -233,7 +233,7 @@ class ExpertSum(nn.Module):
         units = range(count // self.group)
         self.experts = nn.ModuleList([ExpertGroup(g, weights, f"{path}experts.{j}.") for j in units])
         bias = weights.get(f"{path}down_bias")
-        self.down_bias = None if bias is None else product(bias)
+        self.down_bias = None if bias is None else unquantized(bias)
 
     def total(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the weighted sum of all experts, without biases: x [1, d, T, 1], weights [1, count, T, 1]."""

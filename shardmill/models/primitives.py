@@ -108,7 +108,7 @@ def add_channels(x: Tensor, values: Tensor) -> Tensor:
     return (x.reshape(1, 1, channels, -1) + values).reshape(1, channels, -1, 1)
 
 
-def product(weight: Tensor) -> nn.Parameter:
+def unquantized(weight: Tensor) -> nn.Parameter:
     """Return a matrix [rows, columns] that INT8 leaves alone, in the shape that `multiply` takes.
 
     The shape is [1, 1, rows, columns].
@@ -259,7 +259,7 @@ def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
     return conv
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tensor:
+def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tensor:
     """Return rotary embedding of the first dimensions of each head; the rest passes through.
 
     Args:

@@ -26,7 +26,7 @@ from shardmill.pipeline.code_digest import code_digest, model_type_in
 
 if TYPE_CHECKING:
     from shardmill.models.architecture import Architecture, ModelDescription
-    from shardmill.models.eagle3 import Drafter
+    from shardmill.models.eagle3 import DrafterDescription
 
 SNAKEFILE = "Snakefile"
 PARTS = (SNAKEFILE, "rules", "scripts", "envs", "report", "configs", "profiles", "resources", "constraints.txt")
@@ -207,7 +207,7 @@ def _described(config: Config, folder: Path) -> ModelDescription:
     return as_configured(config, model)
 
 
-def describe_drafter(config: Config, target: Architecture) -> Drafter | None:
+def describe_drafter(config: Config, target: Architecture) -> DrafterDescription | None:
     """Return the description of a config's drafter for a model; None without one. Raises CheckpointError."""
     from shardmill.checkpoint.headers import read_tensors
     from shardmill.models.eagle3 import describe as of_head

@@ -17,7 +17,7 @@ from shardmill.gates.thresholds import Threshold, thresholds_of
 from shardmill.pipeline.attest import PROVENANCE as PROVENANCE_TYPE
 from shardmill.pipeline.attest import read_provenance
 from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, Audit, audit, is_signature
-from shardmill.pipeline.steps.manifest import subjects
+from shardmill.pipeline.steps.manifest import manifest_files
 from shardmill.pipeline.steps.provenance import gate_statements, verdict_hashes
 from shardmill.release.bundle import CARD, bundle_files
 from shardmill.release.compare import steps_of
@@ -74,7 +74,7 @@ def _statements(build: Path) -> tuple[Claim, list[Fault]]:
     """Check that provenance.json names every file, and that test-results.jsonl has a statement for every verdict."""
     statement = read_provenance(build / ATTESTATION)
     named = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
-    made = (*subjects(read_manifest(build, COMPLETE), build / "model.json"), *verdict_hashes(steps_of(statement)))
+    made = (*manifest_files(read_manifest(build, COMPLETE), build / "model.json"), *verdict_hashes(steps_of(statement)))
     faults = [(ATTESTATION, f"{name} is not among its subjects") for name, sha in made if (name, sha) not in named]
     lines = (build / RESULTS).read_text(encoding="utf-8").splitlines() if (build / RESULTS).is_file() else []
     for path in _paths(build):

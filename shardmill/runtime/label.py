@@ -28,7 +28,7 @@ LEAST_STEP = 4  # exact windows advance by at least this part of a window
 
 
 @dataclass(frozen=True)
-class Windows:
+class TextPasses:
     """The passes of a text.
 
     Attributes:
@@ -75,7 +75,7 @@ def is_exact(longest: int, reach: int | None) -> bool:
 
 def text_windows(
     tokens: Sequence[int], around: tuple[Sequence[int], Sequence[int]], longest: int, reach: int | None
-) -> Windows:
+) -> TextPasses:
     """Split a text into passes.
 
     If windows are exact, special tokens stand only at the ends of the text. Otherwise they surround every window, as
@@ -94,13 +94,13 @@ def text_windows(
         own = range(len(before), len(before) + len(tokens))  # positions of the text's tokens in the whole
         kept = [(start, max(first, own.start), min(last, own.stop)) for start, _, first, last in cuts]
         taken = tuple(slice(first - start, max(first, last) - start) for start, first, last in kept)
-        return Windows(tuple(whole[start:end] for start, end, *_ in cuts), taken, True)
+        return TextPasses(tuple(whole[start:end] for start, end, *_ in cuts), taken, True)
     room = longest - len(before) - len(after)
     if room < 1:
         raise ShardmillError(f"special tokens alone fill a pass of {longest} tokens; build larger buckets")
     cuts = cut_windows(len(tokens), room, reach)
     taken = tuple(slice(len(before) + first - start, len(before) + last - start) for start, _, first, last in cuts)
-    return Windows(tuple((*before, *tokens[start:end], *after) for start, end, *_ in cuts), taken, False)
+    return TextPasses(tuple((*before, *tokens[start:end], *after) for start, end, *_ in cuts), taken, False)
 
 
 LEAST = 1e-30  # lower bound of a share, so that it has a logarithm
@@ -359,7 +359,7 @@ class _Read:
 
     encoding: Encoding
     inside: list[int]
-    windows: Windows
+    windows: TextPasses
 
 
 def _read(reader: Reader, text: str) -> _Read:
@@ -367,7 +367,7 @@ def _read(reader: Reader, text: str) -> _Read:
     encoding, encoder = reader.tokenizer.encode(text), reader.encoder
     inside = [i for i, special in enumerate(encoding.special_tokens_mask) if not special]
     if not inside:
-        return _Read(encoding, inside, Windows((), (), True))
+        return _Read(encoding, inside, TextPasses((), (), True))
     around = encoding.ids[: inside[0]], encoding.ids[inside[-1] + 1 :]
     tokens = encoding.ids[inside[0] : inside[-1] + 1]
     return _Read(encoding, inside, text_windows(tokens, around, encoder.longest, encoder.manifest["reach"]))

@@ -17,7 +17,7 @@ from shardmill.decode import FinishReason, GenerationResult, TokenEvent
 from shardmill.serve.engine_worker import Item
 from shardmill.serve.model import Model, Vocabulary
 from shardmill.serve.protocol import ApiError, ChatRequest, CompletionRequest
-from shardmill.serve.tool_reader import CallReader, Piece
+from shardmill.serve.tool_reader import AnswerDelta, CallReader
 
 LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
 Json = dict[str, Any]
@@ -89,8 +89,8 @@ class Shape:
     prefix: str
     whole_name: str
     piece_name: str
-    whole: Callable[[Sequence[Piece]], Json]
-    piece: Callable[[Piece], Json]
+    whole: Callable[[Sequence[AnswerDelta]], Json]
+    piece: Callable[[AnswerDelta], Json]
     opening: Json | None
     end: Json
     logprobs: Callable[[Sequence[TokenLogprob]], Json]
@@ -109,21 +109,21 @@ def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
     return {"content": [row.token | {"top_logprobs": row.top} for row in tokens], "refusal": None}
 
 
-def _text_of(pieces: Sequence[Piece], kind: str = "content") -> str:
+def _text_of(pieces: Sequence[AnswerDelta], kind: str = "content") -> str:
     """Return the text of the pieces of a kind."""
     return "".join(piece.text for piece in pieces if piece.kind == kind)
 
 
-def _calls_of(pieces: Sequence[Piece]) -> list[tuple[Piece, str]]:
+def _calls_of(pieces: Sequence[AnswerDelta]) -> list[tuple[AnswerDelta, str]]:
     """Return the calls in an answer, each with its arguments."""
     return [(call, _arguments(pieces, call.index)) for call in pieces if call.kind == "call"]
 
 
-def _arguments(pieces: Sequence[Piece], index: int) -> str:
+def _arguments(pieces: Sequence[AnswerDelta], index: int) -> str:
     return _text_of([piece for piece in pieces if piece.index == index], "arguments")
 
 
-def _message(pieces: Sequence[Piece]) -> Json:
+def _message(pieces: Sequence[AnswerDelta]) -> Json:
     """Return a chat's message. Its content is null if the model only calls functions, as in OpenAI's API."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.text, "arguments": arguments}}
@@ -134,7 +134,7 @@ def _message(pieces: Sequence[Piece]) -> Json:
     return message | ({"reasoning_content": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})
 
 
-def _delta(piece: Piece) -> Json:
+def _delta(piece: AnswerDelta) -> Json:
     if piece.kind == "call":
         function = {"name": piece.text, "arguments": ""}
         return {"tool_calls": [{"index": piece.index, "id": piece.id, "type": "function", "function": function}]}
@@ -184,7 +184,7 @@ class Choice:
             self._reader = CallReader(model.tools, schemas, parallel=request.parallel_tool_calls is not False)
         self._length = 0
 
-    def digest(self, items: list[Item]) -> tuple[list[Piece], list[TokenLogprob]]:
+    def digest(self, items: list[Item]) -> tuple[list[AnswerDelta], list[TokenLogprob]]:
         """Return what became certain, and the log-probabilities of the text that became final."""
         text, done = "", items[-1]
         for item in items:
@@ -198,7 +198,7 @@ class Choice:
         cut = not isinstance(done, GenerationResult) or done.finish_reason == "stop"
         rows = self._log.release(self._length if cut else math.inf) if self._log is not None else []
         if self._reader is None:
-            return [Piece("content", text)] if text else [], rows
+            return [AnswerDelta("content", text)] if text else [], rows
         ended = not isinstance(done, TokenEvent)
         return self._reader.push(text) + (self._reader.finish() if ended else []), rows
 

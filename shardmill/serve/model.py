@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import ContextPolicy, Detokenize, Engine, GrammarTokenizer, Session, choose_layout
-from shardmill.decode.drafters import Head
+from shardmill.decode.drafters import HeadEngine
 from shardmill.files import digest, parse_json
 from shardmill.runtime import process
 from shardmill.runtime.manifest import read_manifest, verify_width
@@ -152,7 +152,7 @@ class Model:
     tools: ToolFormat | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     draft_session: Session | None = None
-    head: Head | None = None
+    head: HeadEngine | None = None
     fingerprint: str = ""
     tokenizer_digest: str = ""
     threads: int | None = None

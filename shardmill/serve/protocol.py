@@ -228,7 +228,7 @@ class TextPart(Strict):
     text: str
 
 
-class Function(Strict):
+class FunctionDefinition(Strict):
     """The object `function` of a tool."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -241,7 +241,7 @@ class Tool(Strict):
     """A function that the model may call."""
 
     type: Literal["function"]
-    function: Function
+    function: FunctionDefinition
 
     def as_template_input(self) -> dict[str, Any]:
         """Return the tool as templates expect it; `strict` is not the model's to know."""
@@ -345,7 +345,7 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
-    def functions(self) -> list[Function]:
+    def functions(self) -> list[FunctionDefinition]:
         """Return the functions that the model may call; an empty list if the tool choice is none."""
         return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or ()]
 

@@ -28,7 +28,7 @@ from shardmill.serve.protocol import (
     first_complaint,
     invalid,
 )
-from shardmill.serve.tool_reader import Piece
+from shardmill.serve.tool_reader import AnswerDelta
 
 Json = dict[str, Any]
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
@@ -222,7 +222,7 @@ class ResponsesAnswer:
     def __init__(self, request: ResponsesRequest, chat: ChatRequest, model: Model) -> None:
         self._choice = Choice(chat, model)
         self._output: list[Json] = []
-        self._open: Piece | None = None  # the kind of the last item, if it may grow
+        self._open: AnswerDelta | None = None  # the kind of the last item, if it may grow
         self._events = 0
         choice = request.tool_choice
         self._response: Json = {
@@ -271,7 +271,7 @@ class ResponsesAnswer:
         if isinstance(done, GenerationResult):
             cut = self._choice.finish(done) == "length"
             if not self._output:
-                yield from self._begin(Piece("content", ""))
+                yield from self._begin(AnswerDelta("content", ""))
             yield from self._end("incomplete" if cut else "completed")
             self._response |= {
                 "status": "incomplete" if cut else "completed",
@@ -284,7 +284,7 @@ class ResponsesAnswer:
         """See `stream.Streamed`."""
         yield from ()
 
-    def _add(self, piece: Piece) -> Iterator[Json]:
+    def _add(self, piece: AnswerDelta) -> Iterator[Json]:
         """Tell a piece. It belongs to the last item, or begins another one."""
         if piece.kind == "call" or (piece.kind != "arguments" and (not self._open or self._open.kind != piece.kind)):
             yield from self._end("completed")
@@ -297,7 +297,7 @@ class ResponsesAnswer:
             item["content"][0]["text"] += piece.text
             yield self._of_part(f"{_PART[piece.kind]}.delta", delta=piece.text)
 
-    def _begin(self, piece: Piece) -> Iterator[Json]:
+    def _begin(self, piece: AnswerDelta) -> Iterator[Json]:
         item: Json = {"id": f"{_PREFIX[piece.kind]}_{secrets.token_hex(16)}", "status": "in_progress"}
         if piece.kind == "call":
             item |= {"type": "function_call", "call_id": f"call_{piece.id}", "name": piece.text, "arguments": ""}

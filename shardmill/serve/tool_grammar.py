@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardmill.serve.protocol import Function, invalid
+from shardmill.serve.protocol import FunctionDefinition, invalid
 from shardmill.serve.tool_reader import json_types
 from shardmill.serve.tools import NO_PARAMETERS, Style, ToolFormat
 
@@ -24,7 +24,7 @@ _NO_OBJECT = "/[ \\t\\n]*/ | /[ \\t\\n]*[^{ \\t\\n](.|\\n)*/"  # an answer that 
 
 def write_grammar(
     form: ToolFormat,
-    functions: Sequence[Function],
+    functions: Sequence[FunctionDefinition],
     special: Mapping[str, int],
     *,
     required: bool,
@@ -59,7 +59,12 @@ class _Writer:
         self._cut = re.compile(f"({found})") if found else None
 
     def written(
-        self, functions: Sequence[Function], required: bool, parallel: bool, answer: Schema | None, thinks: bool
+        self,
+        functions: Sequence[FunctionDefinition],
+        required: bool,
+        parallel: bool,
+        answer: Schema | None,
+        thinks: bool,
     ) -> str:
         form, harmony = self._form, self._form.style == "harmony"
         marked = (form.around[0] + form.call).startswith(form.begin)
@@ -105,7 +110,7 @@ class _Writer:
             f"thought* {self._text('<|channel|>final<|message|>', value)}" if self._form.style == "harmony" else value
         )
 
-    def _call(self, form: ToolFormat, function: Function) -> str:
+    def _call(self, form: ToolFormat, function: FunctionDefinition) -> str:
         before, _, rest = form.call.replace("NAME", function.name).partition("ARGUMENTS")
         schema = function.parameters or {**NO_PARAMETERS, "additionalProperties": False}
         return self._text(before, _ARGUMENTS[form.style](self, schema), rest)

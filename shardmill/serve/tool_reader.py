@@ -19,7 +19,7 @@ from shardmill.serve.tools import Schemas, Style, ToolFormat
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerDelta:
     """A piece of an answer, as it becomes certain.
 
     Attributes:
@@ -63,24 +63,24 @@ class CallReader:
         self._text, self._ended = "", False
         self._space = ""  # white space that is told only if text follows
         self._after_call = False
-        self._pieces: list[Piece] = []
+        self._pieces: list[AnswerDelta] = []
         self.calls, self.complete = 0, True
         self._steps = self._messages() if form.style == "harmony" else self._answer()
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[AnswerDelta]:
         """Return what became certain with the answer's next text."""
         self._text += text
         next(self._steps, None)
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[AnswerDelta]:
         """Return the rest, at the end of the answer."""
         self._ended = True
         for _ in self._steps:
             pass
         if not self.calls and self._space:
-            self._pieces.append(Piece("content", self._space))
+            self._pieces.append(AnswerDelta("content", self._space))
         return self.push("")
 
     def _answer(self) -> Steps:
@@ -126,7 +126,7 @@ class CallReader:
             elif kind == "arguments":
                 self._argue(text)
             elif kind == "thought" and text:
-                self._pieces.append(Piece("thought", text))
+                self._pieces.append(AnswerDelta("thought", text))
             if found or self._ended:
                 return bool(found)
             yield
@@ -140,18 +140,18 @@ class CallReader:
         self._space = text[len(shown) :]
         if shown:
             self._after_call = False
-            self._pieces.append(Piece("content", shown))
+            self._pieces.append(AnswerDelta("content", shown))
 
     def _begin(self, name: str) -> None:
         self._space, self._after_call = "", True
         self.calls, self.complete = self.calls + 1, False
         if self._parallel or self.calls == 1:
             number = "".join(secrets.choice(_ID) for _ in range(9))  # the only form that Mistral's templates accept
-            self._pieces.append(Piece("call", name, self.calls - 1, number))
+            self._pieces.append(AnswerDelta("call", name, self.calls - 1, number))
 
     def _argue(self, text: str) -> None:
         if text and (self._parallel or self.calls == 1):
-            self._pieces.append(Piece("arguments", text, self.calls - 1))
+            self._pieces.append(AnswerDelta("arguments", text, self.calls - 1))
 
     def _call(self, name: str, arguments: Mapping[str, Any]) -> None:
         self._begin(name)

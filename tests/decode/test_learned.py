@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shardmill.decode import DecodeError
 from shardmill.decode.drafters import RequestInfo
 from shardmill.decode.drafters.follow import KINDS, FollowTable, Numbering, context_keys
-from shardmill.decode.drafters.learned import LearnedDrafter, fitted, parse, situation
+from shardmill.decode.drafters.learned import LearnedDrafter, fitted, parse_weights, situation
 
 from .texts import text
 
@@ -88,7 +88,7 @@ def test_an_unfinished_request_is_not_learned() -> None:
 def test_what_followed_a_token_the_time_before_is_a_context() -> None:
     """After a line break came 1, then 2: where 2 came last, a table that saw lists proposes 3."""
     line = 0
-    only = parse(
+    only = parse_weights(
         {
             "own": [SILENT] * 3,
             "table": [SILENT, SILENT, SILENT, SHARE],
@@ -288,8 +288,8 @@ def test_the_situation_is_the_longest_context_known_to_each() -> None:
 
 def test_a_token_that_the_text_holds_has_a_bonus_and_none_has_not() -> None:
     content = {"own": [], "table": [], "own_trust": [], "table_trust": [], "held": [1.0, 0.5], "none": 0.0}
-    assert parse(content).held == pytest.approx((0, 0.7, 0.9, 1.1, 1.3, 1.5))
-    assert parse(content).none == 1.0
+    assert parse_weights(content).held == pytest.approx((0, 0.7, 0.9, 1.1, 1.3, 1.5))
+    assert parse_weights(content).none == 1.0
 
 
 def test_confidence_is_a_chance_that_grows_with_the_evidence() -> None:

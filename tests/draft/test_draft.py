@@ -25,7 +25,7 @@ TAPS = default_taps(LAYERS)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("model") / "checkpoint"
-    return states.load_model(tiny.write_checkpoint(folder, layers=LAYERS))
+    return states.load_reference(tiny.write_checkpoint(folder, layers=LAYERS))
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +34,15 @@ def windows() -> Tensor:
 
 
 @pytest.fixture
-def trained(model: Any, windows: Tensor, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], eagle3.Head]:
+def trained(
+    model: Any, windows: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Path, int], eagle3.ReferenceHead]:
     """Trains on the windows for some steps, with a file of progress after every other one."""
     monkeypatch.setattr(train, "SAVED", 2)
-    seen = states.computed(model, windows, TAPS)
+    seen = states.compute_windows(model, windows, TAPS)
     table, rows = model.get_input_embeddings().weight, torch.arange(tiny.VOCAB)
 
-    def run(folder: Path, steps: int, say: Callable[[str], None] = lambda _: None) -> eagle3.Head:
+    def run(folder: Path, steps: int, say: Callable[[str], None] = lambda _: None) -> eagle3.ReferenceHead:
         head = train.new_head(train.head_config(model.config, len(rows)), table)
         return train.trained(head, seen, table, table, train.Run(folder, steps, say))
 
@@ -82,7 +84,7 @@ def test_states_are_those_of_whole_texts_and_files_are_kept(
 
 
 def test_an_interrupted_run_ends_like_one_that_was_not(
-    trained: Callable[..., eagle3.Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And neither leaves its number of threads to the rest of the process."""
     threads = torch.get_num_threads()
@@ -103,20 +105,24 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
         assert torch.equal(one, other), name
 
 
-def test_it_learns(trained: Callable[..., eagle3.Head], tmp_path: Path) -> None:
+def test_it_learns(trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path) -> None:
     losses: list[float] = []
     trained(tmp_path, 24, lambda line: losses.append(float(line.rpartition(" ")[2])))
     assert losses[-1] < losses[0] - 0.2
 
 
 def test_what_is_measured_is_what_decoding_would_accept(
-    model: Any, trained: Callable[..., eagle3.Head], windows: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Any,
+    trained: Callable[..., eagle3.ReferenceHead],
+    windows: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(measure, "PROMPT", 8)
     monkeypatch.setattr(measure, "NEW", 24)
     head, table = trained(tmp_path, 30).eval().requires_grad_(False), model.get_input_embeddings().weight
     rows = torch.arange(tiny.VOCAB)
-    found = measure.acceptance(head, model, windows[:3], TAPS, table, rows)
+    found = measure.measure_acceptance(head, model, windows[:3], TAPS, table, rows)
     texts = measure.continued(model, windows[:3, :8])
     assert texts.tolist() == [
         model.generate(one[None], max_new_tokens=24, min_new_tokens=24, do_sample=False)[0].tolist()
@@ -126,7 +132,7 @@ def test_what_is_measured_is_what_decoding_would_accept(
     for cap in measure.CAPS:
         tokens = passes = 0
         for text in texts.tolist():
-            taps, known = states.computed(model, torch.tensor([text]), TAPS).taps[0].float(), 9
+            taps, known = states.compute_windows(model, torch.tensor([text]), TAPS).taps[0].float(), 9
             while known < 32:
                 drafts = drafted(w, table, text[:known], taps[: known - 1], cap)
                 accepted = next((i for i, t in enumerate(drafts) if text[known + i : known + i + 1] != [t]), cap)
@@ -138,7 +144,7 @@ def test_what_is_measured_is_what_decoding_would_accept(
 
 def drafted(w: dict[str, Tensor], table: Tensor, context: list[int], taps: Tensor, count: int) -> list[int]:
     """Return what `heads.greedy` drafts with a head of other sizes, whose rows are the model's tokens."""
-    head = eagle3.Head(train.head_config(tiny.hf_config(LAYERS), tiny.VOCAB))
+    head = eagle3.ReferenceHead(train.head_config(tiny.hf_config(LAYERS), tiny.VOCAB))
     head.load_state_dict(w)
     tokens, read, found = list(context[1:]), head.fuse(taps), list[int]()
     with torch.no_grad():

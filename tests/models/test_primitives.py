@@ -21,6 +21,7 @@ from shardmill.errors import CheckpointError
 from shardmill.models.primitives import (
     RMSNorm,
     XIELUActivation,
+    apply_rotary,
     attend,
     cap,
     fp16_factors,
@@ -29,7 +30,6 @@ from shardmill.models.primitives import (
     projection,
     read_ring,
     relu2,
-    rotate,
     scale,
     silu_tanh,
     write_cache,
@@ -168,7 +168,7 @@ def test_rotate_is_transformers(head_dim: int, rope_dim: int) -> None:
     q = draw(1, 3, TOKENS, head_dim, seed=2)
     doubled = (torch.cat([t, t], dim=-1)[None] for t in (cos, sin))
     expected, _ = apply_rotary_pos_emb(q, q, *doubled)
-    ours = rotate(q.transpose(2, 3), cos.T, sin.T, (half, head_dim - rope_dim)).transpose(2, 3)
+    ours = apply_rotary(q.transpose(2, 3), cos.T, sin.T, (half, head_dim - rope_dim)).transpose(2, 3)
     torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(ours[..., rope_dim:], q[..., rope_dim:])
 

@@ -16,7 +16,7 @@ from torch import nn
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
 from shardmill.pipeline.audit import audit
-from shardmill.pipeline.steps.manifest import subjects
+from shardmill.pipeline.steps.manifest import manifest_files
 from shardmill.runtime.label import embed, load_reader
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
@@ -113,7 +113,7 @@ def test_what_follows_the_programs_is_in_the_manifest(
         assert content["uses"] == ["causal"] and "<Query>: {query}" in content["template"] and content["instruction"]
         assert "gives documents the probability of y" in page and "longer texts are refused" in page
         return
-    files = {path for path, _ in subjects(content, build / "model.json")}
+    files = {path for path, _ in manifest_files(content, build / "model.json")}
     assert {"source/2_Dense/model.safetensors", "source/3_Dense/model.safetensors"} <= files
     assert [entry["activation"] for entry in content["dense"]] == ["tanh", "identity"]
     assert content["pooling"] == "mean" and content["prompts"] == tiny_encoders.PROMPTS and content["uses"] == ["dense"]

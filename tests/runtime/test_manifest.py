@@ -13,7 +13,7 @@ from manifests import manifest
 from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.audit import audit
-from shardmill.pipeline.steps.manifest import subjects
+from shardmill.pipeline.steps.manifest import manifest_files
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import (
     COMPLETE,
@@ -252,7 +252,7 @@ def test_where_there_is_none(tmp_path: Path) -> None:
 def test_an_entry_without_a_hash_is_not_taken_for_checked(tmp_path: Path) -> None:
     write(tmp_path, manifest(embedding={"path": "embedding.safetensors"}))
     model = manifest(embedding={"path": "embedding.safetensors"})
-    said = refusal(tmp_path, lambda build: list(subjects(model, build / "model.json")))
+    said = refusal(tmp_path, lambda build: list(manifest_files(model, build / "model.json")))
     assert "no sha256 of embedding.safetensors" in said
 
 

@@ -15,9 +15,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from shardmill.decode import Grammar, GrammarTokenizer
-from shardmill.serve.protocol import ApiError, Function
+from shardmill.serve.protocol import ApiError, FunctionDefinition
 from shardmill.serve.tool_grammar import write_grammar
-from shardmill.serve.tool_reader import CallReader, Piece
+from shardmill.serve.tool_reader import AnswerDelta, CallReader
 from shardmill.serve.tools import FORMATS, ToolFormat
 
 from .fake import byte_tokenizer, byte_tokens
@@ -26,7 +26,7 @@ pytest.importorskip("llguidance")
 UNIT = {"anyOf": [{"type": "string", "enum": ["C", "F"]}, {"type": "null"}]}
 PLACE = {"type": "object", "properties": {"lat": {"type": "integer"}, "on": {"type": "boolean"}}, "required": ["lat"],
          "additionalProperties": False}  # fmt: skip
-WEATHER = Function(
+WEATHER = FunctionDefinition(
     name="get_weather",
     parameters={
         "type": "object",
@@ -42,19 +42,19 @@ WEATHER = Function(
         "$defs": {"Place": PLACE},
     },
 )
-SIMPLE = Function(name="get_weather", parameters={**WEATHER.parameters, "properties": {  # type: ignore[dict-item]
+SIMPLE = FunctionDefinition(name="get_weather", parameters={**WEATHER.parameters, "properties": {  # type: ignore[dict-item]
     name: value for name, value in WEATHER.parameters["properties"].items() if name != "place"}})  # type: ignore[index]  # fmt: skip
-CHOICE = Function(
+CHOICE = FunctionDefinition(
     name="choose",
     parameters={"type": "object", "properties": {"a": {"type": "boolean"}, "b": UNIT}, "additionalProperties": False},
 )
-EMPTY = Function(name="get_time")
+EMPTY = FunctionDefinition(name="get_time")
 FORM = {form.name: form for form in FORMATS}
 ENDS = {"harmony": ["<|end|>", '"'], "gemma": ['<|"|>'], "xml": ["\n</parameter>\n", '"']}  # of free texts
 MARKED = [(name, True) for name in FORM] + [(name, False) for name in ("hermes", "qwen-xml", "llama", "granite")]
 
 
-def functions(form: ToolFormat) -> list[Function]:
+def functions(form: ToolFormat) -> list[FunctionDefinition]:
     return [SIMPLE if form.style == "gemma" else WEATHER, CHOICE, EMPTY]
 
 
@@ -69,7 +69,7 @@ def tokenizers(form: str, special: bool) -> tuple[Tokenizer, GrammarTokenizer]:
 
 def drawn(
     form: str, special: bool, seed: int, likely: str = "", go_on: int = 0, **wanted: Any
-) -> tuple[str, list[Piece], CallReader]:
+) -> tuple[str, list[AnswerDelta], CallReader]:
     """A text that the grammar allows, which does not end at its first `go_on` ends, and what the reader finds in it."""
     tokenizer, prepared = tokenizers(form, special)
     end = prepared.special["<|stop|>"]
@@ -99,7 +99,7 @@ def drawn(
     return text, reader.push(text) + reader.finish(), reader
 
 
-def check(form: str, text: str, pieces: list[Piece]) -> list[str]:
+def check(form: str, text: str, pieces: list[AnswerDelta]) -> list[str]:
     """Check the arguments of all calls; return the names."""
     schemas = {one.name: one.parameters or {"maxProperties": 0} for one in functions(FORM[form])}
     names = [piece.text for piece in pieces if piece.kind == "call"]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardmill.serve.tool_reader import CallReader, Piece
+from shardmill.serve.tool_reader import AnswerDelta, CallReader
 from shardmill.serve.tools import FORMATS
 
 FORM = {form.name: form for form in FORMATS}
@@ -137,7 +137,7 @@ RECORDED: list[tuple[str, str, list[tuple[str, dict[str, Any]]], str]] = [  # fo
 def read(form: str, pieces: list[str], *, parallel: bool = True) -> tuple[list[tuple[str, Any]], str, CallReader]:
     """Calls, text and the reader."""
     reader = CallReader(FORM[form], TOOLS, parallel=parallel)
-    told: list[Piece] = [piece for text in pieces for piece in reader.push(text)] + reader.finish()
+    told: list[AnswerDelta] = [piece for text in pieces for piece in reader.push(text)] + reader.finish()
     names = [piece.text for piece in told if piece.kind == "call"]
     arguments = ["".join(p.text for p in told if p.kind == "arguments" and p.index == i) for i in range(len(names))]
     text = "".join(piece.text for piece in told if piece.kind == "content")

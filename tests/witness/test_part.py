@@ -127,7 +127,7 @@ def adds(cache: Tensor, new: Tensor, write_mask: Tensor, keep: Tensor) -> Tensor
 
 
 def turned_back(x: Tensor, cos: Tensor, sin: Tensor, sizes: tuple[int, int]) -> Tensor:
-    return primitives.rotate(x, cos, -sin, sizes)
+    return primitives.apply_rotary(x, cos, -sin, sizes)
 
 
 def unscaled(x: Tensor, factor: float) -> Tensor:

@@ -45,7 +45,7 @@ def _seconds(subject: Subject, op: Op, shapes: _Shapes) -> float:
         return 0.0
     moved = sum(_read(subject, out.name, shapes) for out in op.outputs)
     moved += sum(_read(subject, binding, shapes) for bindings in op.inputs.values() for binding in bindings)
-    return max(operations(subject, op, shapes) / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
+    return max(arithmetic_operations(subject, op, shapes) / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
 
 
 def _read(subject: Subject, binding: Binding, shapes: _Shapes) -> float:
@@ -67,7 +67,7 @@ def _stored(value: Value) -> float:
     return math.prod(n or 0 for n in kind.shape) * BY_NAME[kind.dtype].bits / 8
 
 
-def operations(subject: Subject, op: Op, shapes: _Shapes) -> float:
+def arithmetic_operations(subject: Subject, op: Op, shapes: _Shapes) -> float:
     """Return the number of arithmetic operations.
 
     A multiplication and its addition are two. Outside matrix products, one per element.
@@ -182,12 +182,12 @@ def judge_model(model: LoadedModel, target: Target) -> Verdicts:
     findings: list[Finding] = []
     for subject in subjects(model, target):
         found = [finding for rule in RULES.values() for finding in rule.findings(subject)]
-        rows.extend(verdicts(subject, found))
+        rows.extend(op_verdicts(subject, found))
         findings.extend(found)
     return Verdicts(tuple(rows), tuple(findings))
 
 
-def verdicts(subject: Subject, findings: list[Finding]) -> Iterator[OpVerdict]:
+def op_verdicts(subject: Subject, findings: list[Finding]) -> Iterator[OpVerdict]:
     """Yield one verdict per operation of a function, from the findings on it."""
     errors: dict[str, list[str]] = {}
     for finding in findings:

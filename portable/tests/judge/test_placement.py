@@ -12,8 +12,8 @@ from portable_coreml.judge.placement import (
     BYTES_PER_SECOND,
     OPERATIONS_PER_SECOND,
     _seconds,
+    arithmetic_operations,
     cost_shares,
-    operations,
 )
 from portable_coreml.judge.rule import Subject, Target
 from portable_coreml.judge.shapes import infer_shapes
@@ -50,9 +50,9 @@ def test_arithmetic_and_bytes_are_counted_by_hand() -> None:
     made = subject(PROGRAM)
     shapes = infer_shapes(made.function, {"x": (1, 64, 4, 1)})
     ops = {op.outputs[0].name: op for op in made.runtime_ops}
-    assert operations(made, ops["c"], shapes) == 2 * 32 * 64 * 4
-    assert operations(made, ops["m"], shapes) == 2 * 4 * 4 * 32
-    assert operations(made, ops["e"], shapes) == 16
+    assert arithmetic_operations(made, ops["c"], shapes) == 2 * 32 * 64 * 4
+    assert arithmetic_operations(made, ops["m"], shapes) == 2 * 4 * 4 * 32
+    assert arithmetic_operations(made, ops["e"], shapes) == 16
     moved = (64 * 4 + 32 * 4) * 2 + 32 * 64 + 32 * 2  # x and c in fp16, w in int8, its scales in fp16
     wanted = max(moved / BYTES_PER_SECOND, 2 * 32 * 64 * 4 / OPERATIONS_PER_SECOND)
     assert _seconds(made, ops["c"], shapes) == pytest.approx(wanted)
@@ -66,7 +66,7 @@ def test_attention_is_both_of_its_products() -> None:
     } -> (a); }""")
     shapes = infer_shapes(made.function, {"q": (1, 2, 3, 16), "k": (1, 2, 6, 16), "v": (1, 2, 6, 8)})
     (op,) = made.runtime_ops
-    assert operations(made, op, shapes) == 2 * 2 * 3 * 6 * (16 + 8)
+    assert arithmetic_operations(made, op, shapes) == 2 * 2 * 3 * 6 * (16 + 8)
 
 
 def test_no_share_is_told_where_shapes_depend_on_data() -> None:

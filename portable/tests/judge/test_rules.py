@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from portable_coreml.files.features import Feature
 from portable_coreml.files.read_text import read_text
-from portable_coreml.judge.placement import verdicts
+from portable_coreml.judge.placement import op_verdicts
 from portable_coreml.judge.rule import SEVERITIES, Subject, Target
 from portable_coreml.judge.rules import RULES
 from portable_coreml.judge.rules.__main__ import rules_page
@@ -248,7 +248,7 @@ def test_eligible_ineligible_unknown_and_no_device_are_apart() -> None:
     """Whitelisted and unbroken: eligible; an error: ineligible; anything else: unknown; constants have no device."""
     line = FLAG + RELU + " tensor<fp16, [1, 64, 1, 32]> z = silu(x = x); tensor<int32, [1]> i = cast(x = x);"
     made = subject(line)
-    rows = verdicts(made, [f for rule in RULES.values() for f in rule.findings(made)])
+    rows = op_verdicts(made, [f for rule in RULES.values() for f in rule.findings(made)])
     assert [(row.output, row.status) for row in rows] == [
         ("no", "no_device"), ("y", "unknown"), ("z", "eligible"), ("i", "ineligible")
     ]  # fmt: skip
@@ -259,7 +259,7 @@ def test_bad_weights_make_their_consumer_ineligible() -> None:
     engine.
     """
     made = subject(dequantized("[64, 2, 1, 1]"))
-    rows = {row.output: row for row in verdicts(made, list(RULES["W6"].findings(made)))}
+    rows = {row.output: row for row in op_verdicts(made, list(RULES["W6"].findings(made)))}
     assert (rows["y"].status, rows["y"].rules) == ("ineligible", ("W6",))
     assert rows["w"].status == "no_device"
 

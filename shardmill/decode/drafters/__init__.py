@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, NoDrafter, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
-from shardmill.decode.drafters.eagle3 import Eagle3Drafter, Head
+from shardmill.decode.drafters.eagle3 import Eagle3Drafter, HeadEngine
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.drafters.lookup import NgramDrafter, SuffixDrafter
 from shardmill.decode.engine import DecodeError
@@ -19,7 +19,7 @@ __all__ = [
     "PLAIN",
     "Draft",
     "Drafter",
-    "Head",
+    "HeadEngine",
     "RequestInfo",
     "create_drafter",
 ]
@@ -41,7 +41,7 @@ def create_drafter(
     draft_session: Session | None = None,
     vocab: int | None = None,
     learned: LearnedDrafter | None = None,
-    head: Head | None = None,
+    head: HeadEngine | None = None,
     context_policy: ContextPolicy = "stop",
 ) -> Drafter:
     """Create a drafter with its default settings.

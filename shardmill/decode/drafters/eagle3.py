@@ -16,7 +16,7 @@ from shardmill.decode.engine import Engine
 from shardmill.decode.session import ContextPolicy, Session
 
 
-class Head(Engine, Protocol):
+class HeadEngine(Engine, Protocol):
     """An engine that runs a head; see shardmill.runtime.drafter."""
 
     def follow(self, known: int) -> None:
@@ -33,7 +33,7 @@ class Eagle3Drafter(DraftModelDrafter):
 
     name = "eagle3"
 
-    def __init__(self, head: Head, *, context_policy: ContextPolicy = "stop") -> None:
+    def __init__(self, head: HeadEngine, *, context_policy: ContextPolicy = "stop") -> None:
         super().__init__(Session(head, context_policy=context_policy), vocab=head.vocab)
         self._head = head
         self._first: int | None = None  # the text's first token, which the session does not hold

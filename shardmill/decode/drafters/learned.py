@@ -62,10 +62,10 @@ class FollowerCounts:
 @cache
 def fitted() -> FollowerCounts:
     """Read the fitted weights."""
-    return parse(json.loads(FILE.read_text(encoding="utf-8")))
+    return parse_weights(json.loads(FILE.read_text(encoding="utf-8")))
 
 
-def parse(content: Mapping[str, Any]) -> FollowerCounts:
+def parse_weights(content: Mapping[str, Any]) -> FollowerCounts:
     """Build the weights from the content of their file."""
     by_count, present = content["held"]
     return FollowerCounts(

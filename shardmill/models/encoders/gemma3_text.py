@@ -12,7 +12,7 @@ from shardmill.errors import CheckpointError
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, SLIDING_MASK, EncoderIO, ModelDescription
 from shardmill.models.decoder import graph_of, kinds_by_type, rope
 from shardmill.models.encoder import HEAD, TEXT_TASKS, Names, encoder, task_of
-from shardmill.models.families.gemma2 import gains, options
+from shardmill.models.families.gemma2 import gains, gemma_options
 from shardmill.models.families.gemma3_text import READ
 
 HONOURED = ("use_bidirectional_attention", *(name for name in READ if name != "final_logit_softcapping"))
@@ -29,7 +29,7 @@ def describe(config: Any, length: int) -> ModelDescription:
     # The config's object has half of the window that config.json names, and one more: |i - j| < window is seen.
     kinds = kinds_by_type(config.layer_types, length, config.sliding_window, sliding_rope=LOCAL_ROPE)
     slides = any(kind.mask == SLIDING_MASK for kind in kinds)
-    shared = options(config)
+    shared = gemma_options(config)
     embedding_scale = shared.pop("embedding_scale")
     ropes = {TABLES[name]: rope(config, length, name) for name in sorted(set(config.layer_types))}
     graph = graph_of(config, ropes, qk_norm="before", **shared)

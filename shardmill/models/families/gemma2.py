@@ -37,11 +37,11 @@ def describe(config: Any, context: int) -> ModelDescription:
         kinds=kinds_by_type(config.layer_types, context, window),
         window=window,
         tensors=gains(),
-        **options(config),
+        **gemma_options(config),
     )
 
 
-def options(config: Any) -> dict[str, Any]:
+def gemma_options(config: Any) -> dict[str, Any]:
     """Return the options for `decoder` that Gemma 2 and 3 have in common."""
     return {
         "embedding_scale": sqrt(config.hidden_size),

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, ModelDescription
 from shardmill.models.decoder import decoder, kinds_by_type, rope
-from shardmill.models.families.gemma2 import HONOURED, gains, options
+from shardmill.models.families.gemma2 import HONOURED, gains, gemma_options
 
 # transformers keeps the field and never reads it for Gemma 3; no release sets it, so what it would mean is unknown.
 UNREAD = "attn_logit_softcapping"
@@ -29,5 +29,5 @@ def describe(config: Any, context: int) -> ModelDescription:
         window=window,
         tensors=gains(),
         qk_norm="before",
-        **options(config),
+        **gemma_options(config),
     )

@@ -16,10 +16,10 @@ MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multipl
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers GraniteConfig for programs of `context` slots."""
     honours = ("attention_bias", "mlp_bias", *MULTIPLIERS)
-    return decoder(config, context, honours=honours, mlp_bias=bool(config.mlp_bias), **options(config))
+    return decoder(config, context, honours=honours, mlp_bias=bool(config.mlp_bias), **granite_options(config))
 
 
-def options(config: Any) -> dict[str, Any]:
+def granite_options(config: Any) -> dict[str, Any]:
     """Return what Granite has with and without experts, for `decoder`."""
     return {
         "embedding_scale": config.embedding_multiplier,

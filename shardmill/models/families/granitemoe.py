@@ -10,7 +10,7 @@ from typing import Any
 from shardmill.models.architecture import Experts, LayerSpec, ModelDescription, TensorSource
 from shardmill.models.decoder import decoder
 from shardmill.models.experts import checked_experts, stacked
-from shardmill.models.families.granite import MULTIPLIERS, options
+from shardmill.models.families.granite import MULTIPLIERS, granite_options
 
 HONOURED = (
     "attention_bias",
@@ -33,5 +33,5 @@ def describe(config: Any, context: int) -> ModelDescription:
         kinds=(LayerSpec(ffn="experts"),) * config.num_hidden_layers,
         tensors={"mlp.router.weight": router} | matrices,
         experts=experts,
-        **options(config),
+        **granite_options(config),
     )

@@ -10,7 +10,7 @@ from typing import Any
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import ROPE, LayerSpec, ModelDescription, TensorSource
 from shardmill.models.decoder import decoder, rope, row_halves, taken_for_granted
-from shardmill.models.families.granite import MULTIPLIERS, options
+from shardmill.models.families.granite import MULTIPLIERS, granite_options
 
 HONOURED = ("attention_bias", "layer_types", "position_embedding_type", "shared_intermediate_size")
 # Fields of what these models lack: experts, and Mamba layers, whose other fields begin with MAMBA.
@@ -38,5 +38,5 @@ def describe(config: Any, context: int) -> ModelDescription:
         tensors=row_halves("shared_mlp.input_linear.weight", ffn, config.hidden_size)
         | {"mlp.down_proj.weight": TensorSource("shared_mlp.output_linear.weight")},
         ffn=ffn,
-        **options(config),
+        **granite_options(config),
     )

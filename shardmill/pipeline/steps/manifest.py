@@ -150,7 +150,7 @@ def _chat(source: Path, eos: Sequence[int], vocab: int) -> dict[str, Any]:
     return {"chat": found | {"stop": [token for token in found["stop"] if token < vocab and token not in eos]}}
 
 
-def subjects(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
+def manifest_files(model: Mapping[str, Any], manifest: Path) -> Iterator[tuple[str, str]]:
     """Yield (path, sha256) of model.json and of every file it names."""
     yield manifest.name, hash_file(manifest)
     for entry in entries(model):

@@ -32,7 +32,7 @@ from shardmill.pipeline.attest import (
     with_seal,
     workflow,
 )
-from shardmill.pipeline.steps.manifest import named_files, subjects
+from shardmill.pipeline.steps.manifest import manifest_files, named_files
 from shardmill.pipeline.task import RECEIPT, SOURCE, Task
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
@@ -151,7 +151,9 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
             "byproducts": [resource_descriptor(name, sha) for name, sha in byproducts],
         },
     }
-    return with_seal(statement(PROVENANCE, (*subjects(model, records.manifest), *verdict_hashes(steps)), predicate))
+    return with_seal(
+        statement(PROVENANCE, (*manifest_files(model, records.manifest), *verdict_hashes(steps)), predicate)
+    )
 
 
 def _source_files(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[tuple[str, str]]:

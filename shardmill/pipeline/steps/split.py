@@ -17,7 +17,7 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import EMBED, PREFIX, RANK, Architecture, ModelDescription, blocks, name_under
-from shardmill.models.eagle3 import EAGLE3, FOLDER, TOKENS, Drafter
+from shardmill.models.eagle3 import EAGLE3, FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import GRAPH, NATIVE, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
@@ -59,9 +59,9 @@ def task(
     files = fetched["files"]
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.config import checked
+        from shardmill.config import config_of
 
-        parts, content = split(source_folder(record), checked(settings), hashes, files, threads)
+        parts, content = split(source_folder(record), config_of(settings), hashes, files, threads)
         for part in parts:
             plan.write_part(made[part.name], part)
         write_json(made["summary"], content)
@@ -170,7 +170,9 @@ def answer_tokens(source: Path, answers: Sequence[str]) -> list[int]:
     return [ids[0] for ids in found]
 
 
-def _read_drafter(folder: Path, settings: Config, target: Architecture) -> tuple[Drafter | None, dict[str, TensorInfo]]:
+def _read_drafter(
+    folder: Path, settings: Config, target: Architecture
+) -> tuple[DrafterDescription | None, dict[str, TensorInfo]]:
     """Return the description of a config's drafter and its tensors, whose names and files begin with FOLDER.
 
     Args:
@@ -200,7 +202,7 @@ def _read_drafter(folder: Path, settings: Config, target: Architecture) -> tuple
     return drafter, tensors
 
 
-def _host_side(drafter: Drafter, source: Path, vocab: int) -> dict[str, Any]:
+def _host_side(drafter: DrafterDescription, source: Path, vocab: int) -> dict[str, Any]:
     """Return what the host needs of a drafter for a model of `vocab` tokens.
 
     Raises CheckpointError if the checkpoint does not say which tokens it drafts, or not in their order.
