@@ -56,10 +56,29 @@ def tensors() -> dict[str, Tensor]:
     return found | {"d2t": tokens - torch.arange(ROWS), "t2d": torch.isin(torch.arange(tiny.VOCAB), tokens)}
 
 
-def write_head(folder: Path, **changes: Any) -> Path:
-    """Writes a head's checkpoint; `changes` go into its config."""
+def speculators(**changes: Any) -> dict[str, Any]:
+    """The config.json of such a head as the speculators library writes it; its layers are counted by their inputs."""
+    layer = content()
+    own = {"draft_vocab_size": layer.pop("draft_vocab_size"), "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    del layer["eagle_config"], layer["architectures"]
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "auto_map": {"": "eagle3.Eagle3SpeculatorConfig"},
+        "has_no_defaults_at_init": False,
+        "norm_before_residual": False,
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "tiny"}},
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "torch_dtype": "bfloat16",
+        "transformer_layer_config": layer,
+        **own,
+    } | changes
+
+
+def write_head(folder: Path, written: Mapping[str, Any] | None = None, **changes: Any) -> Path:
+    """Writes a head's checkpoint; its config is `written`, or the usual one with `changes`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(content(**changes)))
+    (folder / "config.json").write_text(json.dumps(written or content(**changes)))
     bits = {
         name: each if each.dtype in (torch.int64, torch.bool) else each.bfloat16() for name, each in tensors().items()
     }
@@ -85,12 +104,15 @@ def turned(x: Tensor) -> Tensor:
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
 
 
-def published(w: Mapping[str, Tensor], embedded: Tensor, read: Tensor) -> Tensor:
-    """The layer's outputs [n, d] for embeddings and what it reads, each [n, d]."""
+def published(w: Mapping[str, Tensor], embedded: Tensor, read: Tensor, norm_first: bool = False) -> Tensor:
+    """The layer's outputs [n, d] for embeddings and what it reads, each [n, d].
+
+    `norm_first`: speculators, models/eagle3/model_definitions.py, `norm_before_residual`.
+    """
     p, n = "midlayer.", len(read)
-    z = torch.cat(
-        [rms_norm(embedded, w[p + "input_layernorm.weight"]), rms_norm(read, w[p + "hidden_norm.weight"])], -1
-    )
+    normed = rms_norm(read, w[p + "hidden_norm.weight"])
+    z = torch.cat([rms_norm(embedded, w[p + "input_layernorm.weight"]), normed], -1)
+    read = normed if norm_first else read
     q, k, v = ((z @ w[f"{p}self_attn.{name}_proj.weight"].T).view(n, -1, HEAD_DIM) for name in "qkv")
     q, k, v = turned(q), turned(k).repeat_interleave(HEADS, 1), v.repeat_interleave(HEADS, 1)
     scores = torch.einsum("ihd,jhd->hij", q, k) / HEAD_DIM**0.5

@@ -175,12 +175,17 @@ def build(folder: Path, *, tied: bool = True, known: Mapping[str, Path] | None =
     return converted(fetched(write_checkpoint(folder / "checkpoint", tied=tied), folder / "source"), folder, known)
 
 
-def build_with_head(folder: Path, quantization: str = "int8", **changes: Any) -> Build:
-    """A build whose config names the checkpoint of an EAGLE-3 head, see heads.py; `changes` go into the config."""
+def build_with_head(
+    folder: Path, quantization: str = "int8", written: dict[str, Any] | None = None, **changes: Any
+) -> Build:
+    """A build whose config names the checkpoint of an EAGLE-3 head, see heads.py; `changes` go into the config.
+
+    `written` is the head's config.json, if not the usual one.
+    """
     import heads
 
     source = fetched(write_checkpoint(folder / "checkpoint"), folder / "source")
-    fetched(heads.write_head(folder / "head"), source / "drafter")
+    fetched(heads.write_head(folder / "head", written), source / "drafter")
     return converted(source, folder, quantization=quantization, drafter={"path": str(folder / "head")}, **changes)
 
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates.stored import StoredWeights
-from shardmill.models.eagle3 import FOLDER, TAPS
-from shardmill.models.hf_config import load_hf_config
+from shardmill.models.eagle3 import FOLDER, TAPS, load_head_config
 from shardmill.plan import Part
 
 if TYPE_CHECKING:
@@ -64,11 +63,12 @@ class ReferenceHead(nn.Module):
         """
         layer: Any = self.midlayer
         count = len(read)
-        z = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(read)], dim=-1)[None]
+        normed = layer.hidden_norm(read)
+        z = torch.cat([layer.input_layernorm(embedded), normed], dim=-1)[None]
         turns = self.rotary(z, torch.arange(count)[None])
         mask = torch.full((count, count), torch.finfo(z.dtype).min).triu(1)[None, None]
         mixed, _ = layer.self_attn(hidden_states=z, position_embeddings=turns, attention_mask=mask)
-        y = read + mixed[0]
+        y = (normed if getattr(self.config, "norm_before_residual", False) else read) + mixed[0]
         found: Tensor = y + layer.mlp(layer.post_attention_layernorm(y))
         return found
 
@@ -80,7 +80,7 @@ class ReferenceHead(nn.Module):
 
 def load_head(folder: Path) -> ReferenceHead:
     """Return the head of a checkpoint, in fp32."""
-    head, tensors = ReferenceHead(load_hf_config(folder)).eval(), read_tensors(folder)
+    head, tensors = ReferenceHead(load_head_config(folder)).eval(), read_tensors(folder)
     prefix = "midlayer." if any(name.startswith("midlayer.") for name in tensors) else "layers.0."
     with torch.no_grad():
         for name, parameter in head.named_parameters():

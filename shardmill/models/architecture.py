@@ -75,6 +75,7 @@ class LayerSpec:
     mask: str = MASK  # which positions its tokens see
     normed: bool = True  # whether its mixer has the norm that the graph puts before it
     paired: bool = False  # its mixer reads a token's embedding too, which lies before the stream; each has a norm
+    norm_before_residual: bool = False  # the branches of a paired layer are added to the norm of the stream
     ffn: str = "mlp"  # or "experts"
     carries: bool = False  # its router adds the router state of the layer before
     head_dim: int = 0  # of its heads; 0 stands for the graph's, also in the next two

@@ -204,7 +204,9 @@ class Layer(nn.Module):
             return x + scale(mixer(y, shared, *states) + self.feed_forward(y, shared), self.g.branch_scale)
         if self.kind.paired:
             embedding, x = torch.split(x, self.g.hidden, dim=1)  # each [1, d, T, 1]
-            z = torch.cat([self.input_layernorm(embedding), self.hidden_norm(x)], dim=1)
+            y = self.hidden_norm(x)
+            z = torch.cat([self.input_layernorm(embedding), y], dim=1)
+            x = scale(y, self.g.stream_scale) if self.kind.norm_before_residual else x
         else:
             z = self.input_layernorm(x)
         x = x + scale(mixer(z, shared, *states), self.g.branch_scale)

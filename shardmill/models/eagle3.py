@@ -8,15 +8,19 @@ At position i the head gets what the model computed there, and the token t_(i+1)
     output = y + mlp(post_attention_layernorm(y))
     logits = lm_head(norm(output))
 
-The three taps are the inputs of the model's layers 2, n // 2 and n - 3, unless config.json lists others. The rows of
-lm_head are tokens of a smaller vocabulary: row r is the model's token r + d2t[r]. The embedding is the model's.
+If `norm_before_residual` is set, y = hidden_norm(f_i) + attention(z). The three taps are the inputs of the model's
+layers 2, n // 2 and n - 3, unless config.json lists others. The rows of lm_head are tokens of a smaller vocabulary: row
+r is the model's token r + d2t[r]. The embedding is the model's.
 
 Sources:
 
 - SafeAILab/EAGLE, eagle/traineagle3/cnets.py at 9666a81: the layer, and the names of tensors.
 - vLLM, vllm/model_executor/models/llama_eagle3.py at 583507d: layers.0 for midlayer, d2t, and that the next step reads
   the output before the last norm.
-- SGLang, set_eagle3_layers_to_capture: config.json lists layers whose outputs are the taps.
+- SGLang, set_eagle3_layers_to_capture: `eagle_config` lists layers whose outputs are the taps.
+- speculators, models/eagle3/{config,core,model_definitions}.py at 033c87f: a config.json with the layer's fields in
+  `transformer_layer_config`, and `norm_before_residual`. vLLM, transformers_utils/configs/speculators/algos.py: such a
+  config lists layers whose inputs are the taps, and sets `norm_before_residual` if it lacks the field.
 """
 
 from __future__ import annotations
@@ -24,11 +28,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import Architecture, LayerSpec, ModelDescription, Sources, TensorSource
 from shardmill.models.decoder import attention_biases, decoder
+from shardmill.models.hf_config import load_hf_config
 from shardmill.models.layer_constants import layer_constants
 
 EAGLE3 = "eagle3"
@@ -37,7 +43,28 @@ FOLDER = "drafter/"  # of its files beside the model's; begins the names of its 
 TOKENS = "d2t"  # tensor: what is added to a row of lm_head to get the model's token
 UNUSED = ("t2d", "embed_tokens.weight")  # the model's tokens that lm_head has, and a copy of the model's table
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-READ = ("attention_bias", "draft_vocab_size", "eagle_config", "target_hidden_size", "vocab_size")
+READ = (
+    "attention_bias",
+    "draft_vocab_size",
+    "eagle_config",
+    LAYER_IDS,
+    "norm_before_residual",
+    "target_hidden_size",
+    "vocab_size",
+)
+NESTED = "transformer_layer_config"  # the layer's fields in a config of the speculators library
+IDLE = (  # fields of a config of the speculators library that change no draft
+    "architectures",
+    "auto_map",
+    "dtype",
+    "enable_sp_ulysses",
+    "has_no_defaults_at_init",
+    "speculators_config",
+    "speculators_model_type",
+    "speculators_version",
+    "torch_dtype",
+    "transformers_version",
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +80,28 @@ class DrafterDescription:
     model: ModelDescription
     taps: tuple[int, ...]
     mapped: bool
+
+
+def load_head_config(folder: Path) -> Any:
+    """Return transformers' config of the head in a folder, whichever library wrote it. Raises CheckpointError."""
+    from shardmill.files import load_json
+
+    try:
+        nested = NESTED in load_json(folder / "config.json")
+    except (OSError, ValueError, TypeError):
+        nested = False  # load_hf_config says what is wrong
+    return load_hf_config(folder, _flattened if nested else None)
+
+
+def _flattened(content: Any) -> Any:
+    """Return a config of the speculators library with the layer's fields beside the head's. Raises ValueError."""
+    layer = content[NESTED]
+    if content.get("speculators_model_type") != EAGLE3:
+        raise ValueError(f"speculators_model_type is {content.get('speculators_model_type')!r}, not {EAGLE3}")
+    if not isinstance(layer, dict):
+        raise ValueError(f"{NESTED} is {layer!r}: it must be the config of a layer")
+    own = {name: value for name, value in content.items() if name != NESTED and name not in IDLE}
+    return {"model_type": "llama", **layer, "norm_before_residual": True, "tie_word_embeddings": False, **own}
 
 
 def describe(config: Any, tensors: Collection[str] | None, target: Architecture, context: int) -> DrafterDescription:
@@ -74,7 +123,8 @@ def describe(config: Any, tensors: Collection[str] | None, target: Architecture,
     _check_target(config, rows, target)
     config = copy(config)
     config.max_position_embeddings = max(context, config.max_position_embeddings)  # a draft may be wrong anywhere
-    found = decoder(config, context, READ, kinds=(LayerSpec(paired=True),), **attention_biases(config)).architecture
+    kind = LayerSpec(paired=True, norm_before_residual=bool(getattr(config, "norm_before_residual", False)))
+    found = decoder(config, context, READ, kinds=(kind,), **attention_biases(config)).architecture
     # The stream of a head is in the model's units, so what its branches add to the stream has them too.
     units = dict.fromkeys(("self_attn.o_proj.weight", "mlp.down_proj.weight"), target.graph.stream_scale)
     prefix = "midlayer." if any(name.startswith("midlayer.") for name in names) else "layers.0."
@@ -113,11 +163,14 @@ def _tapped_layers(config: Any, layers: int) -> tuple[int, ...]:
         raise CheckpointError(
             f"drafter: eagle_config is {given!r}: a head that reads {TAPS} hidden states is supported"
         )
-    ids = given.get(LAYER_IDS)
-    found = default_taps(layers) if ids is None else tuple(i + 1 for i in ids)
-    if len(found) != TAPS or not all(1 <= i <= layers for i in found):
+    inputs, outputs = getattr(config, LAYER_IDS, None), given.get(LAYER_IDS)
+    ids = outputs if inputs is None else inputs
+    if ids is None:
+        return default_taps(layers)
+    first = 0 if inputs is None else 1
+    if not isinstance(ids, list) or len(ids) != TAPS or not all(i in range(first, first + layers) for i in ids):
         raise CheckpointError(f"drafter: {LAYER_IDS} {ids}: the model has {layers} layers, and a head reads {TAPS}")
-    return found
+    return tuple(i + 1 - first for i in ids)
 
 
 def default_taps(layers: int) -> tuple[int, ...]:

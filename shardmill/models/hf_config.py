@@ -7,6 +7,7 @@ both, so nothing here interprets the file itself. A multimodal model's config ho
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
@@ -135,10 +136,14 @@ def _quantization_fault(content: Any) -> str:
     return f"quantization_config: {kind} can't be converted; take the checkpoint without quantization"
 
 
-def load_hf_config(folder: Path) -> Any:
+def load_hf_config(folder: Path, flattened: Callable[[Any], Any] | None = None) -> Any:
     """Return transformers' config of the checkpoint in `folder`; for a multimodal model, its text tower's.
 
     Code in the checkpoint is never run, and the user is never asked whether to run it.
+
+    Args:
+        folder: the checkpoint.
+        flattened: returns the content for transformers of a config.json that transformers can't read itself.
 
     Raises:
         CheckpointError: if config.json is missing, holds a value that no model can have, or names a model_type that is
@@ -148,10 +153,14 @@ def load_hf_config(folder: Path) -> Any:
 
     try:
         content = load_json(folder / "config.json")
+        content = flattened(content) if flattened else content
         fault = content_fault(content) or type_fault(content.get("model_type")) or _quantization_fault(content)
         if fault:
             raise ValueError(fault)
-        found = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+        if flattened:
+            found = AutoConfig.for_model(**content)
+        else:
+            found = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
         if not isinstance(found, PretrainedConfig):
             raise ValueError("text_config is no model's config")
         return found

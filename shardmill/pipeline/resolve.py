@@ -211,13 +211,13 @@ def describe_drafter(config: Config, target: Architecture) -> DrafterDescription
     """Return the description of a config's drafter for a model; None without one. Raises CheckpointError."""
     from shardmill.checkpoint.headers import read_tensors
     from shardmill.models.eagle3 import describe as of_head
-    from shardmill.models.hf_config import load_hf_config
+    from shardmill.models.eagle3 import load_head_config
 
     if config.drafter is None:
         return None
     folder = _config_folder(config.drafter)
     names = None if config.drafter.path is None else read_tensors(folder)
-    return of_head(load_hf_config(folder), names, target, config.length)
+    return of_head(load_head_config(folder), names, target, config.length)
 
 
 def _config_folder(source: Source) -> Path:

@@ -17,6 +17,7 @@ from torch import Tensor
 from shardmill.gates import eagle3, measurement, parity
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import load_programs_as
+from shardmill.models.eagle3 import load_head_config
 from shardmill.models.interface import DRAFT_PARTS
 from shardmill.runtime.manifest import of_drafter
 
@@ -34,11 +35,12 @@ def known(build: tiny.Build) -> Mapping[str, Tensor]:
     return {"hidden": torch.stack([each[0] for each in out.hidden_states])}
 
 
-def test_the_judging_module_computes_what_was_published(tmp_path: Path) -> None:
-    folder = heads.write_head(tmp_path / "head")
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_judging_module_computes_what_was_published(tmp_path: Path, norm_first: bool) -> None:
+    folder = heads.write_head(tmp_path / "head", norm_before_residual=norm_first)
     head, w = eagle3.load_head(folder), heads.read_head(folder)
     embedded, read = torch.randn(2, 20, tiny.HIDDEN, generator=torch.Generator().manual_seed(3))
-    out = heads.published(w, embedded, read)
+    out = heads.published(w, embedded, read, norm_first)
     torch.testing.assert_close(head(embedded, read), out, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(head.logits(out), heads.logits(w, out), rtol=1e-5, atol=1e-5)
     taps = torch.randn(5, 3 * tiny.HIDDEN, generator=torch.Generator().manual_seed(4))
@@ -48,11 +50,23 @@ def test_the_judging_module_computes_what_was_published(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
 @pytest.mark.parametrize("name", DRAFT_PARTS)
 def test_every_part_passes_its_gate(build: tiny.Build, known: Mapping[str, Tensor], tmp_path: Path, name: str) -> None:
-    found = judged(build, known, tmp_path, name)
-    rows = measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
+    rows = compared(build, known, tmp_path, name)
     measurement.demand(name, rows)
     assert {"program_error", "width_error", "psnr"} <= {row["name"] for row in rows}
     assert ("rejected_draft_error" in {row["name"] for row in rows}) == (name == "draft_layers")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
+def test_branches_are_added_to_the_norm_where_a_head_says_so(
+    known: Mapping[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = tiny.build_with_head(tmp_path, written=heads.speculators(norm_before_residual=True))
+    rows = compared(build, known, tmp_path, "draft_layers")
+    measurement.demand("draft_layers", rows)
+    plain = load_head_config(heads.write_head(tmp_path / "plain"))
+    monkeypatch.setattr(eagle3, "load_head_config", lambda _: plain)
+    rows = compared(build, known, tmp_path / "again", "draft_layers")
+    assert [row["name"] for row in rows if not row["passed"]][:1] == ["program_error"]
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
@@ -69,18 +83,17 @@ def test_a_wrong_head_fails(
         return whole(self, read, embedded) + read - embedded  # each part with the other's norm
 
     monkeypatch.setattr(eagle3.ReferenceHead, "forward", forward)
-    rows = measurement.compare(
-        one for one in judged(build, known, tmp_path, "draft_layers") if isinstance(one, measurement.Measurement)
-    )
+    rows = compared(build, known, tmp_path, "draft_layers")
     assert [row["name"] for row in rows if not row["passed"]][:1] == ["program_error"]
 
 
-def judged(build: tiny.Build, known: Mapping[str, Tensor], folder: Path, name: str) -> list[Any]:
-    """All measurements of one part."""
+def compared(build: tiny.Build, known: Mapping[str, Tensor], folder: Path, name: str) -> list[Any]:
+    """All measurements of one part beside their thresholds."""
     bundle = folder / f"{name}.mlmodelc"
     with load_programs_as("fp16"):
         ct.models.utils.compile_model(str(build.packages[name]), str(bundle))
     part = build.parts[name]
     stored = PackageWeights(build.packages[name], part)
     case = eagle3.head_case(part, build.plan["drafter"]["taps"], known, build.source / "drafter", stored)
-    return list(parity.part_parity(parity.PartRunner(bundle, part, of_drafter(build.plan)), case))
+    found = parity.part_parity(parity.PartRunner(bundle, part, of_drafter(build.plan)), case)
+    return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))

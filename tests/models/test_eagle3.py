@@ -15,8 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shardmill import config
+from shardmill.checkpoint.headers import read_tensors
 from shardmill.errors import ShardmillError
-from shardmill.models.eagle3 import LAYER_IDS, default_taps
+from shardmill.models.architecture import Architecture, Graph, LayerSpec, TensorSource
+from shardmill.models.attention import Shared
+from shardmill.models.blocks import Layer
+from shardmill.models.contract import GraphSpec
+from shardmill.models.eagle3 import LAYER_IDS, default_taps, describe, load_head_config
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,36 @@ def test_layers_0_is_the_same_as_midlayer(source: Path, tmp_path: Path) -> None:
     assert shas[0] == shas[1] and all(shas[0])
 
 
+def test_a_config_of_the_speculators_library_says_the_same(source: Path, tmp_path: Path) -> None:
+    heads.write_head(tmp_path / "head")
+    parts, plan = planned(source, tmp_path)
+    heads.write_head(tmp_path / "head", heads.speculators())
+    again, plan_again = planned(source, tmp_path)
+    assert {name: part.content for name, part in again.items()} == {name: part.content for name, part in parts.items()}
+    assert plan_again["drafter"] == plan["drafter"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"norm_before_fc": True}, "norm_before_fc is True: llama programs have no place for it"),
+        ({"embed_requires_grad": True}, "embed_requires_grad is True"),
+        ({"speculators_model_type": "eagle"}, "speculators_model_type is 'eagle', not eagle3"),
+        ({LAYER_IDS: [1, 2, 5]}, "[1, 2, 5]: the model has 4 layers"),
+        ({LAYER_IDS: [0, 1, 2]}, "[0, 1, 2]: the model has 4 layers"),
+        ({LAYER_IDS: 3}, "3: the model has 4 layers"),
+        ({"transformer_layer_config": {**heads.content(), "model_type": "qwen3"}}, "no EAGLE-3 head"),
+        ({"transformer_layer_config": 7}, "transformer_layer_config is 7"),
+    ],
+)
+def test_another_config_of_that_library_is_refused(
+    source: Path, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    heads.write_head(tmp_path / "head", heads.speculators(**changes))
+    with pytest.raises(ShardmillError, match=re.escape(said)):
+        planned(source, tmp_path)
+
+
 def test_a_head_of_some_tokens_says_which(source: Path, tmp_path: Path) -> None:
     heads.write_head(tmp_path / "head")
     save_file({n: t for n, t in tensors(tmp_path).items() if n != "d2t"}, tmp_path / "head/model.safetensors")
@@ -95,7 +130,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "more tokens than there are": ({"draft_vocab_size": 257}, "draft_vocab_size 257 is over the model's 256"),
     "two layers": ({"num_hidden_layers": 2}, "no EAGLE-3 head: that has a config of type llama, one layer"),
     "another type": ({"model_type": "qwen3"}, "no EAGLE-3 head"),
-    "other arithmetic": ({"norm_before_residual": True}, "norm_before_residual is True: llama programs have no place"),
+    "other arithmetic": ({"norm_before_fc": True}, "norm_before_fc is True: llama programs have no place"),
     "layers that are not there": ({"eagle_config": {LAYER_IDS: [0, 1, 4]}}, "the model has 4 layers"),
     "two hidden states": ({"eagle_config": {LAYER_IDS: [0, 1]}}, "a head reads 3"),
     "one hidden state": ({"eagle_config": {"use_aux_hidden_state": False}}, "a head that reads 3 hidden states"),
@@ -152,3 +187,32 @@ def test_the_usual_taps() -> None:
 def tensors(folder: Path) -> dict[str, torch.Tensor]:
     """What a head's checkpoint holds."""
     return load_file(folder / "head/model.safetensors")
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_head_s_stream_has_the_units_of_its_model(tmp_path: Path, norm_first: bool) -> None:
+    """The layer of a head for a model whose stream is scaled, without its attention."""
+    folder = heads.write_head(tmp_path / "head", norm_before_residual=norm_first)
+    plain = Graph(tiny.HIDDEN, tiny.HEADS, 1, tiny.HEAD_DIM, 24, 256, 1e-5, stream_scale=0.25)
+    target = Architecture("gemma2", plain, (LayerSpec(),) * 4, tiny.VOCAB, False, {})
+    found = describe(load_head_config(folder), read_tensors(folder), target, 64).model
+    w = heads.read_head(folder)
+    w["midlayer.self_attn.o_proj.weight"] *= 0
+    weights = {
+        path: source.times * w[source.tensor.removeprefix("drafter/")]
+        for path, source in found.sources.items()
+        if path.startswith("layers.") and isinstance(source, TensorSource)
+    }
+    layer = Layer(found.architecture.graph, found.architecture.kinds[0], 0, weights)
+    layer.self_attn = NoAttention()
+    embedded, read = torch.randn(2, 6, tiny.HIDDEN, generator=torch.Generator().manual_seed(3))
+    x = torch.cat([embedded, 0.25 * read], dim=-1).T[None, :, :, None]
+    out = layer(x, Shared(GraphSpec("layers", plain), {}))[0, :, :, 0].T
+    torch.testing.assert_close(out, 0.25 * heads.published(w, embedded, read, norm_first), rtol=1e-3, atol=1e-3)
+
+
+class NoAttention(torch.nn.Module):
+    """A mixer that adds nothing."""
+
+    def forward(self, z: torch.Tensor, shared: Any) -> torch.Tensor:
+        return 0 * z[:, : tiny.HIDDEN]

@@ -186,13 +186,12 @@ def _read_drafter(
     """
     from shardmill import topology
     from shardmill.checkpoint.headers import check_tensors, read_tensors
-    from shardmill.models.eagle3 import describe
-    from shardmill.models.hf_config import load_hf_config
+    from shardmill.models.eagle3 import describe, load_head_config
 
     if settings.drafter is None:
         return None, {}
     found = read_tensors(folder)
-    drafter = describe(load_hf_config(folder), found, target, settings.length)
+    drafter = describe(load_head_config(folder), found, target, settings.length)
     for problem in topology.overweight_drafter(settings, target, drafter):
         raise ConfigError(problem)
     tensors = {
