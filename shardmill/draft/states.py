@@ -68,7 +68,7 @@ def kept_windows(folder: Path, model: Any, tokens: Tensor, taps: Sequence[int], 
         folder: the files' folder, for this model and these windows only. Each file appears whole or not at all.
         model: transformers' model.
         tokens: the windows, [windows, n].
-        taps: see `computed`.
+        taps: see `compute_windows`.
         say: told how far it is.
     """
     found = list(_files(folder, model, tokens, taps, say))

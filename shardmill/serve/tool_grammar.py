@@ -14,12 +14,12 @@ from typing import Any
 
 from shardmill.serve.protocol import FunctionDefinition, invalid
 from shardmill.serve.tool_reader import json_types
-from shardmill.serve.tools import NO_PARAMETERS, Style, ToolFormat
+from shardmill.serve.tools import CALL_KEYS, NO_PARAMETERS, Style, ToolFormat
 
 Schema = Mapping[str, Any]
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
 _ANY = "/(.|\\n)*/"
-_NO_OBJECT = "/[ \\t\\n]*/ | /[ \\t\\n]*[^{ \\t\\n](.|\\n)*/"  # an answer that begins with an object is read as a call
+_GAP = "[ \\t\\n]{0,20}"  # within an unmarked call, whose layout is the model's
 
 
 def write_grammar(
@@ -98,9 +98,11 @@ class _Writer:
             start = f"(before {calls}){any_number} FREE"
         else:
             start = f"FREE ({calls} FREE){any_number}"
+        if free and form.unmarked:
+            start = f"({start}) | {self._unmarked(form, functions, parallel)}"
         if thinks:
             start = f"{self._text('', 'TEXT', '</think>')} /\\n*/ ({start})"
-        self._rules |= {"TEXT": _ANY, "FREE": _NO_OBJECT if form.bare else _ANY}
+        self._rules |= {"TEXT": _ANY, "FREE": _free(form)}
         return "\n".join(["%llguidance {}", f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())]) + "\n"
 
     def _answered(self, schema: Schema) -> str:
@@ -110,10 +112,32 @@ class _Writer:
             f"thought* {self._text('<|channel|>final<|message|>', value)}" if self._form.style == "harmony" else value
         )
 
+    def _unmarked(self, form: ToolFormat, functions: Sequence[FunctionDefinition], parallel: bool) -> str:
+        """Return calls that begin an answer without the format's mark, in any layout.
+
+        A call is one lexeme up to its arguments, because free text begins in the same way. Without
+        any mark there is one call only: a small model would not end.
+        """
+        argued = "parameters" if '"parameters"' in form.call else "arguments"
+        kinds: list[str] = []
+        for i, function in enumerate(functions):
+            value = _json({"type": "object"} | _parameters(function), {"whitespace_pattern": r"[ \t\n]{0,20}"})
+            self._rules[f"arguments_{i}"] = f"{value} TAIL"
+        for k, (begin, end) in enumerate((("", ""), *(pair for pair in form.unmarked if pair[0]))):
+            for i, function in enumerate(functions):
+                head = ("{", '"name"', ":", json.dumps(function.name), ",", json.dumps(argued), ":", "")
+                self._rules[f"HEAD_{k}_{i}"] = f"/{_GAP}{_GAP.join(map(_escaped, (begin, *head)))}/"
+            self._rules[f"unmarked_{k}"] = " | ".join(f"HEAD_{k}_{i} arguments_{i}" for i in range(len(functions)))
+            kinds.append(f"unmarked_{k}")
+            if begin:
+                self._rules[f"END_{k}"] = f"/{_GAP}{_escaped(end)}/"
+                kinds[k] += f"{' unmarked_0*' if parallel else ''} END_{k}"
+        self._rules["TAIL"] = f"/{_GAP}\\}}/"
+        return " | ".join(kinds)
+
     def _call(self, form: ToolFormat, function: FunctionDefinition) -> str:
         before, _, rest = form.call.replace("NAME", function.name).partition("ARGUMENTS")
-        schema = function.parameters or {**NO_PARAMETERS, "additionalProperties": False}
-        return self._text(before, _ARGUMENTS[form.style](self, schema), rest)
+        return self._text(before, _ARGUMENTS[form.style](self, _parameters(function)), rest)
 
     def _text(self, *parts: str) -> str:
         """Return texts, in the odd places expressions, as one expression."""
@@ -192,6 +216,23 @@ class _Writer:
         needed = [given[name] for name in given if name in (schema.get("required") or ())]
         others = [given[name] for name in given if name not in (schema.get("required") or ())]
         return f"({_sequence(needed, others, json.dumps(separator) if separator else '')})"
+
+
+def _parameters(function: FunctionDefinition) -> dict[str, Any]:
+    """Return the schema of a function's arguments."""
+    return dict(function.parameters or {**NO_PARAMETERS, "additionalProperties": False})
+
+
+def _free(form: ToolFormat) -> str:
+    """Return any text, but none that begins with what is read as a call."""
+    marks = "|".join(_escaped(begin) for begin, _ in form.unmarked)
+    call = f'({marks}){_GAP}\\{{{_GAP}"({"|".join(CALL_KEYS)})"'
+    return f"{_ANY} & ~/{_GAP}{call}(.|\\n)*/" if form.unmarked else _ANY
+
+
+def _escaped(text: str) -> str:
+    """Return text as a part of a regular expression between slashes."""
+    return re.escape(text).replace("/", "\\/")
 
 
 def _sequence(needed: Sequence[str], others: Sequence[str], separator: str) -> str:

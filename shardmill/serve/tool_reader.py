@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardmill.files import parse_json
-from shardmill.serve.tools import Schemas, Style, ToolFormat
+from shardmill.serve.tools import CALL_KEYS, Schemas, Style, ToolFormat
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class AnswerDelta:
 
 _ID = string.ascii_letters + string.digits
 _SPACE = " \t\r\n"
+_LIST = "[,]"  # around unmarked calls in a list
 _HEAD = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_FIRST_KEY = re.compile(r'\{\s*"(' + "|".join(CALL_KEYS) + ')"')
 _TITLE = re.compile(r"([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 _HALF_TITLE = re.compile(r"[\w.-]+(?:\[\w*\]?\w*)*\s*")
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([\w.-]+)")
@@ -85,16 +87,29 @@ class CallReader:
 
     def _answer(self) -> Steps:
         """Read text and calls in turns."""
-        if self._form.bare:
-            while not self._text.strip() and not self._ended:
-                yield
-            if self._text.lstrip().startswith("{"):
-                yield from self._json_calls("")
-        read = self._json_calls if self._form.style == "json" else self._block
+        if self._form.unmarked:
+            yield from self._unmarked_calls()
         while (yield from self._pass_on("content", self._form.begin)):
             self._text = self._text.removeprefix(self._form.begin)
-            yield from read(self._form.begin)
+            if self._form.style == "json":
+                yield from self._json_calls(self._form.begin, self._form.end, marked=True)
+            else:
+                yield from self._block(self._form.begin)
         return True
+
+    def _unmarked_calls(self) -> Steps:
+        """Read calls that begin an answer without the format's mark."""
+        while True:
+            text = self._text.lstrip(_SPACE)
+            for begin, end in self._form.unmarked:
+                rest = text.removeprefix(begin).lstrip(_SPACE + _LIST)
+                if text.startswith(begin) and rest.startswith("{"):
+                    opened, self._text = self._text[: len(self._text) - len(rest)], rest
+                    return (yield from self._json_calls(opened, end, marked=False))
+            openings = (begin for begin, _ in self._form.unmarked)
+            if self._ended or not any(one.startswith(text) or text.rstrip(_SPACE + _LIST) == one for one in openings):
+                return False
+            yield
 
     def _messages(self) -> Steps:
         """Read harmony's messages: a header that names channel and recipient, then a body."""
@@ -158,22 +173,29 @@ class CallReader:
         self._argue(json.dumps(arguments, ensure_ascii=False))
         self.complete = True
 
-    def _json_calls(self, opened: str) -> Steps:
-        """Read calls in JSON, one after the other; what has `opened` them is text if no call follows."""
-        form, before, marked = self._form, self.calls, bool(opened)
+    def _json_calls(self, opened: str, end: str, *, marked: bool) -> Steps:
+        """Read calls in JSON, one after the other.
+
+        Args:
+            opened: the text that has opened them, which is part of the answer if no call follows.
+            end: the text that ends them, or ends each call.
+            marked: whether they stand behind the format's mark; otherwise only an object that begins with a key of
+                CALL_KEYS and names a known function is a call.
+        """
+        form, before = self._form, self.calls
         while True:
-            rest = self._text.lstrip(_SPACE + form.skipped)
+            rest = self._text.lstrip(_SPACE + (form.skipped if marked else form.skipped + _LIST))
             opened, self._text = opened + self._text[: len(self._text) - len(rest)], rest
             title = _TITLE.match(rest) if form.titled else None
             if rest.startswith("{"):
-                found = yield from self._object(opened, marked)
+                found = yield from self._object(opened, end, marked)
             elif title:
                 self._text = rest[title.end() :]
                 found = yield from self._arguments_of(title[1])
-            elif form.end and rest.startswith(form.end):
-                opened, self._text = opened + form.end, rest.removeprefix(form.end)
+            elif end and rest.startswith(end):
+                opened, self._text = opened + end, rest.removeprefix(end)
                 break
-            elif not self._ended and (form.end.startswith(rest) or (form.titled and _HALF_TITLE.fullmatch(rest))):
+            elif not self._ended and (end.startswith(rest) or (form.titled and _HALF_TITLE.fullmatch(rest))):
                 yield
                 continue
             else:
@@ -185,10 +207,10 @@ class CallReader:
             self._tell(opened)
         return True
 
-    def _object(self, opened: str, marked: bool) -> Steps:
+    def _object(self, opened: str, end: str, marked: bool) -> Steps:
         """Read `{"name": ..., "arguments": {...}}`. An object that is no call is text, after what has `opened` it.
 
-        Without the format's mark, only an object that names a known function is a call.
+        See `_json_calls` for the arguments.
         """
         value = _Value()
         while True:
@@ -196,7 +218,7 @@ class CallReader:
             if head and (marked or head[1] in self._tools):
                 self._text = self._text[head.end() :]
                 yield from self._arguments_of(head[1])
-                yield from self._pass_on("nothing", "}", *filter(None, [self._form.end]))  # further keys
+                yield from self._pass_on("nothing", "}", *filter(None, [end]))  # further keys
                 self._text = self._text.removeprefix("}")
                 return True
             if value.read(self._text) or self._ended:
@@ -204,7 +226,7 @@ class CallReader:
             yield
         text, self._text = self._text[: value.at], self._text[value.at :]
         call = _named_call(_parsed(text))
-        if call is None or not (marked or call[0] in self._tools):
+        if call is None or not (marked or (_FIRST_KEY.match(text) and call[0] in self._tools)):
             self._tell(opened + text)
             return False
         self._call(*call)

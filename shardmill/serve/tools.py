@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Schemas = Mapping[str, Mapping[str, Any]]  # function -> the JSON schema of its arguments
+CALL_KEYS = ("name", "arguments", "parameters", "type", "id")  # a key of these begins a call in JSON
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # schema of a function without arguments
 Style = Literal["json", "python", "gemma", "xml", "harmony"]
 
@@ -29,7 +30,7 @@ class ToolFormat:
         around: the text before and after all calls, beside `begin` and `end`.
         between: the text between two calls; None if an answer holds one call only.
         skipped: characters that may stand before and after a call, beside white space.
-        bare: whether calls may also stand at the beginning of an answer, without `begin`.
+        unmarked: texts before and after calls that may also begin an answer, in place of `begin` and `end`.
         titled: whether a name may stand before the arguments alone: `NAME{...}`.
         tokens: the special tokens that the format needs, as text.
     """
@@ -43,7 +44,7 @@ class ToolFormat:
     around: tuple[str, str] = ("", "")
     between: str | None = ""
     skipped: str = ""
-    bare: bool = False
+    unmarked: tuple[tuple[str, str], ...] = ()
     titled: bool = False
     tokens: tuple[str, ...] = ()
 
@@ -125,7 +126,7 @@ FORMATS = (  # the first whose mark a template contains
         ",[]",
         tokens=("<|tool_call|>",),
     ),
-    ToolFormat(  # vllm/tool_parsers/hermes_tool_parser.py; Qwen2.5-Coder often leaves out the marks
+    ToolFormat(  # vllm/tool_parsers/hermes_tool_parser.py; Qwen2.5-Coder writes other marks, or none
         "hermes",
         ("<tool_call>",),
         "json",
@@ -133,7 +134,7 @@ FORMATS = (  # the first whose mark a template contains
         "</tool_call>",
         f"<tool_call>\n{_NAMED}\n</tool_call>",
         between="\n",
-        bare=True,
+        unmarked=(("```json", "```"), ("```", "```"), ("<tools>", "</tools>"), ("", "</tool_call>")),
         tokens=("<tool_call>", "</tool_call>"),
     ),
     ToolFormat(  # vllm/tool_parsers/llama_tool_parser.py
@@ -145,7 +146,7 @@ FORMATS = (  # the first whose mark a template contains
         '{"name": "NAME", "parameters": ARGUMENTS}',
         between="; ",
         skipped=";",
-        bare=True,
+        unmarked=(("", ""),),
         tokens=("<|python_tag|>",),
     ),
 )

@@ -140,11 +140,30 @@ def test_text_is_free_until_a_call_begins(form: str, special: bool) -> None:
     text, pieces, reader = drawn(form, special, 0, FREE[form], required=False)
     assert not reader.calls or check(form, text, pieces)
     assert pieces[0].text.startswith("Well")
-    before = "" if FORM[form].bare or form == "harmony" else FREE[form]
+    before = "" if FORM[form].unmarked or form == "harmony" else FREE[form]
     opening = FORM[form].around[0] or FORM[form].call.partition("NAME")[0]
     for seed in range(4):
         text, pieces, reader = drawn(form, special, seed, before + opening, required=False)
         assert check(form, text, pieces), text
+
+
+@pytest.mark.parametrize("begin", [begin for begin, _ in FORM["hermes"].unmarked])
+@pytest.mark.parametrize("special", [False, True])
+def test_a_call_behind_other_marks_obeys_its_schema_too(special: bool, begin: str) -> None:
+    """Models that do not know the format's mark write a fence, another mark or nothing."""
+    for seed, name in enumerate(("get_weather", "choose", "get_time")):
+        likely = f'{begin}\n{{\n  "name": "{name}",\n  "arguments": {{'
+        text, pieces, reader = drawn("hermes", special, seed, likely, required=False)
+        assert check("hermes", text, pieces)[:1] == [name] and reader.complete, text
+        assert not any(piece.kind == "content" for piece in pieces), text
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama"])
+@pytest.mark.parametrize("text", ['```json\n{"a": 1}\n```', '{"a": 1}', "```python\n{}\n```"])
+def test_other_objects_are_free_text(form: str, text: str) -> None:
+    found, pieces, reader = drawn(form, True, 0, text, required=False)
+    assert found.startswith(text) and not reader.calls
+    assert pieces[0].text.startswith(text[:3])
 
 
 @pytest.mark.parametrize("form", FORM)

@@ -21,6 +21,7 @@ FORM = {form.name: form for form in FORMATS}
 AREA = {"properties": {"shape": {"type": "string"}, "dimensions": {"type": "object"}, "precision": {"type": "integer"}}}
 TOOLS: dict[str, Any] = {"searchTool": {}, "getOpenIncidentsTool": {}, "complexTool": {}, "calculate_area": AREA}
 WEATHER = ("get_weather", {"city": "Tokyo"})
+FOUND = ("searchTool", {"city": "Tokyo"})
 STATUS = ("get_candidate_status", {"candidate_id": "12345"})
 JOHN = {"name": "John Doe", "age": 37, "address": {"city": "San Francisco", "state": "CA"}, "role": None,
         "passed_test": True, "aliases": ["John", "Johnny"]}  # fmt: skip
@@ -59,6 +60,22 @@ RECORDED: list[tuple[str, str, list[tuple[str, dict[str, Any]]], str]] = [  # fo
     ("llama", '{"name": "toolWithoutParams"}', [], '{"name": "toolWithoutParams"}'),
     ("llama", '{"name": "unknown", "parameters": {}}', [], '{"name": "unknown", "parameters": {}}'),
     ("llama", " Just some text {", [], " Just some text {"),
+    # Qwen2.5-Coder, in place of <tool_call>: vLLM's issues 32926 and 29192
+    ("hermes", '<tools>\n{"name": "searchTool", "arguments": {"city": "Tokyo"}}\n</tools>', [FOUND], ""),
+    ("hermes", '```json\n{\n  "name": "searchTool",\n  "arguments": {\n    "city": "Tokyo"\n  }\n}\n```', [FOUND], ""),
+    ("hermes", '<tools>\n[{"name": "searchTool", "arguments": {"city": "Tokyo"}}, '
+     '{"name": "complexTool", "arguments": {}}]\n</tools>', [FOUND, ("complexTool", {})], ""),
+    ("hermes", '```\n{"name": "searchTool", "arguments": {"city": "Tokyo"}}\n```\nIt rains.', [FOUND], "It rains."),
+    ("hermes", '```json\n{"name": "unknown", "arguments": {}}\n```', [],
+     '```json\n{"name": "unknown", "arguments": {}}\n```'),
+    ("hermes", '```json\n{"a": 1}\n```', [], '```json\n{"a": 1}\n```'),
+    ("hermes", '```json\n{"a": 1, "name": "searchTool", "arguments": {}}', [],
+     '```json\n{"a": 1, "name": "searchTool", "arguments": {}}'),
+    ("hermes", "```python\nprint({})\n```", [], "```python\nprint({})\n```"),
+    ("hermes", "<tools>", [], "<tools>"),
+    ("hermes", '<tools>\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', [("f", {})], "<tools>"),
+    ("hermes", '```json\n[1, {"name": "searchTool", "arguments": {}}]', [],
+     '```json\n[1, {"name": "searchTool", "arguments": {}}]'),
     (
         "mistral",
         '[TOOL_CALLS][{"name": "add", "arguments":{"a": 3.5, "b": 4}}, '
@@ -192,7 +209,8 @@ def test_without_parallel_calls_only_the_first_remains(form: str) -> None:
 def test_any_text_is_read_the_same_in_any_pieces(data: st.DataObject) -> None:
     """Texts made of the formats' own parts in any order: nothing fails, and no cut changes anything."""
     form = data.draw(st.sampled_from(FORMATS))
-    own = [form.begin, form.end, *form.around, *form.tokens, form.call.replace("NAME", "searchTool")]
+    around = [mark for pair in form.unmarked for mark in pair]
+    own = [form.begin, form.end, *around, *form.around, *form.tokens, form.call.replace("NAME", "searchTool")]
     others = [
         "ARGUMENTS",
         *'{}"[],; \n\\<f',
