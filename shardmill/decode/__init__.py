@@ -5,6 +5,7 @@ shardmill.
 """
 
 from shardmill.decode.constraint import Constraint, Grammar, GrammarTokenizer, JsonSchema
+from shardmill.decode.decide import Calibration, LabelScores, label_probabilities, score_labels
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.engine import DecodeError, Engine
@@ -19,6 +20,7 @@ __all__ = [
     "DRAFTERS",
     "POLICIES",
     "SEEDS",
+    "Calibration",
     "Constraint",
     "ContextPolicy",
     "DecodeError",
@@ -32,6 +34,7 @@ __all__ = [
     "Grammar",
     "GrammarTokenizer",
     "JsonSchema",
+    "LabelScores",
     "Options",
     "PrefillEvent",
     "Sampling",
@@ -42,6 +45,8 @@ __all__ = [
     "create_drafter",
     "create_policy",
     "generate",
+    "label_probabilities",
     "measure_widths",
     "run",
+    "score_labels",
 ]

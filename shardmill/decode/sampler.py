@@ -160,11 +160,17 @@ def draw(probs: Probabilities, uniform: float) -> int:
     return min(index, int(np.flatnonzero(probs)[-1]))  # rounding may lead past the last possible token
 
 
+def log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return the log-probabilities [V] of logits [V]."""
+    logs = logits.astype(np.float64)
+    logs -= logs.max()
+    logs -= np.log(np.exp(logs).sum())
+    return logs
+
+
 def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     """Return the log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
-    logits = row.astype(np.float64)
-    logits -= logits.max()
-    logs = logits - np.log(np.exp(logits).sum())
+    logs = log_softmax(row)
     best = np.flatnonzero(_largest(logs, top)) if top else np.empty(0, np.intp)
     best = best[np.argsort(-logs[best], kind="stable")]
     return float(logs[token]), tuple((int(t), float(logs[t])) for t in best)

@@ -17,10 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, JsonSchema, Options, Sampling
+from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, JsonSchema, LabelScores, Options, Sampling
 from shardmill.decode.drafters import EAGLE3
 from shardmill.serve.answer import Answer
-from shardmill.serve.engine_worker import Job, Work, Worker
+from shardmill.serve.decide import DecideRequest, decided, place_of, split_labels
+from shardmill.serve.engine_worker import DecideWork, Job, Work, Worker
 from shardmill.serve.http import AdmissionMiddleware, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
@@ -166,7 +167,12 @@ def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
 
 
 def _chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
-    """Return the tokens of a conversation, rendered by its template, which also writes the beginning-of-text token."""
+    """Return the tokens of a conversation."""
+    return model.encode(_chat_text(request, model), special=False)
+
+
+def _chat_text(request: ChatRequest, model: Model) -> str:
+    """Return a conversation as text, rendered by its template, which also writes the beginning-of-text token."""
     if model.template is None:
         raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
     if request.functions and model.tools is None:
@@ -175,10 +181,9 @@ def _chat_prompt(request: ChatRequest, model: Model) -> Sequence[int]:
         raise invalid(message, "tools")
     tools = [tool.as_template_input() for tool in request.tools or ()] if request.functions else []
     try:
-        text = model.template(request.conversation(), tools) if tools else model.template(request.conversation())
+        return model.template(request.conversation(), tools) if tools else model.template(request.conversation())
     except Exception as error:  # templates may raise any exception
         raise invalid(f"the chat template refused the messages: {error}", "messages") from error
-    return model.encode(text, special=False)
 
 
 def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
@@ -268,12 +273,60 @@ def _constraint(request: CompletionRequest | ChatRequest, model: Model, prompt: 
     return Grammar(grammar, tokenizer)
 
 
+def _prepare_decisions(request: DecideRequest, model: Model, settings: Settings) -> list[DecideWork]:
+    """Check a request against the model and the limits, and return the engine's work, one for each text.
+
+    Raises:
+        ApiError: the request can't be honoured.
+    """
+    check_model_name(request.model, model.name)
+    most = min(model.engine.slots, settings.limits.prompt_tokens or model.engine.slots)
+    if request.messages is not None:
+        text = _chat_text(request.as_chat(), model)
+        return [split_labels(model, text, request.labels, special=False, most=most)]
+    found = []
+    for i, text in enumerate(request.texts):
+        try:
+            found.append(split_labels(model, text, request.labels, special=True, most=most))
+        except ApiError as error:
+            raise (error if isinstance(request.input, str) else place_of(error, i)) from error
+    return found
+
+
+def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, settings: Settings) -> None:
+    """Add `POST /v1/decide`."""
+
+    @app.post("/v1/decide", response_model=None)
+    async def decide(body: DecideRequest, request: Request) -> Response:
+        found = await while_connected(request.receive, scored(body))
+        return json_response(decided(model.name, body.labels, found, model.calibration))
+
+    async def scored(body: DecideRequest) -> list[LabelScores]:
+        """Run a request's texts one by one, so that other requests may run between them."""
+        threads, loop = chats if body.messages else None, asyncio.get_running_loop()
+        found: list[LabelScores] = []
+        for work in await loop.run_in_executor(threads, _prepare_decisions, body, model, settings):
+            job = Job(work)
+            try:
+                worker.submit(job, follows=bool(found))
+                *_, last = await take_all(job)
+            except asyncio.CancelledError:
+                worker.cancel(job, client_gone())
+                raise
+            if isinstance(last, ApiError):
+                raise last
+            assert isinstance(last, LabelScores)
+            found.append(last)
+        return found
+
+
 def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Settings) -> ASGIApp:
     """Build the application, behind its admission middleware."""
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: waiting ones delay no others
     add_error_shape(app)
     add_pages(app, model.name, lambda: worker.is_well, metrics)
+    _add_decisions(app, chats, model, worker, settings)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:

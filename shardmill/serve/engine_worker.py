@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +19,17 @@ from shardmill.decode import (
     Drafter,
     DraftPolicy,
     GenerationResult,
+    LabelScores,
     LearnedDrafter,
     Options,
+    PrefillEvent,
     Session,
     TokenEvent,
     create_drafter,
     create_policy,
     generate,
     measure_widths,
+    score_labels,
 )
 from shardmill.decode.drafters.follow import Numbering
 from shardmill.printable import one_line
@@ -37,7 +40,7 @@ from shardmill.serve.protocol import ApiError, broken, invalid, shutting_down, t
 
 @dataclass(frozen=True)
 class Work:
-    """A request to the engine."""
+    """A request to the engine for an answer."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
@@ -45,7 +48,15 @@ class Work:
     options: Options
 
 
-Item = TokenEvent | GenerationResult | ApiError  # an answer is events, then the result or an error
+@dataclass(frozen=True)
+class DecideWork:
+    """A request to the engine for the probabilities of labels, given the tokens of the prompt and of each label."""
+
+    prompt: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...]
+
+
+Item = TokenEvent | GenerationResult | LabelScores | ApiError  # an answer is events, then the result or an error
 
 
 class Job:
@@ -56,7 +67,7 @@ class Job:
         cancelled: why the job must end early; None if it need not.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work | DecideWork) -> None:
         self.work = work
         self.submitted = time.perf_counter()
         self._loop = asyncio.get_running_loop()
@@ -89,7 +100,7 @@ class Job:
                 return items
 
 
-def ending(items: list[Item]) -> GenerationResult | ApiError | None:
+def ending(items: list[Item]) -> GenerationResult | LabelScores | ApiError | None:
     """Return the last of `items` if it ends the answer, otherwise None."""
     last = items[-1]
     return None if isinstance(last, TokenEvent) else last
@@ -166,8 +177,12 @@ class Worker:
         """Return whether a new request would be answered."""
         return self._thread.is_alive() and not self._closing
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: Job, *, follows: bool = False) -> None:
         """Queue a job.
+
+        Args:
+            job: the job.
+            follows: True for a further job of a request whose last job is over; it finds a place in a full queue too.
 
         Raises:
             ApiError: 429 if the queue is full, 503 if the server is shutting down.
@@ -175,7 +190,7 @@ class Worker:
         with self._changed:
             if self._closing:
                 raise shutting_down()
-            if len(self._waiting) + (self._running is not None) > self._limit:
+            if not follows and len(self._waiting) + (self._running is not None) > self._limit:
                 raise too_busy(f"{self._limit} requests are waiting already: try again later", self._retry_after())
             self._waiting.append(job)
             self._metrics.queued.set(len(self._waiting))
@@ -248,22 +263,14 @@ class Worker:
             return self._running
 
     def _answer(self, job: Job) -> None:
-        work = job.work
-        drafter, policy = self._helpers_for(work.drafter)
-        events = generate(
-            self._session,
-            work.prompt,
-            max_new_tokens=work.max_new_tokens,
-            eos=self._model.eos,
-            drafter=drafter,
-            policy=policy,
-            options=work.options,
-        )
         awaited = True
-        for event in events:
-            if isinstance(event, GenerationResult):
+        for event in self._events(job.work):
+            if isinstance(event, GenerationResult | LabelScores):
                 self._metrics.request_seconds.observe(time.perf_counter() - job.submitted)
-                self._metrics.completed(work.drafter, event)
+                if isinstance(job.work, Work) and isinstance(event, GenerationResult):
+                    self._metrics.completed(job.work.drafter, event)
+                elif isinstance(event, LabelScores):
+                    self._metrics.decided(event)
                 job.put(event)
                 return
             if isinstance(event, TokenEvent):
@@ -273,6 +280,22 @@ class Worker:
                 job.put(event)
             if job.cancelled is not None:
                 raise _CancelledError
+
+    def _events(self, work: Work | DecideWork) -> Iterator[PrefillEvent | TokenEvent | GenerationResult | LabelScores]:
+        """Yield the events of a request, pass by pass, and its result."""
+        if isinstance(work, DecideWork):
+            yield from score_labels(self._session, work.prompt, work.labels)
+            return
+        drafter, policy = self._helpers_for(work.drafter)
+        yield from generate(
+            self._session,
+            work.prompt,
+            max_new_tokens=work.max_new_tokens,
+            eos=self._model.eos,
+            drafter=drafter,
+            policy=policy,
+            options=work.options,
+        )
 
     def _helpers_for(self, name: str) -> tuple[Drafter, DraftPolicy]:
         """Return the resident drafter of that name, and its policy, which has learned how good its drafts are."""

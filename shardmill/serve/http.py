@@ -62,6 +62,8 @@ ENDPOINTS = (
     "/v1/responses",
     "/v1/label",
     "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/decide",
     "/v1/models",
     "/health",
     "/metrics",

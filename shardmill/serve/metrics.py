@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from shardmill.decode import GenerationResult
+from shardmill.decode import GenerationResult, LabelScores
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -31,6 +31,7 @@ class Metrics:
         self.accepted = Counter(
             "shardmill_accepted_tokens", "Drafted tokens accepted.", ("drafter",), registry=registry
         )
+        self.decisions = Counter("shardmill_decisions", "Texts whose labels were scored.", registry=registry)
         self.verified_again = Counter(
             "shardmill_tokens_verified_again",
             "Tokens whose two best logits were so close in a wide pass that they were run again alone.",
@@ -67,6 +68,12 @@ class Metrics:
             self.tokens_per_pass.labels(drafter).observe(result.tokens_per_pass)
         if len(result.tokens) > 1:
             self.token_seconds.observe(result.decode_seconds / (len(result.tokens) - 1))
+
+    def decided(self, scores: LabelScores) -> None:
+        """Count a text whose labels were scored."""
+        self.tokens.labels("prefilled").inc(scores.prompt_tokens - scores.reused_tokens)
+        self.tokens.labels("reused").inc(scores.reused_tokens)
+        self.decisions.inc()
 
     def text(self) -> bytes:
         """Return the page."""

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import ContextPolicy, Detokenize, Engine, GrammarTokenizer, Session, choose_layout
+from shardmill.decode import Calibration, ContextPolicy, Detokenize, Engine, GrammarTokenizer, Session, choose_layout
 from shardmill.decode.drafters import HeadEngine
-from shardmill.files import digest, parse_json
+from shardmill.errors import ShardmillError
+from shardmill.files import digest, load_json, parse_json
 from shardmill.runtime import process
 from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.chat import ChatTemplate, load_template, turn_end
@@ -138,6 +139,7 @@ class Model:
         sampling: the sampling of requests that name no temperature; empty: OpenAI's defaults.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
         head: the engine of the build's own head, for the drafter `eagle3`.
+        calibration: of the probabilities of labels; None: they are as the model gives them.
         fingerprint: changes when the model does.
         tokenizer_digest: changes when the tokenizer does.
         threads: number of the engine's threads, if it can choose.
@@ -153,6 +155,7 @@ class Model:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     draft_session: Session | None = None
     head: HeadEngine | None = None
+    calibration: Calibration | None = None
     fingerprint: str = ""
     tokenizer_digest: str = ""
     threads: int | None = None
@@ -211,6 +214,26 @@ class Model:
         return decode
 
 
+DECIDE_CALIBRATION = "decide_calibration.json"  # of the checkpoint, beside its tokenizer
+
+
+def read_decide_calibration(file: Path) -> Calibration:
+    """Return a checkpoint's calibration of decisions; the file has the form of `runtime.spans.read_calibration`.
+
+    Raises:
+        ShardmillError: the file is no calibration.
+    """
+    try:
+        found = load_json(file)["operating_points"]["default"]
+        biases = {str(label): float(bias) for label, bias in found.get("biases", {}).items()}
+        calibration = Calibration(float(found.get("temperature", 1.0)), biases)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ShardmillError(f"{file}: no calibration of decisions: {error}; correct it, and build again") from error
+    if not (0 < calibration.temperature < float("inf") and all(abs(bias) < float("inf") for bias in biases.values())):
+        raise ShardmillError(f"{file}: the temperature must be above 0, and all numbers finite; build again")
+    return calibration
+
+
 def load_model(
     build: Path,
     draft_build: Path | None,
@@ -235,6 +258,8 @@ def load_model(
     choose_layout(context_policy, manifest["context"], verify_width(manifest))
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
+    texts = manifest.get("texts", {})
+    calibrated = DECIDE_CALIBRATION in texts.get("files", {})
     engine = process.load_engine(build, precision)
     return Model(
         name=manifest["model"],
@@ -248,6 +273,7 @@ def load_model(
         draft_session=Session(process.load_engine(draft_build, precision), context_policy=context_policy)
         if draft_build
         else None,
+        calibration=read_decide_calibration(build / texts["path"] / DECIDE_CALIBRATION) if calibrated else None,
         fingerprint=digest(manifest),
         tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
         head=engine.load_drafter() if "drafter" in manifest else None,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shardmill.decode import GenerationResult
+from shardmill.decode import GenerationResult, LabelScores
 from shardmill.serve.engine_worker import Item, Job, Worker, ending
 from shardmill.serve.model import Limits
 from shardmill.serve.protocol import ApiError, ClientGoneError, client_gone
@@ -125,7 +125,7 @@ class EventStream(Response):
         for index, job in enumerate(self._jobs):
             yield _events(self._answer.opening(index))
             due = now() + self._keepalive
-            end: GenerationResult | ApiError | None = None
+            end: GenerationResult | LabelScores | ApiError | None = None
             while end is None:
                 try:
                     async with asyncio.timeout_at(due):

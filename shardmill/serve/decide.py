@@ -1,0 +1,112 @@
+"""`POST /v1/decide`: the probabilities of given labels after texts, or after a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from shardmill.decode import Calibration, LabelScores, label_probabilities
+from shardmill.decode.generate import agreement
+from shardmill.serve.answer import LEAST
+from shardmill.serve.engine_worker import DecideWork
+from shardmill.serve.model import Model
+from shardmill.serve.protocol import NO_EFFECT, ApiError, ChatMessage, ChatRequest, Strict, invalid
+
+MOST_TEXTS = 2048  # as for the endpoints of encoders
+MOST_LABELS = 128
+Text = Annotated[str, Field(min_length=1)]
+
+
+class DecideRequest(Strict):
+    """The body of `POST /v1/decide`: texts, or the messages of a chat, and the labels that may follow them."""
+
+    accepted = NO_EFFECT
+    model: str
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    labels: Annotated[list[Text], Field(min_length=1, max_length=MOST_LABELS)]
+
+    @model_validator(mode="after")
+    def _is_about_one_thing(self) -> DecideRequest:
+        if (self.input is None) == (self.messages is None):
+            raise ValueError("give either input or messages")
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError("labels: two labels are the same")
+        return self
+
+    def as_chat(self) -> ChatRequest:
+        """Return the messages as a request for an answer."""
+        return ChatRequest.model_validate({"model": self.model, "messages": self.messages})
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the texts; an empty list for a chat."""
+        return [self.input] if isinstance(self.input, str) else self.input or []
+
+
+def split_labels(model: Model, text: str, labels: Sequence[str], *, special: bool, most: int) -> DecideWork:
+    """Return the tokens of a prompt and of each label after it.
+
+    The tokenizer reads prompt and label as one text, because it may join the end of the prompt and the beginning of a
+    label to one token. What is scored begins where the tokens of any of these texts leave the prompt's own.
+
+    Args:
+        model: the model, whose tokenizer is used.
+        text: the prompt.
+        labels: the labels.
+        special: True to add the tokenizer's special tokens.
+        most: tokens that the prompt may have together with a label.
+
+    Raises:
+        ApiError: labels can't be told apart by their tokens, or the text is empty or too long.
+    """
+    prompt = model.encode(text, special=special)
+    whole = [model.encode(text + label, special=special) for label in labels]
+    shared = min(agreement(prompt, one) for one in whole)
+    split = [tuple(one[shared:]) for one in whole]
+    for label, tokens in zip(labels, split, strict=True):
+        if not tokens:
+            raise invalid(f"labels: {label!r} adds no token to the text", "labels")
+    if len(set(split)) < len(split):
+        again = next(i for i, tokens in enumerate(split) if tokens in split[:i])
+        raise invalid(f"labels: {labels[again]!r} has the same tokens as another label", "labels")
+    if not shared:
+        raise invalid("the labels leave no whole token of the text before them: give a longer text")
+    longest = max(map(len, whole))
+    if longest > most:
+        message = f"the prompt has {longest} tokens with its longest label, at most {most} are allowed: shorten it"
+        raise invalid(message, code="context_length_exceeded")
+    return DecideWork(tuple(prompt[:shared]), tuple(split))
+
+
+def decided(
+    name: str, labels: Sequence[str], found: Sequence[LabelScores], calibration: Calibration | None
+) -> dict[str, Any]:
+    """Return the answer for texts in OpenAI's form of a list, each with its labels, the likeliest first."""
+    prompt = sum(scores.prompt_tokens for scores in found)
+    usage = {
+        "prompt_tokens": prompt,
+        "total_tokens": prompt,
+        "prompt_tokens_details": {"cached_tokens": sum(scores.reused_tokens for scores in found)},
+    }
+    rows = [
+        {"object": "decision", "index": i, **_decision(labels, scores, calibration)} for i, scores in enumerate(found)
+    ]
+    return {"object": "list", "model": name, "data": rows, "usage": usage}
+
+
+def _decision(labels: Sequence[str], scores: LabelScores, calibration: Calibration | None) -> dict[str, Any]:
+    probabilities = label_probabilities(scores, labels, calibration)
+    rows: list[Mapping[str, Any]] = [
+        {"label": label, "probability": float(probability), "logprob": max(logprob, LEAST)}
+        for label, probability, logprob in zip(labels, probabilities, scores.logprobs, strict=True)
+    ]
+    rows.sort(key=lambda row: -row["probability"])
+    return {"label": rows[0]["label"], "labels": rows}
+
+
+def place_of(error: ApiError, index: int) -> ApiError:
+    """Return an error that also names the text of the request that it is about."""
+    return invalid(f"input.{index}: {error}", error.param or "input", error.code)

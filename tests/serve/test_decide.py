@@ -1,0 +1,222 @@
+"""Decisions over HTTP: transformers' probabilities of whole labels, batches, chats, calibration, and refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import program_forms
+import pytest
+import tiny
+import torch
+
+from shardmill.checkpoint.tokenizer import read_tokenizer
+from shardmill.decode import Calibration
+from shardmill.errors import ShardmillError
+from shardmill.machine import is_portable
+from shardmill.serve.model import Limits, Model, Settings, read_decide_calibration
+
+from .fake import NAME, Speaker, fake_model, template
+from .running import Running, ask, running, wait_until
+
+PATH = "/v1/decide"
+TEXTS = ["def decode(self, s", "    if not isinstance(", 'raise JSONDecodeError("Expecting value']
+LABELS = [" yes", " no", "return", "return None", ", err)", "\n", "()"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(fake_model(), Settings(port=0, limits=Limits(prompt_tokens=60, body_bytes=100_000, queue=2))) as up:
+        yield up
+
+
+@pytest.fixture
+def decider(built: tiny.Build, fp32: None) -> Model:
+    """The tiny model on its real programs, in fp32, with its own tokenizer."""
+    return replace(
+        fake_model(), engine=program_forms.load(built), tokenizer=read_tokenizer(built.source / "tokenizer.json")
+    )
+
+
+def decide(server: Running, **body: Any) -> dict[str, Any]:
+    status, answer = server.post({"model": NAME, **body}, PATH)
+    assert status == 200, answer
+    return answer
+
+
+def probabilities(row: dict[str, Any]) -> dict[str, float]:
+    return {one["label"]: one["probability"] for one in row["labels"]}
+
+
+def logprobs(row: dict[str, Any]) -> dict[str, float]:
+    return {one["label"]: one["logprob"] for one in row["labels"]}
+
+
+def expected(model: Any, tokenizer: Any, text: str, labels: Sequence[str]) -> dict[str, float]:
+    """The log-probability of each label, from transformers' logits over the tokens of the whole text."""
+    prompt, found = tokenizer.encode(text).ids, {}
+    for label in labels:
+        whole = tokenizer.encode(text + label).ids
+        assert whole[: len(prompt)] == prompt  # of these texts no token reaches into a label
+        with torch.no_grad():
+            rows = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
+        found[label] = sum(float(rows[i - 1, whole[i]]) for i in range(len(prompt), len(whole)))
+    return found
+
+
+@pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+def test_probabilities_are_those_of_transformers(built: tiny.Build, decider: Model) -> None:
+    """To 1e-5, of whole labels; of `return None` only what `return` does not have."""
+    witness = tiny.transformers_model(built.source, tiny.dequantised(built))
+    with running(decider) as server:
+        answer = decide(server, input=TEXTS, labels=LABELS)
+    for text, row in zip(TEXTS, answer["data"], strict=True):
+        logs = expected(witness, decider.tokenizer, text, LABELS)
+        shares = {label: math.exp(log) for label, log in logs.items()}
+        shares["return"] -= shares["return None"]
+        total = sum(shares.values())
+        assert logprobs(row) == pytest.approx(logs, abs=1e-4)  # sums of up to five log-probabilities
+        assert probabilities(row) == pytest.approx({label: one / total for label, one in shares.items()}, abs=1e-5)
+        assert row["label"] == max(shares, key=shares.__getitem__)
+    assert len({row["label"] for row in answer["data"]}) > 1
+
+
+@pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+def test_log_probabilities_agree_with_completions(decider: Model) -> None:
+    """A completion reports for its tokens what the same tokens have as a label."""
+    with running(decider) as server:
+        said = server.client().completions.create(**ask(prompt=TEXTS[0], max_tokens=3, logprobs=1))
+        choice = said.choices[0]
+        assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
+        row = decide(server, input=TEXTS[0], labels=[choice.text, "no"])["data"][0]
+    assert logprobs(row)[choice.text] == pytest.approx(sum(choice.logprobs.token_logprobs), abs=1e-4)
+
+
+def test_a_batch_says_what_single_texts_say(server: Running) -> None:
+    """In their order, in OpenAI's form of a list; the likeliest label comes first."""
+    texts = [f"text {i}: is this {word}?" for i, word in enumerate(["good", "bad", "so"] * 4)]
+    labels = ["yes", "no", "maybe", "may"]
+    together = decide(server, input=texts, labels=labels)
+    assert together["object"] == "list" and together["model"] == NAME
+    assert [row["index"] for row in together["data"]] == list(range(len(texts)))
+    for text, row in zip(texts, together["data"], strict=True):
+        (alone,) = decide(server, input=text, labels=labels)["data"]
+        assert row["object"] == "decision" and row["labels"] == alone["labels"]
+        shares = [one["probability"] for one in row["labels"]]
+        assert shares == sorted(shares, reverse=True) and sum(shares) == pytest.approx(1)
+        assert row["label"] == row["labels"][0]["label"] and {one["label"] for one in row["labels"]} == {*labels}
+    assert together["usage"]["prompt_tokens"] == together["usage"]["total_tokens"] == sum(map(len, texts))
+    assert server.metric("shardmill_decisions_total") >= 2 * len(texts)
+    assert server.metric('shardmill_requests_total{endpoint="/v1/decide",status="200"}') > len(texts)
+
+
+def test_a_chat_is_a_text_that_ends_where_the_answer_begins(server: Running) -> None:
+    messages = [{"role": "system", "content": "Say yes or no."}, {"role": "user", "content": "A?"}]
+    chat = decide(server, messages=messages, labels=["yes", "no"])["data"]
+    assert chat == decide(server, input=template(messages), labels=["yes", "no"])["data"]
+
+
+def test_a_label_is_tokenised_as_it_continues_the_text(decider: Model) -> None:
+    """The tokenizer may join the text's end with the label; then the joined token, which the model sees, is scored."""
+    text = next(
+        text
+        for end in range(30, 400)
+        if len((text := tiny.sample_text()[:end]).strip()) > 3
+        and decider.encode(text + "r")[: len(decider.encode(text))] != decider.encode(text)
+    )[-24:]
+    prompt, whole = decider.encode(text), decider.encode(text + "r")
+    shared = next(i for i, token in enumerate(prompt) if whole[i] != token)
+    with running(decider) as server:
+        answer = decide(server, input=text, labels=["r", "?"])
+    assert answer["usage"]["prompt_tokens"] == shared < len(prompt)
+
+
+def test_a_calibration_changes_probabilities_and_no_log_probability() -> None:
+    model = fake_model()
+    calibrated = replace(model, calibration=Calibration(2.0, {"b": 5.0}))
+    with running(model) as plain, running(calibrated) as server:
+        before = decide(plain, input="say", labels=["a", "b", "c"])["data"][0]
+        after = decide(server, input="say", labels=["a", "b", "c"])["data"][0]
+    assert logprobs(before) == logprobs(after)
+    logits = torch.tensor([logprobs(before)[label] / 2 + 5 * (label == "b") for label in "abc"], dtype=torch.float64)
+    assert [probabilities(after)[label] for label in "abc"] == pytest.approx(logits.softmax(0).tolist())
+    assert after["label"] == "b" and before["label"] != "b"
+
+
+def test_a_calibration_has_the_form_of_encoders(tmp_path: Path) -> None:
+    file = tmp_path / "decide_calibration.json"
+    file.write_text(json.dumps({"operating_points": {"default": {"temperature": 1.5, "biases": {"yes": -0.5}}}}))
+    assert read_decide_calibration(file) == Calibration(1.5, {"yes": -0.5})
+    wrong: list[Any] = [{}, {"operating_points": {"default": {"temperature": 0}}}]
+    for content in [*wrong, {"operating_points": {"default": {"biases": {"a": "high"}}}}]:
+        file.write_text(json.dumps(content))
+        with pytest.raises(ShardmillError, match=str(file)):
+            read_decide_calibration(file)
+
+
+@pytest.mark.parametrize(
+    ("body", "says", "param"),
+    [
+        ({"labels": ["a"]}, "give either input or messages", None),
+        ({"input": "x", "messages": [{"role": "user", "content": "x"}], "labels": ["a"]}, "give either", None),
+        ({"input": "x"}, "labels: Field required", "labels"),
+        ({"input": "x", "labels": []}, "labels: ", "labels"),
+        ({"input": "x", "labels": ["a", ""]}, "labels.1: ", "labels"),
+        ({"input": "x", "labels": ["a", "b", "a"]}, "two labels are the same", None),
+        ({"input": "x", "labels": ["a"] * 200}, "labels: ", "labels"),
+        ({"input": "", "labels": ["a"]}, "input: ", "input"),
+        ({"input": [], "labels": ["a"]}, "input: ", "input"),
+        ({"input": "x" * 60, "labels": ["a"]}, "the prompt has 61 tokens with its longest label, at most 60", None),
+        ({"input": ["x", "x" * 60], "labels": ["a"]}, "input.1: the prompt has 61 tokens", "input"),
+        ({"input": "x", "labels": ["\ud83d"]}, "labels.0: Input should be a valid string", "labels"),
+        ({"messages": [{"role": "assistant", "content": "x"}], "labels": ["a"]}, "template refused", "messages"),
+        ({"input": "x", "labels": ["a"], "temperature": 2}, "'temperature' is not supported", None),
+    ],
+    ids=lambda value: str(value)[:30].encode("ascii", "replace").decode() if isinstance(value, dict) else "",
+)
+def test_what_can_not_be_decided_is_a_400(server: Running, body: dict[str, Any], says: str, param: str | None) -> None:
+    status, answer = server.post({"model": NAME, **body}, PATH)
+    assert status == 400 and says in answer["error"]["message"], answer
+    assert answer["error"]["param"] == param and answer["error"]["type"] == "invalid_request_error"
+
+
+def test_another_model_is_a_404(server: Running) -> None:
+    assert server.post({"model": "gpt", "input": "x", "labels": ["a"]}, PATH)[0] == 404
+
+
+def test_other_requests_run_between_the_texts_of_a_batch() -> None:
+    """And a batch that was begun never finds the queue full, though others do."""
+    limits, texts = Limits(queue=1), [f"{i} is" for i in range(20)]
+    with running(fake_model(Speaker(delay=0.005)), Settings(port=0, limits=limits)) as server:
+
+        def others() -> list[int]:
+            found = []
+            while not batch.done():
+                found.append(server.post(ask(max_tokens=1))[0])
+            return found
+
+        with ThreadPoolExecutor(5) as pool:
+            batch = pool.submit(decide, server, input=texts, labels=["a", "b"])
+            wait_until(lambda: server.metric("shardmill_decisions_total") > 0)
+            statuses = [status for asked in [pool.submit(others) for _ in range(4)] for status in asked.result()]
+        assert len(batch.result()["data"]) == len(texts)
+        assert {*statuses} == {200, 429}
+
+
+def test_a_client_that_leaves_ends_its_batch() -> None:
+    with running(fake_model(Speaker(delay=0.01))) as server:
+        body = json.dumps({"model": NAME, "input": [f"{i} is" for i in range(500)], "labels": ["a", "b"]}).encode()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            wait_until(lambda: server.metric("shardmill_decisions_total") > 2)
+        path = 'shardmill_requests_total{endpoint="/v1/decide",status="499"}'
+        wait_until(lambda: server.metric(path) == 1)
+        wait_until(lambda: server.metric("shardmill_running") == 0)
+        assert server.metric("shardmill_decisions_total") < 100
