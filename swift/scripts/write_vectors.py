@@ -89,6 +89,9 @@ def samplers() -> Iterator[dict[str, Any]]:
         {"temperature": 1.0, "top_k": 40, "top_p": 0.8, "min_p": 0.02, "seed": 3, "logit_bias": {7: 2.5, 11: -100.0}},
         {"repetition_penalty": 1.5, "logit_bias": {3: 1.0}},
         {"temperature": 1e-4, "seed": 4},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.25},
+        {"temperature": 0.9, "presence_penalty": -0.4, "frequency_penalty": 0.3, "seed": 12, "logit_bias": {2: 3.0}},
+        {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": -0.2},
     ]
     for values in settings:
         for vocab in (16, 301):
@@ -132,6 +135,8 @@ def wide() -> Iterator[dict[str, Any]]:
         {"temperature": 1.0, "seed": 9},
         {"repetition_penalty": 1.3, "logit_bias": {9: 16.0}},
         {"temperature": 0.7, "top_k": 200_000, "top_p": 0.8, "seed": 10},
+        {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 1.1, "frequency_penalty": 0.6, "seed": 13},
+        {"repetition_penalty": 1.3, "presence_penalty": 17.0, "frequency_penalty": 0.3},
     ):
         sampler = Sampler(Sampling(**values), [5, 9], WIDE)  # type: ignore[arg-type]  # values of several types
         rows = [wide_row(place) for place in range(8)]

@@ -35,7 +35,8 @@ BUILDS = "SHARDMILL_SWIFT_BUILDS"  # further folders of finished builds, with th
 PROMPTS, NEW, CONTEXT = 20, 100, 256
 SEEDED = (
     {"temperature": 0.8, "top_p": 0.9, "seed": 11},
-    {"temperature": 1.1, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 2**63 + 5},
+    {"temperature": 1.1, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 2**63 + 5}
+    | {"presence_penalty": 0.4, "frequency_penalty": 0.2},
 )
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the family and the form of its programs
     "attention": ("phi3", {}),

@@ -13,7 +13,8 @@ struct Usage: Error {
           BUILD            a folder with model.json
           --requests FILE  a JSON list of requests: {"prompt": [TOKEN, ...]} or {"text": "..."}, and if wanted
                              max_tokens         the most tokens to generate (256)
-                             temperature, top_k, top_p, min_p, repetition_penalty, seed, logit_bias
+                             temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
+                             frequency_penalty, seed, logit_bias
                              drafter            none (which is the default), ngram, suffix, or recite
                              recite             the tokens that the drafter recite proposes as the text
                              cancel_after       take so many tokens, drop the request, and go on with the next

@@ -24,6 +24,8 @@ struct Request: Decodable {
         case topP = "top_p"
         case minP = "min_p"
         case repetitionPenalty = "repetition_penalty"
+        case presencePenalty = "presence_penalty"
+        case frequencyPenalty = "frequency_penalty"
         case logitBias = "logit_bias"
     }
 
@@ -55,6 +57,8 @@ struct Request: Decodable {
         try set(\.topP, .topP)
         try set(\.minP, .minP)
         try set(\.repetitionPenalty, .repetitionPenalty)
+        try set(\.presencePenalty, .presencePenalty)
+        try set(\.frequencyPenalty, .frequencyPenalty)
         try set(\.seed, .seed)
         for (token, bias) in try keys.decodeIfPresent([String: Double].self, forKey: .logitBias) ?? [:] {
             guard let token = Int(token) else {

@@ -12,6 +12,10 @@ public struct Sampling: Equatable, Sendable {
     public var minP = 0.0
     /// Divides positive and multiplies negative logits of tokens already in the text.
     public var repetitionPenalty = 1.0
+    /// Subtracted from the logit of each token that has been generated.
+    public var presencePenalty = 0.0
+    /// Subtracted from the logit of a token as often as it has been generated.
+    public var frequencyPenalty = 0.0
     /// The same seed gives the same tokens, with drafts or without.
     public var seed: UInt64 = 0
     /// Token -> value added to its logit.
@@ -27,6 +31,8 @@ public struct Sampling: Equatable, Sendable {
             (topP > 0 && topP <= 1, "topP must be in (0, 1]"),
             (minP >= 0 && minP <= 1, "minP must be in [0, 1]"),
             ((0.001...1000).contains(repetitionPenalty), "repetitionPenalty must be in [0.001, 1000]"),
+            (abs(presencePenalty) <= 1000, "presencePenalty must be in [-1000, 1000]"),
+            (abs(frequencyPenalty) <= 1000, "frequencyPenalty must be in [-1000, 1000]"),
             (
                 logitBias.allSatisfy { (0..<vocab).contains($0.key) && $0.value.isFinite },
                 "logitBias names a token that the vocabulary lacks"
@@ -46,8 +52,10 @@ struct Sampler {
     /// A token whose logit is not the model's.
     private struct Changed {
         let token: Int
-        let bias: Double
-        var isSeen: Bool
+        var bias = 0.0
+        var isSeen = false
+        /// How often the token has been generated.
+        var generated = 0
         var score = 0.0
     }
 
@@ -69,24 +77,28 @@ struct Sampler {
         self.sampling = sampling
         self.vocab = vocab
         random = Philox(seed: sampling.seed, stream: 2)
-        if sampling.logitBias.isEmpty && sampling.repetitionPenalty == 1 { return }
+        if sampling.logitBias.isEmpty && sampling.repetitionPenalty == 1 && !counts { return }
         places = [Int32](repeating: -1, count: vocab)
-        for (token, bias) in sampling.logitBias { change(Changed(token: token, bias: bias, isSeen: false)) }
-        for token in prompt { see(token) }
+        for (token, bias) in sampling.logitBias { changed[place(token)].bias = bias }
+        if sampling.repetitionPenalty != 1 { for token in prompt { changed[place(token)].isSeen = true } }
     }
 
-    private mutating func change(_ token: Changed) {
-        places[token.token] = Int32(changed.count)
-        changed.append(token)
-    }
+    /// Whether generated tokens are counted.
+    private var counts: Bool { sampling.presencePenalty != 0 || sampling.frequencyPenalty != 0 }
 
-    private mutating func see(_ token: Int) {
-        if sampling.repetitionPenalty == 1 { return }
+    /// Return a token's place in `changed`, where it is added if it is new.
+    private mutating func place(_ token: Int) -> Int {
         if places[token] < 0 {
-            change(Changed(token: token, bias: 0, isSeen: true))
-        } else {
-            changed[Int(places[token])].isSeen = true
+            places[token] = Int32(changed.count)
+            changed.append(Changed(token: token))
         }
+        return Int(places[token])
+    }
+
+    /// Record a generated token.
+    private mutating func see(_ token: Int) {
+        if sampling.repetitionPenalty != 1 { changed[place(token)].isSeen = true }
+        if counts { changed[place(token)].generated += 1 }
     }
 
     /// Choose the next token from the logits after token t.
@@ -117,7 +129,7 @@ struct Sampler {
         return log(first) * sampling.temperature - log(second) * sampling.temperature
     }
 
-    /// Fill `row` with the logits after token t, with bias and repetition penalty.
+    /// Fill `row` with the logits after token t, with bias and penalties.
     private mutating func read(_ logits: Logits, _ t: Int) throws {
         var row = self.row ?? Row(vocab)
         self.row = nil  // so that it is not copied
@@ -127,13 +139,16 @@ struct Sampler {
         for place in changed.indices {
             var score = Double(row[changed[place].token]) + changed[place].bias
             if changed[place].isSeen { score = score > 0 ? score / penalty : score * penalty }
+            if changed[place].generated > 0 {
+                score -= sampling.presencePenalty + Double(changed[place].generated) * sampling.frequencyPenalty
+            }
             changed[place].score = score
             row[changed[place].token] = Float(score)
         }
         row.summarise()
     }
 
-    /// Return a logit with bias and repetition penalty. `row` has it rounded to fp32.
+    /// Return a logit with bias and penalties. `row` has it rounded to fp32.
     private func score(_ row: Row, _ token: Int) -> Double {
         let place = places.isEmpty ? -1 : Int(places[token])
         return place < 0 ? Double(row[token]) : changed[place].score

@@ -24,7 +24,7 @@ func generators() throws {
 
 private struct Drawn: Decodable {
     struct Settings: Decodable {
-        let temperature, top_p, min_p, repetition_penalty: Double?
+        let temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: Double?
         let top_k: Int?
         let seed: UInt64?
         let logit_bias: [String: Double]
@@ -42,6 +42,8 @@ private struct Drawn: Decodable {
         found.topP = sampling.top_p ?? 1
         found.minP = sampling.min_p ?? 0
         found.repetitionPenalty = sampling.repetition_penalty ?? 1
+        found.presencePenalty = sampling.presence_penalty ?? 0
+        found.frequencyPenalty = sampling.frequency_penalty ?? 0
         found.topK = sampling.top_k ?? 0
         found.seed = sampling.seed ?? 0
         found.logitBias = Dictionary(uniqueKeysWithValues: sampling.logit_bias.map { (Int($0)!, $1) })
@@ -52,14 +54,14 @@ private struct Drawn: Decodable {
 @Test("tokens are drawn as in Python, with every filter")
 func draws() throws {
     let cases = try vectors("samplers", Drawn.self)
-    #expect(cases.count == 16)
+    #expect(cases.count == 22)
     for one in cases { try compare(one, try #require(one.rows).map { Logits(values: $0, tokens: 1) }) }
 }
 
 @Test("tokens of a large vocabulary are drawn as in Python, whether filters keep few or many")
 func wide() throws {
     let cases = try vectors("wide", Drawn.self)
-    #expect(cases.count == 11)
+    #expect(cases.count == 13)
     // Row after row, and four rows of a pass whose columns lie one beside the other.
     let rows = (0..<8).map(wideRow)
     let passes = [rows[..<4], rows[4...]].map { rows in
@@ -163,11 +165,13 @@ func places(_ half: Bool) throws {
 
 @Test(
     "a setting out of its range is refused",
-    arguments: [
-        \Sampling.temperature as WritableKeyPath<Sampling, Double> & Sendable, \.topP, \.minP, \.repetitionPenalty,
-    ])
-func refused(_ field: WritableKeyPath<Sampling, Double> & Sendable) {
-    for value in [-1, .nan, .infinity] {
+    arguments: zip(
+        [
+            \Sampling.temperature as WritableKeyPath<Sampling, Double> & Sendable, \.topP, \.minP, \.repetitionPenalty,
+            \.presencePenalty, \.frequencyPenalty,
+        ], [-1, -1, -1, -1, -1000.5, -1000.5]))
+func refused(_ field: WritableKeyPath<Sampling, Double> & Sendable, _ below: Double) {
+    for value in [below, .nan, .infinity] {
         var sampling = Sampling()
         sampling[keyPath: field] = value
         #expect(throws: ShardmillError.self) { try sampling.check(vocab: 10) }
