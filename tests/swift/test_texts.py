@@ -43,6 +43,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the family and the form of i
     "sliding ring": ("gemma3_text", {}),
     "convolution's ring": ("lfm2", {}),
     "routed experts": ("granitemoe", {}),
+    "rows for each layer": ("gemma4_text", {}),
     "host caches": ("lfm2", {"shapes": "fixed", "state": "host"}),
     "fixed functions": ("phi3", {"shapes": "fixed"}),
     "lengths": ("phi3", {"shapes": "fixed", "contexts": [40, 96]}),

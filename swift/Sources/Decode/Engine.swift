@@ -7,6 +7,8 @@ public final class Engine {
     public let manifest: Manifest
     public private(set) var layout: KVLayout
     private let table: Table
+    /// Rows for each token and layer, the layers of a token one after the other; nil if no program reads them.
+    private let rows: LayerRows?
     private let carry: Int
     private var layers: [(program: Program, experts: [(program: Program, count: Int)])] = []
     private var heads: [Program] = []
@@ -29,6 +31,7 @@ public final class Engine {
             throw ShardmillError(.build, "\(manifest.parts[0].name): x has fewer channels than the embedding table")
         }
         carry = channels - table.columns
+        rows = try LayerRows(manifest, columns: table.columns)
         layout.resize(manifest.lengths[0])
         for (place, part) in manifest.parts.enumerated() {
             try progress(part, place)
@@ -92,6 +95,10 @@ public final class Engine {
         var x = try table.columns(of: tokens, carry: carry)
         if slots.max()! >= layout.length { try fit(slots.max()! + 1) }
         var given = try layout.arrays(slots: slots, positions: positions)
+        if let rows {
+            given["embedded"] = carry == 0 ? x : try table.columns(of: tokens)
+            try given.merge(rows.arrays(tokens)) { $1 }
+        }
         for part in layers {
             let width = x.shape[1]
             given["x"] = x

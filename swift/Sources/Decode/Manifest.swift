@@ -1,7 +1,9 @@
 import Foundation
 
 /// Features that this version knows, as `uses` of model.json names them.
-private let features: Set = ["contexts", "functions", "bundles", "written", "experts", "rings", "conv", "int8-table"]
+private let features: Set = [
+    "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "per-layer", "int8-table",
+]
 
 /// model.json of a decoder's build, format 2. docs/model-json.md in the repository explains every key.
 public struct Manifest: Sendable {

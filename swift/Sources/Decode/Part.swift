@@ -94,6 +94,11 @@ public struct Part: Sendable {
         lengths[slots] ?? Length(functions: functions, inputs: inputs, states: states)
     }
 
+    /// Return the layer whose row for each token an input is; nil for another input.
+    static func layer(ofRow input: String) -> Int? {
+        input.hasPrefix("p_") ? Int(input.dropFirst(2)).flatMap { (0..<1 << 16).contains($0) ? $0 : nil } : nil
+    }
+
     /// Return the token axis of each input; inputs without one (caches) are left out.
     var tokenAxes: [String: Int] {
         inputs.compactMapValues { $0.firstIndex(of: .tokens) }
@@ -141,9 +146,11 @@ public struct Part: Sendable {
             "attn_mask": [one, one, .tokens, whole], "attn_mask_sliding": [one, one, .tokens, ring],
             "kv_write_mask": [one, one, whole, .tokens], "kv_write_mask_sliding": [one, one, ring, .tokens],
             "conv_write_mask": [one, one, .tokens, conv], "conv_read_mask": [one, taps, conv, .tokens],
+            "embedded": [one, nil, .tokens, one],
         ]
         for (input, shape) in inputs where written[input] == nil {
-            guard let expected = known[input] else { throw refuse(input, "is unknown to this version") }
+            let row: [Extent?]? = Self.layer(ofRow: input) == nil ? nil : [one, nil, .tokens, one]
+            guard let expected = known[input] ?? row else { throw refuse(input, "is unknown to this version") }
             let fits = zip(shape, expected).allSatisfy { $1 == nil ? $0 != .tokens : $0 == $1 }
             if shape.count != expected.count || !fits {
                 throw refuse(input, "has another shape than model.json implies")

@@ -99,6 +99,46 @@ public struct Table: Sendable {
     }
 }
 
+/// The host's table of rows for each token and layer, and the inputs that take them.
+struct LayerRows: Sendable {
+    private let table: Table
+    /// The layer of each input.
+    private let inputs: [String: Int]
+    private let layers: Int
+
+    /// Map the table `per_layer` of a build; nil if no part reads it.
+    ///
+    /// - Parameter columns: of the table `embedding`, whose rows the input `embedded` takes.
+    /// - Throws: `ShardmillError` of kind `build` if the table does not fit the inputs.
+    init?(_ manifest: Manifest, columns: Int) throws {
+        func refuse(_ part: Part, _ input: String) -> ShardmillError {
+            ShardmillError(.build, "model.json: \(part.name): the input '\(input)' does not fit the host's table")
+        }
+        let parts = manifest.parts.filter { $0.kind == .layers }
+        if !parts.contains(where: { $0.inputs["embedded"] != nil || $0.inputs.keys.contains { Part.layer(ofRow: $0) != nil } })
+        {
+            return nil
+        }
+        table = try Table(manifest.embedding, name: "per_layer")
+        layers = table.rows / manifest.vocab
+        var found: [String: Int] = [:]
+        for part in parts {
+            if let shape = part.inputs["embedded"], shape[1] != .fixed(columns) { throw refuse(part, "embedded") }
+            for (input, shape) in part.inputs {
+                guard let layer = Part.layer(ofRow: input) else { continue }
+                if layer >= layers || shape[1] != .fixed(table.columns) { throw refuse(part, input) }
+                found[input] = layer
+            }
+        }
+        inputs = found
+    }
+
+    /// Return the tokens' rows for each layer by the names of inputs: p_i [1, P, T, 1].
+    func arrays(_ tokens: [Int]) throws -> [String: HostArray] {
+        try inputs.mapValues { layer in try table.columns(of: tokens.map { $0 * layers + layer }) }
+    }
+}
+
 /// Return the little-endian fp16 number at a byte.
 private func half(_ bytes: UnsafeRawBufferPointer, _ at: Int) -> Float {
     Half.float(UInt16(littleEndian: bytes.loadUnaligned(fromByteOffset: at, as: UInt16.self)))

@@ -202,6 +202,51 @@ func truncatedTables() throws {
     for data in wrong { #expect(throws: ShardmillError.self) { try table(data) } }
 }
 
+/// A safetensors file of the toy's table, and of integers 0, 1, 2, ... as rows of two for each token and each of 3 layers.
+private func layerRows() -> Data {
+    let (vocab, rows) = (ToyBuild.vocab, 3 * ToyBuild.vocab)
+    let sizes = [
+        ("embedding", "F16", [vocab, vocab], 2), ("per_layer", "I8", [rows, 2], 1),
+        ("per_layer.scale", "F16", [rows], 2),
+    ]
+    var (entries, end) = ([String](), 0)
+    for (name, type, shape, bytes) in sizes {
+        let next = end + shape.reduce(bytes, *)
+        entries.append(#""\#(name)":{"dtype":"\#(type)","shape":\#(shape),"data_offsets":[\#(end),\#(next)]}"#)
+        end = next
+    }
+    let header = "{\(entries.joined(separator: ","))}"
+    var data = withUnsafeBytes(of: UInt64(header.utf8.count).littleEndian) { Data($0) } + Data(header.utf8)
+    data += Data(count: 2 * vocab * vocab) + Data((0..<2 * rows).map { UInt8($0 % 128) })
+    for row in 0..<rows { withUnsafeBytes(of: Half.bits(Float(row % 4)).littleEndian) { data.append(contentsOf: $0) } }
+    return data
+}
+
+@Test("inputs for each layer get the token's row, int8 times its scale, and others are refused")
+func rowsForEachLayer() throws {
+    func rows(_ inputs: [String: Any]) throws -> LayerRows? {
+        let build = try ToyBuild { manifest in
+            for (input, shape) in inputs {
+                manifest = changed(manifest, ["parts", "0", "inputs", input], shape) as? [String: Any] ?? [:]
+            }
+            manifest["uses"] = ["per-layer"]
+        }
+        try layerRows().write(to: build.folder.appendingPathComponent("embedding.safetensors"))
+        return try LayerRows(try Manifest(folder: build.folder), columns: ToyBuild.vocab)
+    }
+    func shape(_ channels: Any) -> [Any] { [1, channels, "T", 1] }
+    let found = try #require(try rows(["p_0": shape(2), "p_2": shape(2), "embedded": shape(32)])).arrays([5, 30])
+    #expect(found.keys.sorted() == ["p_0", "p_2"])
+    // Row 3 * token + layer has the integers 2 * row and 2 * row + 1, and the scale row mod 4.
+    #expect(found["p_0"] == HostArray(shape: [1, 2, 2, 1], values: [90, 104, 93, 106]))
+    #expect(found["p_2"] == HostArray(shape: [1, 2, 2, 1], values: [34, 0, 35, 0]))
+    #expect(try rows([:]) == nil)
+    for (input, channels) in [("p_3", 2), ("p_0", 3), ("p_-1", 2), ("p_x", 2), ("embedded", 31)] {
+        #expect(throws: ShardmillError.self) { try rows([input: shape(channels)]) }
+    }
+    #expect(throws: ShardmillError.self) { try rows(["p_0": shape("T")]) }
+}
+
 private struct RecordedChat: Decodable {
     struct Talk: Decodable {
         let messages: [[String]]
