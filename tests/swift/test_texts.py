@@ -19,9 +19,10 @@ import tiny
 import torch
 from models import tiny_families
 
-from shardmill.decode import Sampling, Session
+from shardmill.decode import Sampling, Session, create_drafter
 from shardmill.decode.generate import GenerationResult, Options, TokenEvent, generate
 from shardmill.machine import is_portable, load_programs_as
+from shardmill.runtime.drafter import load_drafter
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import entries, in_place
 
@@ -179,6 +180,32 @@ def test_tiny_models_say_the_same(kind: str, tmp_path: Path) -> None:
     build = tiny_build(kind, tmp_path)
     vocab = json.loads((build / "model.json").read_text())["vocab"]
     assert_same_texts(build, drawn_prompts(vocab), tmp_path)
+
+
+@pytest.mark.parametrize("program", [{}, {"shapes": "fixed", "state": "host", "contexts": [40, 96]}])
+def test_a_head_proposes_what_it_does_in_python(program: dict[str, Any], tmp_path: Path) -> None:
+    """And the texts are Python's without drafts."""
+    demand_check()
+    build = finished(tiny.build_with_head(tmp_path, "fp16", context=CONTEXT, program=program), tmp_path)
+    manifest = json.loads((build / "model.json").read_text())
+    with load_programs_as("fp32"):
+        session = Session(Engine(manifest, build))
+        drafter = create_drafter("eagle3", head=load_drafter(session.engine))  # type: ignore[arg-type]  # is the runtime's
+    prompts = [prompt for prompt in drawn_prompts(manifest["vocab"]) if len(prompt) > 1][:8]
+    asked = conversation(lambda request: python_answers(session, manifest, request), prompts)
+    found = swift_answers(build, [request | {"drafter": "head"} for request, _ in asked], tmp_path)
+    assert [mine["tokens"] for mine in found] == [wanted["tokens"] for _, wanted in asked]
+    compared = equal = 0
+    for (request, wanted), mine in zip(asked[:4], found, strict=False):
+        text = [*request["prompt"], *wanted["tokens"]]
+        for proposal in mine["proposals"][::5]:
+            session.prefill(text[: proposal["after"] - 1])
+            drafter.reset(text[: proposal["after"] - 1])
+            wanted_tokens = drafter.propose(text[: proposal["after"]], len(proposal["tokens"])).tokens
+            compared += 1
+            equal += list(wanted_tokens) == proposal["tokens"]
+    assert compared > 40 and equal >= 0.97 * compared  # taps in fp16 may make two tokens change places
+    assert sum(mine["drafted"] for mine in found) > 0
 
 
 @pytest.mark.parametrize("build", ["build/demo", *os.environ.get(BUILDS, "").split(os.pathsep)])

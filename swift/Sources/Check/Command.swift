@@ -15,7 +15,7 @@ struct Usage: Error {
                              max_tokens         the most tokens to generate (256)
                              temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty,
                              frequency_penalty, seed, logit_bias
-                             drafter            none (which is the default), ngram, suffix, or recite
+                             drafter            none (which is the default), ngram, suffix, head, or recite
                              recite             the tokens that the drafter recite proposes as the text
                              cancel_after       take so many tokens, drop the request, and go on with the next
           --result FILE    write the report there; without this option it is printed, or sent through the pipe
@@ -25,7 +25,8 @@ struct Usage: Error {
                            raw fp32; for the time that the host takes
 
         The report has, beside the tokens, the seconds on the clock, and host_seconds_per_pass: the processor's time
-        that a pass takes outside programs.
+        that a pass takes outside programs. With the drafter head it has what the head proposed, and after how many
+        tokens of the text.
         read writes what an encoder finds in each text of a JSON list: spans, shares of labels, or an embedding.
         tokenize writes {"ids": ..., "texts": ...}: each text of a JSON list as tokens, and these as a text.
         The exit code is 1 if something can't be read or run, and 2 for wrong arguments.

@@ -7,7 +7,7 @@ import ShardmillText
 
 /// One request of the file.
 struct Request: Decodable {
-    enum Drafting: String, Decodable { case none, ngram, suffix, recite }
+    enum Drafting: String, Decodable { case none, ngram, suffix, head, recite }
 
     let prompt: [Int]?
     let text: String?
@@ -72,13 +72,40 @@ struct Request: Decodable {
         cancelAfter = try keys.decodeIfPresent(Int.self, forKey: .cancelAfter)
     }
 
-    func makeDrafter() -> (any Drafter)? {
+    func makeDrafter(_ head: HeadDrafter?) -> (any Drafter)? {
         switch drafter {
         case .none: nil
+        case .head: head.map(Recorder.init)
         case .ngram: NgramDrafter()
         case .suffix: SuffixDrafter()
         case .recite: Reciter(recite)
         }
+    }
+}
+
+/// A drafter that keeps what another one proposes.
+private final class Recorder: Drafter {
+    /// The tokens of the text before each proposal, and the proposal.
+    private(set) var proposals: [[String: Any]] = []
+    private let drafter: any Drafter
+    private var length = 0
+
+    init(_ drafter: any Drafter) { self.drafter = drafter }
+
+    func reset(_ prompt: [Int]) throws {
+        length = prompt.count
+        try drafter.reset(prompt)
+    }
+
+    func observe(_ emitted: [Int]) throws {
+        length += emitted.count
+        try drafter.observe(emitted)
+    }
+
+    func propose(_ limit: Int) throws -> Draft {
+        let draft = try drafter.propose(limit)
+        proposals.append(["after": length, "tokens": draft.tokens])
+        return draft
     }
 }
 
@@ -115,10 +142,11 @@ func answer(_ command: Command) async throws {
     let programs = Stopwatch(backend)
     // Idle programs are not timed: to read the clock takes longer than they do.
     let session = try Session(Engine(manifest, backend: command.idle == nil ? programs : backend))
+    let head = requests.contains { $0.drafter == .head } ? try HeadDrafter(session, backend: programs) : nil
     var answers: [[String: Any]] = []
     for request in requests {
         let prompt = request.prompt ?? tokenizer?.encode(request.text ?? "") ?? []
-        answers.append(try answer(request, prompt, session, programs, tokenizer))
+        answers.append(try answer(request, prompt, session, head, programs, tokenizer))
     }
     let report: [String: Any] = ["model": manifest.model, "requests": answers]
     if let result = command.result {
@@ -132,13 +160,15 @@ func answer(_ command: Command) async throws {
 }
 
 private func answer(
-    _ request: Request, _ prompt: [Int], _ session: Session, _ programs: Stopwatch, _ tokenizer: Tokenizer?
+    _ request: Request, _ prompt: [Int], _ session: Session, _ head: HeadDrafter?, _ programs: Stopwatch,
+    _ tokenizer: Tokenizer?
 ) throws -> [String: Any] {
     var options = request.options
     options.guardMargin = session.engine.manifest.margin
     let clock = ContinuousClock()
     let start = clock.now
-    let generation = try Generation(session, prompt: prompt, options: options, drafter: request.makeDrafter())
+    let drafter = request.makeDrafter(head)
+    let generation = try Generation(session, prompt: prompt, options: options, drafter: drafter)
     let prefilled = clock.now
     let (inPrograms, before) = (programs.seconds, cpuSeconds())
     var tokens: [Int] = []
@@ -154,6 +184,7 @@ private func answer(
         "accepted": generation.accepted, "prefill_seconds": seconds(prefilled - start), "decode_seconds": decoded,
         "host_seconds_per_pass": host / Double(max(1, generation.passes)),
     ]
+    if let drafter = drafter as? Recorder { found["proposals"] = drafter.proposals }
     if let tokenizer { found["text"] = tokenizer.decode(tokens) }
     return found
 }

@@ -29,7 +29,7 @@ public struct Compiler: Sendable {
     public func bundles(
         _ manifest: Manifest, progress: @Sendable (Part, Int) throws -> Void = { _, _ in }
     ) async throws -> [String: URL] {
-        try await bundles(manifest.parts, packages: manifest.packages, progress: progress)
+        try await bundles(manifest.allParts, packages: manifest.packages, progress: progress)
     }
 
     /// Do the same for an encoder's build.
@@ -76,7 +76,7 @@ public struct Compiler: Sendable {
 
     /// Return the file that says that bundles at these paths are warm. The system's own cache goes by the path too.
     private func mark(_ manifest: Manifest, _ bundles: [String: URL], _ units: String) throws -> URL {
-        let keys = try manifest.parts.map { part in
+        let keys = try manifest.allParts.map { part in
             let bundle = bundles[part.name] ?? part.program
             return "\(bundle.standardizedFileURL.path) \(try stamp(bundle))"
         }

@@ -23,7 +23,7 @@ public enum Memory {
     ///
     /// - Parameter bundles: the bundles that are loaded in place of the build's own, by the part's name.
     public static func needed(_ manifest: Manifest, bundles: [String: URL]) -> Int {
-        manifest.parts.map { part in
+        manifest.allParts.map { part in
             let caches = part.written.keys.compactMap { part.inputs[$0]?.map { $0.count(tokens: 1) } }
             let elements = (part.states.values + caches).map { $0.reduce(1, *) }.reduce(0, +)
             return bytes(bundles[part.name] ?? part.program) + 2 * elements

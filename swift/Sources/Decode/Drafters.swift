@@ -16,11 +16,11 @@ public struct Draft: Equatable, Sendable {
 /// A source of guesses for the model's next tokens. It only affects speed, never which tokens come out.
 public protocol Drafter: AnyObject {
     /// Start a request.
-    func reset(_ prompt: [Int])
+    func reset(_ prompt: [Int]) throws
     /// Propose at most `limit` tokens to follow the text: the prompt and all emitted tokens.
-    func propose(_ limit: Int) -> Draft
+    func propose(_ limit: Int) throws -> Draft
     /// Record the tokens that the last pass emitted.
-    func observe(_ emitted: [Int])
+    func observe(_ emitted: [Int]) throws
 }
 
 /// Prompt-lookup decoding: the continuation of the last earlier occurrence of the text's end.

@@ -3,16 +3,18 @@
 /// The host does what the graph contract assigns to it: it looks up embeddings, computes the arrays of a pass, and
 /// chains the parts. A rejected draft needs nothing: its slots are hidden by their positions until they are
 /// overwritten.
-public final class Engine {
+public class Engine {
     public let manifest: Manifest
     public private(set) var layout: KVLayout
-    private let table: Table
+    let table: Table
     /// Rows for each token and layer, the layers of a token one after the other; nil if no program reads them.
     private let rows: LayerRows?
     private let carry: Int
     private var layers: [(program: Program, experts: [(program: Program, count: Int)])] = []
     private var heads: [Program] = []
     private let columns = ColumnMemory()
+    /// What a drafter reads of each slot; nil if no drafter does.
+    private(set) var taps: Taps?
 
     /// Load every program, at the shortest length of its context.
     ///
@@ -40,7 +42,7 @@ public final class Engine {
             case .layers: layers.append((program, []))
             case .experts: layers[layers.count - 1].experts.append((program, part.end - part.start))
             case .head: heads.append(program)
-            case .encoder: throw ShardmillError(.build, "\(part.name) is an encoder's")
+            case .encoder, .fuse: throw ShardmillError(.build, "\(part.name) is no part of a pass")
             }
         }
     }
@@ -77,14 +79,19 @@ public final class Engine {
 
     public func rewindable(_ position: Int) -> Bool { layout.rewindable(position) }
 
+    /// Keep from now on what a drafter reads of each slot.
+    func keepTaps(_ layers: [Int]) {
+        taps = taps ?? Taps(layers, slots: manifest.context, columns: table.columns)
+    }
+
     /// Write each token's key and value into its slot and return the logits, which are valid until the next pass.
     public func forward(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> Logits {
         let hidden = try hidden(tokens, slots: slots, positions: positions)
         let given = ["hidden": hidden]
         let rows = try heads.map { try $0.output(given, tokens: tokens.count) }
         let logits = Logits(rows, tokens: tokens.count, columns: columns)
-        if logits.vocab != manifest.vocab {
-            throw ShardmillError(.program, "the heads gave \(logits.vocab) rows, the vocabulary has \(manifest.vocab)")
+        if logits.vocab != manifest.headRows {
+            throw ShardmillError(.program, "the heads gave \(logits.vocab) rows, not \(manifest.headRows)")
         }
         return logits
     }
@@ -92,19 +99,36 @@ public final class Engine {
     /// Return the last layer's output [1, d, T, 1], without running the LM head.
     @discardableResult
     public func hidden(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> HostArray {
-        var x = try table.columns(of: tokens, carry: carry)
-        if slots.max()! >= layout.length { try fit(slots.max()! + 1) }
-        var given = try layout.arrays(slots: slots, positions: positions)
+        let x = try table.columns(of: tokens, carry: carry)
+        var byToken: [String: HostArray] = [:]
         if let rows {
-            given["embedded"] = carry == 0 ? x : try table.columns(of: tokens)
-            try given.merge(rows.arrays(tokens)) { $1 }
+            byToken = try rows.arrays(tokens)
+            byToken["embedded"] = carry == 0 ? x : try table.columns(of: tokens)
         }
+        return try through(x, slots: slots, positions: positions, byToken)
+    }
+
+    /// Do the same as `hidden`, given the first part's x [1, channels, T, 1] and the inputs that depend on tokens.
+    final func through(
+        _ first: HostArray, slots: [Int], positions: [Int], _ byToken: [String: HostArray] = [:]
+    ) throws -> HostArray {
+        var x = first
+        if slots.max()! >= layout.length { try fit(slots.max()! + 1) }
+        var given = try layout.arrays(slots: slots, positions: positions).merging(byToken) { $1 }
         for part in layers {
             let width = x.shape[1]
             given["x"] = x
-            let hidden = try part.program.run(given, tokens: tokens.count)
+            taps?.write(x, layer: part.program.part.start, slots: slots)
+            let hidden = try part.program.run(given, tokens: slots.count)
+            if taps != nil {
+                for (layer, output) in part.program.tapped {
+                    let rows = HostArray(shape: output.shape, values: try output.read()).firstTokens(slots.count)
+                    taps?.write(rows, layer: layer, slots: slots)
+                }
+            }
             x = part.experts.isEmpty ? hidden : try join(hidden, width: width, part.experts)
         }
+        taps?.write(x, layer: layers.last?.program.part.end ?? 0, slots: slots)
         return x
     }
 

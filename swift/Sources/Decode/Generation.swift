@@ -67,8 +67,8 @@ public final class Generation {
         let prefill = try session.prefill(prompt) { try progress($0.held) }
         reusedTokens = prefill.reused
         let first = try sampler.next(prefill.logits!, prefill.row)
-        drafter?.reset(prompt)
-        drafter?.observe([first])
+        try drafter?.reset(prompt)
+        try drafter?.observe([first])
         ready = [Token(id: first, fromDraft: false)]
     }
 
@@ -94,7 +94,7 @@ public final class Generation {
     /// Feed the pending token and drafts, and keep the drafts that the model itself would have produced.
     private func decodePass() throws {
         let most = min(session.room(), options.maxTokens - emitted.count) - 1
-        var draft = most > 0 ? drafter?.propose(most) ?? Draft() : Draft()
+        var draft = most > 0 ? try drafter?.propose(most) ?? Draft() : Draft()
         let vocab = session.engine.manifest.vocab
         draft = draft.first(min(most, draft.tokens.firstIndex { !(0..<vocab).contains($0) } ?? draft.tokens.count))
         let proposed = draft
@@ -118,7 +118,7 @@ public final class Generation {
             if session.engine.manifest.eos.contains(token) { break }
         }
         session.commit(1 + right)
-        drafter?.observe(tokens)
+        try drafter?.observe(tokens)
         lengths.observe(
             proposed.first(tokens.count), accepted: zip(proposed.tokens, tokens).prefix { $0 == $1 }.count)
         passes += 1

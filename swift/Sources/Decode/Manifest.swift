@@ -2,7 +2,7 @@ import Foundation
 
 /// Features that this version knows, as `uses` of model.json names them.
 private let features: Set = [
-    "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "per-layer", "int8-table",
+    "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "per-layer", "drafter", "int8-table",
 ]
 
 /// model.json of a decoder's build, format 2. docs/model-json.md in the repository explains every key.
@@ -28,19 +28,21 @@ public struct Manifest: Sendable {
     /// Tokens that end a generation.
     public let eos: [Int]
     /// Rotary tables, by name.
-    public let rope: [String: RopeTable]
+    public private(set) var rope: [String: RopeTable]
     /// How many positions a sliding layer sees; nil if no layer slides.
-    public let window: Int?
+    public private(set) var window: Int?
     /// The number of slots of a sliding layer's ring; 0 if sliding layers have a slot for each position.
-    public let windowSlots: Int
+    public private(set) var windowSlots: Int
     /// The number of taps of short convolutions; 0 if there are none.
-    public let convTaps: Int
+    public private(set) var convTaps: Int
     /// The file with the host's table.
     public let embedding: URL
     /// tokenizer.json.
     public let tokenizer: URL
     /// The programs, in the order of a pass.
-    public let parts: [Part]
+    public private(set) var parts: [Part]
+    /// The head that drafts for the model; nil if there is none.
+    public private(set) var drafter: DraftHead?
     /// The package that each part's program was compiled from, by the part's name.
     public let packages: [String: URL]
     /// How a conversation becomes text; nil if the build says nothing of it, or no plain form could be proven.
@@ -58,6 +60,24 @@ public struct Manifest: Sendable {
 
     /// All context lengths, ascending; the last is the whole context.
     public var lengths: [Int] { contexts + [context] }
+
+    /// The programs of the model, and those of its drafter.
+    public var allParts: [Part] { parts + (drafter.map { [$0.fuse] + $0.parts } ?? []) }
+
+    /// Return the manifest without the drafter, whose programs need not be loaded.
+    public var withoutDrafter: Manifest {
+        var found = self
+        found.drafter = nil
+        return found
+    }
+
+    /// Return the manifest as if the drafter were the model, without the part `fuse`.
+    func of(_ drafter: DraftHead) -> Manifest {
+        var found = withoutDrafter
+        (found.parts, found.rope) = (drafter.parts, drafter.rope)
+        (found.window, found.windowSlots, found.convTaps) = (nil, 0, 0)
+        return found
+    }
 
     /// Read a build's model.json.
     ///
@@ -101,7 +121,8 @@ public struct Manifest: Sendable {
         convTaps = raw.conv_taps
         embedding = try Self.inside(folder, raw.embedding.path)
         tokenizer = try Self.inside(folder, raw.tokenizer.path)
-        parts = try raw.parts.map { try Part($0, folder: folder) }
+        parts = try raw.parts.filter { $0.drafter != true }.map { try Part($0, folder: folder) }
+        drafter = try DraftHead(raw, folder: folder)
         packages = try (raw.packages ?? [:]).mapValues { try Self.inside(folder, $0.path) }
         chat = raw.chat
         sampling = raw.sampling.map(Sampling.init)
@@ -151,9 +172,19 @@ public struct Manifest: Sendable {
             let finite = table.inv_freq.allSatisfy(\.isFinite) && table.scale.isFinite
             try demand(finite && (1...most).contains(table.inv_freq.count), "the table \(name) of rope is damaged")
         }
+        try drafter?.check(self)
+        try checkParts(rows: vocab)
+    }
+
+    /// Check the programs of a pass, whose LM head gives `rows` logits.
+    func checkParts(rows wanted: Int) throws {
+        func demand(_ good: Bool, _ reason: @autoclosure () -> String) throws {
+            if !good { throw ShardmillError(.build, "model.json: \(reason())") }
+        }
         var before: Part.Kind?
         for part in parts {
-            try demand(part.kind != .encoder, "\(part.name.prefix(40)) is an encoder's, in a decoder's build")
+            let isOurs = part.kind != .encoder && part.kind != .fuse
+            try demand(isOurs, "\(part.name.prefix(40)) is an encoder's or a drafter's, in a decoder's build")
             try part.check(self)
             let inPlace = part.kind != .experts || before == .layers || before == .experts
             try demand(inPlace, "\(part.name) follows no layers")
@@ -161,8 +192,64 @@ public struct Manifest: Sendable {
         }
         try demand(parts.first?.kind == .layers, "the first part is not of the kind layers")
         try demand(parts.contains { $0.kind == .head }, "no part is of the kind head")
-        let rows = parts.filter { $0.kind == .head }.map { $0.end - $0.start }.reduce(0, +)
-        try demand(rows == vocab, "the head parts have \(rows) rows, the vocabulary \(vocab)")
+        let rows = headRows
+        try demand(rows == wanted, "the head parts have \(rows) rows, the vocabulary \(wanted)")
+    }
+}
+
+extension Manifest {
+    /// The logits that the parts of the LM head give for a token.
+    var headRows: Int { parts.filter { $0.kind == .head }.map { $0.end - $0.start }.reduce(0, +) }
+}
+
+/// A head that proposes tokens, from hidden states that a pass of the model has left (EAGLE-3).
+public struct DraftHead: Sendable {
+    /// The layers of the model whose inputs it reads, in order. The last may be the number of layers: their output.
+    public let taps: [Int]
+    /// The model's token for each row of its logits.
+    public let tokens: [Int]
+    /// Its rotary tables, by name.
+    public let rope: [String: RopeTable]
+    /// The program that makes one row of the taps of a token.
+    public let fuse: Part
+    /// Its other programs, in the order of a pass.
+    public let parts: [Part]
+
+    /// Read the head of a build; nil if it has none.
+    init?(_ raw: RawManifest, folder: URL) throws {
+        func refuse(_ reason: String) -> ShardmillError { ShardmillError(.build, "model.json: drafter: \(reason)") }
+        let own = try raw.parts.filter { $0.drafter == true }.map { try Part($0, folder: folder) }
+        guard let drafter = raw.drafter else {
+            if own.isEmpty { return nil }
+            throw refuse("it is missing, but \(own[0].name.prefix(40)) is a drafter's")
+        }
+        if drafter.kind != "eagle3" {
+            throw refuse("it is of the kind '\(drafter.kind.prefix(40))', which this version can't run")
+        }
+        guard let first = own.first, first.kind == .fuse else { throw refuse("its first part is not of the kind fuse") }
+        (taps, rope, fuse, parts) = (drafter.taps, drafter.rope, first, Array(own.dropFirst()))
+        if !(1...1 << 24).contains(drafter.vocab) { throw refuse("vocab is \(drafter.vocab)") }
+        if let coded = drafter.tokens {
+            guard let bits = Data(base64Encoded: coded) else { throw refuse("tokens are no base64") }
+            tokens = bits.enumerated().flatMap { place, byte in (0..<8).filter { byte >> $0 & 1 == 1 }.map { 8 * place + $0 } }
+        } else {
+            tokens = Array(0..<drafter.vocab)
+        }
+        if tokens.count != drafter.vocab || tokens.last.map({ $0 >= raw.vocab }) == true {
+            throw refuse("it has \(drafter.vocab) rows, and tokens for \(tokens.count), or some the model lacks")
+        }
+    }
+
+    /// Check what the types can't say.
+    func check(_ model: Manifest) throws {
+        let layers = model.parts.filter { $0.kind == .layers }
+        let known = Set(layers.flatMap { [$0.start] + $0.taps.values } + [layers.last?.end ?? 0])
+        if taps.isEmpty || taps.count > 16 || !taps.allSatisfy(known.contains) {
+            throw ShardmillError(.build, "model.json: drafter: no part gives its taps")
+        }
+        let own = model.of(self)
+        try fuse.check(own)
+        try own.checkParts(rows: tokens.count)
     }
 }
 

@@ -35,6 +35,7 @@ struct RawManifest: Decodable {
     let packages: [String: Entry]?
     let chat: ChatFormat?
     let sampling: Usual?
+    let drafter: RawDrafter?
     let uses: [String]?
     let requires: [String: String]?
 
@@ -42,7 +43,7 @@ struct RawManifest: Decodable {
         case format, model, context, tokens_max, widths, verify, margin, reshape_frequency, contexts, vocab,
             eos_token_ids
         case rope, window, window_slots, conv_taps, embedding, tokenizer, parts, packages, chat, sampling, uses
-        case requires, buckets
+        case drafter, requires, buckets
     }
 
     init(from decoder: Decoder) throws {
@@ -74,6 +75,7 @@ struct RawManifest: Decodable {
         packages = try keys.decodeIfPresent([String: Entry].self, forKey: .packages)
         chat = try keys.decodeIfPresent(ChatFormat.self, forKey: .chat)
         sampling = try keys.decodeIfPresent(Usual.self, forKey: .sampling)
+        drafter = try keys.decodeIfPresent(RawDrafter.self, forKey: .drafter)
         uses = try keys.decodeIfPresent([String].self, forKey: .uses)
         requires = try keys.decodeIfPresent([String: String].self, forKey: .requires)
     }
@@ -89,6 +91,14 @@ extension Sampling {
         minP = usual.min_p ?? 0
         repetitionPenalty = usual.repetition_penalty ?? 1
     }
+}
+
+struct RawDrafter: Decodable {
+    let kind: String
+    let taps: [Int]
+    let vocab: Int
+    let tokens: String?
+    let rope: [String: RopeTable]
 }
 
 struct RawPart: Decodable {
@@ -110,6 +120,8 @@ struct RawPart: Decodable {
     let inputs: [String: [Part.Extent]]
     let states: [String: [Int]]
     let written: [String: String]?
+    let taps: [String: Int]?
+    let drafter: Bool?
     let functions: [String: String]?
     let contexts: [String: Shorter]?
     let program: Program

@@ -2,8 +2,9 @@ import Foundation
 
 /// One program of a model.
 public struct Part: Sendable {
-    /// What a part holds: whole layers, experts of a layer, rows of the LM head, or a whole encoder for one bucket.
-    public enum Kind: String, Decodable, Sendable { case layers, experts, head, encoder }
+    /// What a part holds: whole layers, experts of a layer, rows of the LM head, a whole encoder for one bucket, or what
+    /// makes one row of the taps that a drafter reads.
+    public enum Kind: String, Decodable, Sendable { case layers, experts, head, encoder, fuse }
 
     /// Functions by width, and the shapes of inputs and states, at one context length.
     public struct Length: Sendable {
@@ -37,6 +38,8 @@ public struct Part: Sendable {
     public let states: [String: [Int]]
     /// For each cache that the host keeps, by the name of its input, the output with the rows that a pass adds.
     public let written: [String: String]
+    /// Outputs that a drafter reads, each with the layer whose input it is.
+    public let taps: [String: Int]
     /// The name of the function for each width; empty if one function accepts every width up to `tokens_max`.
     public let functions: [Int: String]
     /// The lengths by number of slots; empty if all passes use `functions`.
@@ -62,6 +65,7 @@ public struct Part: Sendable {
         inputs = raw.inputs
         states = raw.states
         written = raw.written ?? [:]
+        taps = raw.taps ?? [:]
         functions = try Self.byNumber(raw.functions ?? [:], raw.name)
         program = try Manifest.inside(folder, raw.program.path)
         bundles = try (raw.program.bundles ?? [:]).mapValues { try Manifest.inside(folder, $0) }
@@ -117,7 +121,7 @@ public struct Part: Sendable {
         }
         if !lengths.isEmpty && functions.isEmpty { throw refuse("it has contexts but no functions") }
         if written.values.contains("") { throw refuse("an output has no name") }
-        let needed = kind == .layers ? ["x"] : kind == .experts ? ["x", "weights"] : ["hidden"]
+        let needed = kind == .experts ? ["x", "weights"] : kind == .head ? ["hidden"] : ["x"]
         for input in needed where inputs[input] == nil { throw refuse("it has no \(input)") }
         for state in states.values where state.count != 4 { throw refuse("a state has \(state.count) extents") }
         try checkInputs(inputs, slots: manifest.context, manifest)

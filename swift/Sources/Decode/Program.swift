@@ -12,6 +12,8 @@ final class Program {
     private var state: (any ProgramState)?
     private var buffers: [BufferKey: any Buffer] = [:]
     private var caches: [String: any Buffer] = [:]
+    /// The outputs of the last run that a drafter reads, by the layer whose input they are; valid until the next run.
+    private(set) var tapped: [Int: any Buffer] = [:]
 
     private struct BufferKey: Hashable {
         let function: String
@@ -123,7 +125,9 @@ final class Program {
             }
             try writeRows(rows, into: caches[cache]!, of: cache, given)
         }
-        let others = Set(part.written.values)
+        tapped = [:]
+        for (output, layer) in part.taps { tapped[layer] = outputs[output] }
+        let others = Set(part.written.values).union(part.taps.keys)
         guard let (_, result) = outputs.first(where: { !others.contains($0.key) }) else {
             throw ShardmillError(.program, "\(part.name) has no output")
         }

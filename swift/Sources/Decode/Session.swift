@@ -86,6 +86,7 @@ public final class Session {
     /// Widths of decode passes, ascending.
     public let widths: [Int]
     public private(set) var tokens: [Int] = []
+    let contextPolicy: ContextPolicy
     private let layout: SlotLayout
     private var fed: [Int] = []
     private var first: Int
@@ -94,6 +95,7 @@ public final class Session {
 
     public init(_ engine: Engine, contextPolicy: ContextPolicy = .stop) throws {
         self.engine = engine
+        self.contextPolicy = contextPolicy
         widths = engine.manifest.widths.filter { $0 <= max(1, engine.manifest.verify) }
         layout = try SlotLayout(contextPolicy, slots: engine.manifest.context, lookahead: widths.last!)
         first = layout.firstVisible(0)
@@ -105,6 +107,14 @@ public final class Session {
         let writable = layout.writable(tokens.count)
         let widest = widths.last { $0 <= writable } ?? 0
         return layout.sameWindow(tokens.count).map { min(widest, $0) } ?? widest
+    }
+
+    /// Return whether a text of `count` tokens fits.
+    func canHold(_ count: Int) -> Bool { layout.room(0).map { count <= $0 } ?? true }
+
+    /// Return how many tokens may be committed from here on and still be dropped by `truncate`.
+    func undoable() -> Int {
+        layout.sameWindow(tokens.count).map { min($0, widths.last!) } ?? layout.room(tokens.count) ?? 0
     }
 
     /// Return the width of the pass that `feed` would use for `count` tokens.

@@ -51,8 +51,8 @@ extension ShardmillModel {
         try checkMemory(bundles)
         let backend = try makeBackend(bundles)
         if otherBackend == nil && !compiler.isWarm(manifest, bundles: bundles, units: units.rawValue) {
-            var steps = Steps(.specialise, manifest.parts.count)
-            for (place, part) in manifest.parts.enumerated() {
+            var steps = Steps(.specialise, manifest.allParts.count)
+            for (place, part) in manifest.allParts.enumerated() {
                 progress(steps.next(part, place))
                 try backend.specialise(part, widths: manifest.widths) { try self.check(began) }
             }
@@ -70,6 +70,7 @@ extension ShardmillModel {
             _ = try engine.forward([Int](repeating: 0, count: width), slots: places, positions: places)
         }
         let session = try Session(engine)
+        head = manifest.drafter == nil ? nil : try HeadDrafter(session, backend: backend)
         if otherBackend == nil { try compiler.setWarm(manifest, bundles: bundles, units: units.rawValue) }
         self.session = session
         return session
@@ -83,7 +84,7 @@ extension ShardmillModel {
 
     private func compiled(_ progress: @Sendable (Step) -> Void) async throws -> [String: URL] {
         if otherBackend != nil { return [:] }
-        let count = manifest.parts.count
+        let count = manifest.allParts.count
         return try await compiler.bundles(manifest) { part, place in
             try Task.checkCancellation()
             progress(Step(work: .compile, part: part.name, place: place + 1, of: count, secondsLeft: nil))

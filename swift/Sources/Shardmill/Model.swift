@@ -23,6 +23,7 @@ public actor ShardmillModel {
     let otherBackend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)?
     let interrupt = Interrupt()
     var session: Session?
+    var head: HeadDrafter?
     var isLoading = false
 
     /// Where programs may run.
@@ -41,13 +42,16 @@ public actor ShardmillModel {
     ///   - cache: where bundles are kept that had to be compiled for this system; Application Support if left out.
     ///   - units: where programs may run. The package never changes it by itself.
     ///   - checksMemory: whether to refuse a model that takes more memory than the system leaves the app.
+    ///   - loadsHead: whether to load the head that a build may have to draft with; `Drafting.head` needs it.
     ///   - backend: what runs programs, in place of Core ML.
     /// - Throws: `ShardmillError` if the build can't be run by this version.
     public init(
         at folder: URL, codec: (any TextCodec)? = nil, cache: URL? = nil, units: Units = .neuralEngine,
-        checksMemory: Bool = true, backend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)? = nil
+        checksMemory: Bool = true, loadsHead: Bool = false,
+        backend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)? = nil
     ) throws {
-        manifest = try Manifest(folder: folder)
+        let whole = try Manifest(folder: folder)
+        manifest = loadsHead ? whole : whole.withoutDrafter
         self.codec = try codec ?? Tokenizer(manifest.tokenizer)
         compiler = Compiler(cache: cache)
         self.units = units
@@ -64,7 +68,7 @@ public actor ShardmillModel {
         await drop()
     }
 
-    private func drop() { session = nil }
+    private func drop() { (session, head) = (nil, nil) }
 
     /// Refuse to run programs until `resume()`: for an app that goes to the background.
     ///
@@ -90,8 +94,8 @@ public actor ShardmillModel {
         let codec = codec
         let clock = ContinuousClock()
         let start = clock.now
-        let generation = try Generation(session, prompt: prompt, options: decoding, drafter: options.drafter.make()) {
-            _ in
+        let drafter = try options.drafter.make(head)
+        let generation = try Generation(session, prompt: prompt, options: decoding, drafter: drafter) { _ in
             try self.check(began)
         }
         let prefilled = clock.now
@@ -138,12 +142,19 @@ public struct ShardmillOptions: Sendable {
         case ngram
         /// From the longest earlier text that ends in the same way.
         case suffix
+        /// From the build's own head, if the model was opened with `loadsHead`.
+        case head
 
-        func make() -> (any Drafter)? {
+        func make(_ head: HeadDrafter?) throws -> (any Drafter)? {
             switch self {
-            case .none: nil
-            case .ngram: NgramDrafter()
-            case .suffix: SuffixDrafter()
+            case .none: return nil
+            case .ngram: return NgramDrafter()
+            case .suffix: return SuffixDrafter()
+            case .head:
+                guard let head else {
+                    throw ShardmillError(.request, "no head is loaded: open a build that has one with loadsHead: true")
+                }
+                return head
             }
         }
     }

@@ -18,13 +18,13 @@ private struct Rounds: Decodable {
 func proposals() throws {
     for one in try vectors("drafts", Rounds.self) {
         let drafter: any Drafter = one.drafter == "ngram" ? NgramDrafter() : SuffixDrafter()
-        drafter.reset(Array(one.text[..<20]))
+        try drafter.reset(Array(one.text[..<20]))
         for (place, round) in one.rounds.enumerated() {
-            let draft = drafter.propose(6)
+            let draft = try drafter.propose(6)
             #expect(draft.tokens == round.tokens, "\(one.drafter), round \(place)")
             #expect(zip(draft.confidence, round.confidence).allSatisfy { abs($0 - $1) < 1e-12 })
             let start = 20 + 3 * place
-            drafter.observe(Array(one.text[start..<min(start + 3, one.text.count)]))
+            try drafter.observe(Array(one.text[start..<min(start + 3, one.text.count)]))
         }
     }
 }
