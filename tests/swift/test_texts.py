@@ -163,7 +163,7 @@ def assert_same_texts(build: Path, prompts: Sequence[Sequence[int]], folder: Pat
         wanted for _, wanted in asked
     ]
     # The length of drafts follows measured times, so a model may be too fast for lookups; to recite always pays.
-    drafters = itertools.cycle(("suffix", "ngram", "recite"))
+    drafters = itertools.cycle(("suffix", "ngram", "recite", *(["head"] if "drafter" in manifest else [])))
     drafted = [
         request | {"drafter": drafter} | ({"recite": wanted["tokens"]} if drafter == "recite" else {})
         for (request, wanted), drafter in zip(asked, drafters, strict=False)
