@@ -145,7 +145,7 @@ func answer(_ command: Command) async throws {
     let head = requests.contains { $0.drafter == .head } ? try HeadDrafter(session, backend: programs) : nil
     var answers: [[String: Any]] = []
     for request in requests {
-        let prompt = request.prompt ?? tokenizer?.encode(request.text ?? "") ?? []
+        let prompt = try request.prompt ?? tokenizer?.encode(request.text ?? "") ?? []
         answers.append(try answer(request, prompt, session, head, programs, tokenizer))
     }
     let report: [String: Any] = ["model": manifest.model, "requests": answers]

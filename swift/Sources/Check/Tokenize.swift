@@ -11,7 +11,7 @@ func tokenize(_ arguments: [String]) throws {
     let loaded = clock.now
     let texts = try JSONDecoder().decode([String].self, from: read(URL(fileURLWithPath: arguments[1])))
     let begin = clock.now
-    let ids = texts.map { tokenizer.encode($0) }
+    let ids = try texts.map { try tokenizer.encode($0) }
     let encoded = clock.now
     let back = ids.map { tokenizer.decode($0, skipSpecialTokens: false) }
     let times = "load \(loaded - start) encode \(encoded - begin) decode \(clock.now - encoded)\n"

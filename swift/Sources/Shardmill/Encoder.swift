@@ -55,12 +55,12 @@ public actor ShardmillEncoder {
 
     /// Return the share of each label for texts that each fit into a pass, the likeliest first.
     public func classify(_ texts: [String]) async throws -> [[(label: String, share: Double)]] {
-        try await ready().classify(texts.map { tokenizer.encode($0) }) { try Task.checkCancellation() }
+        try await ready().classify(texts.map { try tokenizer.encode($0) }) { try Task.checkCancellation() }
     }
 
     /// Return the embeddings of texts that each fit into a pass, each of length 1.
     public func embed(_ texts: [String]) async throws -> [[Float]] {
-        try await ready().embed(texts.map { tokenizer.encode($0) }) { try Task.checkCancellation() }
+        try await ready().embed(texts.map { try tokenizer.encode($0) }) { try Task.checkCancellation() }
     }
 
     private func ready() async throws -> Reader {

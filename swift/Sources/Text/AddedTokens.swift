@@ -51,7 +51,7 @@ struct AddedTokens: Sendable {
         special = Set(all.filter(\.special).map(\.id))
         for token in all {
             if token.normalized {
-                let content = normalizer?.apply(token.content) ?? token.content
+                let content = try normalizer?.apply(token.content) ?? token.content
                 normalized.add(token, as: content)
                 normal[token.id] = content
             } else {

@@ -4,7 +4,7 @@ import ShardmillDecode
 indirect enum Decoder: Sendable {
     case sequence([Decoder])
     case byteLevel
-    case replace(Pattern, ArraySlice<UInt8>)
+    case replace(ArraySlice<UInt8>, ArraySlice<UInt8>)
     case byteFallback
     case fuse
     case strip(ArraySlice<UInt8>, start: Int, stop: Int)
@@ -16,7 +16,11 @@ indirect enum Decoder: Sendable {
         switch json.type {
         case "Sequence": self = .sequence(try json.items("decoders").map(Decoder.init))
         case "ByteLevel": self = .byteLevel
-        case "Replace": self = .replace(try Pattern(json["pattern"]), try json.bytes("content"))
+        case "Replace":
+            guard case .text(let wanted) = try Pattern(json["pattern"]) else {
+                throw ShardmillError(.tokenizer, "a decoder that replaces a regular expression is not supported")
+            }
+            self = .replace(wanted, try json.bytes("content"))
         case "ByteFallback": self = .byteFallback
         case "Fuse": self = .fuse
         case "Strip":
@@ -42,8 +46,7 @@ indirect enum Decoder: Sendable {
             return [found[...]]
         case .fuse: return [joined(tokens)]
         case .byteFallback: return fallback(tokens)
-        case .replace(let pattern, let content):
-            return tokens.map { pattern.replace($0, with: content) }
+        case .replace(let wanted, let content): return tokens.map { replaced(wanted, in: $0, with: content) }
         case .strip(let content, let start, let stop):
             return tokens.map { token in
                 var token = token
@@ -65,7 +68,7 @@ indirect enum Decoder: Sendable {
             }
         case .metaspace(let mark, let prepends):
             return tokens.enumerated().map { place, token in
-                let text = Array(Pattern.text(mark).split(token).flatMap { $0.matches ? [0x20] : token[$0.range] })
+                let text = Array(pieces(of: mark, in: token).flatMap { $0.matches ? [0x20] : token[$0.range] })
                 return place == 0 && prepends && text.first == 0x20 ? text.dropFirst() : text[...]
             }
         }
@@ -104,7 +107,7 @@ indirect enum Decoder: Sendable {
             (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
         ]
         return changes.reduce(text) { text, change in
-            Normalizer.replace(.text(ArraySlice(change.0.utf8)), ArraySlice(change.1.utf8)).apply(text)
+            replaced(ArraySlice(change.0.utf8), in: text, with: ArraySlice(change.1.utf8))
         }
     }
 }

@@ -32,16 +32,16 @@ indirect enum Normalizer: Sendable {
         }
     }
 
-    func apply(_ text: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
+    func apply(_ text: ArraySlice<UInt8>) throws -> ArraySlice<UInt8> {
         switch self {
-        case .sequence(let steps): return steps.reduce(text) { $1.apply($0) }
+        case .sequence(let steps): return try steps.reduce(text) { try $1.apply($0) }
         case .nfc: return ascii(text) ? text : bytes(string(text).precomposedStringWithCanonicalMapping)
         case .nfd: return ascii(text) ? text : bytes(string(text).decomposedStringWithCanonicalMapping)
         case .nfkc: return ascii(text) ? text : bytes(string(text).precomposedStringWithCompatibilityMapping)
         case .nfkd: return ascii(text) ? text : bytes(string(text).decomposedStringWithCompatibilityMapping)
         case .lowercase: return lower(text)
         case .replace(let pattern, let content):
-            return pattern.replace(text, with: content)
+            return try pattern.replace(text, with: content)
         case .prepend(let prefix): return text.isEmpty ? text : prefix + text
         case .strip(let left, let right):
             var scalars = Substring(string(text)).unicodeScalars
@@ -73,7 +73,7 @@ indirect enum Normalizer: Sendable {
         }
         var result = bytes(String(found))
         if stripAccents {
-            let bare = string(Normalizer.nfd.apply(result)).unicodeScalars.filter {
+            let bare = string(result).decomposedStringWithCanonicalMapping.unicodeScalars.filter {
                 $0.properties.generalCategory != .nonspacingMark
             }
             result = bytes(String(String.UnicodeScalarView(bare)))

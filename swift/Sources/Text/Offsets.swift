@@ -67,7 +67,7 @@ extension Normalizer {
         case .nfc: compose(text.scalars, into: &found)
         case .bert:
             for (scalar, origin) in text.scalars {
-                found.append(string(apply(Array(UTF8.encode(scalar)!)[...])), origin)
+                found.append(string(try apply(Array(UTF8.encode(scalar)!)[...])), origin)
             }
         default:
             throw ShardmillError(.tokenizer, "the places of tokens after the normalizer '\(self)' are not supported")
@@ -142,7 +142,7 @@ extension Tokenizer {
             throw ShardmillError(
                 .tokenizer, "the places of tokens after the pre-tokenizer '\(preTokenizer)' are not supported")
         }
-        return preTokenizer.apply([piece], first: true)
+        return try preTokenizer.apply([piece], first: true)
     }
 
     /// Add the tokens of a word. The bytes of a token say how far it reaches.

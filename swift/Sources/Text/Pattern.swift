@@ -35,19 +35,13 @@ enum Pattern: @unchecked Sendable {  // NSRegularExpression is immutable and saf
     }
 
     /// Divide a text into matches and what lies between them.
-    func split(_ text: ArraySlice<UInt8>) -> [Piece] {
-        var found: [Piece] = []
-        var last = text.startIndex
-        func add(_ range: Range<Int>) {
-            if range.isEmpty { return }
-            if last < range.lowerBound { found.append(Piece(range: last..<range.lowerBound, matches: false)) }
-            found.append(Piece(range: range, matches: true))
-            last = range.upperBound
-        }
+    ///
+    /// - Throws: `ShardmillError` of kind `tokenizer` if a regular expression takes too many steps.
+    func split(_ text: ArraySlice<UInt8>) throws -> [Piece] {
         switch self {
-        case .text(let wanted):
-            places(of: wanted, in: text) { add($0..<$0 + wanted.count) }
+        case .text(let wanted): return pieces(of: wanted, in: text)
         case .scanner(let scanner):
+            var found: [Piece] = []
             text.withUnsafeBufferPointer { bytes in
                 var at = 0
                 while at < bytes.count {
@@ -57,37 +51,81 @@ enum Pattern: @unchecked Sendable {  // NSRegularExpression is immutable and saf
                 }
             }
             return found
-        case .regex(let regex):
-            let string = string(text)
-            let whole = NSRange(location: 0, length: string.utf16.count)
-            let places = utf8Places(text, utf16Count: whole.length)
-            regex.enumerateMatches(in: string, range: whole) { match, _, _ in
-                guard let range = match?.range else { return }
-                add(places(range.location)..<places(range.location + range.length))
-            }
+        case .regex(let regex): return Pattern.divided(text, try matches(regex, text))
+        }
+    }
+
+    /// Return a text with all matches replaced.
+    func replace(_ text: ArraySlice<UInt8>, with content: ArraySlice<UInt8>) throws -> ArraySlice<UInt8> {
+        if case .text(let wanted) = self { return replaced(wanted, in: text, with: content) }
+        var found: [UInt8] = []
+        found.reserveCapacity(text.count + text.count / 4)
+        for piece in try split(text) { found += piece.matches ? content : text[piece.range] }
+        return found[...]
+    }
+
+    /// Return matches and what lies between them; empty matches are left out.
+    fileprivate static func divided(_ text: ArraySlice<UInt8>, _ matches: [Range<Int>]) -> [Piece] {
+        var found: [Piece] = []
+        var last = text.startIndex
+        for range in matches where !range.isEmpty {
+            if last < range.lowerBound { found.append(Piece(range: last..<range.lowerBound, matches: false)) }
+            found.append(Piece(range: range, matches: true))
+            last = range.upperBound
         }
         if last < text.endIndex { found.append(Piece(range: last..<text.endIndex, matches: false)) }
         return found
     }
+}
 
-    /// Return a text with all matches replaced.
-    func replace(_ text: ArraySlice<UInt8>, with content: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
-        var found: [UInt8] = []
-        found.reserveCapacity(text.count + text.count / 4)
-        if case .text(let wanted) = self {
-            var last = text.startIndex
-            places(of: wanted, in: text) { place in
-                found += text[last..<place]
-                found += content
-                last = place + wanted.count
-            }
-            if last == text.startIndex { return text }
-            found += text[last...]
-        } else {
-            for piece in split(text) { found += piece.matches ? content : text[piece.range] }
+/// Return the matches of a regular expression.
+///
+/// ICU, which runs the expression, goes back without a limit: `(a+)+$` takes 2^n steps for n letters. It reports every
+/// 10,000 steps or so. An expression that divides a text into words takes a few steps for each character.
+private func matches(_ regex: NSRegularExpression, _ text: ArraySlice<UInt8>) throws -> [Range<Int>] {
+    let string = string(text)
+    let whole = NSRange(location: 0, length: string.utf16.count)
+    let places = utf8Places(text, utf16Count: whole.length)
+    var found: [Range<Int>] = []
+    var reports = 100 + whole.length / 50
+    var failed = false
+    regex.enumerateMatches(in: string, options: [.reportProgress, .reportCompletion], range: whole) { match, flags, stop in
+        if let range = match?.range { found.append(places(range.location)..<places(range.location + range.length)) }
+        if flags.contains(.progress) { reports -= 1 }
+        if flags.contains(.internalError) || reports < 0 {  // an internal error: the steps to go back to fill the memory
+            failed = true
+            stop.pointee = true
         }
-        return found[...]
     }
+    if failed {
+        throw ShardmillError(
+            .tokenizer, "the pattern '\(regex.pattern.prefix(80))' takes too many steps for a text of \(text.count) bytes")
+    }
+    return found
+}
+
+/// Divide a text into places of another one and what lies between them.
+func pieces(of wanted: ArraySlice<UInt8>, in text: ArraySlice<UInt8>) -> [Pattern.Piece] {
+    var found: [Range<Int>] = []
+    places(of: wanted, in: text) { found.append($0..<$0 + wanted.count) }
+    return Pattern.divided(text, found)
+}
+
+/// Return a text with all places of another one replaced.
+func replaced(
+    _ wanted: ArraySlice<UInt8>, in text: ArraySlice<UInt8>, with content: ArraySlice<UInt8>
+) -> ArraySlice<UInt8> {
+    var found: [UInt8] = []
+    found.reserveCapacity(text.count + text.count / 4)
+    var last = text.startIndex
+    places(of: wanted, in: text) { place in
+        found += text[last..<place]
+        found += content
+        last = place + wanted.count
+    }
+    if last == text.startIndex { return text }
+    found += text[last...]
+    return found[...]
 }
 
 /// Call a function with each place of a text within another, from left to right, without overlaps.

@@ -95,21 +95,22 @@ indirect enum PreTokenizer: Sendable {
     /// - Parameters:
     ///   - words: pieces of the text, in order.
     ///   - first: whether the first piece begins the text.
-    func apply(_ words: [ArraySlice<UInt8>], first: Bool) -> [ArraySlice<UInt8>] {
+    /// - Throws: `ShardmillError` of kind `tokenizer` if a regular expression takes too many steps.
+    func apply(_ words: [ArraySlice<UInt8>], first: Bool) throws -> [ArraySlice<UInt8>] {
         switch self {
-        case .sequence(let steps): return steps.reduce(words) { $1.apply($0, first: first) }
+        case .sequence(let steps): return try steps.reduce(words) { try $1.apply($0, first: first) }
         case .split(let pattern, let behavior, let invert):
-            return words.flatMap { word in
-                let pieces = pattern.split(word).map { Pattern.Piece(range: $0.range, matches: $0.matches != invert) }
+            return try words.flatMap { word in
+                let pieces = try pattern.split(word).map { Pattern.Piece(range: $0.range, matches: $0.matches != invert) }
                 return join(word, pieces, behavior)
             }
         case .byteLevel(let prefixSpace, let pattern):
             let steps = PreTokenizer.bytes(prefixSpace: prefixSpace, pattern: pattern)
-            return steps.apply(words, first: first).map { ByteAlphabet.letters($0)[...] }
+            return try steps.apply(words, first: first).map { ByteAlphabet.letters($0)[...] }
         case .bytes(let prefixSpace, let pattern):
-            return words.flatMap { word in
+            return try words.flatMap { word in
                 let spaced = prefixSpace && word.first != 0x20 && !word.isEmpty ? [0x20] + word : word
-                return pattern.map { $0.split(spaced).map { spaced[$0.range] } } ?? [spaced]
+                return try pattern.map { try $0.split(spaced).map { spaced[$0.range] } } ?? [spaced]
             }
         case .digits(let individual):
             return words.flatMap { divide($0, individual ? .Isolated : .Contiguous) { Class($0).contains(.number) } }
@@ -120,12 +121,12 @@ indirect enum PreTokenizer: Sendable {
                 let wanted = prepend == .always || (prepend == .first && first && place == 0)
                 if wanted && !marked.isEmpty && !marked.starts(with: mark) { marked.insert(contentsOf: mark, at: 0) }
                 return splits
-                    ? join(marked[...], Pattern.text(mark).split(marked[...]), .MergedWithNext) : [marked[...]]
+                    ? join(marked[...], pieces(of: mark, in: marked[...]), .MergedWithNext) : [marked[...]]
             }
         case .bert:
             return words.flatMap { divide($0, .Removed, isSpace) }.flatMap { divide($0, .Isolated, isPunctuation) }
         case .whitespace(let pattern):
-            return words.flatMap { word in pattern.split(word).filter(\.matches).map { word[$0.range] } }
+            return try words.flatMap { word in try pattern.split(word).filter(\.matches).map { word[$0.range] } }
         case .whitespaceSplit: return words.flatMap { divide($0, .Removed, isSpace) }
         case .punctuation(let behavior): return words.flatMap { divide($0, behavior, isPunctuation) }
         }

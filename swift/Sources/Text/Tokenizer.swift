@@ -130,7 +130,9 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     public func id(of token: String) -> Int? { vocabulary.id(token.utf8) }
 
     /// Return a text's tokens, with those before and after it (beginning of text, for example) if asked for.
-    public func encode(_ text: String, addSpecialTokens: Bool = true) -> [Int] {
+    ///
+    /// - Throws: `ShardmillError` of kind `tokenizer` if the file's regular expression takes too many steps for a text.
+    public func encode(_ text: String, addSpecialTokens: Bool = true) throws -> [Int] {
         let cache =
             lock.withLock { () -> WordCache? in
                 defer { self.cache = nil }
@@ -143,12 +145,12 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
             if let id = piece.id {
                 found.append(id)
             } else {
-                let text = normalizer?.apply(piece.bytes) ?? piece.bytes
+                let text = try normalizer?.apply(piece.bytes) ?? piece.bytes
                 for piece in added.split(text, normalized: true) {
                     if let id = piece.id {
                         found.append(id)
                     } else {
-                        encode(piece.bytes, first: first, cache, into: &found)
+                        try encode(piece.bytes, first: first, cache, into: &found)
                     }
                     first = false
                 }
@@ -159,7 +161,8 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     }
 
     /// Append the tokens of a piece of the text.
-    private func encode(_ piece: ArraySlice<UInt8>, first: Bool, _ cache: WordCache, into found: inout [Int]) {
+    private func encode(_ piece: ArraySlice<UInt8>, first: Bool, _ cache: WordCache, into found: inout [Int]) throws
+    {
         func append(_ word: UnsafeBufferPointer<UInt8>) {
             if word.isEmpty { return }
             switch model {
@@ -177,7 +180,8 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
                 }
             }
         } else {
-            for word in preTokenizer?.apply([piece], first: first) ?? [piece] { word.withUnsafeBufferPointer(append) }
+            let words = try preTokenizer?.apply([piece], first: first) ?? [piece]
+            for word in words { word.withUnsafeBufferPointer(append) }
         }
     }
 

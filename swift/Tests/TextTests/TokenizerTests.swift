@@ -25,7 +25,7 @@ func tokenizers() throws {
         let tokenizer = try Tokenizer(data: Data(one.file.utf8))
         for (text, (ids, decoded)) in zip(one.texts, zip(one.ids, one.decoded)) {
             for _ in 0..<2 {  // again from the cache
-                #expect(tokenizer.encode(text) == ids, "\(one.name): \(text.debugDescription)")
+                #expect(try tokenizer.encode(text) == ids, "\(one.name): \(text.debugDescription)")
             }
             #expect(Array(tokenizer.decode(ids, skipSpecialTokens: false).utf8) == Array(decoded.utf8), "\(one.name)")
         }
@@ -64,7 +64,7 @@ func scanners() throws {
         for text in texts + [texts.joined(), texts.joined(separator: " "), texts.joined(separator: "\n ")] {
             let bytes = Array(text.utf8)[...]
             #expect(
-                scanner.split(bytes).map(\.range) == regex.split(bytes).map(\.range),
+                try scanner.split(bytes).map(\.range) == regex.split(bytes).map(\.range),
                 "\(pattern): \(text.debugDescription)")
         }
     }
@@ -75,9 +75,9 @@ func longWords() throws {
     let one = try #require(made.first { $0.name == "gpt2" })
     let tokenizer = try Tokenizer(data: Data(one.file.utf8))
     let word = String(repeating: "thestonemill", count: 50)
-    #expect(tokenizer.decode(tokenizer.encode(word)) == word)
-    let twice = tokenizer.encode(String(repeating: "the", count: 20)).count
-    #expect(tokenizer.encode(String(repeating: "the", count: 40)).count == 2 * twice)
+    #expect(tokenizer.decode(try tokenizer.encode(word)) == word)
+    let twice = try tokenizer.encode(String(repeating: "the", count: 20)).count
+    #expect(try tokenizer.encode(String(repeating: "the", count: 40)).count == 2 * twice)
 }
 
 @Test(
@@ -124,19 +124,94 @@ func noJSON() throws {
     }
 }
 
+/// Return the tokenizer "gpt2" with a regular expression in a place of its own.
+private func tokenizer(regex: String, in key: String) throws -> Tokenizer {
+    let one = try #require(made.first { $0.name == "gpt2" })
+    var file = try #require(try JSONSerialization.jsonObject(with: Data(one.file.utf8)) as? [String: Any])
+    let pattern = ["Regex": regex]
+    file[key] =
+        key == "normalizer" || key == "decoder"
+        ? ["type": "Replace", "pattern": pattern, "content": "-"] as [String: Any]
+        : [
+            "type": "Sequence",
+            "pretokenizers": [
+                ["type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false] as [String: Any],
+                ["type": "ByteLevel", "add_prefix_space": false, "use_regex": false],
+            ],
+        ]
+    return try Tokenizer(data: try JSONSerialization.data(withJSONObject: file))
+}
+
+@Test("a regular expression that goes back without end is an error, and long texts of an honest one are not")
+func hostileExpressions() throws {
+    let word = String(repeating: "a", count: 5000)
+    for regex in ["(a+)+$", "(a|aa)+$", "(.*)*x", "(a|b|ab)*c", "^(a+)+b|x", #"(\w+\s?)+$"#, "a*a*a*a*b", "(?=(a+)+$)b"] {
+        for key in ["pre_tokenizer", "normalizer"] {
+            let made = try tokenizer(regex: regex, in: key)
+            #expect(try !made.encode("aaa b").isEmpty)
+            #expect("\(regex) in \(key)") { try made.encode(word + "!") } throws: {
+                ($0 as? ShardmillError)?.kind == .tokenizer
+            }
+        }
+    }
+    let honest = try tokenizer(regex: #"\d{1,3}|[^\s\d]+[\r\n]*|\s+(?!\S)|\s+"#, in: "pre_tokenizer")
+    for text in [" ", "a", "7", " a", "a\n", "\u{1F480}", "é 12 "] {
+        let long = String(repeating: text, count: 100_000)
+        #expect(honest.decode(try honest.encode(long)) == long)
+    }
+    #expect(throws: ShardmillError.self) { try tokenizer(regex: "a", in: "decoder") }
+}
+
+@Test("whatever the regular expression, a text is divided or refused in time")
+func drawnExpressions() throws {
+    var numbers = Xorshift()
+    let pieces = [
+        "a", "b", ".", #"\s"#, #"\S"#, #"\w"#, #"\p{L}"#, "[^a]", "(?:a|ab)", "(?!b)", "(?<=a)", "^", "$", "|", "(", ")",
+        "(?:", "*", "+", "?", "*?", "+?", "{2,}", "{1,30}", "*+", #"\1"#, "(?>", "(?i:",
+    ]
+    let texts = [String(repeating: "a", count: 400) + "!", String(repeating: "ab ", count: 2000), "", " \n"]
+    let clock = ContinuousClock()
+    var (read, refused) = (0, 0)
+    for _ in 0..<3000 {
+        let regex = (0...numbers.next(9)).map { _ in pieces[numbers.next(pieces.count)] }.joined()
+        guard let pattern = try? Pattern(regex: regex, scans: false) else { continue }
+        read += 1
+        for text in texts {
+            let bytes = Array(text.utf8)[...]
+            var found: [Pattern.Piece]?
+            let time = clock.measure { found = try? pattern.split(bytes) }
+            #expect(time < .seconds(10), "\(regex)")
+            if let found {
+                #expect(found.map { bytes[$0.range] }.joined().elementsEqual(bytes), "\(regex)")
+            } else {
+                refused += 1
+            }
+        }
+    }
+    #expect(read > 400 && refused > 0, "\(read), \(refused)")
+}
+
+/// Marsaglia, "Xorshift RNGs", 2003.
+private struct Xorshift {
+    private var state: UInt64 = 88_172_645_463_325_252
+
+    /// Return a number from 0 to `count` - 1.
+    mutating func next(_ count: Int) -> Int {
+        state ^= state << 13
+        state ^= state >> 7
+        state ^= state << 17
+        return Int(state % UInt64(count))
+    }
+}
+
 @Test(
     "a file with changed bytes is read or refused, and never ends the program",
     arguments: ["gpt2", "metaspace", "bert", "qwen"])
 func mutations(name: String) throws {
     let one = try #require(made.first { $0.name == name })
     let file = Array(one.file.utf8)
-    var state: UInt64 = 88_172_645_463_325_252
-    func next(_ count: Int) -> Int {
-        state ^= state << 13
-        state ^= state >> 7
-        state ^= state << 17
-        return Int(state % UInt64(count))
-    }
+    var numbers = Xorshift()
+    func next(_ count: Int) -> Int { numbers.next(count) }
     for _ in 0..<60 {
         var changed = file
         for _ in 0...next(4) {
@@ -152,7 +227,7 @@ func mutations(name: String) throws {
         }
         do {
             let tokenizer = try Tokenizer(data: Data(changed))
-            for text in one.texts.prefix(4) { _ = tokenizer.decode(tokenizer.encode(text)) }
+            for text in one.texts.prefix(4) { _ = tokenizer.decode(try tokenizer.encode(text)) }
             _ = tokenizer.decode([-1, 0, 1 << 40])
         } catch is ShardmillError {}
     }
