@@ -1,21 +1,16 @@
 #!/usr/bin/env bash
 # Writes the documentation of the package's modules, a folder of web pages, by DocC: swift/scripts/docs.sh [FOLDER]
-# On a Mac Xcode's "Build Documentation" does the same. TOOLS is the folder of swift-symbolgraph-extract and docc, if they
-# are not on the PATH.
+# On a Mac Xcode's "Build Documentation" does the same. A word that DocC does not understand is an error.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 target="${1:-.build/Shardmill.doccarchive}"
-export PATH="${TOOLS:+$TOOLS:}$PATH"
+docc="$(command -v docc || xcrun --find docc)"
 
-swift build
-modules="$(swift build --show-bin-path)/Modules"
-triple="$(basename "$(dirname "$(dirname "$modules")")")"
+swift package dump-symbol-graph --minimum-access-level public --skip-synthesized-members
+graphs="$(dirname "$(swift build --show-bin-path)")/symbolgraph"
 symbols="$(mktemp -d)"
 trap 'rm -rf "$symbols"' EXIT
-for module in Shardmill ShardmillDecode ShardmillText ShardmillCoreML; do
-  swift-symbolgraph-extract -module-name "$module" -I "$modules" -target "$triple" -minimum-access-level public \
-    -output-dir "$symbols"
-done
-docc convert --fallback-display-name Shardmill --fallback-bundle-identifier org.shardmill \
+cp "$graphs"/Shardmill{,@*,Decode,Text,CoreML}.symbols.json "$symbols"
+"$docc" convert --warnings-as-errors --fallback-display-name Shardmill --fallback-bundle-identifier org.shardmill \
   --additional-symbol-graph-dir "$symbols" --output-dir "$target"
 echo "$target"

@@ -5,6 +5,7 @@ struct Usage: Error {
     static let text = """
         usage: shardmill-check BUILD --requests FILE [--result FILE] [--engine coreml|pipe] [--idle FILE]
                shardmill-check read BUILD TEXTS RESULT
+               shardmill-check talk BUILD TALKS RESULT
                shardmill-check tokenize TOKENIZER TEXTS RESULT
                shardmill-check replay KIT [RESULT] [--engine coreml|pipe]
 
@@ -28,6 +29,8 @@ struct Usage: Error {
         that a pass takes outside programs. With the drafter head it has what the head proposed, and after how many
         tokens of the text.
         read writes what an encoder finds in each text of a JSON list: spans, shares of labels, or an embedding.
+        talk has the conversations of a JSON list, {"questions": ["...", ...], "max_tokens": ...} and if wanted
+        instructions, temperature and seed, as an app has them, and writes each answer and how it ended.
         tokenize writes {"ids": ..., "texts": ...}: each text of a JSON list as tokens, and these as a text.
         The exit code is 1 if something can't be read or run, and 2 for wrong arguments.
         """

@@ -21,7 +21,9 @@ public enum Memory {
     ///
     /// The embedding table is left out: it is mapped, and the system may drop its pages.
     ///
-    /// - Parameter bundles: the bundles that are loaded in place of the build's own, by the part's name.
+    /// - Parameters:
+    ///   - manifest: the build's model.json.
+    ///   - bundles: the bundles that are loaded in place of the build's own, by the part's name.
     public static func needed(_ manifest: Manifest, bundles: [String: URL]) -> Int {
         manifest.allParts.map { part in
             let caches = part.written.keys.compactMap { part.inputs[$0]?.map { $0.count(tokens: 1) } }

@@ -25,12 +25,15 @@ public protocol LoadedFunction: AnyObject {
 
 /// The states of a program: its key/value cache and its convolutions' rings.
 public protocol ProgramState: AnyObject {
+    /// Return a copy of a state.
     func read(_ name: String) throws -> HostArray
+    /// Replace a state.
     func write(_ name: String, _ array: HostArray) throws
 }
 
 /// An array in the back end's memory, whose elements may be fp16 or fp32.
 public protocol Buffer: AnyObject {
+    /// The extents.
     var shape: [Int] { get }
     /// Replace all elements, in row-major order.
     func write(_ values: [Float]) throws
@@ -44,10 +47,13 @@ public protocol Buffer: AnyObject {
 
 /// An array in the host's own memory, for back ends without a device.
 public final class HostBuffer: Buffer {
+    /// The array.
     public private(set) var array: HostArray
 
+    /// Hold an array.
     public init(_ array: HostArray) { self.array = array }
 
+    /// The extents.
     public var shape: [Int] { array.shape }
 
     public func write(_ values: [Float]) throws { array.values = values }
@@ -69,14 +75,18 @@ public final class HostBuffer: Buffer {
 
 /// A host's array of fp32 numbers, in row-major order.
 public struct HostArray: Equatable, Sendable {
+    /// The extents.
     public var shape: [Int]
+    /// The elements, in row-major order.
     public var values: [Float]
 
+    /// Make an array of elements in row-major order; there must be as many as the shape says.
     public init(shape: [Int], values: [Float]) {
         self.shape = shape
         self.values = values
     }
 
+    /// Make an array of zeros.
     public init(zeros shape: [Int]) {
         self.init(shape: shape, values: [Float](repeating: 0, count: shape.reduce(1, *)))
     }

@@ -3,7 +3,14 @@
 /// The build proves it against the checkpoint's chat template; a template that does more is not in model.json.
 public struct ChatFormat: Decodable, Equatable, Sendable {
     /// Who says a message.
-    public enum Role: String, Sendable { case system, user, assistant }
+    public enum Role: String, Sendable {
+        /// The app's instructions.
+        case system
+        /// The user.
+        case user
+        /// The model.
+        case assistant
+    }
 
     /// What stands around the messages of a role.
     public struct Around: Decodable, Equatable, Sendable {

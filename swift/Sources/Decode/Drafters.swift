@@ -1,8 +1,11 @@
 /// Proposed next tokens, and for each an estimate of the probability that it is right if the tokens before it are.
 public struct Draft: Equatable, Sendable {
+    /// The tokens, in order.
     public var tokens: [Int] = []
+    /// For each token, the estimate.
     public var confidence: [Double] = []
 
+    /// Make a draft; an empty one proposes nothing.
     public init(tokens: [Int] = [], confidence: [Double] = []) {
         self.tokens = tokens
         self.confidence = confidence
@@ -33,6 +36,7 @@ public final class NgramDrafter: Drafter {
     private var text: [Int] = []
     private var next: [ArraySlice<Int>: Int] = [:]
 
+    /// Make a drafter that knows no text yet.
     public init() {}
 
     public func reset(_ prompt: [Int]) {
@@ -88,6 +92,7 @@ public final class SuffixDrafter: Drafter {
     private var states = [State()]
     private var last = 0
 
+    /// Make a drafter that knows no text yet.
     public init() {}
 
     public func reset(_ prompt: [Int]) {

@@ -5,6 +5,7 @@ import Foundation
 /// A program takes as many tokens as its bucket has. Texts fill the first tokens, one after the other; no token sees a
 /// token of another text, or of the rest. So neither the bucket nor its other texts change the rows of a text.
 public final class Encoder {
+    /// The build's model.json.
     public let manifest: EncoderManifest
     private let embedding: Table
     private let positions: Table?
@@ -44,7 +45,9 @@ public final class Encoder {
     /// Return the rows of texts that each fit into a pass: for each text [n, R], row after row. Short texts share
     /// passes.
     ///
-    /// - Parameter beforePass: called before every pass; it may throw to stop.
+    /// - Parameters:
+    ///   - texts: the tokens of each text.
+    ///   - beforePass: called before every pass; it may throw to stop.
     public func run(_ texts: [[Int]], beforePass: () throws -> Void = {}) throws -> [Rows] {
         var found = [Rows](repeating: Rows(columns: 0, values: []), count: texts.count)
         for together in packedTexts(texts.map(\.count), longest: manifest.longest) {

@@ -4,7 +4,9 @@
 /// chains the parts. A rejected draft needs nothing: its slots are hidden by their positions until they are
 /// overwritten.
 public class Engine {
+    /// The build's model.json.
     public let manifest: Manifest
+    /// The positions in all slots.
     public private(set) var layout: KVLayout
     let table: Table
     /// Rows for each token and layer, the layers of a token one after the other; nil if no program reads them.
@@ -75,8 +77,10 @@ public class Engine {
         layout.resize(length)
     }
 
+    /// Hide slots until they are written again.
     public func forget(_ slots: [Int]) { layout.forget(slots) }
 
+    /// Return whether the next pass may start at a position, given what rings still hold.
     public func rewindable(_ position: Int) -> Bool { layout.rewindable(position) }
 
     /// Keep from now on what a drafter reads of each slot.

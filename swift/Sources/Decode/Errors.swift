@@ -1,5 +1,6 @@
 /// An error that an app can show: what is wrong, and what helps.
 public struct ShardmillError: Error, Equatable, Sendable, CustomStringConvertible {
+    /// What an error is about.
     public enum Kind: String, Sendable {
         /// model.json, or a file that it names, is missing, damaged or not supported.
         case build
@@ -17,9 +18,12 @@ public struct ShardmillError: Error, Equatable, Sendable, CustomStringConvertibl
         case promptTooLong
     }
 
+    /// What the error is about.
     public let kind: Kind
+    /// One line: what is wrong, and what helps.
     public let message: String
 
+    /// Make an error.
     public init(_ kind: Kind, _ message: String) {
         self.kind = kind
         self.message = message

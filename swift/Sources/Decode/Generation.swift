@@ -1,11 +1,14 @@
 /// How a request is decoded, apart from its prompt.
 public struct Options: Sendable {
+    /// The most tokens to generate.
     public var maxTokens: Int
+    /// How tokens are chosen.
     public var sampling: Sampling
     /// Rows of a wider pass whose two best tokens are closer than this run again as a single token. For engines whose
     /// rows differ with the width of the pass; model.json's `margin` says by how much.
     public var guardMargin: Double
 
+    /// Choose how much to generate, and how.
     public init(maxTokens: Int = 256, sampling: Sampling = Sampling(), guardMargin: Double = 0) {
         self.maxTokens = maxTokens
         self.sampling = sampling
@@ -14,10 +17,20 @@ public struct Options: Sendable {
 }
 
 /// Why a generation ended.
-public enum FinishReason: String, Sendable { case eos, length, context, stop }
+public enum FinishReason: String, Sendable {
+    /// The model ended the text.
+    case eos
+    /// The most tokens that were asked for are generated.
+    case length
+    /// The context is full.
+    case context
+    /// The caller ended it, for example at a stop string.
+    case stop
+}
 
 /// One emitted token.
 public struct Token: Equatable, Sendable {
+    /// The token's number.
     public let id: Int
     /// True if the drafter had proposed it.
     public let fromDraft: Bool
@@ -28,12 +41,17 @@ public struct Token: Equatable, Sendable {
 /// For any drafter, greedy tokens equal those of plain one-token decoding, and sampled tokens have the model's
 /// distribution. A caller may stop at any token; the session then holds what the finished passes committed.
 public final class Generation {
+    /// The slots that the text lies in.
     public let session: Session
+    /// Tokens of the prompt.
     public let promptTokens: Int
     /// Prompt tokens that were reused from the session.
     public private(set) var reusedTokens = 0
+    /// Decode passes so far.
     public private(set) var passes = 0
+    /// Drafted tokens that passes had so far.
     public private(set) var drafted = 0
+    /// Drafted tokens that were right so far.
     public private(set) var accepted = 0
     /// Nil while the generation goes on.
     public private(set) var reason: FinishReason?
@@ -48,7 +66,12 @@ public final class Generation {
 
     /// Prefill a prompt. The session may contain an earlier request: the prefix that both share is not run again.
     ///
-    /// - Parameter progress: called after each pass with the prompt tokens in the slots; it may throw to stop.
+    /// - Parameters:
+    ///   - session: the slots for the text; no other generation may go on in them.
+    ///   - prompt: the prompt's tokens.
+    ///   - options: how much to generate, and how.
+    ///   - drafter: where drafts come from; nil for none.
+    ///   - progress: called after each pass with the prompt tokens in the slots; it may throw to stop.
     public init(
         _ session: Session, prompt: [Int], options: Options, drafter: (any Drafter)? = nil,
         progress: (Int) throws -> Void = { _ in }

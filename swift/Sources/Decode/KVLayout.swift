@@ -11,6 +11,7 @@ let never = Int.max
 ///
 /// One layout serves all parts of a model, since all parts see the same tokens.
 public struct KVLayout {
+    /// S, the number of slots of the whole context.
     public let slots: Int
     /// The number of slots that the programs have now.
     public private(set) var length: Int
@@ -26,6 +27,7 @@ public struct KVLayout {
     private(set) var ring: [Int]
     private var tables: [String: (cos: [Float], sin: [Float])] = [:]
 
+    /// Make empty slots for a build, and the rotary tables, with a row for each slot.
     public init(_ manifest: Manifest) {
         self.init(
             slots: manifest.context, window: manifest.window, windowSlots: manifest.windowSlots,
@@ -53,6 +55,7 @@ public struct KVLayout {
         ring = [Int](repeating: never, count: convRing)
     }
 
+    /// Whether no slot holds anything.
     public var isEmpty: Bool { [held, recent, ring].allSatisfy { $0.allSatisfy { $0 == never } } }
 
     /// Go on with programs of `length` slots; the content of the other slots is forgotten.

@@ -2,9 +2,19 @@ import Foundation
 
 /// One program of a model.
 public struct Part: Sendable {
-    /// What a part holds: whole layers, experts of a layer, rows of the LM head, a whole encoder for one bucket, or what
-    /// makes one row of the taps that a drafter reads.
-    public enum Kind: String, Decodable, Sendable { case layers, experts, head, encoder, fuse }
+    /// What a part holds.
+    public enum Kind: String, Decodable, Sendable {
+        /// Layers.
+        case layers
+        /// Some experts of a layer.
+        case experts
+        /// Some rows of the LM head.
+        case head
+        /// A whole encoder for one bucket.
+        case encoder
+        /// What makes one row of the taps that a drafter reads.
+        case fuse
+    }
 
     /// Functions by width, and the shapes of inputs and states, at one context length.
     public struct Length: Sendable {

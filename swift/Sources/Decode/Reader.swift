@@ -31,6 +31,7 @@ public struct Labelled: Equatable, Sendable {
 
 /// An encoder that labels, classifies and embeds texts that are given as tokens.
 public final class Reader {
+    /// The encoder.
     public let encoder: Encoder
     private let transitions: Transitions?
 

@@ -21,6 +21,7 @@ public struct Sampling: Equatable, Sendable {
     /// Token -> value added to its logit.
     public var logitBias: [Int: Double] = [:]
 
+    /// Sample greedily.
     public init() {}
 
     /// Throw if a value is out of its range.

@@ -72,7 +72,9 @@ public struct Prefill {
     public let held: Int
     /// How many of these tokens were reused from earlier requests.
     public let reused: Int
+    /// Passes so far.
     public let passes: Int
+    /// Tokens of the last pass, padding included.
     public let width: Int
 }
 
@@ -82,9 +84,11 @@ public struct Prefill {
 /// their position and overwritten by the next pass. A pass is padded to a width by its last token, in the slots that
 /// follow.
 public final class Session {
+    /// The engine whose slots these are; nobody else may use it.
     public let engine: Engine
     /// Widths of decode passes, ascending.
     public let widths: [Int]
+    /// The committed tokens.
     public private(set) var tokens: [Int] = []
     let contextPolicy: ContextPolicy
     private let layout: SlotLayout
@@ -93,6 +97,9 @@ public final class Session {
     /// The cost of a pass in tokens, added to its width, when a prompt is divided into passes.
     private static let passCost = 16.0
 
+    /// Begin with empty slots.
+    ///
+    /// - Throws: `ShardmillError` if the context is too small to slide.
     public init(_ engine: Engine, contextPolicy: ContextPolicy = .stop) throws {
         self.engine = engine
         self.contextPolicy = contextPolicy
@@ -137,7 +144,9 @@ public final class Session {
     /// Make the committed tokens equal to a checked prompt, pass by pass, and run only the tokens after a shared
     /// prefix.
     ///
-    /// - Parameter after: called after each pass; if it throws, finished passes stay committed.
+    /// - Parameters:
+    ///   - prompt: the prompt's tokens.
+    ///   - after: called after each pass; if it throws, finished passes stay committed.
     public func prefill(_ prompt: [Int], after: (Prefill) throws -> Void = { _ in }) throws -> Prefill {
         try check(prompt)
         let reused = try truncate(shared(prompt))

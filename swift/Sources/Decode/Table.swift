@@ -2,7 +2,9 @@ import Foundation
 
 /// The host's table of embeddings, mapped from its file: rows of fp16, or of int8 with a scale for each row.
 public struct Table: Sendable {
+    /// The number of rows.
     public let rows: Int
+    /// The number of channels of a row.
     public let columns: Int
     private let data: Data
     private let start: Int

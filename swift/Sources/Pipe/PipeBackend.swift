@@ -26,8 +26,11 @@ public final class PipeBackend: Backend {
         return PipeFunction(self, model: try answer.number("model"))
     }
 
+    /// What the process answered.
     public struct Answer {
+        /// The frame's header.
         public let header: [String: Any]
+        /// The arrays that the header lists.
         public let arrays: [String: HostArray]
 
         func number(_ key: String) throws -> Int {
