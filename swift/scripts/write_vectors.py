@@ -91,7 +91,8 @@ def samplers() -> Iterator[dict[str, Any]]:
         {"temperature": 1e-4, "seed": 4},
         {"presence_penalty": 1.5, "frequency_penalty": 0.25},
         {"temperature": 0.9, "presence_penalty": -0.4, "frequency_penalty": 0.3, "seed": 12, "logit_bias": {2: 3.0}},
-        {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": -0.2},
+        {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3, "presence_penalty": 0.7}
+        | {"frequency_penalty": -0.2},
     ]
     for values in settings:
         for vocab in (16, 301):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
-from models import tiny_families
 from serve import templates
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -49,7 +47,7 @@ def python_turns(session: Session, build: Path, manifest: Mapping[str, Any], tal
     options = Options(Sampling(temperature=talk.get("temperature", 0.0), seed=talk.get("seed", 0)))
     said = [{"role": "system", "content": talk["instructions"]}] if "instructions" in talk else []
     ends = [*manifest["eos_token_ids"], *manifest["chat"]["stop"]]
-    turns = []
+    turns: list[Turn] = []
     for question in talk["questions"]:
         said.append({"role": "user", "content": question})
         text = theirs.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
