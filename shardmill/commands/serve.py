@@ -56,6 +56,9 @@ DraftTable = Annotated[
         "It holds token sequences of the requests."
     ),
 ]
+PrefixCacheBytes = Annotated[
+    int, typer.Option(min=0, help="Memory for the prefixes of earlier prompts, so that conversations may take turns.")
+]
 Queue = Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")]
 LongestPrompt = Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")]
 LongestAnswer = Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")]
@@ -85,6 +88,7 @@ def serve(
     draft_table: DraftTable = None,
     context_policy: ContextOption = "stop",
     chat_template: TemplateFile = None,
+    prefix_cache_bytes: PrefixCacheBytes = 1 << 30,
     queue: Queue = 64,
     max_prompt_tokens: LongestPrompt = None,
     max_tokens: LongestAnswer = None,
@@ -121,6 +125,7 @@ def serve(
         draft_table=draft_table,
         guard_margin=guard_margin,
         context_policy=context_policy,
+        prefix_cache=prefix_cache_bytes,
         limits=Limits(
             queue=queue,
             prompt_tokens=max_prompt_tokens,

@@ -8,9 +8,10 @@ from shardmill.decode.constraint import Constraint, Grammar, GrammarTokenizer, J
 from shardmill.decode.decide import Calibration, LabelScores, label_probabilities, score_labels
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
-from shardmill.decode.engine import DecodeError, Engine
+from shardmill.decode.engine import Copying, DecodeError, Engine
 from shardmill.decode.generate import generate, run
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
+from shardmill.decode.prefixes import PrefixCache
 from shardmill.decode.request import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent
 from shardmill.decode.sampler import SEEDS, Sampling
 from shardmill.decode.session import ContextPolicy, Session, check_prompt, choose_layout
@@ -23,6 +24,7 @@ __all__ = [
     "Calibration",
     "Constraint",
     "ContextPolicy",
+    "Copying",
     "DecodeError",
     "Detokenize",
     "DraftPolicy",
@@ -37,6 +39,7 @@ __all__ = [
     "LabelScores",
     "Options",
     "PrefillEvent",
+    "PrefixCache",
     "Sampling",
     "Session",
     "TokenEvent",

@@ -7,8 +7,8 @@ are therefore hidden until they are overwritten, and nothing is ever rolled back
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ class Engine(Protocol):
     - `rewindable`: returns whether a call can start at a given position, if it can't at every earlier one.
     - `verify`: the most tokens of a decode pass, if wider calls are for prompts.
     - `fit`: called with the number of slots that a text needs from now on; the engine may forget the others.
+    - `copy_bytes`, `copy_out`, `copy_in`, `drop_copies`: see `Copying`.
     """
 
     @property
@@ -56,6 +57,27 @@ class Engine(Protocol):
 
     def reset(self) -> None:
         """Forget every slot."""
+
+
+@runtime_checkable
+class Copying(Protocol):
+    """The members of an engine that can copy what its slots hold, and write the copies back later.
+
+    A position must have the slot of its number. Some models also keep what has no slot for each position, such as the
+    rings of sliding layers: the rest. It belongs to one length of a text, and only a copy of that length has it.
+    """
+
+    def copy_bytes(self) -> tuple[int, int]:
+        """Return about how many bytes a copy takes for each position, and for the rest; 0 if there is no rest."""
+
+    def copy_out(self, spans: Mapping[int, tuple[int, int]], rest: int | None = None) -> dict[int, int]:
+        """Copy the positions [start, stop) for each key, and for the key `rest` also the rest; return bytes by key."""
+
+    def copy_in(self, keys: Sequence[int]) -> None:
+        """Write copies back in this order."""
+
+    def drop_copies(self, keys: Sequence[int]) -> None:
+        """Free copies."""
 
 
 def decode_widths(engine: Engine) -> tuple[int, ...]:

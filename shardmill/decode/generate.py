@@ -273,7 +273,7 @@ def _prefill(request: _Request, prompt: Sequence[int]) -> Generator[PrefillEvent
     """Yield after each pass; return the prefilled prompt and the total seconds of its passes."""
     total = 0.0
     start = time.perf_counter()
-    for prefill in request.session.prefill_passes(prompt):
+    for prefill in request.session.prefill_passes(prompt, private=request.options.private):
         seconds = time.perf_counter() - start
         total += seconds
         if prefill.row.size and prefill.width in request.session.widths:  # like a decode pass, with logits

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from shardmill.decode.engine import DecodeError, Engine, Logits, PromptTooLongError, decode_widths
+from shardmill.decode.prefixes import PrefixCache
 
 ContextPolicy = Literal["stop", "slide"]  # what happens when the slots are used up
 SINKS = 4  # positions that a sliding context never evicts
@@ -168,6 +169,7 @@ class Session:
         context_policy: what happens when the slots are used up: stop, or slide the window.
         sinks: positions that a sliding window never evicts.
         block: positions that it evicts at a time; see `choose_layout`.
+        prefixes: the kept prefixes of earlier texts; None to keep none.
 
     Raises:
         DecodeError: the engine accepts no single tokens, or its context is too small to slide.
@@ -180,6 +182,7 @@ class Session:
         context_policy: ContextPolicy = "stop",
         sinks: int = SINKS,
         block: int | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         self._engine = engine
         self.widths = decode_widths(engine)
@@ -188,6 +191,7 @@ class Session:
         self._tokens: list[int] = []
         self._fed: list[int] = []
         self._first = self._layout.first_visible(0)  # first position, besides the sinks, that has not been evicted
+        self._prefixes, self._private, self._namespace = prefixes, False, ""
         engine.reset()
 
     @property
@@ -244,18 +248,24 @@ class Session:
         *_, last = self.prefill_passes(prompt)
         return last
 
-    def prefill_passes(self, prompt: Sequence[int]) -> Iterator[Prefill]:
-        """Run `prefill` pass by pass, for a checked prompt. If the caller stops, finished passes stay committed."""
-        reused = done = self.truncate(self._shared(prompt))
-        self._fit(len(prompt))
-        passes = 0
+    def prefill_passes(self, prompt: Sequence[int], *, private: bool = False) -> Iterator[Prefill]:
+        """Run `prefill` pass by pass, for a checked prompt. If the caller stops, finished passes stay committed.
+
+        Args:
+            prompt: the prompt.
+            private: True if no copy of this text may be kept for later ones.
+        """
+        reused, branch = self._resume(prompt)
+        self._private, done, passes = private, reused, 0
         while done < len(prompt):
-            count, width = self._prompt_pass(len(prompt) - done)
+            count, width = self._prompt_pass((branch if done < branch else len(prompt)) - done)
             tokens = prompt[done : done + count]
             done += count
             row = self._rows(tokens, width)[-1] if done == len(prompt) else self._write(tokens, width)
             self.commit(count)
             passes += 1
+            if self._prefixes and self._prefixes.whole and done in (branch, len(prompt)):
+                self._keep()
             yield Prefill(row, done, reused, passes, width)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
@@ -293,6 +303,51 @@ class Session:
         del self._tokens[length:]
         self._fed = []
         return length
+
+    def enter(self, namespace: str) -> None:
+        """Go on with other weights, such as an adapter's, by name; texts of other namespaces are not reused.
+
+        The caller changes the engine's weights after this.
+        """
+        if namespace != self._namespace:
+            self._keep()
+            self.truncate(0)
+            self._namespace = namespace
+
+    def _resume(self, prompt: Sequence[int]) -> tuple[int, int]:
+        """Make the slots hold as much of a prompt's beginning as they, or the kept prefixes, have.
+
+        Returns:
+            The number of its tokens that they hold. Also where the prompt leaves kept texts, if the cache knows these
+            tokens and yet can't recall them; a copy is made there, since a third text may branch off, too. Otherwise 0.
+        """
+        shared = self._shared(prompt)
+        if self._prefixes is None:
+            held = self.truncate(shared)
+            self._fit(len(prompt))
+            return held, 0
+        if shared < len(self._tokens):
+            self._keep()
+        found = self._prefixes.find(prompt, self._namespace)
+        held = self.truncate(shared)
+        self._fit(len(prompt))
+        if found.length > held and self._is_plain(found.length):
+            self._prefixes.recall(found, held)
+            self._tokens = list(prompt[: found.length])
+            held = self.truncate(min(found.length, len(prompt) - 1))
+            self._fit(len(prompt))
+        return held, found.known if held < found.known and self._is_plain(found.known) else 0
+
+    def _keep(self) -> None:
+        """Copy the committed text out of the slots, unless it is private, has slid, or a ring has overtaken its end."""
+        length = len(self._tokens)
+        if self._prefixes and not self._private and self._is_plain(length) and self._intact(length):
+            self._prefixes.keep(self._tokens, self._namespace)
+
+    def _is_plain(self, length: int) -> bool:
+        """Return whether each of the first `length` positions has the slot of its number, and nothing was evicted."""
+        start = self._layout.first_visible(0)
+        return length <= self._engine.slots and start == self._first == self._layout.first_visible(length)
 
     def _fit(self, length: int) -> None:
         """Tell an engine with `fit` how many slots a text of `length` tokens and the next pass need.

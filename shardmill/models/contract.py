@@ -257,6 +257,20 @@ def caches(blueprint: GraphSpec) -> dict[str, Shape]:
     return found
 
 
+def has_positions(name: str, shape: Shape, slots: int) -> bool:
+    """Return whether a cache has a slot for each position of a context of `slots` positions.
+
+    Then the rows of a text's first positions are all that the cache has of these positions. Another cache, such as a
+    ring, holds what the last position needs, and is of use only as a whole.
+
+    Args:
+        name: the cache's name, see `caches`.
+        shape: its shape in the whole context.
+        slots: the whole context, S.
+    """
+    return name.startswith(("k_", "v_")) and shape[2] == slots
+
+
 def cache_bytes(blueprint: GraphSpec) -> int:
     """Return the bytes of all that is kept from pass to pass."""
     return sum(CACHE_ITEM_BYTES * prod(shape) for shape in caches(blueprint).values())

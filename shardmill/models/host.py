@@ -24,6 +24,7 @@ Floats = NDArray[np.float32]
 MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it into NaN (rule N4)
 NEVER = np.iinfo(np.int64).max  # the position of a slot that holds nothing
 NOBODY = -1  # the text of a column that no text fills
+RINGS = ("recent", "ring")  # what a KVLayout records of its rings
 
 
 class KVLayout:
@@ -77,6 +78,22 @@ class KVLayout:
         """Hide slots until they are written again."""
         self.recent[np.isin(self.recent, self.held[list(slots)])] = NEVER
         self.held[list(slots)] = NEVER
+
+    def rings(self) -> dict[str, NDArray[np.int64]]:
+        """Return a copy of the position in each slot of each ring."""
+        return {name: getattr(self, name).copy() for name in RINGS}
+
+    def restore(self, start: int, stop: int, rings: Mapping[str, NDArray[np.int64]] | None = None) -> None:
+        """Mark as written the slots that are given their content from outside.
+
+        Args:
+            start: the first position, which is also the number of its slot.
+            stop: the position after the last.
+            rings: what `rings` returned when the rings had their new content; None if they keep their content.
+        """
+        self.held[start:stop] = np.arange(start, stop)
+        for name, positions in (rings or {}).items():
+            getattr(self, name)[:] = positions
 
     def arrays(self, slots: Sequence[int], positions: Sequence[int]) -> dict[str, Floats]:
         """Return the arrays of a pass by the names of inputs, and mark its slots as written.

@@ -79,6 +79,32 @@ class Layers:
     start: int  # the first layer's index
 
 
+@dataclass(frozen=True)
+class Copy:
+    """A copy of what the programs keep for some positions of a text, and perhaps for what follows them.
+
+    Attributes:
+        start, stop: the positions; each had the slot of its number.
+        rows: by program and cache, the rows of these positions.
+        taps: the rows of these positions that a drafter reads.
+        rest: by program and cache, the content of the caches that have no slot for each position, after `stop`
+            positions.
+        rings: the positions in the slots of rings, see `KVLayout.rings`; None if `rest` was not copied.
+    """
+
+    start: int
+    stop: int
+    rows: dict[tuple[int, str], NDArray[np.floating]]
+    taps: NDArray[np.float16]
+    rest: dict[tuple[int, str], NDArray[np.floating]]
+    rings: Mapping[str, NDArray[np.int64]] | None
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the arrays."""
+        return self.taps.nbytes + sum(array.nbytes for array in (*self.rows.values(), *self.rest.values()))
+
+
 class Engine:
     """A built model in memory; implements the protocol of shardmill.decode.engine."""
 
@@ -103,6 +129,7 @@ class Engine:
         self.host.resize(self.lengths[0])
         # Channels that a token carries beside the residual stream: the first part's x has them, the table does not.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
+        self.copies: dict[int, Copy] = {}  # by key
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
         self.read: tuple[int, ...] = tuple(manifest.get("drafter", {}).get("taps", ()))
@@ -162,6 +189,59 @@ class Engine:
     def forget(self, slots: Sequence[int]) -> None:
         """Hide slots until they are written again."""
         self.host.forget(slots)
+
+    def copy_bytes(self) -> tuple[int, int]:
+        """Return about how many bytes a copy takes for each position, and for caches without a slot for each."""
+        rows, rest = self.taps.itemsize * self.taps.shape[1], 0
+        for program in (part.program for part in self.layers):
+            for name, size in program.cache_bytes().items():
+                if name in program.positional:
+                    rows += size // self.host.length
+                else:
+                    rest += size
+        return rows, rest
+
+    def copy_out(self, spans: Mapping[int, tuple[int, int]], rest: int | None = None) -> dict[int, int]:
+        """Copy what the programs keep for positions that have the slots of their numbers, and return the bytes by key.
+
+        Args:
+            spans: [start, stop) of the positions by the key of their copy.
+            rest: the key of the copy that also gets all caches without a slot for each position; they must be as they
+                were after `stop` positions.
+        """
+        made = {
+            key: Copy(start, stop, {}, self.taps[start:stop].copy(), {}, self.host.rings() if key == rest else None)
+            for key, (start, stop) in spans.items()
+        }
+        for i, part in enumerate(self.layers):
+            for name in part.program.caches:
+                whole = part.program.read(name)
+                if name not in part.program.positional:
+                    if rest is not None:
+                        made[rest].rest[i, name] = whole.copy()
+                    continue
+                for copy in made.values():
+                    copy.rows[i, name] = whole[:, :, copy.start : copy.stop].copy()
+        self.copies |= made
+        return {key: copy.nbytes for key, copy in made.items()}
+
+    def copy_in(self, keys: Sequence[int]) -> None:
+        """Write copies back, in this order; slots beyond them keep their content."""
+        copies = [self.copies[key] for key in keys]
+        for i, part in enumerate(self.layers):
+            for name in part.program.caches:
+                found = [(slice(one.start, one.stop), one.rows[i, name]) for one in copies if (i, name) in one.rows]
+                found += [(slice(None), one.rest[i, name]) for one in copies if (i, name) in one.rest]
+                if found:
+                    part.program.write(name, found)
+        for one in copies:
+            self.taps[one.start : one.stop] = one.taps
+            self.host.restore(one.start, one.stop, one.rings)
+
+    def drop_copies(self, keys: Sequence[int]) -> None:
+        """Free copies."""
+        for key in keys:
+            del self.copies[key]
 
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at an earlier position, or at the end."""

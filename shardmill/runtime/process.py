@@ -209,6 +209,24 @@ class EngineProcess(Process):
         """Hide slots until they are written again."""
         self.call("forget", list(slots))
 
+    def copy_bytes(self) -> tuple[int, int]:
+        """Return the bytes of copies, see `Engine.copy_bytes`."""
+        rows, rest = self.call("copy_bytes")
+        return rows, rest
+
+    def copy_out(self, spans: Mapping[int, tuple[int, int]], rest: int | None = None) -> dict[int, int]:
+        """Copy what the programs keep, see `Engine.copy_out`; the copies stay in the process."""
+        found: dict[int, int] = self.call("copy_out", dict(spans), rest)
+        return found
+
+    def copy_in(self, keys: Sequence[int]) -> None:
+        """Write copies back; see `Engine.copy_in`."""
+        self.call("copy_in", list(keys))
+
+    def drop_copies(self, keys: Sequence[int]) -> None:
+        """Free copies."""
+        self.call("drop_copies", list(keys))
+
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at an earlier position, or at the end."""
         return bool(self.call("rewindable", position))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable, load_programs_as, native_call, precision
+from shardmill.models.contract import has_positions
 from shardmill.models.host import Floats
 from shardmill.models.interface import own_bundle
 from shardmill.printable import first_line
@@ -182,6 +184,8 @@ class Program:
         functions: the functions at this number of slots, see `ContextSize`.
         tapped: the outputs of the last pass that other programs read, [1, d, T, 1], by the layer whose input they are.
         held: the caches that the host keeps for the program, if it does.
+        caches: the names of the states, or of the host's caches.
+        positional: the caches that have a slot for each position of the context, see `contract.has_positions`.
         around: a context that surrounds each run, for observing it.
     """
 
@@ -206,6 +210,9 @@ class Program:
         self.slots = next(iter(lengths), 0)
         form = self.lengths[self.slots] if lengths else _in_context(entry)
         self.functions = form.functions
+        whole = self.lengths[slots].kept if lengths else form.kept
+        self.caches, self._kept = tuple(whole), form.kept
+        self.positional = frozenset(name for name, shape in whole.items() if has_positions(name, shape, slots))
         self.held = HostCaches(entry["written"], form.kept) if entry.get("written") else None
         self.output, self.taps = str(entry["output"]), {str(name): int(n) for name, n in entry.get("taps", {}).items()}
         self.tapped: dict[int, Floats] = {}
@@ -265,7 +272,31 @@ class Program:
 
     def kept(self, name: str) -> Floats:
         """Return a copy of a state, or of a host's cache: later passes write in place."""
-        return np.array(self.held.arrays[name] if self.held else self.state.read_state(name), np.float32)
+        return np.array(self.read(name), np.float32)
+
+    def read(self, name: str) -> NDArray[np.floating]:
+        """Return a copy of a state, or the host's cache itself, which later passes change."""
+        found: NDArray[np.floating] = self.held.arrays[name] if self.held else self.state.read_state(name)
+        return found
+
+    def cache_bytes(self) -> dict[str, int]:
+        """Return the bytes of each state, or of each of the host's caches."""
+        if self.held:
+            return {name: array.nbytes for name, array in self.held.arrays.items()}
+        size = 4 if self.precision == "fp32" and is_portable() else 2
+        kept = self.lengths[self.slots].kept if self.lengths else self._kept
+        return {name: size * prod(shape) for name, shape in kept.items()}
+
+    def write(self, name: str, changes: Sequence[tuple[slice, NDArray[np.floating]]]) -> None:
+        """Replace slots of a state or of a host's cache, each slice by the array of its new content."""
+        array = self.read(name)
+        if self.held:  # an empty cache has not met the precision of the engine yet
+            kinds = [array.dtype, *(content.dtype for _, content in changes)]
+            array = self.held.arrays[name] = array.astype(np.result_type(*kinds), copy=False)
+        for slots, content in changes:
+            array[:, :, slots] = content
+        if not self.held:
+            self.state.write_state(name, array)
 
     def function(self, tokens: int) -> str:
         """Return the name of the function for a pass of `tokens` tokens; "" for a program's only function."""

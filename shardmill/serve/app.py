@@ -32,6 +32,7 @@ from shardmill.serve.protocol import (
     CompletionRequest,
     GenerationRequest,
     NamedTool,
+    Strict,
     broken,
     client_gone,
     first_complaint,
@@ -273,6 +274,13 @@ def _constraint(request: CompletionRequest | ChatRequest, model: Model, prompt: 
     return Grammar(grammar, tokenizer)
 
 
+def _asker(body: Strict, request: Request) -> str:
+    """Return who asks: the user that the request names, in OpenAI's older or newer field, otherwise the connection."""
+    named = body.__pydantic_extra__ or {}
+    user = named.get("safety_identifier") or named.get("user")
+    return f"user {user}" if user else f"connection {request.client}"
+
+
 def _prepare_decisions(request: DecideRequest, model: Model, settings: Settings) -> list[DecideWork]:
     """Check a request against the model and the limits, and return the engine's work, one for each text.
 
@@ -298,15 +306,15 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
 
     @app.post("/v1/decide", response_model=None)
     async def decide(body: DecideRequest, request: Request) -> Response:
-        found = await while_connected(request.receive, scored(body))
+        found = await while_connected(request.receive, scored(body, _asker(body, request)))
         return json_response(decided(model.name, body.labels, found, model.calibration))
 
-    async def scored(body: DecideRequest) -> list[LabelScores]:
+    async def scored(body: DecideRequest, client: str) -> list[LabelScores]:
         """Run a request's texts one by one, so that other requests may run between them."""
         threads, loop = chats if body.messages else None, asyncio.get_running_loop()
         found: list[LabelScores] = []
         for work in await loop.run_in_executor(threads, _prepare_decisions, body, model, settings):
-            job = Job(work)
+            job = Job(work, client)
             try:
                 worker.submit(job, follows=bool(found))
                 *_, last = await take_all(job)
@@ -339,20 +347,22 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         chat = body.as_chat()
-        return await answer(chat, request, chats, ResponsesAnswer(body, chat, model))
+        return await answer(chat, request, chats, ResponsesAnswer(body, chat, model), _asker(body, request))
 
     async def answer(
         body: CompletionRequest | ChatRequest,
         request: Request,
         threads: Executor | None,
         form: Answer | ResponsesAnswer,
+        client: str | None = None,
     ) -> Response:
         """Run a request. Checks and the queue come before the answer, so a refused stream has an error status."""
 
         async def prepared() -> list[Work]:
             return await asyncio.get_running_loop().run_in_executor(threads, _prepare, body, model, settings)
 
-        jobs = [Job(work) for work in await while_connected(request.receive, prepared())]
+        client = client or _asker(body, request)
+        jobs = [Job(work, client) for work in await while_connected(request.receive, prepared())]
         try:
             for job in jobs:
                 worker.submit(job)

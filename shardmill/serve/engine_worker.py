@@ -7,14 +7,16 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from shardmill.decode import (
     ContextPolicy,
+    Copying,
     DecodeError,
     Drafter,
     DraftPolicy,
@@ -23,6 +25,7 @@ from shardmill.decode import (
     LearnedDrafter,
     Options,
     PrefillEvent,
+    PrefixCache,
     Session,
     TokenEvent,
     create_drafter,
@@ -63,12 +66,14 @@ class Job:
     """A request with its answer; created on the event loop that takes the answer.
 
     Attributes:
+        client: who asks, as far as the queue can tell clients apart.
         submitted: `time.perf_counter` at creation.
         cancelled: why the job must end early; None if it need not.
     """
 
-    def __init__(self, work: Work | DecideWork) -> None:
+    def __init__(self, work: Work | DecideWork, client: str = "") -> None:
         self.work = work
+        self.client = client
         self.submitted = time.perf_counter()
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
@@ -114,6 +119,38 @@ class _CancelledError(Exception):
     """The running job was cancelled."""
 
 
+class FairQueue:
+    """Waiting jobs: clients take turns, and the jobs of one client run in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()  # by client, whose turn is next first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[Job]:
+        return chain.from_iterable(self._waiting.values())
+
+    def add(self, job: Job) -> None:
+        """Add a job as the last of its client's; a client without jobs gets the last turn."""
+        self._waiting.setdefault(job.client, deque()).append(job)
+
+    def take(self) -> Job:
+        """Remove and return the next job; its client gets the last turn."""
+        client, jobs = self._waiting.popitem(last=False)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[client] = jobs
+        return job
+
+    def remove(self, job: Job) -> None:
+        """Remove a job."""
+        jobs = self._waiting[job.client]
+        jobs.remove(job)
+        if not jobs:
+            del self._waiting[job.client]
+
+
 class Worker:
     """The engine thread and its queue.
 
@@ -124,6 +161,7 @@ class Worker:
         policy: the draft policy, by name.
         draft_table: file that `learned` starts with, if it exists; `close` writes it.
         context_policy: what happens when the context is full.
+        prefix_cache: bytes for prefixes of earlier texts.
 
     Attributes:
         stop: ends the server; called if the engine can't be used any more.
@@ -143,18 +181,23 @@ class Worker:
         policy: str = "cost_model",
         draft_table: Path | None = None,
         context_policy: ContextPolicy = "stop",
+        prefix_cache: int = 0,
     ) -> None:
         self._model = model
         self._metrics = metrics
         self._limit = queue
-        self._waiting: deque[Job] = deque()
+        self._waiting = FairQueue()
         self._running: Job | None = None
         self._closing = False
         self._changed = threading.Condition()
         self._seconds = 1.0  # of a request; a running average
         self._costs = measure_widths(model.engine)  # it also runs the first, slow calls of each width
         self._context_policy = context_policy
-        self._session = Session(model.engine, context_policy=context_policy)
+        self._prefixes: PrefixCache | None = None
+        if prefix_cache and isinstance(model.engine, Copying):
+            self._prefixes = PrefixCache(model.engine, prefix_cache)
+            metrics.watch(self._prefixes)
+        self._session = self._new_session()
         self._policy, self._draft_table = policy, draft_table
         self._numbering = Numbering(model.engine.vocab, model.tokenizer_digest)
         self._learned = LearnedDrafter()
@@ -192,7 +235,7 @@ class Worker:
                 raise shutting_down()
             if not follows and len(self._waiting) + (self._running is not None) > self._limit:
                 raise too_busy(f"{self._limit} requests are waiting already: try again later", self._retry_after())
-            self._waiting.append(job)
+            self._waiting.add(job)
             self._metrics.queued.set(len(self._waiting))
             self._changed.notify()
 
@@ -257,7 +300,7 @@ class Worker:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             if self._closing:
                 return None
-            self._running = self._waiting.popleft()
+            self._running = self._waiting.take()
             self._metrics.queued.set(len(self._waiting))
             self._metrics.running.set(1)
             return self._running
@@ -313,11 +356,16 @@ class Worker:
             self._helpers[name] = drafter, policy
         return self._helpers[name]
 
+    def _new_session(self) -> Session:
+        return Session(self._model.engine, context_policy=self._context_policy, prefixes=self._prefixes)
+
     def _start_afresh(self) -> None:
         """Drop all state of a failed request; end the server if that is impossible."""
         try:
             self._helpers.clear()
-            self._session = Session(self._model.engine, context_policy=self._context_policy)
+            if self._prefixes is not None:
+                self._prefixes.clear()
+            self._session = self._new_session()
         except Exception as error:
             log.error("the engine can't go on: %s", one_line(error))
             self.error = error

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Iterator
 
-from shardmill.decode import GenerationResult, LabelScores
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from shardmill.decode import GenerationResult, LabelScores, PrefixCache
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
 SHARES = tuple(i / 10 for i in range(11))
 TOKENS = (1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 6, 8, 16)
+
+
+class _PrefixCounts(Collector):
+    """The counts of kept prefixes, which the cache itself holds."""
+
+    def __init__(self, prefixes: PrefixCache) -> None:
+        self._prefixes = prefixes
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counts as they are now."""
+        found, name = self._prefixes, "shardmill_prefix_cache"
+        yield GaugeMetricFamily(f"{name}_bytes", "Bytes of kept prefixes.", found.bytes)
+        yield CounterMetricFamily(f"{name}_hits", "Prompts that went on from a kept prefix.", found.hits)
+        yield CounterMetricFamily(f"{name}_tokens", "Tokens of prompts that kept prefixes saved.", found.recalled)
+        yield CounterMetricFamily(f"{name}_evictions", "Copies that were freed for others.", found.evicted)
 
 
 class Metrics:
@@ -74,6 +93,10 @@ class Metrics:
         self.tokens.labels("prefilled").inc(scores.prompt_tokens - scores.reused_tokens)
         self.tokens.labels("reused").inc(scores.reused_tokens)
         self.decisions.inc()
+
+    def watch(self, prefixes: PrefixCache) -> None:
+        """Report the counts of kept prefixes."""
+        self.registry.register(_PrefixCounts(prefixes))
 
     def text(self) -> bytes:
         """Return the page."""

@@ -109,6 +109,7 @@ class Settings:
         guard_margin: for engines whose rows differ in their last bits with the width of a pass: rows whose two best
             logits are closer than this run again alone; 0: none.
         context_policy: what happens when the context is full: stop, or slide on.
+        prefix_cache: bytes for prefixes of earlier texts, see `decode.prefixes`; 0 keeps none.
         limits: limits on requests and connections.
     """
 
@@ -121,6 +122,7 @@ class Settings:
     draft_table: Path | None = None
     guard_margin: float = 0.0
     context_policy: ContextPolicy = "stop"
+    prefix_cache: int = 1 << 30
     limits: Limits = field(default_factory=Limits)
 
 

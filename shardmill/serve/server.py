@@ -217,6 +217,7 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
         policy=settings.policy,
         draft_table=settings.draft_table,
         context_policy=settings.context_policy,
+        prefix_cache=settings.prefix_cache,
     )
     greeting = _greeting(model.name, model.engine_name, model.threads, settings, listener)
     return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting)

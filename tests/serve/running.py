@@ -78,6 +78,7 @@ def running(model: Model, settings: Settings | None = None, send_buffer: int = 0
         policy=settings.policy,
         draft_table=settings.draft_table,
         context_policy=settings.context_policy,
+        prefix_cache=settings.prefix_cache,
     )
     listener = bind(settings)
     if send_buffer:

@@ -1,0 +1,120 @@
+"""Copies of what real programs keep: slots, rings and taps come back as they were, in every form, in either process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import program_forms
+import pytest
+import tiny
+from bench.folder import build_folder
+from models import tiny_families
+
+from shardmill.decode import Copying, PrefixCache, Session, create_drafter, run
+from shardmill.decode.policies import AlwaysDraft
+from shardmill.decode.prefixes import BLOCK
+from shardmill.machine import is_portable
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.process import EngineProcess
+
+CONTEXT, NEW, PLENTY = 192, 8, 10**9
+FORMS: dict[str, dict[str, Any]] = {
+    "fixed": program_forms.FORMS["fixed"] | {"contexts": [96]},
+    "fixed, host": program_forms.FORMS["fixed, host"] | {"contexts": [96]},
+}
+# Plain slots; rings of sliding layers; of convolutions; of both kinds of layers that share; of queries and keys.
+FAMILIES = ["phi3", "gemma3_text", "lfm2", "gemma4_text", "zaya"]
+
+
+@pytest.mark.usefixtures("fp32")
+def test_a_copy_comes_back_as_it_was(built: tiny.Build) -> None:
+    """To the bit: the passes after it give the same logits, and another text between leaves nothing."""
+    engine, text = program_forms.load(built), list(built.text)
+
+    def fed(tokens: list[int], start: int) -> np.ndarray:
+        spans = [range(at, at + 4) for at in range(start, len(tokens), 4)]
+        return np.concatenate([engine.forward([tokens[p] for p in span], span, span) for span in spans])
+
+    fed(text[:40], 0)
+    rest = fed(text, 40)
+    taps = np.random.default_rng(1).random(engine.taps.shape).astype(np.float16)
+    engine.taps[:] = taps
+    position, others = engine.copy_bytes()
+    sizes = engine.copy_out({7: (0, 32), 8: (32, 40)})
+    assert others == 0 and sizes == {7: 32 * position, 8: 8 * position}
+    engine.reset()
+    fed(text[::-1], 0)
+    engine.reset()
+    engine.taps[:] = 0
+    engine.copy_in([7, 8])
+    assert np.array_equal(fed(text, 40), rest)
+    assert np.array_equal(engine.taps[:40], taps[:40]) and not engine.taps[40:].any()
+    engine.drop_copies([7, 8])
+    assert not engine.copies
+
+
+@pytest.mark.usefixtures("fp32")
+def test_conversations_in_another_process(built: tiny.Build, tmp_path: Path) -> None:
+    """The copies stay there; only their sizes cross the wire."""
+    engine = EngineProcess(build_folder(built, tmp_path), "fp32")
+    assert isinstance(engine, Copying)
+    prompts = [list(built.text[:40]), list(built.text[20:44])]
+    alone = [run(Session(engine), prompt, max_new_tokens=NEW).tokens for prompt in prompts]
+    prefixes = PrefixCache(engine, PLENTY)
+    session = Session(engine, prefixes=prefixes)
+    found = [run(session, prompts[i % 2], max_new_tokens=NEW) for i in range(4)]
+    assert [one.tokens for one in found] == [*alone, *alone]
+    assert [one.reused_tokens for one in found] == [0, 0, BLOCK, 0]  # the shorter one has no whole block
+    assert prefixes.bytes > 0
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+    """A family's programs in each form."""
+    folder, family = tmp_path_factory.mktemp("prefixes"), request.param
+    checkpoint = folder / "checkpoint"
+    written = tiny.write_checkpoint(checkpoint) if family == "phi3" else tiny_families.write_tiny(family, checkpoint)
+    source, found = tiny.fetched(written, folder / "source"), {}
+    changes = {"context": CONTEXT} | ({} if family == "phi3" else {"topology": "auto", "head": {"slices": 1}})
+    for name, program in FORMS.items():
+        (folder / name).mkdir()
+        found[name] = program_forms.load(program_forms.build(source, folder / name, program, **changes))
+    yield found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+def test_every_family_and_form_says_in_turns_what_it_says_alone(engines: dict[str, Engine]) -> None:
+    """With budgets for all and for some, drafts, and lengths of context that are left and entered again."""
+    for name, engine in engines.items():
+        rng = random.Random(5)
+        system = [rng.randrange(1, engine.vocab) for _ in range(70)]
+        plain, scripts = Session(engine), []
+        texts = [[*system, i + 1] for i in range(5)]
+        for _ in range(20):
+            which = rng.randrange(5)
+            prompt = [*texts[which], *(rng.randrange(1, engine.vocab) for _ in range(rng.randrange(1, 9)))]
+            if len(prompt) > CONTEXT - 20:
+                prompt = texts[which][:60]
+            plain.truncate(0)
+            said = run(plain, prompt, max_new_tokens=NEW).tokens
+            texts[which] = [*prompt, *said]
+            scripts.append((prompt, said))
+        position, rest = engine.copy_bytes()
+        assert (rest > 0) == bool(engine.host.window_slots or engine.host.taps)
+        for budget in (PLENTY, (position * 120 + rest) * 3):
+            prefixes, helper = PrefixCache(engine, budget), create_drafter("suffix")
+            session = Session(engine, prefixes=prefixes)
+            for prompt, said in scripts:
+                assert run(session, prompt, max_new_tokens=NEW, drafter=helper, policy=AlwaysDraft()).tokens == said, (
+                    name
+                )
+                held = sum(copy.nbytes for copy in engine.copies.values())
+                assert held == prefixes.bytes <= budget
+            assert prefixes.hits > 0
+            prefixes.clear()
+            assert not engine.copies
