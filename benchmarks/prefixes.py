@@ -1,10 +1,10 @@
 """The time to the first token when conversations take turns, with kept prefixes and without.
 
-    python benchmarks/prefixes.py BUILD [--shared 2000] [--conversations 8] [--turns 3]
+    python benchmarks/prefixes.py BUILD [--shared 2000] [--agents 2] [--conversations 8] [--turns 3]
 
-Two agents have instructions of `--shared` tokens each, and every conversation begins with the instructions of one. In
-each turn a conversation adds 20 tokens to its text and gets 8, and then one of the other agent's is next. "one prefix"
-is a session that has the text of the last request alone. The script fails if any answer differs.
+Every agent has instructions of `--shared` tokens, and every conversation begins with the instructions of an agent. In
+each turn a conversation adds 20 tokens to its text and gets 8, and then another agent's conversation is next. "one
+prefix" is a session that has only the text of the last request. The script fails if any answer differs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from shardmill.decode import GenerationResult, PrefillEvent, PrefixCache, Sessio
 from shardmill.machine import machine
 from shardmill.runtime.process import EngineProcess
 
-AGENTS = 2
 ADDED, NEW = 20, 8  # tokens of a turn: the user's and the model's
 
 
@@ -67,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--shared", type=int, default=2000)
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--agents", type=int, default=2, help="how many different instructions there are")
     parser.add_argument("--bytes", type=int, default=1 << 30, help="the budget of the copies")
     args = parser.parse_args(arguments)
     engine = EngineProcess(args.build, "fp32")
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if longest > engine.slots:
         raise SystemExit(f"{args.build}: a context of {engine.slots}, and {longest} are needed: ask for fewer turns")
     rng = random.Random(0)
-    shared = [[rng.randrange(1, engine.vocab) for _ in range(args.shared)] for _ in range(AGENTS)]
+    shared = [[rng.randrange(1, engine.vocab) for _ in range(args.shared)] for _ in range(args.agents)]
     prefixes = PrefixCache(engine, args.bytes)
     before = conversations(Session(engine), shared, args.conversations, args.turns)
     after = conversations(Session(engine, prefixes=prefixes), shared, args.conversations, args.turns)
@@ -84,7 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| | first token, ms | turns a second | tokens computed of a prompt |")
     print("|---|---|---|---|")
     firsts = []
-    for name, turns in {"one prefix": before[AGENTS:], "kept prefixes": after[AGENTS:]}.items():  # then all is known
+    for name, turns in {
+        "one prefix": before[args.agents :],
+        "kept prefixes": after[args.agents :],
+    }.items():  # then all is known
         firsts.append(median(turn.first for turn in turns))
         speed, computed = len(turns) / sum(turn.whole for turn in turns), median(turn.computed for turn in turns)
         print(f"| {name} | {1000 * firsts[-1]:.0f} | {speed:.2f} | {computed:.0f} |")

@@ -58,7 +58,7 @@ def command(build: Path, draft: Path | None, precision: str, guard_margin: float
     """Return the command that starts the server of a build on a free port of this machine."""
     more = ["--draft-build", str(draft)] if draft else []
     more += ["--guard-margin", str(guard_margin)] if guard_margin else []
-    options = ["--port", "0", "--drafter", "none", "--precision", precision, *more]
+    options = ["--port", "0", "--drafter", "none", "--precision", precision, "--prefix-cache-bytes", "0", *more]
     return [sys.executable, "-c", f"{FOLLOW}; {MAIN}", "serve", str(build), *options]
 
 

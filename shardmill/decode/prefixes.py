@@ -1,11 +1,14 @@
 """Prefixes of earlier texts: copies of what an engine's slots held, found again by their tokens.
 
-A text is cut into blocks of `BLOCK` tokens. A block belongs to the block before it, so blocks form a tree, and texts
-that begin alike share the blocks of their beginning, as in vLLM's and SGLang's prefix caching. A block is a copy of its
-positions' slots. A model that also keeps a rest (see `decode.engine.Copying`) can go on only where a copy of the rest
-was made: such an end is a child of the last block before it, with the few tokens after that block.
+A text is cut into blocks of `BLOCK` tokens, and each block follows the block before it. So texts that begin alike share
+the blocks of their beginning, and all blocks form a tree, as in the prefix caching of vLLM and SGLang. A block is a
+copy of the slots of its positions.
 
-Copies have a budget of bytes. Those that were not used for the longest time are freed first, ends before beginnings.
+Some models also keep a rest, see `decode.engine.Copying`. They can only go on where the rest was copied: at an end. An
+end follows a block, and has the text's tokens after that block.
+
+Copies have a budget of bytes. Copies that were not used for the longest time are freed first, the end of a text before
+its beginning.
 """
 
 from __future__ import annotations

@@ -260,8 +260,8 @@ def caches(blueprint: GraphSpec) -> dict[str, Shape]:
 def has_positions(name: str, shape: Shape, slots: int) -> bool:
     """Return whether a cache has a slot for each position of a context of `slots` positions.
 
-    Then the rows of a text's first positions are all that the cache has of these positions. Another cache, such as a
-    ring, holds what the last position needs, and is of use only as a whole.
+    Then the rows of some positions are all that the cache holds for these positions. Another cache, such as a ring,
+    holds what the next position needs, and is of use only as a whole.
 
     Args:
         name: the cache's name, see `caches`.

@@ -133,7 +133,7 @@ def talk(session: Session, kind: str, conversations: int, turns: int, seed: int 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("conversations", [2, 8, 40])
 def test_conversations_in_turns_say_what_each_says_alone(kind: str, conversations: int) -> None:
-    """With room for all of them, and with room for a few, where copies are freed all the time."""
+    """With room for all conversations, and with room for a few, where copies are freed all the time."""
     reused = {}
     for name, budget in {"none": 0, "some": 2 * (A_POSITION * 100 + REST), "plenty": PLENTY}.items():
         engine = KINDS[kind](slots=SLOTS, widths=(1, 2, 4))

@@ -15,6 +15,7 @@ from shardmill.models.contract import (
     GraphSpec,
     T,
     constants,
+    has_positions,
     inputs,
     layer_constants,
     output,
@@ -67,6 +68,14 @@ def test_states_are_named_by_absolute_layer_and_kind() -> None:
     expected = [("k_5", pair), ("v_5", pair), ("c_6", (1, 1, 64, RING)), ("k_7", pair), ("v_7", pair)]
     assert list(states(layers(FULL, CONV, LOCAL)).items()) == expected
     assert output(layers(CONV)) == "hidden"
+
+
+def test_only_slots_of_the_whole_context_are_positions() -> None:
+    """Neither a ring of keys and values is, nor one of a convolution, nor any other kind of state of that size."""
+    part = replace(layers(FULL, CONV, SLIDING), window_slots=32)
+    found = {name: has_positions(name, shape, part.slots) for name, shape in states(part).items()}
+    assert found == {"k_5": True, "v_5": True, "c_6": False, "k_7": False, "v_7": False}
+    assert not has_positions("s_5", (1, 2, 48, 32), 48)
 
 
 def test_a_head_has_one_input_one_output_and_no_state() -> None:

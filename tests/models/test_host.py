@@ -102,6 +102,24 @@ def test_the_sliding_mask_counts_positions_not_slots() -> None:
 ROPE = {"inv_freq": [1.0, 0.3, 0.01], "scale": 1.5}
 
 
+def test_restored_rings_and_slots_are_those_of_the_text() -> None:
+    """After another text the host makes the masks that it would have made without that text."""
+    first, other = (host(slots=96, window=8, taps=3, ring=32) for _ in range(2))
+    for start in range(0, 60, 4):
+        first.arrays(range(start, start + 4), range(start, start + 4))
+    rings = first.rings()
+    for start in range(0, 90, 3):
+        other.arrays(range(start, start + 3), range(start, start + 3))
+    other.reset()
+    assert other.is_empty and not other.rewindable(60)
+    other.restore(0, 32)
+    other.restore(32, 60, rings)
+    assert other.rewindable(60) and other.rewindable(58)
+    for name, array in first.arrays([60, 61], [60, 61]).items():
+        assert np.array_equal(other.arrays([60, 61], [60, 61])[name], array), name
+    assert rings["recent"].max() == rings["ring"].max() == 59  # copies: later passes leave them as they are
+
+
 def test_rotary_rows_go_on_where_the_tables_end() -> None:
     """And far beyond float32's integers, two positions are still one step apart."""
     pairs = zip(rope_tables(ROPE, 64), rope_rows(ROPE, np.arange(64)), strict=True)

@@ -113,7 +113,7 @@ def built_bytes(model: Model) -> tuple[int, int]:
 
 @pytest.mark.skipif(not is_portable(), reason="in fp16 two widths may round a near tie apart")
 def test_after_a_failure_no_copy_is_used(served: Model) -> None:
-    """What failed may have left anything in the slots and so in copies."""
+    """A failed request may have left anything in the slots, and in copies."""
     prompt = list(range(1, 41))
     with running(served) as server:
         text, _ = say(server, prompt)
