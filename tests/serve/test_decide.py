@@ -15,6 +15,8 @@ import program_forms
 import pytest
 import tiny
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import Calibration
@@ -24,6 +26,7 @@ from shardmill.serve.model import Limits, Model, Settings, read_decide_calibrati
 
 from .fake import NAME, Speaker, fake_model, template
 from .running import Running, ask, running, wait_until
+from .test_drawn_requests import TEXT, VALUE
 
 PATH = "/v1/decide"
 TEXTS = ["def decode(self, s", "    if not isinstance(", 'raise JSONDecodeError("Expecting value']
@@ -184,6 +187,25 @@ def test_what_can_not_be_decided_is_a_400(server: Running, body: dict[str, Any],
     status, answer = server.post({"model": NAME, **body}, PATH)
     assert status == 400 and says in answer["error"]["message"], answer
     assert answer["error"]["param"] == param and answer["error"]["type"] == "invalid_request_error"
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    texts=st.one_of(TEXT, st.lists(TEXT, max_size=3), VALUE),
+    labels=st.lists(TEXT, max_size=4) | VALUE,
+    more=st.one_of(st.just({}), st.dictionaries(st.sampled_from(["messages", "user", "n", "x"]), VALUE, max_size=2)),
+)
+def test_anything_is_decided_or_refused(server: Running, texts: Any, labels: Any, more: dict[str, Any]) -> None:
+    """In OpenAI's form, whatever is sent; the shares of all labels are one whole."""
+    status, answer = server.post({"model": NAME, "input": texts, "labels": labels, **more}, PATH)
+    if status == 200:
+        for row in answer["data"]:
+            assert math.fsum(one["probability"] for one in row["labels"]) == pytest.approx(1)
+            assert all(0 <= one["probability"] <= 1 and one["logprob"] <= 0 for one in row["labels"])
+            assert len(row["labels"]) == len(labels)
+    else:
+        assert status == 400 and {*answer["error"]} == {"message", "type", "param", "code"}
+        assert answer["error"]["message"].isprintable()
 
 
 def test_another_model_is_a_404(server: Running) -> None:
