@@ -91,6 +91,7 @@ class Idle:
 
     def __init__(self, path: str, **options: Any) -> None:
         whole = self.rows[Path(path).stem]
+        self.output = "logits" if "head" in Path(path).stem else "hidden"
         self.outputs = {tokens: np.ascontiguousarray(whole[:, :, :tokens]) for tokens in (1, 4)}
 
     def make_state(self) -> object:
@@ -100,7 +101,7 @@ class Idle:
     def predict(self, inputs: Mapping[str, Any], state: object = None) -> dict[str, Any]:
         """Return the output for the tokens of the inputs."""
         given = inputs["x"] if "x" in inputs else inputs["hidden"]
-        return {"output": self.outputs[given.shape[2]]}
+        return {self.output: self.outputs[given.shape[2]]}
 
 
 class Reciter(NoDrafter):

@@ -12,8 +12,8 @@ struct Philox {
     /// The next numbers. Many blocks are computed at a time: they do not depend on each other, so their products
     /// overlap.
     private var words = [UInt64](repeating: 0, count: 256)
-    /// For each block, 0 if each of its numbers is an exponential variable by itself.
-    private var outliers = [UInt8](repeating: 0, count: 64)
+    /// A bit for each of the 64 blocks: 0 if each of the block's numbers is an exponential variable by itself.
+    private var outliers: UInt64 = 0
     private var used = 256
     // Here, since a static property is locked at each access.
     private let widths = Ziggurat.widths
@@ -44,32 +44,31 @@ struct Philox {
     }
 
     private mutating func refill() {
-        Self.fill(&words, &outliers, inside, seed, (blocks, 0, stream, index))
-        blocks &+= UInt64(outliers.count)
+        outliers = Self.fill(&words, inside, seed, (blocks, 0, stream, index))
+        blocks &+= 64
         used = 0
     }
 
-    /// Compute the blocks after a counter.
+    /// Compute the 64 blocks after a counter; return which have a number that is no exponential variable by itself.
     @inline(never)
     private static func fill(
-        _ words: inout [UInt64], _ outliers: inout [UInt8], _ inside: [UInt64], _ seed: UInt64,
-        _ counter: (UInt64, UInt64, UInt64, UInt64)
-    ) {
+        _ words: inout [UInt64], _ inside: [UInt64], _ seed: UInt64, _ counter: (UInt64, UInt64, UInt64, UInt64)
+    ) -> UInt64 {
         words.withUnsafeMutableBufferPointer { words in
-            outliers.withUnsafeMutableBufferPointer { outliers in
-                inside.withUnsafeBufferPointer { inside in
-                    // Numbers are below 2^53, so the first bit of a difference says which is less.
-                    func below(_ word: UInt64) -> UInt64 { (word >> 11) &- inside[Int(word >> 3 & 0xFF)] }
-                    var next = counter
-                    for block in outliers.indices {
-                        next.0 &+= 1  // before the block, as in numpy; a carry never reaches the other words
-                        let c = rounds(next, seed)
-                        let place = block &* 4
-                        (words[place], words[place &+ 1], words[place &+ 2], words[place &+ 3]) = c
-                        let all = below(c.0) & below(c.1) & below(c.2) & below(c.3)
-                        outliers[block] = UInt8(truncatingIfNeeded: ~all >> 63)
-                    }
+            inside.withUnsafeBufferPointer { inside in
+                // Numbers are below 2^53, so the first bit of a difference says which is less.
+                func below(_ word: UInt64) -> UInt64 { (word >> 11) &- inside[Int(word >> 3 & 0xFF)] }
+                var next = counter
+                var outliers: UInt64 = 0
+                for block in 0..<64 {
+                    next.0 &+= 1  // before the block, as in numpy; a carry never reaches the other words
+                    let c = rounds(next, seed)
+                    let place = block &* 4
+                    (words[place], words[place &+ 1], words[place &+ 2], words[place &+ 3]) = c
+                    let all = below(c.0) & below(c.1) & below(c.2) & below(c.3)
+                    outliers = outliers >> 1 | (~all & 1 << 63)  // block 0 ends in the last bit
                 }
+                return outliers
             }
         }
     }
@@ -108,15 +107,17 @@ struct Philox {
         var left = count
         while left > 0 {
             if used == words.count { refill() }
-            var block = used >> 2
-            if used & 3 == 0 && left >= 4 && outliers[block] == 0 {
-                let end = min(block + left >> 2, outliers.count)
-                while block < end && outliers[block] == 0 { block += 1 }
-                left -= 4 * block - used
-                used = 4 * block
+            let block = used >> 2
+            let plain = used & 3 == 0 ? min((outliers >> UInt64(block)).trailingZeroBitCount, 64 - block, left >> 2) : 0
+            if plain > 0 {
+                used += 4 * plain
+                left -= 4 * plain
             } else {
-                _ = exponential()
+                let bits = words[used] >> 3
+                let layer = Int(bits & 0xFF)
+                used += 1
                 left -= 1
+                if bits >> 8 >= inside[layer] { _ = outside(layer, Double(bits >> 8) * widths[layer]) }
             }
         }
     }

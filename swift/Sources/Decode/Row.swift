@@ -75,30 +75,28 @@ struct Row {
         return found
     }
 
-    /// Return the sum of the powers exp((logit - highest) / temperature), and the sums of those below two thresholds.
+    /// Return the sum of the powers exp((logit - highest) / temperature), and of those of logits below a threshold.
     ///
     /// The powers are fp32, with a relative error below 1e-5, and so are the sums: only numbers of a block are added in
     /// fp32.
-    func powers(_ temperature: Double, below thresholds: (Float, Float)) -> (total: Double, below: (Double, Double)) {
+    func powers(_ temperature: Double, below threshold: Float) -> (total: Double, below: Double) {
         // All operands are vectors: operators of a vector and a number work on one lane after the other.
         func all(_ number: Float) -> SIMD8<Float> { SIMD8(repeating: number) }
         let most = all(highest)
         let factor = all(Float(1.4426950408889634 / temperature))  // a power of 2, then
-        let (zero, first, second) = (all(0), all(thresholds.0), all(thresholds.1))
-        var (total, below) = (0.0, (0.0, 0.0))
+        let (zero, threshold) = (all(0), all(threshold))
+        var (total, below) = (0.0, 0.0)
         values.withUnsafeBytes { raw in
             for block in maxima.indices {
-                var (sum, firsts, seconds) = (zero, zero, zero)
+                var (sum, low) = (zero, zero)
                 for place in stride(from: block * Self.block, to: (block + 1) * Self.block, by: 8) {
                     let logit = raw.loadUnaligned(fromByteOffset: 4 * place, as: SIMD8<Float>.self)
                     let power = powerOfTwo((logit - most) * factor)
                     sum += power
-                    firsts += power.replacing(with: zero, where: logit .>= first)
-                    seconds += power.replacing(with: zero, where: logit .>= second)
+                    low += power.replacing(with: zero, where: logit .>= threshold)
                 }
                 total += Double(sum.sum())
-                below.0 += Double(firsts.sum())
-                below.1 += Double(seconds.sum())
+                below += Double(low.sum())
             }
         }
         return (total, below)

@@ -204,16 +204,11 @@ struct Sampler {
             guard let bound = row.bound(sampling.topK) else { return nil }
             threshold = bound
         } else if sampling.topP < 1 {
-            let levels = (least(-7), least(-12))
-            let (total, below) = row.powers(temperature, below: levels)
-            let most = 0.999 * (1 - sampling.topP) * total  // what may lie below the threshold
-            if below.0 < most {
-                (threshold, rest) = (levels.0, below.0)
-            } else if below.1 < most {
-                (threshold, rest) = (levels.1, below.1)
-            } else {
-                return nil
+            let found = [-7.0, -12.0].lazy.map(least).map { ($0, row.powers(temperature, below: $0)) }.first { _, sums in
+                sums.below < 0.999 * (1 - sampling.topP) * sums.total  // the rest of the mass lies below the threshold
             }
+            guard let found else { return nil }
+            (threshold, rest) = (found.0, found.1.below)
         } else if sampling.minP > 0 {
             threshold = least(log(sampling.minP) - 1e-3)
         } else {
