@@ -231,7 +231,9 @@ public struct DraftHead: Sendable {
         if !(1...1 << 24).contains(drafter.vocab) { throw refuse("vocab is \(drafter.vocab)") }
         if let coded = drafter.tokens {
             guard let bits = Data(base64Encoded: coded) else { throw refuse("tokens are no base64") }
-            tokens = bits.enumerated().flatMap { place, byte in (0..<8).filter { byte >> $0 & 1 == 1 }.map { 8 * place + $0 } }
+            tokens = bits.enumerated().flatMap { place, byte in
+                (0..<8).filter { byte >> $0 & 1 == 1 }.map { 8 * place + $0 }
+            }
         } else {
             tokens = Array(0..<drafter.vocab)
         }

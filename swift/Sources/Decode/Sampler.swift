@@ -204,11 +204,11 @@ struct Sampler {
             guard let bound = row.bound(sampling.topK) else { return nil }
             threshold = bound
         } else if sampling.topP < 1 {
-            let found = [-7.0, -12.0].lazy.map(least).map { ($0, row.powers(temperature, below: $0)) }.first { _, sums in
-                sums.below < 0.999 * (1 - sampling.topP) * sums.total  // the rest of the mass lies below the threshold
+            for level in [least(-7), least(-12)] where threshold == -.infinity {
+                let (total, below) = row.powers(temperature, below: level)
+                if below < 0.999 * (1 - sampling.topP) * total { (threshold, rest) = (level, below) }
             }
-            guard let found else { return nil }
-            (threshold, rest) = (found.0, found.1.below)
+            if threshold == -.infinity { return nil }  // too much of the mass lies below
         } else if sampling.minP > 0 {
             threshold = least(log(sampling.minP) - 1e-3)
         } else {

@@ -117,8 +117,9 @@ struct LayerRows: Sendable {
             ShardmillError(.build, "model.json: \(part.name): the input '\(input)' does not fit the host's table")
         }
         let parts = manifest.parts.filter { $0.kind == .layers }
-        if !parts.contains(where: { $0.inputs["embedded"] != nil || $0.inputs.keys.contains { Part.layer(ofRow: $0) != nil } })
-        {
+        if !parts.contains(where: {
+            $0.inputs["embedded"] != nil || $0.inputs.keys.contains { Part.layer(ofRow: $0) != nil }
+        }) {
             return nil
         }
         table = try Table(manifest.embedding, name: "per_layer")

@@ -89,17 +89,19 @@ private func matches(_ regex: NSRegularExpression, _ text: ArraySlice<UInt8>) th
     var found: [Range<Int>] = []
     var reports = 100 + whole.length / 50
     var failed = false
-    regex.enumerateMatches(in: string, options: [.reportProgress, .reportCompletion], range: whole) { match, flags, stop in
+    regex.enumerateMatches(in: string, options: [.reportProgress, .reportCompletion], range: whole) {
+        match, flags, stop in
         if let range = match?.range { found.append(places(range.location)..<places(range.location + range.length)) }
         if flags.contains(.progress) { reports -= 1 }
-        if flags.contains(.internalError) || reports < 0 {  // an internal error: the steps to go back to fill the memory
+        if flags.contains(.internalError) || reports < 0 {  // an internal error: the places to go back to are too many
             failed = true
             stop.pointee = true
         }
     }
     if failed {
         throw ShardmillError(
-            .tokenizer, "the pattern '\(regex.pattern.prefix(80))' takes too many steps for a text of \(text.count) bytes")
+            .tokenizer,
+            "the pattern '\(regex.pattern.prefix(80))' takes too many steps for a text of \(text.count) bytes")
     }
     return found
 }

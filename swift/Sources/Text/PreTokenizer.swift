@@ -101,7 +101,9 @@ indirect enum PreTokenizer: Sendable {
         case .sequence(let steps): return try steps.reduce(words) { try $1.apply($0, first: first) }
         case .split(let pattern, let behavior, let invert):
             return try words.flatMap { word in
-                let pieces = try pattern.split(word).map { Pattern.Piece(range: $0.range, matches: $0.matches != invert) }
+                let pieces = try pattern.split(word).map {
+                    Pattern.Piece(range: $0.range, matches: $0.matches != invert)
+                }
                 return join(word, pieces, behavior)
             }
         case .byteLevel(let prefixSpace, let pattern):

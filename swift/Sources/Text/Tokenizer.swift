@@ -161,8 +161,7 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     }
 
     /// Append the tokens of a piece of the text.
-    private func encode(_ piece: ArraySlice<UInt8>, first: Bool, _ cache: WordCache, into found: inout [Int]) throws
-    {
+    private func encode(_ piece: ArraySlice<UInt8>, first: Bool, _ cache: WordCache, into found: inout [Int]) throws {
         func append(_ word: UnsafeBufferPointer<UInt8>) {
             if word.isEmpty { return }
             switch model {

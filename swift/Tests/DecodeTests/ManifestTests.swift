@@ -202,7 +202,7 @@ func truncatedTables() throws {
     for data in wrong { #expect(throws: ShardmillError.self) { try table(data) } }
 }
 
-/// A safetensors file of the toy's table, and of integers 0, 1, 2, ... as rows of two for each token and each of 3 layers.
+/// A safetensors file of the toy's table, and of integers 0, 1, 2, ... as rows of two for each token and 3 layers.
 private func layerRows() -> Data {
     let (vocab, rows) = (ToyBuild.vocab, 3 * ToyBuild.vocab)
     let sizes = [
@@ -245,6 +245,69 @@ func rowsForEachLayer() throws {
         #expect(throws: ShardmillError.self) { try rows([input: shape(channels)]) }
     }
     #expect(throws: ShardmillError.self) { try rows(["p_0": shape("T")]) }
+}
+
+/// The toy with a head that drafts 3 of its tokens.
+private func withHead() -> [String: Any] {
+    var manifest = full()
+    func part(_ name: String, _ kind: String, _ rows: Int, _ inputs: [String: Any]) -> [String: Any] {
+        [
+            "name": name, "kind": kind, "start": 0, "end": rows, "states": [String: Any](), "output": "hidden",
+            "inputs": inputs, "program": ["path": "\(name).mlmodelc"], "drafter": true,
+        ]
+    }
+    let rows = { (channels: Int) -> [Any] in [1, channels, "T", 1] }
+    manifest["parts"] =
+        (manifest["parts"] as? [Any] ?? []) + [
+            part("draft_fuse", "fuse", 1, ["x": rows(64)]),
+            part("draft_layers", "layers", 1, ["x": rows(64), "attn_mask": [1, 1, "T", 64], "rope_cos": ["T", 1]]),
+            part("draft_head", "head", 3, ["hidden": rows(32)]),
+        ]
+    // The lowest bit of a byte comes first.
+    let tokens = Data([0b1000_0000, 0, 0b0000_0001, 0b0001_0000]).base64EncodedString()
+    manifest["drafter"] =
+        ["kind": "eagle3", "taps": [0, 1], "vocab": 3, "tokens": tokens]
+        + ["rope": ["rope": ["inv_freq": [0.5], "scale": 1.0]]]
+    manifest["uses"] = ["drafter"]
+    return manifest
+}
+
+@Test("a head is read, and whatever is changed in it, the outcome is a typed error or a head: no crash")
+func heads() throws {
+    func opened(_ content: Any) throws -> HeadDrafter {
+        let build = try ToyBuild { $0 = content as? [String: Any] ?? [:] }
+        let session = try Session(try Engine(try Manifest(folder: build.folder), backend: ToyBackend()))
+        return try HeadDrafter(session, backend: ToyBackend())
+    }
+    let build = try ToyBuild { $0 = withHead() }
+    let manifest = try Manifest(folder: build.folder)
+    #expect(manifest.parts.count == 2 && manifest.allParts.count == 5 && manifest.withoutDrafter.drafter == nil)
+    #expect(manifest.drafter?.tokens == [7, 16, 28] && manifest.drafter?.fuse.name == "draft_fuse")
+    _ = try opened(withHead())
+    #expect(throws: ShardmillError.self) { try opened(full()) }
+    let refused: [(place: [String], value: Any?)] = [
+        (["drafter", "kind"], "eagle2"), (["drafter", "taps"], [Int]()), (["drafter", "taps"], [2]),
+        (["drafter", "vocab"], 4), (["drafter", "tokens"], "no base64!"), (["drafter", "rope"], [String: Any]()),
+        (["drafter"], nil), (["parts", "2", "kind"], "layers"), (["parts", "2", "drafter"], nil),
+        (["parts", "3", "inputs", "attn_mask"], [1, 1, "T", 65]), (["parts", "4", "end"], 4), (["parts", "4"], nil),
+        (["drafter", "tokens"], Data([0xFF, 0, 0, 0, 0]).base64EncodedString()),
+        (["drafter", "tokens"], Data([3, 0, 0, 0, 1]).base64EncodedString()),
+    ]
+    for (place, value) in refused {
+        #expect("\(place) = \(String(describing: value))") {
+            try opened(changed(withHead(), place[...], value))
+        } throws: {
+            ($0 as? ShardmillError)?.kind == .build
+        }
+    }
+    for place in places(withHead())
+    where place[0] == "drafter" || (place[0] == "parts" && place.dropFirst().first ?? "" > "1") {
+        for value in [nil, NSNull(), -1, 0, 1 << 40, 1e300, true, "", "T", [Any](), [String: Any](), [-1, 1 << 62]]
+            as [Any?]
+        {
+            do { _ = try opened(changed(withHead(), place[...], value)) } catch is ShardmillError {}
+        }
+    }
 }
 
 private struct RecordedChat: Decodable {

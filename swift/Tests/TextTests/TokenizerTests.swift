@@ -145,7 +145,9 @@ private func tokenizer(regex: String, in key: String) throws -> Tokenizer {
 @Test("a regular expression that goes back without end is an error, and long texts of an honest one are not")
 func hostileExpressions() throws {
     let word = String(repeating: "a", count: 5000)
-    for regex in ["(a+)+$", "(a|aa)+$", "(.*)*x", "(a|b|ab)*c", "^(a+)+b|x", #"(\w+\s?)+$"#, "a*a*a*a*b", "(?=(a+)+$)b"] {
+    for regex in [
+        "(a+)+$", "(a|aa)+$", "(.*)*x", "(a|b|ab)*c", "^(a+)+b|x", #"(\w+\s?)+$"#, "a*a*a*a*b", "(?=(a+)+$)b",
+    ] {
         for key in ["pre_tokenizer", "normalizer"] {
             let made = try tokenizer(regex: regex, in: key)
             #expect(try !made.encode("aaa b").isEmpty)
@@ -166,7 +168,8 @@ func hostileExpressions() throws {
 func drawnExpressions() throws {
     var numbers = Xorshift()
     let pieces = [
-        "a", "b", ".", #"\s"#, #"\S"#, #"\w"#, #"\p{L}"#, "[^a]", "(?:a|ab)", "(?!b)", "(?<=a)", "^", "$", "|", "(", ")",
+        "a", "b", ".", #"\s"#, #"\S"#, #"\w"#, #"\p{L}"#, "[^a]", "(?:a|ab)", "(?!b)", "(?<=a)", "^", "$", "|", "(",
+        ")",
         "(?:", "*", "+", "?", "*?", "+?", "{2,}", "{1,30}", "*+", #"\1"#, "(?>", "(?i:",
     ]
     let texts = [String(repeating: "a", count: 400) + "!", String(repeating: "ab ", count: 2000), "", " \n"]
