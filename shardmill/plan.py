@@ -120,7 +120,10 @@ class Part:
         if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
             hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
-            return GraphSpec(self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted, taps=self.taps)
+            adapters = self.calls.adapters
+            return GraphSpec(
+                self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted, taps=self.taps, adapters=adapters
+            )
         return GraphSpec(self.kind, self.graph, rows=self.end - self.start)
 
     @property
@@ -206,6 +209,7 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
         kinds = of.kinds[start:end] if kind == "layers" else ()
         ring = window_slots(of.window, config.tokens.max, slots) if slots else 0
         calls = EntryPoints() if kind == "embedding" else config.calls
+        calls = calls if kind == "layers" and of is a else replace(calls, adapters=0)  # not a drafter's layers
         made = Part(name, kind, start, end, slots, ring, config.tokens.max, of.graph, kinds, (), calls=calls)
         return made if made.depends_on_slots else replace(made, calls=replace(calls, contexts=()))
 
@@ -354,6 +358,7 @@ def plan_json(
         "widths": list(config.widths),
         "contexts": list(config.program.contexts),
         "verify": config.verify,
+        **({"adapters": config.calls.adapters} if config.calls.adapters else {}),
         "buckets": list(config.sizes),
         **{key: getattr(model.architecture, key) for key in ("task", "labels", "band", "reach", "causal")},
         "tables": {tensor.path: tensor.source.tensor for tensor in parts[-1].tensors},

@@ -26,6 +26,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms import recipe as recipes
 from shardmill.forms.form import FP16, INT8, MATRIX, form
 from shardmill.forms.recipe import Recipe, unreachable
+from shardmill.models.adapters import unadaptable
 from shardmill.models.architecture import (
     Architecture,
     Experts,
@@ -193,6 +194,8 @@ def misfits(config: Config, a: Architecture) -> list[str]:
         return problems
     if config.convert.calibration and a.graph.per_layer + sum(kind.shares for kind in a.kinds):
         return [f"convert.calibration: {a.model_type} has layers that can't be run one by one; leave it out"]
+    if config.program.adapters and (why := unadaptable(a)):
+        return [f"program.adapters: {why}; leave it out"]
     ranges, count = config.topology, config.head.slices
     if ranges != "auto" and ranges[-1][1] != a.layers:
         return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]

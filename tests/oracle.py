@@ -20,6 +20,7 @@ from shardmill.convert.normal import normal_form
 from shardmill.convert.package import MODEL_FILE, WEIGHT_FILE, canonicalize, load_spec, main_block, weight_sites
 from shardmill.convert.palette import histogram, indices, palette_table
 from shardmill.convert.placing import clear_inline, inline_constants
+from shardmill.convert.stacks import stack_inputs
 from shardmill.convert.stamped import by_function, enumerate_shapes
 from shardmill.convert.stream import PrequantizedWeight, stream
 from shardmill.convert.weights import PartWeights
@@ -76,6 +77,7 @@ def normalised(spec: Any, part: Part) -> Any:
     operations = list(normal_form(spec).operations(spec.description.input[0].name, block.outputs[0], part.taps))
     del block.operations[:]
     block.operations.extend(operations)
+    stack_inputs(spec, part.blueprint)
     for op in block.operations:
         if op.type == "const" and op.outputs[0].name in short:
             op.attributes["val"].CopyFrom(values[op.outputs[0].name])

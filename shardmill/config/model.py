@@ -11,6 +11,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
+from shardmill.models.adapters import MOST_RANK
 from shardmill.models.interface import DRAFT_PARTS, EntryPoints, calls
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
@@ -82,6 +83,10 @@ class Program:
             description="Shorter numbers of key/value slots, ascending, in which texts begin; with shapes: fixed.",
         ),
     ] = ()
+    adapters: Annotated[
+        Positive | None,
+        Field(le=MOST_RANK, description="The largest rank of LoRA adapters, which programs then take as inputs."),
+    ] = None
     silu: Annotated[
         Literal["native", "tanh"],
         Field(
@@ -400,4 +405,5 @@ class Config:
     @property
     def calls(self) -> EntryPoints:
         """Return how a decoder's programs take passes."""
-        return calls(self.program.shapes, self.program.state, self.widths, self.program.contexts)
+        form = self.program
+        return calls(form.shapes, form.state, self.widths, form.contexts, form.adapters or 0)

@@ -16,7 +16,7 @@ from shardmill.errors import ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, hf_config
-from shardmill.models.interface import ENUMERATED, FIXED, GRAPH, INFREQUENT, ONE
+from shardmill.models.interface import ENUMERATED, FIXED, GRAPH, INFREQUENT, ONE, RANGE
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TAKEN = ("index.html", "refused")  # a batch's page, and what its rule for configs that can't be built names
@@ -40,6 +40,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _contexts_problems(config)
     yield from _bundles_problems(config)
     yield from _reshape_problems(config)
+    yield from _adapters_problems(config)
     yield from _recipe_problems(config, root)
     yield from _search_problems(config)
     if config.source.path:
@@ -191,6 +192,19 @@ def _reshape_problems(config: Config) -> list[str]:
     if config.program.reshape_frequency == INFREQUENT or config.program.shapes != FIXED:
         return []
     return ["program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out"]
+
+
+def _adapters_problems(config: Config) -> list[str]:
+    """Find adapters in programs whose inputs must all carry the tokens of a pass."""
+    form = config.program
+    if form.adapters is None or config.context is None:
+        return []
+    if config.witness:
+        return ["program.adapters: the witness has no adapters; leave one of the two out"]
+    if form.shapes == RANGE and form.state == GRAPH:
+        why = "Core ML refuses inputs of one shape beside a range of shapes and states (rule D3)"
+        return [f"program.adapters: {why}; add `shapes: fixed` or `state: host`"]
+    return []
 
 
 def _contexts_problems(config: Config) -> list[str]:

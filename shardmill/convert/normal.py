@@ -29,10 +29,11 @@ from shardmill.convert.package import (
     named_arguments,
     stored_values,
 )
+from shardmill.models.adapters import ADAPTER
 from shardmill.models.contract import TAP, tap_name
 
 WEIGHT = re.compile(r"layers_(\d+)_")  # how the name of a layer's weight begins
-STATE = re.compile(r"[a-z]_(\d+)")
+STATE = re.compile(rf"(?:[a-z]|{ADAPTER}[a-z_]+)_(\d+)")  # what belongs to one layer: a cache, rows, an adapter
 WHOLE = "whole"  # the only piece of a head, a group of experts or an encoder
 LETTERS = str.maketrans("0123456789abcdef", "ghijklmnopabcdef")  # no digit of a digest shall be read as a layer's index
 Named = Mapping[str, Any]  # operations by the name of their first result

@@ -19,10 +19,11 @@ from typing import Any
 
 from shardmill.convert.package import VARYING, parse_spec
 from shardmill.convert.placing import clear_inline
+from shardmill.convert.stacks import stack_inputs
 from shardmill.convert.template import INDEX, Sample, Template, compose, fit
 from shardmill.files import digest, load_json, write_json
 from shardmill.models.architecture import Graph, LayerSpec
-from shardmill.models.contract import constants, inputs
+from shardmill.models.contract import constants, traced_inputs
 from shardmill.models.interface import FIXED, EntryPoints
 from shardmill.plan import Part
 
@@ -53,15 +54,19 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
         units = [(read[i], kind) if i in read else (kind,) for i, kind in part.blueprint.layers]
     of_kind = {unit: template(bare(part, unit), quantization, cache) for unit in {*units}}
     of_kind |= {unit: of_kind[unit].second() for unit in of_kind if part.kind == "layers" and len(unit) > 1}
-    names, chosen = list(inputs(part.blueprint)), [of_kind[unit] for unit in units]
-    return compose(chosen, part.start, names, _widths(part), sources, part.taps)
+    names, chosen = list(traced_inputs(part.blueprint)), [of_kind[unit] for unit in units]
+    spec = compose(chosen, part.start, names, _widths(part), sources, part.taps)
+    stack_inputs(spec, part.blueprint)
+    return spec
 
 
 def bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:
     """Return the part without its place, widths and tensors: a sample of layers of `kinds` depends on nothing else."""
     graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
     count = part.end - part.start if part.kind in COUNTED else 0
-    calls = part.calls if part.calls.shapes == FIXED else EntryPoints(state=part.calls.state)
+    calls = (
+        part.calls if part.calls.shapes == FIXED else EntryPoints(state=part.calls.state, adapters=part.calls.adapters)
+    )
     nowhere = replace(part, name="sample", start=0, end=count, layer=0, taps=(), drafter=False)
     return replace(nowhere, graph=graph, kinds=kinds, tensors=(), calls=calls)
 

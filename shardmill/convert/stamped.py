@@ -32,7 +32,7 @@ from shardmill.convert.package import (
 from shardmill.convert.placing import fill_inline, place
 from shardmill.forms.form import FP16, INT8, Form, form, spread
 from shardmill.models.contract import stem
-from shardmill.models.interface import ENUMERATED, FIXED, MAIN, EntryPoints
+from shardmill.models.interface import ENUMERATED, FIXED, MAIN
 from shardmill.plan import Part
 
 HALF, QUANTIZED, PALETTIZED = "_to_fp16", "_to_fp16_quantized", "_to_fp16_palettized"
@@ -154,7 +154,10 @@ def by_function(part: Part) -> Iterator[tuple[str, Part]]:
         return
     for slots, names in {part.slots: part.calls.functions, **part.calls.shorter}.items():
         for width, name in names.items():
-            yield name, replace(part, slots=slots, tokens=width, calls=EntryPoints(FIXED, (width,), part.calls.state))
+            yield (
+                name,
+                replace(part, slots=slots, tokens=width, calls=replace(part.calls, widths=(width,), contexts=())),
+            )
 
 
 def share_places(placed: Any, others: Iterable[Any]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardmill.forms.form import INT8
 from shardmill.models.blocks import build
-from shardmill.models.contract import T, inputs, new_rows, output, states, taps
+from shardmill.models.contract import T, new_rows, output, states, taps, traced_inputs
 from shardmill.models.interface import FIXED
 from shardmill.models.layer_constants import Shape
 from shardmill.plan import Part
@@ -164,7 +164,7 @@ def passes() -> Any:
 def converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     """Return the MLModel with weights of fp16."""
     module, blueprint = build(part.blueprint, weights), part.blueprint
-    shapes, outputs = inputs(blueprint), (output(blueprint), *new_rows(blueprint), *taps(blueprint))
+    shapes, outputs = traced_inputs(blueprint), (output(blueprint), *new_rows(blueprint), *taps(blueprint))
     example = [torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()]
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]

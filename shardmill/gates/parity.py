@@ -25,7 +25,7 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.kit_runner.figures import psnr
 from shardmill.kit_runner.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.contract import RING, caches, inputs
+from shardmill.models.contract import RING, caches, pass_inputs
 from shardmill.models.host import Floats, KVLayout
 from shardmill.models.interface import interface
 from shardmill.plan import Part
@@ -175,7 +175,7 @@ class PartRunner:
             runtime: the parameters of KVLayout, see plan.json's "runtime".
         """
         self.program, self.part, self.runtime = program, part, runtime
-        self.names = [name for name in inputs(part.blueprint) if name not in caches(part.blueprint)]
+        self.names = [name for name in pass_inputs(part.blueprint) if name not in caches(part.blueprint)]
         self.widths = _gate_widths(part, runtime["verify"])
         self.loaded = reused(self._load)
 

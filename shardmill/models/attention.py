@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import GraphSpec, rope_inputs
 from shardmill.models.layer_constants import cca_widths, missing_projections
+from shardmill.models.low_rank import LayerAdapter
 from shardmill.models.primitives import (
     RMSNorm,
     UnitNorm,
@@ -46,6 +47,7 @@ class Shared:
             self.ropes[table] = cos.transpose(0, 1), sin.transpose(0, 1)  # each [rope_dim / 2, T]
         self.embedded = given.get("embedded")  # the tokens' embedding, [1, d, T, 1]
         self.row: Tensor | None = None  # the tokens' row for the present layer, [1, P, T, 1]
+        self.adapter: LayerAdapter | None = None  # of the present layer
         self.cached: tuple[Tensor, ...] = ()  # keys and values that the present layer has read
         groups = {(kind.mask, blueprint.graph.of(kind).group) for _, kind in blueprint.layers if kind.mixer != "conv"}
         self.masks: dict[tuple[str, int], Tensor] = {}
@@ -93,8 +95,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
         q, k, v = self.fused(x, shared) if self.g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
-        out: Tensor = self.o_proj(self.mixed(q, k, v, shared, *cache))
-        return out
+        y = self.mixed(q, k, v, shared, *cache)
+        out: Tensor = self.o_proj(y)
+        return out + shared.adapter.attended(y) if shared.adapter else out
 
     def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
         """Return the heads' output over the cache, [1, heads * head_dim, T, 1], after the new tokens are written."""
@@ -125,7 +128,9 @@ class Attention(nn.Module):
         """Return query, key and value from one projection; the heads of query and key are rotated together."""
         g = self.g
         turning = g.heads + g.kv_heads  # heads that rotate
-        qk, v = torch.split(self.qkv_proj(x), [turning * g.head_dim, g.kv_heads * g.head_dim], dim=1)
+        qkv = self.qkv_proj(x)
+        qkv = qkv + torch.cat(shared.adapter.projected(x), dim=1) if shared.adapter else qkv
+        qk, v = torch.split(qkv, [turning * g.head_dim, g.kv_heads * g.head_dim], dim=1)
         qk = qk.reshape(1, turning, g.head_dim, -1)
         qk = self.turn(qk, shared)
         q, k = torch.split(qk.transpose(2, 3), [g.heads, g.kv_heads], dim=1)
@@ -136,6 +141,9 @@ class Attention(nn.Module):
         """Return query, key and value from separate projections, with the family's norms."""
         g = self.g
         q, k = self.q_proj(x), self.k_proj(x)  # [1, heads * head_dim, T, 1]
+        added = shared.adapter.projected(x) if shared.adapter else []
+        if added:
+            q, k = q + added[0], k + added[1]
         if g.qk_norm == "wide":
             q, k = self.q_norm(q), self.k_norm(k)
         raw = k
@@ -145,7 +153,8 @@ class Attention(nn.Module):
         q, k = self.turn(q, shared), self.turn(k, shared)
         if g.qk_norm == "after":
             q, k = self.q_norm(q), self.k_norm(k)
-        v = (raw if self.kind.key_is_value else self.v_proj(x)).reshape(1, g.kv_heads, g.head_dim, -1)
+        v = raw if self.kind.key_is_value else self.v_proj(x)
+        v = (v + added[2] if added else v).reshape(1, g.kv_heads, g.head_dim, -1)
         v = self.v_norm(v) if g.value_norm else v
         return q.transpose(2, 3), k.transpose(2, 3), v.transpose(2, 3)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from shardmill.models.architecture import XIELU, Graph, LayerSpec
 from shardmill.models.attention import Attention, ConvolvedAttention, Shared, SharingAttention
-from shardmill.models.contract import ORDER, GraphSpec, computed, inputs, new_name, new_rows, states
+from shardmill.models.contract import ORDER, GraphSpec, computed, inputs, new_name, new_rows, states, traced_inputs
+from shardmill.models.low_rank import LayerAdapter, layer_adapter
 from shardmill.models.mixture import ExpertChoice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
     ACTIVATIONS,
@@ -74,13 +75,16 @@ class GatedMLP(nn.Module):
             setattr(self, name, projection(weights[f"{path}{name}.weight"], weights.get(f"{path}{name}.bias")))
         self.down_proj = projection(weights[f"{path}down_proj.weight"], weights.get(f"{path}down_proj.bias"))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, adapter: LayerAdapter | None = None) -> Tensor:
         if self.g.fused:
             gate, up = torch.split(self.gate_up_proj(x), self.g.ffn, dim=1)  # each [1, ffn, T, 1]
         else:
             gate, up = self.gate_proj(x), self.up_proj(x)
-        down: Tensor = self.down_proj(ACTIVATIONS[self.g.activation](gate) * up)
-        return down
+        if adapter:
+            gate, up = (one + added for one, added in zip((gate, up), adapter.widened(x), strict=True))
+        y = ACTIVATIONS[self.g.activation](gate) * up
+        down: Tensor = self.down_proj(y)
+        return down + adapter.narrowed(y) if adapter else down
 
 
 class PlainMLP(nn.Module):
@@ -96,9 +100,11 @@ class PlainMLP(nn.Module):
         self.up_proj = projection(weights[f"{path}up_proj.weight"], weights.get(f"{path}up_proj.bias"))
         self.down_proj = projection(weights[f"{path}down_proj.weight"], weights.get(f"{path}down_proj.bias"))
 
-    def forward(self, x: Tensor) -> Tensor:
-        down: Tensor = self.down_proj(self.act_fn(self.up_proj(x)))
-        return down
+    def forward(self, x: Tensor, adapter: LayerAdapter | None = None) -> Tensor:
+        up = self.up_proj(x)
+        y = self.act_fn(up + adapter.widened(x)[0] if adapter else up)
+        down: Tensor = self.down_proj(y)
+        return down + adapter.narrowed(y) if adapter else down
 
 
 def norm(g: Graph, weights: Weights, path: str, eps: float) -> nn.Module:
@@ -218,7 +224,7 @@ class Layer(nn.Module):
 
     def feed_forward(self, x: Tensor, shared: Shared) -> Tensor:
         """Return the MLP or the experts."""
-        out: Tensor = self.mlp(x, shared.order)[0] if self.kind.ffn == "experts" else self.mlp(x)
+        out: Tensor = self.mlp(x, shared.order)[0] if self.kind.ffn == "experts" else self.mlp(x, shared.adapter)
         return out
 
     def between(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
@@ -247,7 +253,7 @@ class LayersPart(nn.Module):
 
     def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
         super().__init__()
-        self.blueprint, self.names = blueprint, list(inputs(blueprint))
+        self.blueprint, self.names = blueprint, list(traced_inputs(blueprint))
         self.layers = nn.ModuleDict({str(i): Layer(blueprint.graph, kind, i, weights) for i, kind in blueprint.layers})
         for name, shape in states(blueprint).items():
             self.register_buffer(name, torch.zeros(shape))
@@ -262,7 +268,7 @@ class LayersPart(nn.Module):
         tapped: list[Tensor] = []
         for i, kind in self.blueprint.layers:
             tapped += [x] if i in self.blueprint.taps else []
-            shared.row = given.get(f"p_{i}")
+            shared.row, shared.adapter = given.get(f"p_{i}"), layer_adapter(self.blueprint, given, i)
             held = (getattr(self, f"{name}_{i}") for name in CACHES[kind.mixer] if not kind.shares)
             x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
             seen[i] = shared.cached
@@ -276,6 +282,7 @@ class LayersPart(nn.Module):
         for i, kind in self.blueprint.layers:
             tapped += [x] if i in self.blueprint.taps else []
             shared.rows, shared.row = [], given.get(f"p_{i}")
+            shared.adapter = layer_adapter(self.blueprint, given, i)
             held = (given[f"{name}_{i}"] for name in CACHES[kind.mixer] if not kind.shares)
             x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
             seen[i] = shared.cached

@@ -9,6 +9,7 @@ A model is a chain of parts, and a part has a kind:
             kv_write_mask [1, 1, S, T], kv_write_mask_sliding [1, 1, W, T]
             conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
             embedded [1, d, T, 1], p_i [1, P, T, 1]
+            adapter_* [1, n, rows, width]
     experts x [1, d, T, 1], weights [1, experts, T, 1]                  none                 hidden [1, d, T, 1]
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
     fuse    x [1, n d, T, 1]                                            none                 hidden [1, d, T, 1]
@@ -23,7 +24,8 @@ token to d channels. A layer of a drafter may be paired: its x [1, 2 d, T, 1] ha
 
 The kinds of a part's layers decide which inputs it has. d is the hidden width, S the number of key/value slots, and W
 the number of slots of a sliding layer. R is the number of slots of a convolution's ring, and L its number of taps.
-Every input carries T, the tokens of a pass. Beside the residual stream, a token may carry a router's state from part
+Every input but the host's caches and an adapter's matrices carries T,
+the tokens of a pass. Beside the residual stream, a token may carry a router's state from part
 to part. This state lies in the channels of x and hidden after the first d; the host gives the first part zeros there.
 
 If the host routes to experts, a part of layers ends in the middle of a layer with experts. Its `hidden` then has the
@@ -39,6 +41,9 @@ heads of different sizes, and so may their caches and rotary rows.
 
 A model may have a second table with a row of P numbers for each token and layer. Its parts of layers then take p_i, the
 tokens' rows for layer i, and `embedded`, which is the first part's x: the tokens' rows of the embedding.
+
+If a config asks for adapters, the matrices of an adapter are inputs of the parts of layers, see models/adapters.py.
+They stay the same from pass to pass, and do not carry T.
 
 An encoder has one part of kind "encoder" for each bucket, a number of tokens. In this part T is the bucket, and the
 tokens see one another through the masks.
@@ -65,6 +70,7 @@ from dataclasses import dataclass
 from math import prod
 
 from shardmill.errors import ShardmillError
+from shardmill.models.adapters import adapter_inputs, slices
 from shardmill.models.architecture import SLIDING_MASK, Architecture, EncoderIO, Graph, LayerSpec, cache_source
 from shardmill.models.layer_constants import (
     Shape,
@@ -100,6 +106,7 @@ class GraphSpec:
     ends: EncoderIO | None = None  # of an encoder
     hosted: bool = False  # whether the host keeps what states would hold
     taps: tuple[int, ...] = ()  # layers of the part, but not its first, whose input is a further output
+    adapters: int = 0  # the rank of adapters whose matrices are inputs; 0 if there are no such inputs
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -175,6 +182,16 @@ def most_tokens(taps: int) -> int:
 
 def inputs(blueprint: GraphSpec) -> dict[str, Shape]:
     """Return the inputs of a program by name, in order; T stands for the token axis."""
+    return {**pass_inputs(blueprint), **adapter_inputs(blueprint.graph, blueprint.layers, blueprint.adapters)}
+
+
+def traced_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
+    """Return the inputs of a part's PyTorch module, which takes an adapter's matrices layer by layer."""
+    return {**pass_inputs(blueprint), **slices(blueprint.graph, blueprint.layers, blueprint.adapters)}
+
+
+def pass_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
+    """Return the inputs without adapters' matrices, by name, in order."""
     g = blueprint.graph
     if blueprint.kind == "head":
         return {"hidden": (1, g.hidden + g.carry, T, 1)}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardmill.models.adapters import adapted_layers
 from shardmill.models.contract import GraphSpec, T, caches, inputs, new_name, output, states, tap_name
 
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
@@ -29,12 +30,14 @@ class EntryPoints:
         state: GRAPH if the program has states, HOST if the host passes the states' content as inputs.
         contexts: for FIXED, numbers of key/value slots, ascending. The program has functions for each of these numbers
             beside the functions for the whole context.
+        adapters: the rank of adapters that parts of layers take as inputs; 0 if they take none.
     """
 
     shapes: str = RANGE
     widths: tuple[int, ...] = ()
     state: str = GRAPH
     contexts: tuple[int, ...] = ()
+    adapters: int = 0
 
     @property
     def functions(self) -> dict[int, str]:
@@ -61,9 +64,11 @@ class EntryPoints:
         return {str(width): name for width, name in self.functions.items()}
 
 
-def calls(shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = ()) -> EntryPoints:
+def calls(
+    shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = (), adapters: int = 0
+) -> EntryPoints:
     """Return the form of programs for these shapes and for passes of these widths, at shorter contexts too."""
-    return EntryPoints(shapes, () if shapes == RANGE else widths, state, contexts)
+    return EntryPoints(shapes, () if shapes == RANGE else widths, state, contexts, adapters)
 
 
 def own_bundle(program: Path, function: str) -> Path:
@@ -83,6 +88,9 @@ def interface(blueprint: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
         found["written"] = {name: new_name(name) for name in caches(blueprint)}
     if blueprint.taps:
         found["taps"] = {tap_name(layer): layer for layer in blueprint.taps}
+    if blueprint.adapters:
+        layers = adapted_layers(blueprint.graph, blueprint.layers)
+        found["adapters"] = {name: list(indices) for name, indices in layers.items()}
     if functions := calls.named:
         found["functions"] = functions
     if calls.contexts:

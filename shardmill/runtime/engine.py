@@ -21,6 +21,7 @@ from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
 from shardmill.models.contract import PER_LAYER
 from shardmill.models.host import Floats, KVLayout, apart, bucket_for, columns, encoder_arrays, token_rows
+from shardmill.runtime.adapters import load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.manifest import ENCODER, lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
@@ -73,6 +74,7 @@ Call = Callable[[Mapping[str, Floats]], Floats]  # a program
 class Layers:
     """A part of layers, and the groups of experts that the host routes to after it."""
 
+    name: str
     program: Program
     inputs: Sequence[str]
     experts: list[tuple[Program, int]]  # each program and its number of experts
@@ -142,8 +144,8 @@ class Engine:
                 program = Program(root / part["program"]["path"], part, self.slots)
             if part["kind"] == "layers":
                 kept = part.get("written", {})
-                inputs = [name for name in part["inputs"] if name not in kept]
-                self.layers.append(Layers(program, inputs, [], part["start"]))
+                inputs = [name for name in part["inputs"] if name not in (*kept, *part.get("adapters", ()))]
+                self.layers.append(Layers(part["name"], program, inputs, [], part["start"]))
             elif part["kind"] == "experts":
                 self.layers[-1].experts.append((program, part["inputs"]["weights"][1]))
             else:
@@ -185,6 +187,16 @@ class Engine:
                 part.program.move(self.host.length, keep=not self.host.is_empty)
             raise
         self.host.resize(length)
+
+    def adapt(self, name: str | None) -> None:
+        """Use an adapter of the build from now on, or none; what the slots hold belongs to the adapter before.
+
+        Raises:
+            ShardmillError: if the build has no such adapter, or it is damaged; the adapter before then stays.
+        """
+        matrices = load_adapter(self.root, self.manifest, name) if name else {}
+        for part in self.layers:
+            part.program.adapt(matrices.get(part.name, {}))
 
     def forget(self, slots: Sequence[int]) -> None:
         """Hide slots until they are written again."""

@@ -37,7 +37,7 @@ ENCODER: Keys = {
 LONGEST = 200  # characters of a jsonschema message, which contains the value
 MARK = "buckets"  # a key that only an encoder has
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
-FORMED = ("functions", "written", "contexts", "taps", "drafter")  # keys that only some parts have
+FORMED = ("functions", "written", "contexts", "taps", "drafter", "adapters")  # keys that only some parts have
 FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses` -> whether a build has the feature
     "contexts": lambda content: "contexts" in content,
     "functions": lambda content: any("functions" in part for part in content["parts"]),
@@ -50,6 +50,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "drafter": lambda content: "drafter" in content,
     "int8-table": lambda content: content["embedding"].get("form") == "int8",
     "causal": lambda content: bool(content.get("causal")),
+    "adapters": lambda content: "adapters" in content,
     "dense": lambda content: "dense" in content,
 }
 KINDS = ("layers", "experts", "head", "encoder", "fuse")
@@ -306,6 +307,7 @@ def runtime_manifest(
         "tokens_max": plan["tokens_max"],
         "widths": plan["widths"],
         "verify": plan["verify"],
+        **({"adapters": plan["adapters"]} if plan.get("adapters") else {}),
         **({"reshape_frequency": told} if told else {}),
         "window": architecture["window"],
         "window_slots": plan["window_slots"],

@@ -186,6 +186,7 @@ class Program:
         held: the caches that the host keeps for the program, if it does.
         caches: the names of the states, or of the host's caches.
         positional: the caches that have a slot for each position of the context, see `contract.has_positions`.
+        adapter: the inputs with an adapter's matrices, by name; zeros if there is no adapter.
         around: a context that surrounds each run, for observing it.
     """
 
@@ -220,6 +221,9 @@ class Program:
         self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
         self.models: dict[str, Any] = {}
         self.buffers = Buffers()
+        kind = np.float16 if is_portable() else np.float32  # see HostCaches
+        shapes = {name: tuple(map(int, entry["inputs"][name])) for name in entry.get("adapters", ())}
+        self.adapter = {name: self.buffers.array(name, shape, kind) for name, shape in shapes.items()}
         self._shapes: set[tuple[Any, ...]] = set()  # of inputs that have run: a shape's first pass takes long
         self.state: Any = self._loaded(self.functions)
 
@@ -249,6 +253,11 @@ class Program:
         self.state = self._made_state(self.functions)
         if self.held:
             self.held.forget()
+
+    def adapt(self, matrices: Mapping[str, NDArray[np.floating]]) -> None:
+        """Copy an adapter's matrices into the program's inputs; zeros into inputs that have none."""
+        for name, array in self.adapter.items():
+            np.copyto(array, matrices.get(name, np.float16(0)), casting="unsafe")
 
     def move(self, slots: int, keep: bool = True) -> None:
         """Move to another context length; a program with a single length stays unchanged.
@@ -347,7 +356,9 @@ class Program:
         first = native_call() if shapes not in self._shapes else nullcontext()
         self._shapes.add(shapes)
         with self.around(), first:
-            outputs: dict[str, Any] = self.models[function].predict({**caches, **given}, state=self.state)
+            outputs: dict[str, Any] = self.models[function].predict(
+                {**self.adapter, **caches, **given}, state=self.state
+            )
         return outputs
 
 

@@ -150,7 +150,7 @@ def test_a_sound_one_is_read(tmp_path: Path, parts: list[Any]) -> None:
 
 
 def test_keys_that_a_newer_one_has_besides_are_read_over(tmp_path: Path) -> None:
-    newer = manifest(taps=[1], parts=[manifest()["parts"][0] | {"adapters": {}}])
+    newer = manifest(taps=[1], parts=[manifest()["parts"][0] | {"later": {}}])
     write(tmp_path, newer)
     assert read_manifest(tmp_path) == newer
 
@@ -175,7 +175,7 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     plan = {"model": "m", "architecture": {"vocab": 2, "ropes": {}, "graph": {"conv_taps": 3}, "window": 8}}
     plan |= {"buckets": [], "context": 64, "tokens_max": 4, "widths": [1, 4], "verify": 4, "window_slots": 16}
     plan |= {"eos_token_ids": [], "contexts": [32]}
-    plan |= {"drafter": {"kind": "eagle3"}}
+    plan |= {"drafter": {"kind": "eagle3"}, "adapters": 16}
     part: dict[str, Any] = {key: {} for key in PART} | {"kind": "experts", "functions": {"1": "a"}}
     part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}}
     parts = [part | {"name": "e"}]

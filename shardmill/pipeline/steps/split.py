@@ -68,6 +68,7 @@ def task(
 
     relevant = {name: settings[name] for name in DECIDING}
     form = {key: settings["program"][key] for key in FORM}
+    form |= {"adapters": adapters} if (adapters := settings["program"].get("adapters")) else {}
     relevant |= {"program": form} if form != FORM else {}
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
     known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}

@@ -1,0 +1,81 @@
+"""The inputs of adapters in a program: one stack for a part in place of a slice for each layer.
+
+coremltools converts a layer with the layer's own slices as inputs, so that templates fit layers at any place. In the
+finished program, the inputs are the stacks of models/adapters.py, and an operation at the beginning takes each stack
+apart into the slices, which keep their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from coremltools.proto import MIL_pb2
+
+from shardmill.convert.package import copied, main_block, main_function, named_arguments
+from shardmill.models.adapters import adapted_layers, adapter_inputs
+from shardmill.models.contract import GraphSpec
+
+LAYER_AXIS = 1
+
+
+def stack_inputs(spec: Any, blueprint: GraphSpec) -> None:
+    """Replace the slices among the inputs of a program by stacks, in place; without adapters, change nothing.
+
+    Args:
+        spec: Model_pb2.Model in normal form.
+        blueprint: the spec of its part.
+    """
+    graph, layers, first = blueprint.graph, blueprint.layers, list[Any]()
+    for name, shape in adapter_inputs(graph, layers, blueprint.adapters).items():
+        slices = [f"{name}_{index}" for index in adapted_layers(graph, layers)[name]]
+        described, taken = (
+            _one_for_all(found, slices) for found in (spec.description.input, main_function(spec).inputs)
+        )
+        if len(slices) == 1:  # nothing to take apart
+            _rename_reads(main_block(spec), slices[0], name)
+        else:
+            first += _taken_apart(name, slices, taken.type)
+        described.name = taken.name = name
+        described.type.multiArrayType.shape[:] = shape
+        taken.type.tensorType.dimensions[LAYER_AXIS].constant.size = len(slices)
+    operations = main_block(spec).operations
+    others = [copied(operation) for operation in operations]
+    del operations[:]
+    operations.extend([*first, *others])
+
+
+def _one_for_all(inputs: Any, slices: list[str]) -> Any:
+    """Remove inputs, given by their names, from a list of inputs; append the first of them again, and return it."""
+    kept = [copied(one) for one in inputs if one.name not in slices]
+    first = next(copied(one) for one in inputs if one.name == slices[0])
+    del inputs[:]
+    inputs.extend([*kept, first])
+    return inputs[-1]
+
+
+def _rename_reads(block: Any, old: str, new: str) -> None:
+    """Rename a value where operations read it."""
+    for operation in block.operations:
+        for _, argument in named_arguments(operation):
+            argument.name = new if argument.name == old else argument.name
+
+
+def _taken_apart(name: str, slices: list[str], kind: Any) -> list[Any]:
+    """Return the operations that take the stack `name` apart into slices of the type `kind`: constants and a split."""
+    from coremltools.converters.mil.backend.mil.helper import create_scalar_value
+
+    found: list[Any] = []
+    split = MIL_pb2.Operation(type="split")
+    split.inputs["x"].arguments.add(name=name)
+    for parameter, number in (("axis", LAYER_AXIS), ("num_splits", len(slices))):
+        constant, value = MIL_pb2.Operation(type="const"), create_scalar_value(number)
+        constant.outputs.add(name=f"{name}_{parameter}", type=value.type)
+        constant.attributes["val"].CopyFrom(value)
+        found.append(constant)
+        split.inputs[parameter].arguments.add(name=constant.outputs[0].name)
+    for one in slices:
+        split.outputs.add(name=one, type=kind)
+    found.append(split)
+    for operation, title in zip(found, (f"{name}_axis", f"{name}_num_splits", f"{name}_slices"), strict=True):
+        operation.attributes["name"].CopyFrom(create_scalar_value(title))
+    return found
