@@ -16,7 +16,20 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from shardmill import __version__, interrupt
-from shardmill.commands import bench, chat, device, doctor, draft, generate, pipeline, programs, quality, release, serve
+from shardmill.commands import (
+    adapter,
+    bench,
+    chat,
+    device,
+    doctor,
+    draft,
+    generate,
+    pipeline,
+    programs,
+    quality,
+    release,
+    serve,
+)
 from shardmill.imports import spare_coremltools
 from shardmill.printable import one_line
 
@@ -120,6 +133,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command(command.__name__.replace("_", "-"))(command)
+app.add_typer(adapter.app, name="adapter")
 app.add_typer(device.app, name="device")
 app.add_typer(draft.app, name="draft")
 

@@ -17,6 +17,10 @@ class GateError(ShardmillError):
     """A measured number that missed its threshold."""
 
 
+class AdapterError(ShardmillError):
+    """An adapter that a build lacks, or that is damaged or made for other programs."""
+
+
 class EngineGoneError(ShardmillError):
     """The end of the process that runs a model's programs."""
 

@@ -75,6 +75,9 @@ ContextOption = Annotated[
     Literal["stop", "slide"],
     typer.Option(help="When the context is full: stop, or slide on and forget the oldest, except the first four."),
 ]
+AdapterName = Annotated[
+    str | None, typer.Option(help="An adapter of the build, see `shardmill adapter`; by default the bare model.")
+]
 TemplateFile = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, help="File with a chat template to use instead of the checkpoint's."),

@@ -16,6 +16,7 @@ import typer
 
 from shardmill import interrupt
 from shardmill.commands.arguments import (
+    AdapterName,
     Build,
     ContextOption,
     DraftBuild,
@@ -32,6 +33,7 @@ from shardmill.commands.arguments import (
 )
 from shardmill.commands.generate import closing_line
 from shardmill.errors import ShardmillError
+from shardmill.runtime.adapters import check_adapter
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ def chat(
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same answers.")] = 0,
     context_policy: ContextOption = "stop",
     chat_template: TemplateFile = None,
+    adapter: AdapterName = None,
     accept_top_p: Lossy = None,
     precision: Precision = "fp32",
 ) -> None:
@@ -70,6 +73,8 @@ def chat(
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
     check_sliding(context_policy, manifest)
+    if adapter is not None:
+        check_adapter(build, manifest, adapter)
     if system is not None:
         _check_system(system, build, manifest, chat_template)
     model = serving.load_model(build, None, precision, chat_template=chat_template)
@@ -79,6 +84,7 @@ def chat(
         sampling,
         max_new_tokens,
         context_policy,
+        adapter,
     )
     console = Console(markup=False, highlight=False)
     says = "" if model.template else " It has no chat template (see --chat-template): it continues your text."

@@ -13,6 +13,7 @@ import typer
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.commands.arguments import (
+    AdapterName,
     Build,
     ContextOption,
     DraftBuild,
@@ -30,6 +31,7 @@ from shardmill.commands.arguments import (
     read_prompt_file,
 )
 from shardmill.errors import ShardmillError
+from shardmill.runtime.adapters import check_adapter
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -136,6 +138,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same text.")] = 0,
     context_policy: ContextOption = "stop",
+    adapter: AdapterName = None,
     accept_top_p: Lossy = None,
     precision: Precision = "fp32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
@@ -156,12 +159,15 @@ def generate(
     if draft_build is not None:
         check_draft_build(draft_build, manifest)
     check_sliding(context_policy, manifest)
+    if adapter is not None:
+        check_adapter(build, manifest, adapter)
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     tokens: list[int] = tokenizer.encode(text).ids
     check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
     engine = process.load_engine(build, precision)
     head = engine.load_drafter() if drafter == EAGLE3 else None
     session = Session(engine, context_policy=context_policy)
+    session.use_adapter(adapter)
     events = decode(
         drafter=make_drafter(drafter, draft_build, engine.vocab, precision, context_policy, head),
         policy=create_policy(policy, session.widths),

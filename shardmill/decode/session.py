@@ -192,6 +192,9 @@ class Session:
         self._fed: list[int] = []
         self._first = self._layout.first_visible(0)  # first position, besides the sinks, that has not been evicted
         self._prefixes, self._private, self._namespace = prefixes, False, ""
+        self._adapter: str | None = None
+        if hasattr(engine, "adapt"):  # an earlier session may have left it with an adapter
+            engine.adapt(None)
         engine.reset()
 
     @property
@@ -203,6 +206,26 @@ class Session:
     def tokens(self) -> Sequence[int]:
         """Return the committed tokens; callers must not change the list."""
         return self._tokens
+
+    def use_adapter(self, name: str | None) -> None:
+        """Compute with an adapter from now on, or with the bare model.
+
+        The committed tokens are dropped if that changes: their keys and values are those of another model.
+
+        Raises:
+            DecodeError: the engine takes no adapters.
+            Exception: the engine's, if it can't take this one; the session then stays as it was.
+        """
+        if name == self._adapter:
+            return
+        adapt = getattr(self._engine, "adapt", None)
+        if adapt is None:
+            raise DecodeError("the engine takes no adapters")
+        adapt(name)
+        self._adapter = name
+        self._tokens, self._fed = [], []
+        self._first = self._layout.first_visible(0)
+        self._engine.reset()
 
     def room(self) -> int:
         """Return the most tokens that one `feed` may take; 0 when the context is full."""

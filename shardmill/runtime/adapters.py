@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.peft import CONFIG, WEIGHTS, LoraHeader, LoraModule, Matrix, check_targets, read_lora
-from shardmill.errors import CheckpointError, ShardmillError
+from shardmill.errors import AdapterError, CheckpointError, ShardmillError, UnreadableError
 from shardmill.files import digest, read_sealed, replacing, sealed, write_json
 from shardmill.models import family
 from shardmill.models.adapters import DOWN, UP, layer_stacks
@@ -113,10 +113,16 @@ def _check_name(name: str) -> None:
         raise ShardmillError(f"{printable(name)!r} can't be an adapter's name: {rule}; give another with --name")
 
 
+def adapter_names(build: Path) -> list[str]:
+    """Return the names of a build's adapters, sorted."""
+    found = (file.parent.name for file in (build / FOLDER).glob(f"*/{RECEIPT}"))
+    return sorted(name for name in found if NAME.fullmatch(name))
+
+
 def adapters_of(build: Path) -> list[AdapterInfo]:
     """Return the adapters of a build by name. Raises ShardmillError for a damaged receipt."""
-    found = sorted(file.parent.name for file in (build / FOLDER).glob(f"*/{RECEIPT}"))
-    return [_info(_receipt(build, name)) for name in found if NAME.fullmatch(name)]
+    receipts = (_receipt(build, name) for name in adapter_names(build))
+    return [AdapterInfo(**{key: one[key] for key in ("name", "rank", "modules", "base")}) for one in receipts]
 
 
 def remove_adapter(build: Path, name: str) -> None:
@@ -129,20 +135,20 @@ def load_adapter(build: Path, manifest: Mapping[str, Any], name: str) -> dict[st
     """Return the inputs of an adapter by part and by name, each [1, n, rows, width].
 
     Raises:
-        ShardmillError: if the build has no adapter of that name, or it is damaged, or was made for another base.
+        AdapterError: if the build has no adapter of that name, or it is damaged, or was made for another base.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     receipt, file, again = _receipt(build, name), build / FOLDER / name / TENSORS, "add it again"
     if receipt.get("base_digest") != _base_digest(manifest):
-        raise ShardmillError(f"{file.parent}: was made for other programs than {build} has now; {again}")
+        raise AdapterError(f"{file.parent}: was made for other programs than {build} has now; {again}")
     try:
         if hash_file(file) != receipt.get("sha256"):
-            raise ShardmillError(f"{file}: is not the file that was added; {again}")
+            raise AdapterError(f"{file}: is not the file that was added; {again}")
         tensors = load_file(file)
     except (OSError, SafetensorError) as error:
-        raise ShardmillError(f"{file} can't be read: {error}; {again}") from error
+        raise AdapterError(f"{file} can't be read: {error}; {again}") from error
     found: dict[str, dict[str, Halves]] = {}
     for part in manifest["parts"]:
         for one in part.get("adapters", {}):
@@ -151,26 +157,24 @@ def load_adapter(build: Path, manifest: Mapping[str, Any], name: str) -> dict[st
 
 
 def check_adapter(build: Path, manifest: Mapping[str, Any], name: str) -> None:
-    """Raise ShardmillError if a build has no adapter of that name, before any program is loaded."""
+    """Raise AdapterError if a build has no adapter of that name, before any program is loaded."""
     if not _rank(manifest):
-        raise ShardmillError(
+        raise AdapterError(
             f"{build}: its programs take no adapters; set `program.adapters` in its config and build again"
         )
     _receipt(build, name)
 
 
 def _receipt(build: Path, name: str) -> dict[str, Any]:
-    """Return an adapter's receipt. Raises ShardmillError if it is missing or damaged."""
+    """Return an adapter's receipt. Raises AdapterError if it is missing or damaged."""
     file = build / FOLDER / name / RECEIPT
     if not NAME.fullmatch(name) or not file.is_file():
-        known = sorted(found.parent.name for found in (build / FOLDER).glob(f"*/{RECEIPT}"))
-        has = f"it has {', '.join(known)}" if known else "it has none"
-        raise ShardmillError(f"{build}: no adapter is called {printable(name)!r}; {has} (`shardmill adapter add`)")
-    return read_sealed(file)
-
-
-def _info(receipt: Mapping[str, Any]) -> AdapterInfo:
-    return AdapterInfo(**{key: receipt[key] for key in ("name", "rank", "modules", "base")})
+        has = f"it has {', '.join(adapter_names(build)) or 'none'}"
+        raise AdapterError(f"{build}: no adapter is called {printable(name)!r}; {has} (`shardmill adapter add`)")
+    try:
+        return read_sealed(file)
+    except UnreadableError as error:
+        raise AdapterError(f"{error}; add the adapter again") from error
 
 
 def _save(inputs: Mapping[str, Halves], file: Path) -> None:

@@ -197,6 +197,10 @@ class EngineProcess(Process):
         """Do the same as `forward` without running the LM head."""
         self.call("write", list(tokens), list(slots), list(positions))
 
+    def adapt(self, name: str | None) -> None:
+        """See `Engine.adapt`."""
+        self.call("adapt", name)
+
     def reset(self) -> None:
         """Forget every slot."""
         self.call("reset")

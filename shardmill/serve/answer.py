@@ -222,7 +222,7 @@ class Answer:
         self._head = {
             "id": self._shape.prefix + secrets.token_hex(12),
             "created": int(time.time()),
-            "model": model.name,
+            "model": request.model,
             "system_fingerprint": model.fingerprint or None,
         }
         wanted = request.stream_options is not None and request.stream_options.include_usage

@@ -44,14 +44,27 @@ from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tools import FORMATS
 
 
-def check_model_name(name: str, own: str) -> None:
-    """Raise ApiError 404 for any other model than the served one."""
-    if name != own:
-        message = f"the model {name!r} is not served here; {own!r} is"
+def check_model_name(name: str, own: str, adapters: Sequence[str] = ()) -> str | None:
+    """Return the adapter that a model's name asks for, as vLLM spells it: MODEL:ADAPTER; None for the bare model.
+
+    Raises:
+        ApiError: 404 for any other model than the served one, or another adapter than those of the model.
+    """
+    model, _, adapter = name.partition(":")
+    if model != own or (adapter not in adapters if ":" in name else False):
+        served = " and ".join(map(repr, [own, *(f"{own}:{one}" for one in adapters)]))
+        message = f"the model {name!r} is not served here; {served} {'are' if adapters else 'is'}"
         raise ApiError(404, message, param="model", code="model_not_found")
+    return adapter or None
 
 
-def add_pages(app: FastAPI, own: str, is_well: Callable[[], bool], metrics: Metrics) -> None:
+def add_pages(
+    app: FastAPI,
+    own: str,
+    is_well: Callable[[], bool],
+    metrics: Metrics,
+    adapters: Callable[[], Sequence[str]] = tuple,
+) -> None:
     """Add the pages that every server has.
 
     Args:
@@ -59,17 +72,19 @@ def add_pages(app: FastAPI, own: str, is_well: Callable[[], bool], metrics: Metr
         own: the model's name for clients.
         is_well: returns whether requests are accepted.
         metrics: the counters for /metrics.
+        adapters: returns the names of the model's adapters.
     """
     card = {"id": own, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
 
     @app.get("/v1/models", response_model=None)
     async def models() -> Response:
-        return json_response({"object": "list", "data": [card]})
+        others = [{**card, "id": f"{own}:{name}", "parent": own} for name in adapters()]
+        return json_response({"object": "list", "data": [card, *others]})
 
     @app.get("/v1/models/{name:path}", response_model=None)
     async def one_model(name: str) -> Response:
-        check_model_name(name, own)
-        return json_response(card)
+        adapted = check_model_name(name, own, adapters()) is not None
+        return json_response({**card, "id": name, "parent": own} if adapted else card)
 
     @app.get("/health", response_model=None)
     async def health() -> Response:
@@ -127,7 +142,7 @@ def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: S
     Raises:
         ApiError: the request can't be honoured.
     """
-    check_model_name(request.model, model.name)
+    adapter = check_model_name(request.model, model.name, model.adapters())
     prompt = _chat_prompt(request, model) if isinstance(request, ChatRequest) else _text_prompt(request, model)
     room = _check_prompt(prompt, model, settings)
     drafter = request.shardmill.drafter or settings.drafter
@@ -154,7 +169,7 @@ def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: S
     except DecodeError as error:
         raise invalid(str(error)) from error
     most = _max_tokens(request, room, settings)
-    return [Work(tuple(prompt), most, drafter, one) for one in options]
+    return [Work(tuple(prompt), most, drafter, one, adapter) for one in options]
 
 
 def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
@@ -333,7 +348,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: waiting ones delay no others
     add_error_shape(app)
-    add_pages(app, model.name, lambda: worker.is_well, metrics)
+    add_pages(app, model.name, lambda: worker.is_well, metrics, model.adapters)
     _add_decisions(app, chats, model, worker, settings)
 
     @app.post("/v1/completions", response_model=None)

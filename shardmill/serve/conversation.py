@@ -74,6 +74,7 @@ class Talk:
         sampling: how tokens are chosen; each turn adds one to the seed.
         max_new_tokens: the most tokens of an answer.
         context_policy: what happens when the context is full.
+        adapter: the adapter that answers; None: the bare model.
 
     Raises:
         DecodeError: the context is too small to slide.
@@ -86,12 +87,14 @@ class Talk:
         sampling: Sampling,
         max_new_tokens: int,
         context_policy: ContextPolicy = "stop",
+        adapter: str | None = None,
     ) -> None:
         self._model = model
         self._drafter = drafter
         self._sampling = sampling
         self._max_new_tokens = max_new_tokens
         self._session = Session(model.engine, context_policy=context_policy)
+        self._session.use_adapter(adapter)
         self._policy = create_policy("cost_model", self._session.widths)
         self._turns = 0
 

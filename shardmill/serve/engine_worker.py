@@ -35,6 +35,7 @@ from shardmill.decode import (
     score_labels,
 )
 from shardmill.decode.drafters.follow import Numbering
+from shardmill.errors import AdapterError
 from shardmill.printable import one_line
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
@@ -43,12 +44,13 @@ from shardmill.serve.protocol import ApiError, broken, invalid, shutting_down, t
 
 @dataclass(frozen=True)
 class Work:
-    """A request to the engine for an answer."""
+    """A request to the engine for an answer; `adapter` is None for the bare model."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int
     drafter: str
     options: Options
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,8 @@ class Worker:
                 self._answer(job)
             except _CancelledError:
                 job.put(job.cancelled or broken())
+            except AdapterError as error:  # the session has changed nothing yet
+                job.put(invalid(str(error), "model"))
             except DecodeError as error:  # in mid-answer: foreseeable errors are reported before queueing
                 job.put(invalid(str(error)))
                 self._start_afresh()
@@ -330,6 +334,7 @@ class Worker:
             yield from score_labels(self._session, work.prompt, work.labels)
             return
         drafter, policy = self._helpers_for(work.drafter)
+        self._session.use_adapter(work.adapter)
         yield from generate(
             self._session,
             work.prompt,

@@ -17,6 +17,7 @@ from shardmill.decode.drafters import HeadEngine
 from shardmill.errors import ShardmillError
 from shardmill.files import digest, load_json, parse_json
 from shardmill.runtime import process
+from shardmill.runtime.adapters import adapter_names
 from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.chat import ChatTemplate, load_template, turn_end
 from shardmill.serve.protocol import invalid
@@ -145,6 +146,7 @@ class Model:
         fingerprint: changes when the model does.
         tokenizer_digest: changes when the tokenizer does.
         threads: number of the engine's threads, if it can choose.
+        build: the folder with the model's adapters; None: it takes none.
     """
 
     name: str
@@ -161,6 +163,7 @@ class Model:
     fingerprint: str = ""
     tokenizer_digest: str = ""
     threads: int | None = None
+    build: Path | None = None
     _grammar: Lock = field(default_factory=Lock, repr=False, compare=False)
     _prepared: list[GrammarTokenizer] = field(default_factory=list, repr=False, compare=False)
 
@@ -168,6 +171,10 @@ class Model:
     def vocabulary(self) -> Vocabulary:
         """Return the text of single tokens."""
         return Vocabulary(self.tokenizer)
+
+    def adapters(self) -> list[str]:
+        """Return the names of the model's adapters; one that was added a moment ago is among them."""
+        return adapter_names(self.build) if self.build else []
 
     def grammar_tokenizer(self) -> GrammarTokenizer:
         """Return the tokenizer in the form that grammars need; built by the first request while others wait.
@@ -280,6 +287,7 @@ def load_model(
         tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
         head=engine.load_drafter() if "drafter" in manifest else None,
         threads=getattr(engine, "threads", None),
+        build=build if "adapters" in manifest else None,
     )
 
 

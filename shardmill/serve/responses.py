@@ -234,7 +234,7 @@ class ResponsesAnswer:
             "incomplete_details": None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "model": model.name,
+            "model": request.model,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,

@@ -13,7 +13,9 @@ import tiny
 from models import tiny_families
 from safetensors.torch import load_file, save_file
 
-from shardmill.errors import ShardmillError
+from shardmill.decode import Session, create_drafter, run
+from shardmill.decode.policies import AlwaysDraft
+from shardmill.errors import AdapterError, ShardmillError
 from shardmill.gates.parity import relative_error
 from shardmill.gates.stack import feed
 from shardmill.machine import is_portable
@@ -184,3 +186,25 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(made: Path, tmp_path: 
     said = refusal(wide)
     manifest.write_text(before)
     assert "is an adapter of Qwen/Qwen3-0.6B, the build is of Qwen/Qwen2.5-0.5B" in said
+
+
+def test_a_session_forgets_its_tokens_with_its_adapter(made: Path, tmp_path: Path) -> None:
+    """Two adapters in turns say what PEFT's merged models say, and no prefix of one is reused by the other."""
+    source, prompt, told = made / "source", TEXT[:12], {}
+    for seed, name in enumerate(("first", "second"), start=1):
+        lora = adapters.write_lora(source, tmp_path / name, seed, 0.25)
+        add_adapter(made, lora, name)
+        told[name] = adapters.greedy(adapters.merged(source, lora), prompt, 12)
+    told[""] = adapters.greedy(tiny.transformers_model(source), prompt, 12)
+    assert len({tuple(tokens) for tokens in told.values()}) == 3
+    session = Session(load(made, "fp32"))
+    for name in ("first", "second", "", "first", "first", "second"):
+        session.use_adapter(name or None)
+        result = run(session, prompt, max_new_tokens=12, drafter=create_drafter("ngram"), policy=AlwaysDraft())
+        assert list(result.tokens) == told[name]
+    assert result.reused_tokens == 0
+    with pytest.raises(AdapterError):
+        session.use_adapter("missing")
+    assert list(run(session, prompt, max_new_tokens=12).tokens) == told["second"]
+    other = Session(session.engine)
+    assert list(run(other, prompt, max_new_tokens=12).tokens) == told[""]
