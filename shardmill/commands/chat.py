@@ -33,7 +33,6 @@ from shardmill.commands.arguments import (
 )
 from shardmill.commands.generate import closing_line
 from shardmill.errors import ShardmillError
-from shardmill.runtime.adapters import check_adapter
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ def chat(
     from rich.console import Console
 
     from shardmill.decode import Sampling
+    from shardmill.runtime.adapters import check_adapter
     from shardmill.serve import model as serving
     from shardmill.serve.conversation import Conversation, Talk
 

@@ -31,7 +31,6 @@ from shardmill.commands.arguments import (
     read_prompt_file,
 )
 from shardmill.errors import ShardmillError
-from shardmill.runtime.adapters import check_adapter
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -148,6 +147,7 @@ def generate(
     from shardmill.decode import generate as decode
     from shardmill.decode.drafters import EAGLE3
     from shardmill.runtime import process
+    from shardmill.runtime.adapters import check_adapter
 
     check_drafter(drafter, draft_build)
     check_policy(policy)
