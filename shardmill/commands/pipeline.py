@@ -122,7 +122,17 @@ def _pass(found: Preview) -> str:
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(chain)} dispatches; "
         f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}{hint}"
-        f"{_draft(found)}"
+        f"{_draft(found)}{_adapter(found)}"
+    )
+
+
+def _adapter(found: Preview) -> str:
+    """Return the costs of taking adapters, and what the placement rules say of them; empty without adapters."""
+    if not found.adapters:
+        return ""
+    return (
+        f"\nadapters to rank {found.adapters}: inputs of {size(found.adapter_bytes)}, which a pass reads besides, and "
+        f"{found.adapter_operations:.3g} operations a token, with an adapter or without;\n{found.adapter_verdict}"
     )
 
 

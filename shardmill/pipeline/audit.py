@@ -27,6 +27,7 @@ from shardmill.evidence.folder import evidence_files
 from shardmill.files import dumps, is_left_by_macos, read_sealed
 from shardmill.pipeline.attest import read_provenance
 from shardmill.pipeline.task import RECEIPT, SOURCE
+from shardmill.runtime.adapters import recorded_files
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 BUNDLE = "bundle.json"
@@ -148,6 +149,8 @@ def records(build: Path) -> dict[str, Record]:
             read_sealed(file)
             name = file.relative_to(build).as_posix()
             known[name] = Record(hash_file(file), name)
+    for path, sha, receipt in recorded_files(build):
+        known[path] = Record(sha, receipt)
     return known
 
 

@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from portable_coreml.judge.rules.shapes import MAX_SPATIAL_BEFORE_M4
+
 from shardmill.checkpoint.headers import check_tensors, read_tensors
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import FP16, stored_bytes
+from shardmill.models.adapters import adapter_inputs
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
-from shardmill.models.contract import BY_TOKEN, PER_LAYER, cache_bytes, table_constants
+from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, table_constants
 from shardmill.models.interface import DRAFT_PARTS, FIXED
+from shardmill.models.layer_constants import Shape
 from shardmill.pipeline.resolve import describe, describe_drafter
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, prefix_of, read_out
@@ -66,6 +70,10 @@ class Preview:
         tokens_max: most tokens of a pass.
         verify: most tokens of a decode pass.
         shapes: "range", "fixed" for a function for each of `widths`, or "enumerated".
+        adapters: the largest rank of adapters that the programs take; 0 if they take none.
+        adapter_bytes: of an adapter's matrices, which a pass reads besides.
+        adapter_operations: multiplications and additions with these matrices for one token.
+        adapter_verdict: what the placement rules say of products with inputs of these shapes.
         reshape_frequency: how often shapes change, as a hint for Core ML; "" if all shapes are fixed.
         widths: the tokens that a decoder's passes carry.
         weights: the recipe, by its name or its file.
@@ -100,6 +108,10 @@ class Preview:
     tokens_max: int
     verify: int
     shapes: str
+    adapters: int
+    adapter_bytes: int
+    adapter_operations: int
+    adapter_verdict: str
     reshape_frequency: str
     widths: tuple[int, ...]
     weights: str
@@ -151,6 +163,7 @@ def preview(config: Config) -> Preview:
         path: stored_bytes(config.convert.embedding if path in BY_TOKEN else FP16, shape)
         for path, shape in table_constants(a).items()
     }
+    stacks = [shape for part in parts if part.calls.adapters for shape in _stacks(part)]
     fault = _tensor_fault(config, model)
     unpooled = _read_out_fault(config, model)
     return Preview(
@@ -161,6 +174,10 @@ def preview(config: Config) -> Preview:
         tokens_max=config.tokens.max,
         verify=config.verify,
         shapes=config.program.shapes,
+        adapters=config.program.adapters or 0,
+        adapter_bytes=sum(CACHE_ITEM_BYTES * prod(shape) for shape in stacks),
+        adapter_operations=sum(2 * prod(shape) for shape in stacks),
+        adapter_verdict=_placed(stacks),
         reshape_frequency="" if a.ends or config.program.shapes == FIXED else config.program.reshape_frequency,
         widths=() if a.ends else config.widths,
         weights=config.convert.precision,
@@ -190,6 +207,22 @@ def preview(config: Config) -> Preview:
             *filter(None, [fault, unpooled]),
         ),
     )
+
+
+def _stacks(part: Part) -> list[Shape]:
+    """Return the shapes of the inputs for an adapter."""
+    return [*adapter_inputs(part.graph, part.blueprint.layers, part.calls.adapters).values()]
+
+
+def _placed(stacks: Sequence[Shape]) -> str:
+    """Return what the placement rules say of products with these inputs; "" if there are none.
+
+    The rules have nothing against a factor that is an fp16 input, and a limit for the longest axis.
+    """
+    longest = max(map(max, stacks), default=0)
+    if longest > MAX_SPATIAL_BEFORE_M4:
+        return f"an axis of {longest} is too long for chips before M4 (rule S4)"
+    return "no placement rule is against products with such inputs" if stacks else ""
 
 
 def _windows(a: Architecture, buckets: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ class AdapterInfo:
     Attributes:
         rank: the largest rank of its matrices.
         modules: how many modules it changes.
-        base: the base model's name, as the adapter has it.
+        base: the base model's repository, as the adapter has it; "" if it names a folder.
     """
 
     name: str
@@ -94,7 +95,7 @@ def add_adapter(build: Path, folder: Path, name: str) -> AdapterInfo:
         "name": name,
         "rank": lora.rank,
         "modules": len(lora.tensors),
-        "base": lora.base,
+        "base": _repository(lora.base),  # a folder's path would tell where it was trained
         "base_digest": _base_digest(manifest),
         "peft": {file: hash_file(folder / file) for file in (CONFIG, WEIGHTS)},
     }
@@ -103,7 +104,7 @@ def add_adapter(build: Path, folder: Path, name: str) -> AdapterInfo:
         new.mkdir(parents=True)
         _save(inputs, new / TENSORS)
         write_json(new / RECEIPT, sealed(content | {"sha256": hash_file(new / TENSORS)}))
-    return AdapterInfo(name, lora.rank, len(lora.tensors), lora.base)
+    return AdapterInfo(name, lora.rank, len(lora.tensors), _repository(lora.base))
 
 
 def _check_name(name: str) -> None:
@@ -123,6 +124,16 @@ def adapters_of(build: Path) -> list[AdapterInfo]:
     """Return the adapters of a build by name. Raises ShardmillError for a damaged receipt."""
     receipts = (_receipt(build, name) for name in adapter_names(build))
     return [AdapterInfo(**{key: one[key] for key in ("name", "rank", "modules", "base")}) for one in receipts]
+
+
+def recorded_files(build: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield each file of an adapter, its sha256 and the receipt that names it; of a damaged receipt, nothing."""
+    for name in adapter_names(build):
+        receipt = f"{FOLDER}/{name}/{RECEIPT}"
+        with suppress(AdapterError):
+            content = _receipt(build, name)
+            yield receipt, hash_file(build / receipt), receipt
+            yield f"{FOLDER}/{name}/{TENSORS}", content["sha256"], receipt
 
 
 def remove_adapter(build: Path, name: str) -> None:
@@ -185,10 +196,15 @@ def _save(inputs: Mapping[str, Halves], file: Path) -> None:
 
 def _check_base(lora: LoraHeader, manifest: Mapping[str, Any]) -> None:
     """Raise ShardmillError if the adapter and the build name different repositories; a folder's name tells nothing."""
-    repo, base = manifest["source"].get("repo"), lora.base
-    if repo and re.fullmatch(r"[\w.-]+/[\w.-]+", base) and base.lower() != repo.lower() and not Path(base).exists():
+    repo, base = manifest["source"].get("repo"), _repository(lora.base)
+    if repo and base and base.lower() != repo.lower():
         same = f"if both are the same weights, write {repo} into {CONFIG}"
-        raise ShardmillError(f"{lora.folder}: is an adapter of {printable(base)}, the build is of {repo}; {same}")
+        raise ShardmillError(f"{lora.folder}: is an adapter of {base}, the build is of {repo}; {same}")
+
+
+def _repository(base: str) -> str:
+    """Return a base model's name if it is a repository on the hub, or ""."""
+    return base if re.fullmatch(r"[\w.-]+/[\w.-]+", base) and not Path(base).exists() else ""
 
 
 def _arrays(lora: LoraHeader, model: ModelDescription, manifest: Mapping[str, Any]) -> dict[str, Halves]:

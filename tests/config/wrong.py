@@ -61,6 +61,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"state": "host", "bundles": "each"}},
         "program.bundles: a program has one function only; add `shapes: fixed`",
     ),
+    "adapters beside a range of shapes and states": (
+        {"program": {"adapters": 8}},
+        "program.adapters: Core ML refuses inputs of one shape beside a range of shapes and states (rule D3); add "
+        "`shapes: fixed` or `state: host`",
+    ),
+    "adapters of a rank that is too large": (
+        {"program": {"shapes": "fixed", "adapters": 65}},
+        "program.adapters: input should be less than or equal to 64, is 65",
+    ),
     "a hint on shapes that never change": (
         {"program": {"shapes": "fixed", "reshape_frequency": "frequent"}},
         "program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out",

@@ -53,6 +53,11 @@ def test_the_build_with_an_adapter_still_verifies_and_answers(finished: Project,
     assert shardmill("adapter", "add", finished.build, lora, "--name", "told").exit_code == 0
     verified = shardmill("verify", finished.build)
     assert verified.exit_code == 0, verified.output
+    file = finished.build / "adapters/told/adapter.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    assert "not the bytes that adapters/told/adapter.json names" in shardmill("verify", finished.build).output
+    file.write_bytes(whole)
     given = ("generate", finished.build, "--prompt", PROMPT, "--max-new-tokens", 8, "--json")
     bare, adapted = (json.loads(shardmill(*given, *more).stdout)["tokens"] for more in ((), ("--adapter", "told")))
     assert bare != adapted

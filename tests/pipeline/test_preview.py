@@ -98,3 +98,28 @@ def test_of_a_repository_the_tensors_are_not_known(project: Path, monkeypatch: p
     hub = {"repo": "a/b", "revision": "0" * 40}
     found = preview(config.parse(content(source=hub)))
     assert (found.tensors, found.refused, found.source) == ("unknown", (), f"a/b@{'0' * 40}")
+
+
+@pytest.mark.usefixtures("project")
+def test_adapters_cost_what_the_programs_inputs_take(tmp_path: Path) -> None:
+    """The inputs are those of the plan that the build makes, and a model without the form has none."""
+    program = {"shapes": "fixed", "adapters": 8}
+    found = preview(config.parse(content(program=program)))
+    _, plan = tiny.split(tiny.fetched(Path("checkpoint"), tmp_path / "source"), program=program)
+    inputs = [part["inputs"][name] for part in plan["parts"] for name in part.get("adapters", ())]
+    assert len(inputs) == 5 * len(tiny.TOPOLOGY)
+    assert found.adapter_bytes == 2 * sum(map(prod, inputs)) == found.adapter_operations
+    assert found.adapter_verdict == "no placement rule is against products with such inputs"
+    bare = preview(config.parse(content(program={"shapes": "fixed"})))
+    assert (bare.adapters, bare.adapter_bytes, bare.adapter_verdict) == (0, 0, "")
+    assert bare.bytes_per_token == found.bytes_per_token
+
+
+@pytest.mark.usefixtures("project")
+def test_what_the_rules_are_against_is_said() -> None:
+    settings = json.loads(Path("checkpoint/config.json").read_text())
+    Path("wide").mkdir(exist_ok=True)
+    Path("wide/config.json").write_text(json.dumps(settings | {"intermediate_size": 16400}))
+    program = {"shapes": "fixed", "adapters": 8}
+    found = preview(config.parse(content(program=program) | {"source": {"path": "wide"}}))
+    assert found.adapter_verdict == "an axis of 16400 is too long for chips before M4 (rule S4)"

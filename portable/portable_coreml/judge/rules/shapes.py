@@ -20,7 +20,7 @@ _ANEFORGE_CAPS = "ANEForge, docs/capabilities.md"
 DISPATCH = "751K, notes/coreml_dispatch.md"
 
 _MAX_RANK = 5
-_MAX_SPATIAL_BEFORE_M4 = 16384
+MAX_SPATIAL_BEFORE_M4 = 16384
 _MAX_CONTRACTION = 32768
 _ALIGNMENT_BYTES = 64
 _FIRST_WIDE_CHIP = 4
@@ -112,8 +112,8 @@ def _spatial_over_limit(subject: Subject) -> Iterator[Breach]:
     severity = "error" if subject.target.chip < _FIRST_WIDE_CHIP else "info"
     for op in subject.runtime_ops:
         for name, kind in subject.results(op):
-            if any(n is not None and n > _MAX_SPATIAL_BEFORE_M4 for n in kind.shape[2:]):
-                yield Breach(label(op), f"'{name}' has a height or width over {_MAX_SPATIAL_BEFORE_M4}", severity)
+            if any(n is not None and n > MAX_SPATIAL_BEFORE_M4 for n in kind.shape[2:]):
+                yield Breach(label(op), f"'{name}' has a height or width over {MAX_SPATIAL_BEFORE_M4}", severity)
 
 
 @rule(

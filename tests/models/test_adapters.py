@@ -1,0 +1,56 @@
+"""Which models take adapters as inputs, and how the inputs of a part are laid out."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardmill import models
+from shardmill.models.adapters import adapter_inputs, slices, unadaptable
+from shardmill.models.architecture import Architecture
+
+from .tiny_families import SLOTS, TINY, tiny_config
+
+REFUSED = {
+    "gemma4": "without projections of their own",
+    "gemma4_text": "without projections of their own",
+    "gemma4_unified": "without projections of their own",
+    "gemma4_unified_text": "without projections of their own",
+    "zaya": "convolutions between its projections",
+}
+
+
+def architecture(model_type: str) -> Architecture:
+    config = tiny_config(model_type).get_text_config()
+    found: Architecture = models.family(model_type).describe(config, SLOTS).architecture
+    return found
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY))
+def test_models_that_can_not_take_adapters_say_why(model_type: str) -> None:
+    said = unadaptable(architecture(model_type))
+    assert (REFUSED[model_type] in said) if model_type in REFUSED else said == ""
+
+
+def test_layers_have_slices_only_of_what_they_have() -> None:
+    """LFM2 has convolutions in place of attention in three of four layers, and an MLP in each."""
+    a = architecture("lfm2")
+    layers = tuple(enumerate(a.kinds))
+    shapes = adapter_inputs(a.graph, layers, 5)
+    heads, keys = a.graph.heads * a.graph.head_dim, a.graph.kv_heads * a.graph.head_dim
+    assert shapes == {
+        "adapter_attn": (1, 1, 20, a.graph.hidden),
+        "adapter_ffn": (1, 4, 15, a.graph.ffn),
+        "adapter_key_value": (1, 1, 10, keys),
+        "adapter_mlp": (1, 4, 15, a.graph.hidden),
+        "adapter_query": (1, 1, 10, heads),
+    }
+    assert set(slices(a.graph, layers, 5)) == {"adapter_attn_2", "adapter_key_value_2", "adapter_query_2"} | {
+        f"adapter_{name}_{i}" for name in ("ffn", "mlp") for i in range(4)
+    }
+    assert adapter_inputs(a.graph, layers, 0) == slices(a.graph, layers, 0) == {}
+
+
+def test_an_mlp_without_a_gate_has_fewer_rows() -> None:
+    a = architecture("nemotron")
+    shapes = adapter_inputs(a.graph, tuple(enumerate(a.kinds)), 4)
+    assert shapes["adapter_ffn"] == (1, a.layers, 8, a.graph.ffn)
