@@ -35,7 +35,8 @@ class Engine(Protocol):
     - `verify`: the most tokens of a decode pass, if wider calls are for prompts.
     - `fit`: called with the number of slots that a text needs from now on; the engine may forget the others.
     - `copy_bytes`, `copy_out`, `copy_in`, `drop_copies`: see `Copying`.
-    - `adapt`: called with the name of an adapter to compute with from now on, or with None for the bare model.
+    - `adapt`: called with the name of an adapter to compute with from now on, or with None for the bare model. It
+      returns a text that tells these weights from others; the text is empty for the bare model.
     """
 
     @property

@@ -191,8 +191,8 @@ class Session:
         self._tokens: list[int] = []
         self._fed: list[int] = []
         self._first = self._layout.first_visible(0)  # first position, besides the sinks, that has not been evicted
-        self._prefixes, self._private, self._namespace = prefixes, False, ""
-        self._adapter: str | None = None
+        self._prefixes, self._private = prefixes, False
+        self._weights = ""  # what the engine says of its adapter; texts of other weights are not reused
         if hasattr(engine, "adapt"):  # an earlier session may have left it with an adapter
             engine.adapt(None)
         engine.reset()
@@ -210,22 +210,22 @@ class Session:
     def use_adapter(self, name: str | None) -> None:
         """Compute with an adapter from now on, or with the bare model.
 
-        The committed tokens are dropped if that changes: their keys and values are those of another model.
+        The committed tokens are dropped if that changes the weights: their keys and values are those of another model.
 
         Raises:
             DecodeError: the engine takes no adapters.
             Exception: the engine's, if it can't take this one; the session then stays as it was.
         """
-        if name == self._adapter:
+        if name is None and not self._weights:
             return
         adapt = getattr(self._engine, "adapt", None)
         if adapt is None:
             raise DecodeError("the engine takes no adapters")
-        adapt(name)
-        self._adapter = name
-        self._tokens, self._fed = [], []
-        self._first = self._layout.first_visible(0)
-        self._engine.reset()
+        weights: str = adapt(name)
+        if weights != self._weights:
+            self._keep()
+            self._weights = weights
+            self.truncate(0)
 
     def room(self) -> int:
         """Return the most tokens that one `feed` may take; 0 when the context is full."""
@@ -327,16 +327,6 @@ class Session:
         self._fed = []
         return length
 
-    def enter(self, namespace: str) -> None:
-        """Go on with other weights, such as an adapter's, by name; texts of other namespaces are not reused.
-
-        The caller changes the engine's weights after this.
-        """
-        if namespace != self._namespace:
-            self._keep()
-            self.truncate(0)
-            self._namespace = namespace
-
     def _resume(self, prompt: Sequence[int]) -> tuple[int, int]:
         """Make the slots hold as much of a prompt's beginning as they, or the kept prefixes, have.
 
@@ -351,7 +341,7 @@ class Session:
             return held, 0
         if shared < len(self._tokens):
             self._keep()
-        found = self._prefixes.find(prompt, self._namespace)
+        found = self._prefixes.find(prompt, self._weights)
         held = self.truncate(shared)
         self._fit(len(prompt))
         if found.length > held and self._is_plain(found.length):
@@ -365,7 +355,7 @@ class Session:
         """Copy the committed text out of the slots, unless it is private, has slid, or a ring has overtaken its end."""
         length = len(self._tokens)
         if self._prefixes and not self._private and self._is_plain(length) and self._intact(length):
-            self._prefixes.keep(self._tokens, self._namespace)
+            self._prefixes.keep(self._tokens, self._weights)
 
     def _is_plain(self, length: int) -> bool:
         """Return whether each of the first `length` positions has the slot of its number, and nothing was evicted."""

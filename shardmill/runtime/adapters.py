@@ -142,6 +142,11 @@ def remove_adapter(build: Path, name: str) -> None:
     shutil.rmtree(build / FOLDER / name)
 
 
+def adapter_digest(build: Path, name: str) -> str:
+    """Return the sha256 of an adapter's inputs, as its receipt has it. Raises AdapterError, see `load_adapter`."""
+    return str(_receipt(build, name).get("sha256"))
+
+
 def load_adapter(build: Path, manifest: Mapping[str, Any], name: str) -> dict[str, dict[str, Halves]]:
     """Return the inputs of an adapter by part and by name, each [1, n, rows, width].
 

@@ -21,7 +21,7 @@ from shardmill.errors import ShardmillError
 from shardmill.machine import load_programs_as
 from shardmill.models.contract import PER_LAYER
 from shardmill.models.host import Floats, KVLayout, apart, bucket_for, columns, encoder_arrays, token_rows
-from shardmill.runtime.adapters import load_adapter
+from shardmill.runtime.adapters import adapter_digest, load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.manifest import ENCODER, lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
@@ -128,6 +128,7 @@ class Engine:
         self.table = tables[EMBEDDING]  # [vocab, d]
         self.rows = tables.get(PER_LAYER)  # [vocab * layers, P]
         self.host = KVLayout(manifest)
+        self._adapter = ""  # the sha256 of the present adapter's matrices
         self.host.resize(self.lengths[0])
         # Channels that a token carries beside the residual stream: the first part's x has them, the table does not.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
@@ -188,15 +189,22 @@ class Engine:
             raise
         self.host.resize(length)
 
-    def adapt(self, name: str | None) -> None:
+    def adapt(self, name: str | None) -> str:
         """Use an adapter of the build from now on, or none; what the slots hold belongs to the adapter before.
+
+        Returns:
+            The sha256 of the adapter's matrices, or an empty text.
 
         Raises:
             ShardmillError: if the build has no such adapter, or it is damaged; the adapter before then stays.
         """
-        matrices = load_adapter(self.root, self.manifest, name) if name else {}
-        for part in self.layers:
-            part.program.adapt(matrices.get(part.name, {}))
+        sha256 = adapter_digest(self.root, name) if name else ""
+        if sha256 != self._adapter:
+            matrices = load_adapter(self.root, self.manifest, name) if name else {}
+            for part in self.layers:
+                part.program.adapt(matrices.get(part.name, {}))
+            self._adapter = sha256
+        return self._adapter
 
     def forget(self, slots: Sequence[int]) -> None:
         """Hide slots until they are written again."""

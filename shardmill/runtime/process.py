@@ -197,9 +197,10 @@ class EngineProcess(Process):
         """Do the same as `forward` without running the LM head."""
         self.call("write", list(tokens), list(slots), list(positions))
 
-    def adapt(self, name: str | None) -> None:
+    def adapt(self, name: str | None) -> str:
         """See `Engine.adapt`."""
-        self.call("adapt", name)
+        weights: str = self.call("adapt", name)
+        return weights
 
     def reset(self) -> None:
         """Forget every slot."""

@@ -302,18 +302,18 @@ def _prepare_decisions(request: DecideRequest, model: Model, settings: Settings)
     Raises:
         ApiError: the request can't be honoured.
     """
-    check_model_name(request.model, model.name)
+    adapter = check_model_name(request.model, model.name, model.adapters())
     most = min(model.engine.slots, settings.limits.prompt_tokens or model.engine.slots)
     if request.messages is not None:
         text = _chat_text(request.as_chat(), model)
-        return [split_labels(model, text, request.labels, special=False, most=most)]
-    found = []
+        return [replace(split_labels(model, text, request.labels, special=False, most=most), adapter=adapter)]
+    found: list[DecideWork] = []
     for i, text in enumerate(request.texts):
         try:
             found.append(split_labels(model, text, request.labels, special=True, most=most))
         except ApiError as error:
             raise (error if isinstance(request.input, str) else place_of(error, i)) from error
-    return found
+    return [replace(work, adapter=adapter) for work in found]
 
 
 def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, settings: Settings) -> None:
@@ -322,7 +322,7 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
     @app.post("/v1/decide", response_model=None)
     async def decide(body: DecideRequest, request: Request) -> Response:
         found = await while_connected(request.receive, scored(body, _asker(body, request)))
-        return json_response(decided(model.name, body.labels, found, model.calibration))
+        return json_response(decided(body.model, body.labels, found, model.calibration))
 
     async def scored(body: DecideRequest, client: str) -> list[LabelScores]:
         """Run a request's texts one by one, so that other requests may run between them."""

@@ -59,6 +59,7 @@ class DecideWork:
 
     prompt: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
+    adapter: str | None = None
 
 
 Item = TokenEvent | GenerationResult | LabelScores | ApiError  # an answer is events, then the result or an error
@@ -330,11 +331,11 @@ class Worker:
 
     def _events(self, work: Work | DecideWork) -> Iterator[PrefillEvent | TokenEvent | GenerationResult | LabelScores]:
         """Yield the events of a request, pass by pass, and its result."""
+        self._session.use_adapter(work.adapter)
         if isinstance(work, DecideWork):
             yield from score_labels(self._session, work.prompt, work.labels)
             return
         drafter, policy = self._helpers_for(work.drafter)
-        self._session.use_adapter(work.adapter)
         yield from generate(
             self._session,
             work.prompt,

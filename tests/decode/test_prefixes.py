@@ -199,12 +199,13 @@ def test_a_private_text_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_namespaces_share_nothing(kind: str) -> None:
+def test_texts_of_other_weights_are_not_reused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under other weights the same tokens leave other contents in the slots."""
+    monkeypatch.setattr(KINDS[kind], "adapt", lambda _, name: f"weights of {name}" if name else "", raising=False)
     session, _ = keeping(KINDS[kind](slots=SLOTS))
     reused = []
-    for namespace in ("", "adapter a", "", "adapter a", "adapter a"):
-        session.enter(namespace)
+    for name in (None, "a", None, "a", "a"):
+        session.use_adapter(name)
         reused.append(session.prefill(system).reused)
     again = len(system) - 1 if kind == "rings" else 2 * BLOCK
     assert reused == [0, 0, again, again, len(system) - 1]

@@ -13,7 +13,7 @@ import tiny
 from models import tiny_families
 from safetensors.torch import load_file, save_file
 
-from shardmill.decode import Session, create_drafter, run
+from shardmill.decode import PrefixCache, Session, create_drafter, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import AdapterError, ShardmillError
 from shardmill.gates.parity import relative_error
@@ -208,3 +208,24 @@ def test_a_session_forgets_its_tokens_with_its_adapter(made: Path, tmp_path: Pat
     assert list(run(session, prompt, max_new_tokens=12).tokens) == told["second"]
     other = Session(session.engine)
     assert list(run(other, prompt, max_new_tokens=12).tokens) == told[""]
+
+
+def test_kept_prefixes_belong_to_an_adapter_s_matrices(made: Path, tmp_path: Path) -> None:
+    """A session recalls what an adapter computed; an adapter that replaces it under its name computes anew."""
+    source, prompt, told = made / "source", (TEXT * 3)[:40], {}
+    for seed in (1, 2):
+        lora = adapters.write_lora(source, tmp_path / str(seed), seed, 0.25)
+        told[seed] = adapters.greedy(adapters.merged(source, lora), prompt, 6)
+    told[0] = adapters.greedy(tiny.transformers_model(source), prompt, 6)
+    add_adapter(made, tmp_path / "1", "kept")
+    engine = load(made, "fp32")
+    session = Session(engine, prefixes=PrefixCache(engine, 1 << 24))
+    found = []
+    for name, seed in ((None, 0), ("kept", 1), (None, 0), ("kept", 1), ("kept", 2), ("kept", 2)):
+        if seed == 2:
+            add_adapter(made, tmp_path / "2", "kept")
+        session.use_adapter(name)
+        result = run(session, prompt, max_new_tokens=6)
+        assert list(result.tokens) == told[seed]
+        found.append(result.reused_tokens > 0)
+    assert found == [False, False, True, True, False, True]
