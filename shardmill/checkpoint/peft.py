@@ -152,7 +152,7 @@ def check_targets(lora: LoraHeader, modules: Iterable[str]) -> None:
     config = load_json(lora.folder / CONFIG)
     for module in modules:
         if _is_target(config, module) and module not in lora.tensors:
-            what = f"target_modules has {printable(module)}, and the file has no matrices of it"
+            what = f"target_modules has {printable(module)}, and the file has no such matrices"
             raise CheckpointError(f"{lora.folder / WEIGHTS}: {what}; copy the adapter again")
 
 

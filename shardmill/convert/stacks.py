@@ -45,7 +45,7 @@ def stack_inputs(spec: Any, blueprint: GraphSpec) -> None:
 
 
 def _one_for_all(inputs: Any, slices: list[str]) -> Any:
-    """Remove inputs, given by their names, from a list of inputs; append the first of them again, and return it."""
+    """Remove the inputs with these names from a list of inputs; append the first one again, and return that."""
     kept = [copied(one) for one in inputs if one.name not in slices]
     first = next(copied(one) for one in inputs if one.name == slices[0])
     del inputs[:]

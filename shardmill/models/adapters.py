@@ -1,4 +1,4 @@
-"""LoRA adapters as inputs of a program: which matrices each input holds, and what they add to a layer.
+"""LoRA adapters as inputs of a program: which matrices each input holds.
 
 An adapter replaces a projection W by W + B A, where A is [r, in] and B is [out, r]. If a config asks for adapters of a
 rank r, both matrices of every projection are inputs of the layers' programs. An input of a part is a stack. It has a
@@ -100,7 +100,7 @@ def unadaptable(a: Architecture) -> str:
     if any(kind.mixer == "cca" for kind in a.kinds):
         return f"{a.model_type} has convolutions between its projections and its attention"
     if any(kind.shares or kind.key_is_value for kind in a.kinds):
-        return f"{a.model_type} has layers without projections of their own for keys or values"
+        return f"{a.model_type} has layers without projections for keys or values"
     sizes: dict[str, set[Stack]] = {}
     for kind in a.kinds:
         for name, stack in layer_stacks(a.graph, kind).items():

@@ -40,7 +40,7 @@ Halves = NDArray[np.float16]
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """What a build's adapter was made from.
+    """A build's adapter, in short.
 
     Attributes:
         rank: the largest rank of its matrices.
@@ -60,7 +60,7 @@ def _rank(manifest: Mapping[str, Any]) -> int:
 
 
 def _base_digest(manifest: Mapping[str, Any]) -> str:
-    """Return a digest of what an adapter was made for: the packages of the programs that take it."""
+    """Return a digest of the packages of the programs that take an adapter."""
     taking = [part["name"] for part in manifest["parts"] if "adapters" in part]
     return digest({name: manifest["packages"][name]["files"] for name in taking})
 
@@ -137,7 +137,7 @@ def recorded_files(build: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def remove_adapter(build: Path, name: str) -> None:
-    """Remove an adapter of a build. Raises ShardmillError if there is none of that name."""
+    """Remove an adapter of a build. Raises AdapterError if the build has no adapter of that name."""
     _receipt(build, name)
     shutil.rmtree(build / FOLDER / name)
 
@@ -314,7 +314,9 @@ def _row_source(found: Sequence[TensorSource], shape: Shape, rows: slice) -> Row
     if any(
         one != replace(TensorSource(first.tensor, times=first.times), rows=one.rows, shape=one.shape) for one in found
     ):
-        raise CheckpointError(f"{first.tensor}: an adapter of it can't be an input, since programs hold another matrix")
+        raise CheckpointError(
+            f"{first.tensor}: no adapter of this tensor can be an input, since programs hold another matrix"
+        )
     held = (first.shape or shape)[0]
     every = np.concatenate([np.arange(*(one.rows or (0, held, 1))) for one in found])
     return RowSource(first.tensor.removesuffix(".weight"), every[rows], first.times)

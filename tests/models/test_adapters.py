@@ -11,10 +11,10 @@ from shardmill.models.architecture import Architecture
 from .tiny_families import SLOTS, TINY, tiny_config
 
 REFUSED = {
-    "gemma4": "without projections of their own",
-    "gemma4_text": "without projections of their own",
-    "gemma4_unified": "without projections of their own",
-    "gemma4_unified_text": "without projections of their own",
+    "gemma4": "without projections for keys or values",
+    "gemma4_text": "without projections for keys or values",
+    "gemma4_unified": "without projections for keys or values",
+    "gemma4_unified_text": "without projections for keys or values",
     "zaya": "convolutions between its projections",
 }
 
