@@ -89,3 +89,15 @@ def test_each_function_of_a_program_is_measured_by_itself(tmp_path: Path, bundle
             assert {row["function"] for row in rows} == {f"t{width}"}
     assert found["pass.T=4"]["value"]["programs"] == 2
     assert found["pass.T=4"]["value"]["agree"] == found["pass.T=4"]["value"]["tokens"]
+
+
+@pytest.mark.parametrize("state", ["graph", "host"])
+def test_programs_that_take_adapters_are_measured_with_zeros(tmp_path: Path, state: str) -> None:
+    source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS), tmp_path / "source")
+    made = program_forms.build(source, tmp_path, {"shapes": "fixed", "state": state, "adapters": 8}, **SETTINGS)
+    build = finish(made.plan, made.packages, made.table, source, tmp_path / "adapted")
+    variant, found = packed_and_measured(build, tmp_path)
+    assert variant["parts"][0]["kind"] == "layers"
+    for place, width in enumerate((1, 4)):
+        assert found[f"{variant['parts'][0]['name']}.{place}/parity.T={width}"]["value"]["psnr"] > 40
+    assert found["pass.T=4"]["value"]["agree"] == found["pass.T=4"]["value"]["tokens"]

@@ -229,3 +229,14 @@ def test_kept_prefixes_belong_to_an_adapter_s_matrices(made: Path, tmp_path: Pat
         assert list(result.tokens) == told[seed]
         found.append(result.reused_tokens > 0)
     assert found == [False, False, True, True, False, True]
+
+
+@pytest.mark.slow
+def test_experts_that_the_host_routes_to_stay_as_they_are(tmp_path: Path) -> None:
+    build = adapters.build(tmp_path / "build", "mixtral", experts="routed")
+    lora = adapters.write_lora(build / "source", tmp_path / "lora", target_modules=["q_proj", "k_proj", "o_proj"])
+    add_adapter(build, lora, "one")
+    engine = load(build, "fp32")
+    engine.adapt("one")
+    truth = adapters.logits_of(adapters.merged(build / "source", lora), TEXT)
+    assert relative_error(feed(engine, TEXT, PASSES), truth) < WITHIN
