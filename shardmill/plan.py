@@ -29,11 +29,11 @@ from shardmill.models.architecture import (
     blocks,
 )
 from shardmill.models.contract import (
+    MODEL_NORM,
     GraphSpec,
     constants,
     model_constants,
     table_constants,
-    whole_blueprint,
     window_slots,
 )
 from shardmill.models.interface import DRAFT_PARTS, HOST, EntryPoints, interface
@@ -99,7 +99,7 @@ class Part:
     """
 
     name: str
-    kind: str  # "layers", "experts", "head", "encoder", "fuse" or "embedding"
+    kind: str  # "layers", "experts", "head", "encoder", "fuse", "join" or "embedding"
     start: int
     end: int
     slots: int  # S
@@ -113,6 +113,7 @@ class Part:
     calls: EntryPoints = EntryPoints()
     taps: tuple[int, ...] = ()  # of a part of layers, see models/contract.py
     drafter: bool = False  # whether it belongs to the drafter, and not to the model's own chain
+    lent: tuple[tuple[int, LayerSpec], ...] = ()  # of a drafter's part, see models/contract.py
 
     @property
     def blueprint(self) -> GraphSpec:
@@ -121,9 +122,10 @@ class Part:
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
             hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
             adapters = self.calls.adapters
-            return GraphSpec(
+            found = GraphSpec(
                 self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted, taps=self.taps, adapters=adapters
             )
+            return replace(found, lent=self.lent)
         return GraphSpec(self.kind, self.graph, rows=self.end - self.start)
 
     @property
@@ -181,7 +183,8 @@ def load_part(path: Path) -> Part:
     tensors = tuple(map(_loaded, fields["tensors"]))
     calls = EntryPoints(**{name: _tuple(value) for name, value in fields["calls"].items()})
     made = {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls}
-    return Part(**fields | made | {"taps": tuple(fields["taps"])})
+    lent = tuple((index, LayerSpec(**kind)) for index, kind in fields["lent"])
+    return Part(**fields | made | {"taps": tuple(fields["taps"]), "lent": lent})
 
 
 def _loaded(fields: dict[str, Any]) -> Constant:
@@ -231,8 +234,12 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
     parts += [part(f"head_{j}", "head", j * rows, (j + 1) * rows) for j in range(config.slices)]
     if drafter:
         of, (fuse, layers, head) = drafter.model.architecture, DRAFT_PARTS
-        own = [part(fuse, "fuse", 0, len(drafter.taps), of=of)]
-        own += [part(layers, "layers", 0, of.layers, config.length, of), part(head, "head", 0, of.vocab, of=of)]
+        first = part(fuse, "fuse", 0, len(drafter.taps), of=of)
+        chain = part(layers, "layers", 0, of.layers, config.length, of)
+        if drafter.lent:
+            first = part(fuse, "join", 0, a.graph.hidden, of=of)
+            chain = replace(chain, start=a.layers, end=a.layers + of.layers, lent=drafter.lent)
+        own = (first, chain, part(head, "head", 0, of.vocab, of=of))
         parts += [replace(one, drafter=True) for one in own]
     return (*parts, part("embedding", "embedding", 0, a.vocab))
 
@@ -247,6 +254,7 @@ def draft_parts(
     sources = dict(model.sources)
     if drafter:
         sources |= {f"{DRAFTER}{path}": source for path, source in drafter.model.sources.items()}
+        sources[f"{DRAFTER}{MODEL_NORM}.weight"] = model.sources["norm.weight"]
 
     def filled(part: Part) -> Part:
         shapes = table_constants(model.architecture) if part.kind == "embedding" else part.shapes
@@ -298,13 +306,11 @@ def tensor_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def drafter_shapes(drafter: DrafterDescription) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every tensor that a drafter's checkpoint must have."""
-    a = drafter.model.architecture
-    fuse = constants(GraphSpec("fuse", a.graph, rows=len(drafter.taps)))
-    layers, head = constants(whole_blueprint(a)), constants(GraphSpec("head", a.graph, rows=a.vocab))
-    shapes = fuse | layers | head
-    return {one.tensor: shapes[path] for path, each in drafter.model.sources.items() for one in blocks(each)}
+def drafter_shapes(config: Config, a: Architecture, drafter: DrafterDescription) -> dict[str, tuple[int, ...]]:
+    """Return the name and shape of every tensor that the checkpoint of a drafter for a model must have."""
+    shapes = {path: shape for p in empty_parts(config, a, drafter) if p.drafter for path, shape in p.shapes.items()}
+    sources = drafter.model.sources
+    return {one.tensor: one.shape or shape for path, shape in shapes.items() for one in blocks(sources.get(path, ()))}
 
 
 def with_hashes(parts: Sequence[Part], hashes: Mapping[str, str]) -> tuple[Part, ...]:

@@ -23,7 +23,7 @@ from shardmill.bench.server import Client, TimedAnswer, command, connected, runn
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
 from shardmill.decode import create_drafter
-from shardmill.decode.drafters import DRAFT_MODEL, EAGLE3
+from shardmill.decode.drafters import DRAFT_MODEL, TRAINED
 from shardmill.decode.generate import agreement
 from shardmill.runtime.manifest import read_manifest, verify_width
 
@@ -175,7 +175,7 @@ def benchmark(
     ):
         say(f"the server was ready after {server.ready_seconds:.1f} s")
         start = {"ready_seconds": server.ready_seconds, **first_and_later(client, asked.start, settings.repetitions)}
-        heads = [EAGLE3] if "drafter" in manifest else []
+        heads = [manifest["drafter"]["kind"]] if "drafter" in manifest else []
         drafters = (*settings.drafters, *heads, *([DRAFT_MODEL] if draft else []))
         pairs, prefills = take(client, [*asked.sweep, *asked.tasks], drafters, settings, say)
     widths = [width for width in manifest["widths"] if width <= verify_width(manifest)]  # of decode passes
@@ -285,7 +285,7 @@ def rows(key: str, prompts: Iterable[Prompt], pairs: Sequence[Pair], widest: int
                 replays = [
                     replay(create_drafter(drafter), prompt.tokens, output, widest - 1)
                     for prompt, output in outputs.items()
-                    if drafter not in (EAGLE3, DRAFT_MODEL)
+                    if drafter not in (*TRAINED, DRAFT_MODEL)
                 ]
                 yield {key: group, "prompts": len(outputs), **row(same, replays)}
 

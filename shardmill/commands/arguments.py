@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from shardmill.decode import ContextPolicy, Drafter
-    from shardmill.decode.drafters import HeadEngine
+    from shardmill.decode.drafters import TrainedEngine
 
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -61,7 +61,7 @@ Build = Annotated[
 ]
 
 # Written out, because --help must not wait for the imports of decode; a test compares them with decode's names.
-DRAFTERS = "none, ngram, suffix, learned, eagle3 or draft_model"
+DRAFTERS = "none, ngram, suffix, learned, eagle3, assistant or draft_model"
 POLICIES = "cost_model or always"
 EFFECT = "Affects the speed only, but eagle3 and draft_model at a temperature also change what a seed gives."
 
@@ -131,11 +131,12 @@ def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = Fal
 
 
 def check_head(name: str, build: Path, manifest: Mapping[str, Any]) -> None:
-    """Raise ShardmillError for the drafter eagle3 if the build of `manifest` has no head."""
-    from shardmill.decode.drafters import EAGLE3
+    """Raise ShardmillError for a drafter that would be part of the build of `manifest`, if the build lacks it."""
+    from shardmill.decode.drafters import ASSISTANT, TRAINED
 
-    if name == EAGLE3 and "drafter" not in manifest:
-        raise ShardmillError(f"{build}: has no EAGLE-3 head; name one under `drafter` in its config, and build again")
+    if name in TRAINED and manifest.get("drafter", {}).get("kind") != name:
+        what = "assistant" if name == ASSISTANT else "EAGLE-3 head"
+        raise ShardmillError(f"{build}: has no {what}; name one under `drafter` in its config, and build again")
 
 
 def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
@@ -169,7 +170,7 @@ def make_drafter(
     vocab: int,
     precision: str,
     context_policy: ContextPolicy,
-    head: HeadEngine | None = None,
+    head: TrainedEngine | None = None,
 ) -> Drafter:
     """Return a drafter that `check_drafter` and `check_head` have accepted; a draft model is loaded like the model.
 
@@ -179,7 +180,7 @@ def make_drafter(
         vocab: the model's vocabulary size.
         precision: the portable engine's precision.
         context_policy: what the model, the draft model and a head do when the context is full.
-        head: the engine of the build's own head, for the drafter eagle3.
+        head: the engine of the build's own drafter, for eagle3 and assistant.
     """
     from shardmill.decode import Session, create_drafter
     from shardmill.runtime import process

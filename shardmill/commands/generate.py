@@ -145,7 +145,7 @@ def generate(
     """Continue a text with a built model."""
     from shardmill.decode import Options, Sampling, Session, check_prompt, create_policy
     from shardmill.decode import generate as decode
-    from shardmill.decode.drafters import EAGLE3
+    from shardmill.decode.drafters import TRAINED
     from shardmill.runtime import process
     from shardmill.runtime.adapters import check_adapter
 
@@ -165,7 +165,7 @@ def generate(
     tokens: list[int] = tokenizer.encode(text).ids
     check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
     engine = process.load_engine(build, precision)
-    head = engine.load_drafter() if drafter == EAGLE3 else None
+    head = engine.load_drafter() if drafter in TRAINED else None
     session = Session(engine, context_policy=context_policy)
     session.use_adapter(adapter)
     events = decode(

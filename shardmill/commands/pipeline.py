@@ -137,15 +137,18 @@ def _adapter(found: Preview) -> str:
 
 
 def _draft(found: Preview) -> str:
-    """Return the costs of a draft by the build's own head, in a line; empty without one."""
+    """Return the costs of a draft by the build's own drafter, in a line; empty without one."""
     own = [p for p in found.programs if p.name in DRAFT_PARTS]
     if not own:
         return ""
+    if own[0].kind == "join":
+        read = size(sum(p.weight_bytes + p.lent_bytes for p in own))
+        return f"\na draft: {len(own)} dispatches for each token, which read {read}, the model's caches included"
     read = size(sum(p.weight_bytes + p.state_bytes for p in own[1:]))
     return f"\na draft: a dispatch after each pass, and {len(own) - 1} for each token, which read {read}"
 
 
-HELD = {"experts": "experts", "fuse": "taps"}  # what a program holds, by its kind
+HELD = {"experts": "experts", "fuse": "taps", "join": "channels"}  # what a program holds, by its kind
 TENSORS = {
     "match": "those that config.json describes",
     "differ": "not those that config.json describes",

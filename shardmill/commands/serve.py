@@ -99,6 +99,7 @@ def serve(
     guard_margin: GuardMargin = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
+    from shardmill.decode.drafters import TRAINED
     from shardmill.runtime import label
     from shardmill.serve import model as serving
     from shardmill.serve.http import is_loopback
@@ -109,7 +110,7 @@ def serve(
     _check_allowed(allowed, host, private)
     check_drafter(drafter, draft_build, may_change=True)
     check_policy(policy)
-    if drafter == "eagle3":
+    if drafter in TRAINED:
         check_head(drafter, build, read_manifest(build))
     if draft_build is not None:
         check_draft_build(draft_build, read_manifest(build))

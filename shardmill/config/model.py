@@ -303,7 +303,8 @@ class Config:
         ),
     ] = "dense"
     drafter: Annotated[
-        Source | None, Field(description="The checkpoint of an EAGLE-3 head, whose programs draft for the model.")
+        Source | None,
+        Field(description="The checkpoint of an EAGLE-3 head or of Gemma 4's assistant, which drafts for the model."),
     ] = None
     tokens: Tokens = Tokens()
     program: Program = Program()

@@ -117,11 +117,12 @@ def pieces_of(
     """
     if not states:
         return {WHOLE: steps}
+    own = {int(found[1]) for found in map(WEIGHT.match, weights) if found}  # lent caches belong to no layer here
     first: dict[int, int] = {}  # place of the first step that reads a layer's weight or state
     for place, step in enumerate(steps):
         for name in _reads(step):
             found = WEIGHT.match(name) if name in weights else STATE.fullmatch(name) if name in states else None
-            if found:
+            if found and int(found[1]) in own:
                 first.setdefault(int(found[1]), place)
     joints, indices, ends = list(_joints(steps, stream, _caches(steps, states))), sorted(first), [0]
     for index in indices[1:]:

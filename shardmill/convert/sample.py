@@ -32,7 +32,7 @@ WIDTHS = (
     {"hidden": 37, "ffn": 53, "rows": 67, "expert": 61},
     {"hidden": 41, "ffn": 59, "rows": 71, "expert": 73},
 )
-COUNTED = ("experts", "fuse")  # kinds of parts whose graph depends on how many experts or taps they have
+COUNTED = ("experts", "fuse", "join")  # kinds of parts whose graph depends on how many experts or taps they have, say
 
 
 def program(part: Part, quantization: str, cache: Path | None) -> Any:
@@ -50,10 +50,12 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
     sources = {i: part.blueprint.source(i) for i, kind in part.blueprint.layers if kind.shares}
     units = [part.kinds]
     if part.kind == "layers":  # a layer that reads the cache of another is sampled after such a layer
-        read = {i: part.kinds[source - part.start] for i, source in sources.items()}
+        kinds = dict((*part.blueprint.lent, *part.blueprint.layers))
+        read = {i: kinds[source] for i, source in sources.items()}
         units = [(read[i], kind) if i in read else (kind,) for i, kind in part.blueprint.layers]
     of_kind = {unit: template(bare(part, unit), quantization, cache) for unit in {*units}}
-    of_kind |= {unit: of_kind[unit].second() for unit in of_kind if part.kind == "layers" and len(unit) > 1}
+    if part.kind == "layers" and not part.lent:
+        of_kind |= {unit: of_kind[unit].second() for unit in of_kind if len(unit) > 1}
     names, chosen = list(traced_inputs(part.blueprint)), [of_kind[unit] for unit in units]
     spec = compose(chosen, part.start, names, _widths(part), sources, part.taps)
     stack_inputs(spec, part.blueprint)
@@ -61,14 +63,18 @@ def program(part: Part, quantization: str, cache: Path | None) -> Any:
 
 
 def bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:
-    """Return the part without its place, widths and tensors: a sample of layers of `kinds` depends on nothing else."""
+    """Return the part without its place, widths and tensors: a sample of layers of `kinds` depends on nothing else.
+
+    If the part reads lent caches, the first of the `kinds` lends.
+    """
+    lent = ((INDEX, kinds[0]),) if part.lent else ()
     graph = _shrunk(part.graph, {"hidden": 0, "ffn": 0, "expert": 0})
     count = part.end - part.start if part.kind in COUNTED else 0
     calls = (
         part.calls if part.calls.shapes == FIXED else EntryPoints(state=part.calls.state, adapters=part.calls.adapters)
     )
     nowhere = replace(part, name="sample", start=0, end=count, layer=0, taps=(), drafter=False)
-    return replace(nowhere, graph=graph, kinds=kinds, tensors=(), calls=calls)
+    return replace(nowhere, graph=graph, kinds=kinds[len(lent) :], tensors=(), calls=calls, lent=lent)
 
 
 def _widths(part: Part) -> dict[str, int]:
@@ -100,7 +106,8 @@ def template(sampled: Part, quantization: str, cache: Path | None) -> Template:
     specs = shared(cache, asdict(sampled) | {"quantization": quantization}, make) if cache else make()
     routed = sampled.graph.experts.count if sampled.graph.experts and sampled.graph.experts.routed else 0
     # After the channels of the residual stream lie a router's state, the weights of experts, or both.
-    beside = (sampled.graph.carry, routed, sampled.graph.carry + routed)
+    joined = 2 * sampled.end if sampled.kind == "join" else 0  # or, before them, an embedding and a hidden state
+    beside = (sampled.graph.carry, routed, sampled.graph.carry + routed, joined)
     names = _widths(sampled)
     a, b = (
         Sample(parse_spec(spec), {name: small[name] for name in names}, beside)
@@ -116,7 +123,8 @@ def convert_sample(sampled: Part, small: Mapping[str, int], quantization: str) -
     from shardmill.convert import trace
 
     ends = {"head": (0, small["rows"]), **dict.fromkeys(COUNTED, (0, sampled.end))}
-    start, end = ends.get(sampled.kind, (INDEX, INDEX + len(sampled.kinds)))
+    first = INDEX + len(sampled.lent)
+    start, end = ends.get(sampled.kind, (first, first + len(sampled.kinds)))
     part = replace(sampled, start=start, end=end, graph=_shrunk(sampled.graph, small))
     random = torch.Generator().manual_seed(0)  # coremltools would merge equal weights
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.blueprint).items()}

@@ -283,12 +283,18 @@ def _without_operations(
         function.inputs.append(feature.taken.stamp(index, widths, source))
 
     known = {name: (feature, index) for template, index, _ in layers for name, feature in template.inputs.items()}
+    held = {
+        _moved(feature.taken.base.name, index, source): (feature, index, source)
+        for template, index, source in layers
+        for feature in template.held
+    }
     for name in inputs:
-        if not STATE.fullmatch(name):
+        if name in held:
+            feature, index, source = held[name]
+            take(feature, index, described.input, source)
+        else:
             take(*known[name], described.input)
     for template, index, source in layers:
-        for feature in template.held:
-            take(feature, index, described.input, source)
         for pattern in template.rows:
             described.output.append(pattern.stamp(index, widths, source))
             block.outputs.append(described.output[-1].name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,11 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.kit_runner.figures import psnr
 from shardmill.kit_runner.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.contract import RING, caches, pass_inputs
+from shardmill.models.contract import RING, caches, lent_caches, pass_inputs
 from shardmill.models.host import Floats, KVLayout
 from shardmill.models.interface import interface
 from shardmill.plan import Part
-from shardmill.runtime.program import Program, reused
+from shardmill.runtime.program import HostCaches, Program, reused
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Case:
     """A part's inputs and transformers' results, which are pieces of the output's channels, each [n, channels].
 
     Attributes:
-        rows: the part's inputs by name, except the host's arrays, each [n, channels].
+        rows: the part's inputs by name, except the host's arrays, each [n, channels]; of lent caches, the rows of the
+            tokens, [n, heads * head_dim].
         expected: returns the results with the weights that the package contains.
         original: returns the results with the original weights.
         model: transformers' model, which `expected` runs.
@@ -207,18 +208,26 @@ class PartRunner:
         program.renew()
         scale = np.float32(1 if self.part.kind == "experts" else self.part.graph.stream_scale)
         room = self.part.slots if layers else used + max(self.widths, default=0)
+        lent = HostCaches({name: name for name in lent_caches(self.part.blueprint)}, self._lent(passes[0].slots))
         for p in filled_up(passes, self.widths, room):
             if host and p.slots:
                 program.move(p.slots)
                 host.resize(p.slots)
+                lent.resize(self._lent(p.slots))
             given = host.arrays(p.places, p.positions) if host else {}
-            for name, values in rows.items():
-                given[name] = values[list(p.tokens)].T[None, :, :, None] * scale  # [1, channels, T, 1]
+            taken = {name: values[list(p.tokens)] for name, values in rows.items()}  # each [T, channels]
+            lent.write({name: _by_head(taken[name], shape) for name, shape in lent.shapes.items()}, given)
+            given |= lent.arrays
+            given |= {name: each.T[None, :, :, None] * scale for name, each in taken.items() if name not in lent.shapes}
             result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
             kept.append((result if self.part.kind in ("head", "experts") else result / scale)[: p.kept])
         outputs = np.concatenate(kept)
         # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
         return (np.ascontiguousarray(outputs) if layers else outputs), self._states(program, used, passes[-1].offset)
+
+    def _lent(self, slots: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the caches that a drafter's part reads, in a context of some slots; 0 for the whole."""
+        return lent_caches(replace(self.part.blueprint, slots=slots or self.part.slots))
 
     def _states(self, program: Program, used: int, offset: int) -> dict[str, Floats]:
         """Return the states' contents for the first `used` positions; a ring contains only the last positions."""
@@ -233,6 +242,11 @@ class PartRunner:
             else:
                 found[name] = values[0, :, offset : offset + used]
         return found
+
+
+def _by_head(rows: Floats, shape: tuple[int, ...]) -> Floats:
+    """Return rows [T, heads * head_dim] of a cache of this shape as a program returns them, [1, heads, T, head_dim]."""
+    return rows.reshape(len(rows), shape[1], shape[3]).swapaxes(0, 1)[None]
 
 
 def part_schedules(part: Part, count: int, verify: int) -> dict[str, list[Pass]]:

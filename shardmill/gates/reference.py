@@ -235,6 +235,21 @@ class Reference:
         return result
 
     @torch.no_grad()
+    def shared_caches(self, hidden: Tensor, index: int, weights: Weights) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the keys and values that a layer leaves for later layers, by its type; {} if it leaves none.
+
+        Each is [1, heads, n, head_dim], for the layer's inputs [n, d] at positions 0 .. n - 1.
+        """
+        with (
+            self._only((index,), hidden, weights),
+            replaced(self.decoder, self.final_norm, Unnormed()),
+            self._fed(hidden) as fed,
+        ):
+            found = self.decoder(**fed, use_cache=False, return_shared_kv_states=True).shared_kv_states
+        self._give_back()
+        return dict(found)
+
+    @torch.no_grad()
     def run(
         self,
         tokens: Sequence[int],

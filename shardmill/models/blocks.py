@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from shardmill.models.architecture import XIELU, Graph, LayerSpec
 from shardmill.models.attention import Attention, ConvolvedAttention, Shared, SharingAttention
-from shardmill.models.contract import ORDER, GraphSpec, computed, inputs, new_name, new_rows, states, traced_inputs
+from shardmill.models.contract import (
+    MODEL_NORM,
+    ORDER,
+    GraphSpec,
+    computed,
+    inputs,
+    new_name,
+    new_rows,
+    states,
+    traced_inputs,
+)
 from shardmill.models.low_rank import LayerAdapter, layer_adapter
 from shardmill.models.mixture import ExpertChoice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
@@ -277,7 +287,7 @@ class LayersPart(nn.Module):
     def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the same where the host gives the caches: the last output, what is new to each cache, and the taps."""
         shared, rows = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[str, Tensor]()
-        seen: dict[int, tuple[Tensor, ...]] = {}
+        seen: dict[int, tuple[Tensor, ...]] = {i: (given[f"k_{i}"], given[f"v_{i}"]) for i, _ in self.blueprint.lent}
         tapped: list[Tensor] = []
         for i, kind in self.blueprint.layers:
             tapped += [x] if i in self.blueprint.taps else []
@@ -318,6 +328,25 @@ class FusePart(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.fc(x)
+        return hidden
+
+
+class JoinPart(nn.Module):
+    """The stream of Gemma 4's assistant: x [1, 2 m + d, T, 1] -> hidden [1, d, T, 1] (models/assistant.py)."""
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        g = blueprint.graph
+        self.sizes = [blueprint.rows, blueprint.rows, g.hidden]
+        self.model_norm = norm(g, weights, MODEL_NORM, g.rms_norm_eps)
+        self.norm = norm(g, weights, "norm", g.stream_eps)
+        self.post_projection = projection(weights["post_projection.weight"])
+        self.pre_projection = projection(weights["pre_projection.weight"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedding, read, own = torch.split(x, self.sizes, dim=1)
+        state = self.model_norm(read) + self.post_projection(self.norm(own))  # the norm of zeros is zero
+        hidden: Tensor = self.pre_projection(torch.cat([embedding, state], dim=1))
         return hidden
 
 
@@ -364,6 +393,7 @@ PARTS: Mapping[str, type[nn.Module]] = {
     "head": HeadPart,
     "encoder": EncoderPart,
     "fuse": FusePart,
+    "join": JoinPart,
 }
 
 

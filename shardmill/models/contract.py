@@ -13,6 +13,7 @@ A model is a chain of parts, and a part has a kind:
     experts x [1, d, T, 1], weights [1, experts, T, 1]                  none                 hidden [1, d, T, 1]
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
     fuse    x [1, n d, T, 1]                                            none                 hidden [1, d, T, 1]
+    join    x [1, 2 m + d, T, 1]                                        none                 hidden [1, d, T, 1]
     encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
             attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
@@ -21,6 +22,10 @@ A drafter's programs are parts too, called apart from the model's own chain. The
 model at the inputs of n of its layers. A tap within a part is a further output of the part, tap_i [1, d, T, 1]. A tap
 between two parts is the second part's x, which the host has already. A part of kind "fuse" projects the n taps of a
 token to d channels. A layer of a drafter may be paired: its x [1, 2 d, T, 1] has a token's embedding before the stream.
+A part of kind "join" makes the stream of a drafter of another width than the model's m. Its x has a token's embedding,
+then the model's last hidden state, then the drafter's own: the host gives zeros for one of the two, which adds nothing.
+A drafter may have no caches of its own. It then takes k_i and v_i of some layers of the model, which are lent: the host
+holds them (GraphSpec.hosted), and the drafter's part writes nothing into them.
 
 The kinds of a part's layers decide which inputs it has. d is the hidden width, S the number of key/value slots, and W
 the number of slots of a sliding layer. R is the number of slots of a convolution's ring, and L its number of taps.
@@ -66,7 +71,7 @@ engine, gates and manifest. models/host.py computes the masks and the rotary row
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from shardmill.errors import ShardmillError
@@ -89,6 +94,7 @@ TAP = "tap_"  # begins the name of an output that other programs read
 ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
 PER_LAYER = "per_layer"  # the host's table of rows for each token and layer
+MODEL_NORM = "model_norm"  # in a join: the model's last norm
 BY_TOKEN = ("embedding", PER_LAYER)  # the host's tables with rows for each token; they may be stored in int8
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
@@ -97,16 +103,17 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 class GraphSpec:
     """Everything that decides a part's program, and so its interface."""
 
-    kind: str  # "layers", "experts", "head", "encoder" or "fuse"
+    kind: str  # "layers", "experts", "head", "encoder", "fuse" or "join"
     graph: Graph
     layers: tuple[tuple[int, LayerSpec], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
     window_slots: int = 0  # W if sliding layers keep rings; 0 if they keep as many slots as the other layers
-    rows: int = 0  # of the vocabulary, or experts, or taps
+    rows: int = 0  # of the vocabulary, or experts, or taps, or the width of a join's model
     ends: EncoderIO | None = None  # of an encoder
     hosted: bool = False  # whether the host keeps what states would hold
     taps: tuple[int, ...] = ()  # layers of the part, but not its first, whose input is a further output
     adapters: int = 0  # the rank of adapters whose matrices are inputs; 0 if there are no such inputs
+    lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers of the model whose caches a drafter's part reads
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -117,6 +124,11 @@ class GraphSpec:
     def masks(self) -> tuple[str, ...]:
         """Return the attention masks that its layers use, sorted."""
         return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer != "conv"}))
+
+    @property
+    def written_masks(self) -> tuple[str, ...]:
+        """Return the attention masks of layers that keep a cache, sorted."""
+        return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer != "conv" and not kind.shares}))
 
     @property
     def label_rows(self) -> int:
@@ -149,7 +161,7 @@ class GraphSpec:
         Raises:
             ShardmillError: if no layer of the part has that cache.
         """
-        found = cache_source(self.layers, index)
+        found = cache_source((*self.lent, *self.layers), index)
         if found is None:
             raise ShardmillError(f"layer {index} reads the cache of a layer that is not in its part")
         return found
@@ -199,6 +211,8 @@ def pass_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
         return {"x": (1, g.hidden, T, 1), "weights": (1, blueprint.rows, T, 1)}
     if blueprint.kind == "fuse":
         return {"x": (1, blueprint.rows * g.hidden, T, 1)}
+    if blueprint.kind == "join":
+        return {"x": (1, 2 * blueprint.rows + g.hidden, T, 1)}
     paired = any(kind.paired for _, kind in blueprint.layers[:1])
     found: dict[str, Shape] = {"x": (1, (2 if paired else 1) * g.hidden + g.carry, T, 1)}
     for name in blueprint.ropes:
@@ -208,16 +222,22 @@ def pass_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
     found |= {name: (1, 1, T, blueprint.kept(name)) for name in blueprint.masks}
     if blueprint.kind == "encoder":
         return found
-    found |= {blueprint.write_mask(name): (1, 1, blueprint.kept(name), T) for name in blueprint.masks}
+    found |= {blueprint.write_mask(name): (1, 1, blueprint.kept(name), T) for name in blueprint.written_masks}
     if blueprint.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
     if g.per_layer:
         found["embedded"] = (1, g.hidden, T, 1)
+    found |= lent_caches(blueprint)
     kept = caches(blueprint) if blueprint.hosted else {}
     for i, _ in blueprint.layers:
         found |= {name: shape for name, shape in kept.items() if name.endswith(f"_{i}")}
         found |= {f"p_{i}": (1, g.per_layer, T, 1)} if g.per_layer else {}
     return found
+
+
+def lent_caches(blueprint: GraphSpec) -> dict[str, Shape]:
+    """Return the caches of the model that a drafter's part reads, by name, in order."""
+    return caches(replace(blueprint, layers=blueprint.lent, lent=()))
 
 
 def rope_inputs(table: str) -> tuple[str, str]:
@@ -307,6 +327,13 @@ def constants(blueprint: GraphSpec) -> dict[str, Shape]:
         return group_constants(g, blueprint.rows)
     if blueprint.kind == "fuse":
         return projection_constants("fc", g.hidden, blueprint.rows * g.hidden, False)
+    if blueprint.kind == "join":
+        return {
+            f"{MODEL_NORM}.weight": (blueprint.rows,),
+            **norm_constants("norm", g),
+            **projection_constants("post_projection", blueprint.rows, g.hidden, False),
+            **projection_constants("pre_projection", g.hidden, 2 * blueprint.rows, False),
+        }
     layers = {
         f"layers.{i}.{role}": shape for i, kind in blueprint.layers for role, shape in mixer_constants(g, kind).items()
     }

@@ -69,17 +69,21 @@ IDLE = (  # fields of a config of the speculators library that change no draft
 
 @dataclass(frozen=True)
 class DrafterDescription:
-    """A head, and what the head reads of its model.
+    """A head or an assistant (models/assistant.py), and what it reads of its model.
 
     Attributes:
-        model: its layer, and its LM head over `architecture.vocab` tokens; names of tensors begin with FOLDER.
+        model: its layers, and its LM head over `architecture.vocab` tokens; names of tensors begin with FOLDER.
         taps: the model's layers whose inputs it reads, in the order in which `fc` takes them.
         mapped: whether its tokens have other numbers than the model's.
+        kind: EAGLE3 or ASSISTANT.
+        lent: the model's layers whose caches it reads. Its own layers are numbered after the model's then.
     """
 
     model: ModelDescription
     taps: tuple[int, ...]
     mapped: bool
+    kind: str = EAGLE3
+    lent: tuple[tuple[int, LayerSpec], ...] = ()
 
 
 def load_head_config(folder: Path) -> Any:

@@ -120,6 +120,16 @@ class KVLayout:
             found["attn_mask_sliding"] = attention_mask(held, at, self.window)
         return found
 
+    def before(self, position: int) -> dict[str, Floats]:
+        """Return the arrays of a pass of one token that is written nowhere, and sees the positions before its own."""
+        at = np.asarray([position])
+        held = self.held[: self.length]
+        found = self._rotary(at) | {"attn_mask": attention_mask(held, at - 1)}
+        if self.window is not None:
+            slots = self.recent if self.window_slots else held
+            found["attn_mask_sliding"] = attention_mask(slots, at - 1, self.window - 1)
+        return found
+
     def _rotary(self, at: NDArray[np.int64]) -> dict[str, Floats]:
         """Return rotary rows of these positions, each [T, rope_dim / 2]; a sliding context goes past the tables."""
         if at[-1] < self.slots:

@@ -84,7 +84,7 @@ def interface(blueprint: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
         "states": {name: list(s) for name, s in states(blueprint).items()},
         "output": output(blueprint),
     }
-    if blueprint.hosted:
+    if blueprint.hosted and caches(blueprint):
         found["written"] = {name: new_name(name) for name in caches(blueprint)}
     if blueprint.taps:
         found["taps"] = {tap_name(layer): layer for layer in blueprint.taps}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 
@@ -45,6 +45,7 @@ class PlannedProgram:
         parameters: numbers of all constants.
         weight_bytes: of its weight file.
         state_bytes: of its states.
+        lent_bytes: of the model's caches that a drafter's program reads.
     """
 
     name: str
@@ -56,6 +57,7 @@ class PlannedProgram:
     parameters: int
     weight_bytes: int
     state_bytes: int
+    lent_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -243,6 +245,7 @@ def _program(part: Part, config: Config) -> PlannedProgram:
         parameters=sum(map(prod, shapes.values())),
         weight_bytes=file_bytes(shapes, chosen),
         state_bytes=cache_bytes(part.blueprint),
+        lent_bytes=cache_bytes(replace(part.blueprint, layers=part.lent, lent=())) if part.lent else 0,
     )
 
 

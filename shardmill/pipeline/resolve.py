@@ -21,6 +21,7 @@ from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
+from shardmill.models.interface import HOST
 from shardmill.pipeline.attest import PATHS
 from shardmill.pipeline.code_digest import code_digest, model_type_in
 
@@ -210,14 +211,13 @@ def _described(config: Config, folder: Path) -> ModelDescription:
 def describe_drafter(config: Config, target: Architecture) -> DrafterDescription | None:
     """Return the description of a config's drafter for a model; None without one. Raises CheckpointError."""
     from shardmill.checkpoint.headers import read_tensors
-    from shardmill.models.eagle3 import describe as of_head
-    from shardmill.models.eagle3 import load_head_config
+    from shardmill.models.assistant import describe_drafter as described
 
     if config.drafter is None:
         return None
     folder = _config_folder(config.drafter)
     names = None if config.drafter.path is None else read_tensors(folder)
-    return of_head(load_head_config(folder), names, target, config.length)
+    return described(folder, names, target, config.length, hosted=config.program.state == HOST)
 
 
 def _config_folder(source: Source) -> Path:

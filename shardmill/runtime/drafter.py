@@ -1,7 +1,10 @@
-"""A drafter's programs as an engine: an EAGLE-3 head, which reads a text from its second token on.
+"""A drafter's programs as an engine: an EAGLE-3 head, or Gemma 4's assistant.
 
-At position p it is fed the token at p + 1 of the model's text, and gives logits of the token at p + 2. Beside the token
-it reads what the model computed at p: its taps, or its own output at p - 1 where the model has not been yet.
+A head reads a text from its second token on. At position p it is fed the token at p + 1 of the model's text, and gives
+logits of the token at p + 2. Beside the token it reads what the model computed at p: its taps, or its own output at
+p - 1 where the model has not been yet.
+
+An assistant has no text of its own: models/assistant.py says what it reads.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.machine import load_programs_as
-from shardmill.models.host import Floats
+from shardmill.models.assistant import ASSISTANT
+from shardmill.models.host import Floats, KVLayout
 from shardmill.runtime.bundles import reshaping
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import of_drafter, reshape_frequency
@@ -40,7 +44,6 @@ class DrafterEngine(Engine):
             self.fuse = Program(root / fuse["program"]["path"], fuse, self.slots)
         self.model, self.known = model, 0
         self.tokens = drafted_tokens(manifest)
-        self.last: dict[int, Floats] = {}  # the drafter's own output [d] for each position of the last pass
 
     def follow(self, known: int) -> None:
         """Say at how many positions the model has been: from there on the drafter reads its own output."""
@@ -61,9 +64,7 @@ class DrafterEngine(Engine):
             read = self.fuse({"x": taps[None, :, :, None]})[0, :, :, 0]  # [d, T]
         else:
             read = np.stack([self.last[position - 1] for position in positions], axis=1)
-        found = self.through(np.concatenate([embedded, read])[None, :, :, None], slots, positions)
-        self.last = dict(zip(positions, found[0, :, :, 0].T, strict=True))
-        return found
+        return self.through(np.concatenate([embedded, read])[None, :, :, None], slots, positions)
 
 
 def drafted_tokens(manifest: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -75,7 +76,58 @@ def drafted_tokens(manifest: Mapping[str, Any]) -> NDArray[np.int64]:
     return np.flatnonzero(np.unpackbits(bits, bitorder="little"))
 
 
-def load_drafter(model: Engine) -> DrafterEngine:
+class AssistantEngine:
+    """Gemma 4's assistant in memory; see shardmill.decode.drafters.assistant."""
+
+    def __init__(self, manifest: Mapping[str, Any], root: Path, model: Engine) -> None:
+        """Load its programs.
+
+        Args:
+            manifest: model.json's content.
+            root: the folder that the manifest's paths are relative to.
+            model: the model that it drafts for.
+        """
+        own, self.model = of_drafter(manifest), model
+        with reshaping(reshape_frequency(manifest)):
+            self.join, self.layers, self.head = (
+                Program(root / part["program"]["path"], part, model.slots) for part in own["parts"]
+            )
+        self.inputs = [name for name in own["parts"][1]["inputs"] if name != "x"]
+        self.host = KVLayout(own)
+        self.host.held, self.host.recent = model.host.held, model.host.recent  # the model's caches are read
+        self.width = own["parts"][2]["inputs"]["hidden"][1]
+
+    def draft(self, token: int, position: int, count: int) -> tuple[list[int], list[float]]:
+        """Return at most `count` tokens to follow a token at a position, and each token's probability.
+
+        The model's last pass must have been at the position before; otherwise nothing is drafted.
+        """
+        read = self.model.last.get(position - 1)
+        if read is None:
+            return [], []
+        tokens, probabilities = list[int](), list[float]()
+        given, own = self._given(position), np.zeros(self.width, np.float32)
+        while len(tokens) < count:
+            x = np.concatenate([self.model.table[[token]][0], read, own])  # [2 m + d]
+            hidden = self.layers({"x": self.join({"x": x[None, :, None, None]}), **given})
+            logits = self.head({"hidden": hidden})[0, :, 0, 0]
+            token, read, own = int(logits.argmax()), np.zeros_like(read), hidden[0, :, 0, 0]
+            tokens.append(token)
+            probabilities.append(float(1 / np.exp(logits - logits[token], dtype=np.float64).sum()))
+        return tokens, probabilities
+
+    def _given(self, position: int) -> dict[str, Floats]:
+        """Return the inputs of the layers beside the stream, which are the same in every step of a draft."""
+        self.host.length = self.model.host.length
+        self.layers.move(self.host.length, keep=False)
+        given = self.host.before(position)
+        for part in self.model.layers:
+            given |= part.program.held.arrays if part.program.held else {}
+        return {name: given[name] for name in self.inputs}
+
+
+def load_drafter(model: Engine) -> DrafterEngine | AssistantEngine:
     """Load the drafter of a model's build, in the model's precision."""
+    kind = AssistantEngine if model.manifest["drafter"]["kind"] == ASSISTANT else DrafterEngine
     with load_programs_as(model.heads[0].precision):
-        return DrafterEngine(model.manifest, model.root, model)
+        return kind(model.manifest, model.root, model)

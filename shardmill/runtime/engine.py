@@ -138,6 +138,7 @@ class Engine:
         self.read: tuple[int, ...] = tuple(manifest.get("drafter", {}).get("taps", ()))
         # What a drafter reads, the hidden states at the inputs of the layers `read`, by slot: [S, n d].
         self.taps = np.zeros((self.slots, len(self.read) * self.table.shape[1]), np.float16)
+        self.last: dict[int, Floats] = {}  # the last layer's output [d] for each position of the last pass
         for part in manifest["parts"]:
             if part.get("drafter"):
                 continue
@@ -306,6 +307,7 @@ class Engine:
         if self.read:
             rows = [tapped.get(layer, x)[0, : self.table.shape[1], :, 0] for layer in self.read]  # each [d, T]
             self.taps[list(slots)] = np.concatenate(rows).T
+        self.last = dict(zip(positions, x[0, : self.table.shape[1], :, 0].T, strict=True))
         return x
 
 

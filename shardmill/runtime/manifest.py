@@ -53,7 +53,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "adapters": lambda content: "adapters" in content,
     "dense": lambda content: "dense" in content,
 }
-KINDS = ("layers", "experts", "head", "encoder", "fuse")
+KINDS = ("layers", "experts", "head", "encoder", "fuse", "join")
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -169,7 +169,8 @@ def _misfits(content: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[st
 
 def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return model.json or plan.json as if its drafter were the model."""
-    own = {"rope": content["drafter"]["rope"], "window": None, "window_slots": 0, "conv_taps": 0}
+    own = {"rope": content["drafter"]["rope"], "conv_taps": 0}
+    own |= {} if "lent" in content["drafter"] else {"window": None, "window_slots": 0}
     return {**content, **own, "parts": [part for part in content["parts"] if part.get("drafter")]}
 
 

@@ -33,6 +33,7 @@ import numpy as np
 from shardmill import interrupt
 from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.machine import cores, is_portable, set_threads
+from shardmill.models.assistant import ASSISTANT
 from shardmill.models.host import Floats, bucket_for
 from shardmill.runtime import bundles
 from shardmill.runtime.drafter import load_drafter
@@ -177,12 +178,13 @@ class EngineProcess(Process):
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.verify = verify_width(manifest)
+        self.drafter: str = manifest.get("drafter", {}).get("kind", "")
         super().__init__(build, precision, shared=_logit_bytes(manifest))
 
-    def load_drafter(self) -> DrafterProcess:
+    def load_drafter(self) -> DrafterProcess | AssistantProcess:
         """Load the programs of the build's drafter in the same process, and return the drafter."""
         self.call(LOAD_DRAFTER)
-        return DrafterProcess(self)
+        return AssistantProcess(self) if self.drafter == ASSISTANT else DrafterProcess(self)
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
@@ -267,6 +269,18 @@ class DrafterProcess:
     def forget(self, slots: Sequence[int]) -> None:
         """Hide slots until they are written again."""
         self.model.call("drafter.forget", list(slots))
+
+
+class AssistantProcess:
+    """The assistant of a decoder in a separate process."""
+
+    def __init__(self, model: EngineProcess) -> None:
+        self.model = model
+
+    def draft(self, token: int, position: int, count: int) -> tuple[list[int], list[float]]:
+        """See `AssistantEngine.draft`."""
+        found: tuple[list[int], list[float]] = self.model.call("drafter.draft", token, position, count)
+        return found
 
 
 class EncoderProcess(Process):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import Calibration, ContextPolicy, Detokenize, Engine, GrammarTokenizer, Session, choose_layout
-from shardmill.decode.drafters import HeadEngine
+from shardmill.decode.drafters import TrainedEngine
 from shardmill.errors import ShardmillError
 from shardmill.files import digest, load_json, parse_json
 from shardmill.runtime import process
@@ -141,7 +141,8 @@ class Model:
         tools: how the template teaches the model to call functions; None if it does not, or in an unknown way.
         sampling: the sampling of requests that name no temperature; empty: OpenAI's defaults.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
-        head: the engine of the build's own head, for the drafter `eagle3`.
+        head: the engine of the build's own drafter, if it has one.
+        head_name: the name of that drafter.
         calibration: of the probabilities of labels; None: they are as the model gives them.
         fingerprint: changes when the model does.
         tokenizer_digest: changes when the tokenizer does.
@@ -158,7 +159,8 @@ class Model:
     tools: ToolFormat | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     draft_session: Session | None = None
-    head: HeadEngine | None = None
+    head: TrainedEngine | None = None
+    head_name: str = ""
     calibration: Calibration | None = None
     fingerprint: str = ""
     tokenizer_digest: str = ""
@@ -286,6 +288,7 @@ def load_model(
         fingerprint=digest(manifest),
         tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
         head=engine.load_drafter() if "drafter" in manifest else None,
+        head_name=manifest["drafter"]["kind"] if "drafter" in manifest else "",
         threads=getattr(engine, "threads", None),
         build=build if "adapters" in manifest else None,
     )

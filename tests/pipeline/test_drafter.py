@@ -1,4 +1,4 @@
-"""A build with a head, by the workflow: its files, what report and kit say of it, and the commands that use it."""
+"""A build with a head or an assistant, by the workflow: its files, report and kit, and the commands that use it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import assistants
 import heads
 import pytest
 import tiny
@@ -20,15 +22,26 @@ from .project import CONFIG, Project
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module", params=["eagle3", "assistant"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
     folder = tmp_path_factory.mktemp("drafter")
-    made = Project(folder / "project").create(tiny.write_checkpoint(folder / "checkpoint"))
-    heads.write_head(made.folder / "head")
+    form: dict[str, Any] = {"topology": [[0, 2], [2, 4]]}
+    if kind == "assistant":
+        form = {"topology": "auto", "program": {"state": "host"}}
+        checkpoint = assistants.write(assistants.target(vocab=256), folder / "checkpoint")
+        tiny.train_tokenizer().save(str(checkpoint / "tokenizer.json"))
+        made = Project(folder / "project").create(checkpoint)
+        assistants.write(assistants.assistant(vocab_size=256), made.folder / "head")
+    else:
+        made = Project(folder / "project").create(tiny.write_checkpoint(folder / "checkpoint"))
+        heads.write_head(made.folder / "head")
     (made.folder / "prompt.txt").write_text(tiny.sample_text()[:60])
-    made.configure(
-        drafter={"path": "head"}, topology=[[0, 2], [2, 4]], benchmark={**CONFIG["benchmark"], "drafters": ["ngram"]}
-    )
+    made.configure(drafter={"path": "head"}, benchmark={**CONFIG["benchmark"], "drafters": ["ngram"]}, **form)
     done = made.run("all")
     assert done.returncode == 0, done.stdout
     return made
@@ -43,23 +56,23 @@ def shardmill(project: Project, *words: str) -> str:
     return done.stdout
 
 
-def test_the_manifest_names_the_head(project: Project) -> None:
+def test_the_manifest_names_the_drafter(project: Project, kind: str) -> None:
     manifest = read_manifest(project.build)
     assert [part["name"] for part in manifest["parts"] if part.get("drafter")] == [*DRAFT_PARTS]
-    assert "drafter" in manifest["uses"] and manifest["drafter"]["kind"] == "eagle3"
+    assert "drafter" in manifest["uses"] and manifest["drafter"]["kind"] == kind
     assert set(DRAFT_PARTS) < manifest["packages"].keys()
     materials = (project.build / "provenance.json").read_text()
     assert "source/drafter/model.safetensors" in materials
     assert "draft_layers" in (project.build / "report.html").read_text()
     speed = json.loads((project.build / "benchmark/speed.json").read_text())
-    assert {row["drafter"] for row in speed["sweep"]} == {"ngram", "eagle3"}
+    assert {row["drafter"] for row in speed["sweep"]} == {"ngram", kind}
 
 
-def test_a_text_is_the_same_with_it(project: Project) -> None:
+def test_a_text_is_the_same_with_it(project: Project, kind: str) -> None:
     given = ("build/tiny", "--prompt-file", "prompt.txt", "--max-new-tokens", "24", "--json")
     said = [
         json.loads(shardmill(project, "generate", *given, "--drafter", name, "--policy", "always"))
-        for name in ("none", "eagle3")
+        for name in ("none", kind)
     ]
     assert said[0]["tokens"] == said[1]["tokens"] and sum(said[1]["drafted"]) > 30
 

@@ -12,6 +12,7 @@ from models import tiny_families
 
 from shardmill import decode
 from shardmill.decode import DRAFTERS, Session, create_drafter
+from shardmill.decode.drafters import TRAINED
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import ShardmillError
 from shardmill.gates.parity import relative_error
@@ -86,7 +87,7 @@ def steps(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name != "eagle3"])  # test_drafter.py has that
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name not in TRAINED])  # test_drafter.py has those
 def test_a_text_that_outgrows_its_slots_goes_on_as_if_it_had_had_them(
     ladder: Ladder, drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """Drafters by name."""
 
 from collections.abc import Callable
+from typing import cast
 
+from shardmill.decode.drafters.assistant import AssistantDrafter, AssistantEngine
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, NoDrafter, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
 from shardmill.decode.drafters.eagle3 import Eagle3Drafter, HeadEngine
@@ -11,16 +13,19 @@ from shardmill.decode.engine import DecodeError
 from shardmill.decode.session import ContextPolicy, Session
 
 __all__ = [
+    "ASSISTANT",
     "BY_ITSELF",
     "DRAFTERS",
     "DRAFT_MODEL",
     "EAGLE3",
     "EMPTY",
     "PLAIN",
+    "TRAINED",
     "Draft",
     "Drafter",
     "HeadEngine",
     "RequestInfo",
+    "TrainedEngine",
     "create_drafter",
 ]
 
@@ -30,9 +35,10 @@ _BY_ITSELF: dict[str, Callable[[LearnedDrafter | None], Drafter]] = {  # drafter
     "suffix": lambda _: SuffixDrafter(),
     "learned": lambda learned: learned or LearnedDrafter(),
 }
-EAGLE3, DRAFT_MODEL = Eagle3Drafter.name, DraftModelDrafter.name
-BY_ITSELF = tuple(_BY_ITSELF)
-DRAFTERS = (*BY_ITSELF, EAGLE3, DRAFT_MODEL)
+EAGLE3, ASSISTANT, DRAFT_MODEL = Eagle3Drafter.name, AssistantDrafter.name, DraftModelDrafter.name
+BY_ITSELF, TRAINED = tuple(_BY_ITSELF), (EAGLE3, ASSISTANT)  # TRAINED: drafters whose programs are part of a build
+DRAFTERS = (*BY_ITSELF, *TRAINED, DRAFT_MODEL)
+TrainedEngine = HeadEngine | AssistantEngine
 
 
 def create_drafter(
@@ -41,7 +47,7 @@ def create_drafter(
     draft_session: Session | None = None,
     vocab: int | None = None,
     learned: LearnedDrafter | None = None,
-    head: HeadEngine | None = None,
+    head: TrainedEngine | None = None,
     context_policy: ContextPolicy = "stop",
 ) -> Drafter:
     """Create a drafter with its default settings.
@@ -51,16 +57,18 @@ def create_drafter(
         draft_session: for `draft_model`: a session on the draft model's engine.
         vocab: for `draft_model`: the target's vocabulary; by default the draft model's.
         learned: for `learned`: an existing drafter with its table; by default a new one.
-        head: for `eagle3`: the engine of the build's head.
+        head: for `eagle3` and `assistant`: the engine of the build's own drafter.
         context_policy: for `eagle3`: the policy of the model's session.
 
     Raises:
-        DecodeError: no drafter has that name, or `draft_model` lacks its session, or `eagle3` its head.
+        DecodeError: no drafter has that name, or `draft_model` lacks its session, or another its engine.
     """
-    if name == EAGLE3:
+    if name in TRAINED:
         if head is None:
-            raise DecodeError("drafter eagle3 needs a build with a head: give the head's engine")
-        return Eagle3Drafter(head, context_policy=context_policy)
+            raise DecodeError(f"drafter {name} needs a build that has one: give its engine")
+        if name == ASSISTANT:
+            return AssistantDrafter(cast(AssistantEngine, head))
+        return Eagle3Drafter(cast(HeadEngine, head), context_policy=context_policy)
     if name == DRAFT_MODEL:
         if draft_session is None:
             raise DecodeError("drafter draft_model needs a draft model: give the session of one")

@@ -32,10 +32,19 @@ def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers Gemma4TextConfig for programs of `context` slots."""
     width = getattr(config, "hidden_size_per_layer_input", 0) or 0
     _refuse(config, width)
+    found = layers(config, context)
+    kinds = found.architecture.kinds
+    unread = [f"{PREFIX}layers.{i}.self_attn.{name}" for i, kind in enumerate(kinds) if kind.shares for name in UNREAD]
+    of_model = _of_model(config.vocab_size, len(kinds), width, config.hidden_size) if width else {}
+    return replace(found, sources={**found.sources, **of_model}, ignored=(*found.ignored, *unread))
+
+
+def layers(config: Any, context: int) -> ModelDescription:
+    """Return the same without what lies outside the layers; also of an assistant, all of whose layers share."""
     types = sorted(set(config.layer_types))
     tables = {TABLES[name]: rope(config, context, name, (*FIXED, "proportional")) for name in types}
     widest = max(config.per_layer_config, key=lambda layer: layer.head_dim)
-    found = decoder(
+    return decoder(
         config,
         context,
         honours=HONOURED,
@@ -52,15 +61,11 @@ def describe(config: Any, context: int) -> ModelDescription:
         qk_norm="before",
         value_norm=True,
         post_norms=True,
-        per_layer=width,
+        per_layer=getattr(config, "hidden_size_per_layer_input", 0) or 0,
         per_layer_eps=config.rms_norm_eps * config.hidden_size,  # the model divides the projection by sqrt(hidden_size)
         layer_scale=True,
         **attention_biases(config),
     )
-    kinds = found.architecture.kinds
-    unread = [f"{PREFIX}layers.{i}.self_attn.{name}" for i, kind in enumerate(kinds) if kind.shares for name in UNREAD]
-    of_model = _of_model(config.vocab_size, len(kinds), width, config.hidden_size) if width else {}
-    return replace(found, sources={**found.sources, **of_model}, ignored=(*found.ignored, *unread))
 
 
 def _refuse(config: Any, width: int) -> None:

@@ -104,7 +104,7 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import eagle3, encoder, parity
+    from shardmill.gates import assistant, eagle3, encoder, parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
@@ -115,6 +115,10 @@ def measurements(
         tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]
         runner = encoder.EncoderRunner(bundle, piece, plan)
         yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
+        return
+    if piece.drafter and "lent" in plan["drafter"]:
+        case = assistant.assistant_case(piece, plan, known, source, stored)
+        yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
         return
     if piece.drafter:
         case = eagle3.head_case(piece, plan["drafter"]["taps"], known, source / FOLDER, stored)

@@ -17,9 +17,9 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import EMBED, PREFIX, RANK, Architecture, ModelDescription, blocks, name_under
-from shardmill.models.eagle3 import EAGLE3, FOLDER, TOKENS, DrafterDescription
+from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
-from shardmill.models.interface import GRAPH, NATIVE, RANGE
+from shardmill.models.interface import GRAPH, HOST, NATIVE, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
@@ -182,23 +182,23 @@ def _read_drafter(
         target: the drafter's model.
 
     Raises:
-        CheckpointError: the checkpoint is no EAGLE-3 head, or the head of another model.
+        CheckpointError: the checkpoint is no drafter that can be built, or another model's.
         ConfigError: a program of the drafter would be too large.
     """
     from shardmill import topology
     from shardmill.checkpoint.headers import check_tensors, read_tensors
-    from shardmill.models.eagle3 import describe, load_head_config
+    from shardmill.models.assistant import describe_drafter
 
     if settings.drafter is None:
         return None, {}
     found = read_tensors(folder)
-    drafter = describe(load_head_config(folder), found, target, settings.length)
+    drafter = describe_drafter(folder, found, target, settings.length, hosted=settings.program.state == HOST)
     for problem in topology.overweight_drafter(settings, target, drafter):
         raise ConfigError(problem)
     tensors = {
         FOLDER + name: replace(info, name=FOLDER + name, file=FOLDER + info.file) for name, info in found.items()
     }
-    check_tensors(tensors, plan.drafter_shapes(drafter), optional=drafter.model.ignored)
+    check_tensors(tensors, plan.drafter_shapes(settings, target, drafter), optional=drafter.model.ignored)
     return drafter, tensors
 
 
@@ -209,7 +209,8 @@ def _host_side(drafter: DrafterDescription, source: Path, vocab: int) -> dict[st
     """
     a = drafter.model.architecture
     ropes = {name: asdict(rope) for name, rope in a.ropes.items()}
-    content = {"kind": EAGLE3, "taps": list(drafter.taps), "vocab": a.vocab, "rope": ropes}
+    content = {"kind": drafter.kind, "taps": list(drafter.taps), "vocab": a.vocab, "rope": ropes}
+    content |= {"lent": [layer for layer, _ in drafter.lent]} if drafter.lent else {}
     return content | ({"tokens": _token_bits(source / FOLDER, a.vocab, vocab)} if drafter.mapped else {})
 
 

@@ -1,0 +1,146 @@
+"""Gemma 4's assistant by transformers, and the cases of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.convert.weights import read_info
+from shardmill.gates.reference import Reference, Unnormed, checkpoint_weights, replaced
+from shardmill.gates.stored import StoredWeights
+from shardmill.models.eagle3 import FOLDER
+from shardmill.plan import Part
+
+if TYPE_CHECKING:
+    from shardmill.gates.parity import Case
+
+SLIDING = "sliding_attention"
+
+
+def _modes(self: Any) -> list[str | None]:
+    """Return what each layer of a Gemma 4 does with a cache that layers share, for a transformers config.
+
+    transformers 5.23.0 raises if all layers share, as an assistant's do. If none does, it stores no cache for an
+    assistant, though its comment says that the last layer of each type does.
+    """
+    first = self.num_hidden_layers - (self.num_kv_shared_layers or 0)
+    found = [None] * first + ["reuse"] * (self.num_hidden_layers - first)
+    for name in set(self.layer_types[:first]):
+        found[max(i for i in range(first) if self.layer_types[i] == name)] = "store"
+    return found
+
+
+@contextmanager
+def buildable() -> Iterator[None]:
+    """Let transformers build assistants, and models that store caches for an assistant, within the context."""
+    from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+    from transformers.models.gemma4_unified.configuration_gemma4_unified import Gemma4UnifiedTextConfig
+
+    with (
+        mock.patch.object(Gemma4TextConfig, "kv_sharing_modes", property(_modes)),
+        mock.patch.object(Gemma4UnifiedTextConfig, "kv_sharing_modes", property(_modes)),
+    ):
+        yield
+
+
+def _load_assistant(folder: Path) -> Any:
+    """Return transformers' model of an assistant's checkpoint, in fp32."""
+    import transformers
+
+    tensors = read_tensors(folder)
+    with buildable():
+        config = transformers.AutoConfig.from_pretrained(folder)
+        kind = type(config).__name__.replace("Config", "ForCausalLM")
+        model = getattr(transformers, kind)._from_config(config, attn_implementation="eager", dtype=torch.float32)
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if name in tensors and weight.is_floating_point():
+                weight.copy_(read_info(tensors[name], folder).float())
+    return model.eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def assistant_case(
+    part: Part, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: StoredWeights
+) -> Case:
+    """Return the case of a part of an assistant, for every token of the text.
+
+    The layers see the positions up to a token's own, as a model's do: which ones the host shows is not the program's.
+
+    Args:
+        part: the part.
+        plan: plan.json's content.
+        known: transformers' results for the text with the original weights: hidden [layers + 1, n, d].
+        source: the model's checkpoint, with the assistant's in a folder inside it.
+        stored: the package's weights.
+    """
+    exact, held = (_load_assistant(source / FOLDER) for _ in range(2))
+    parameters = held.state_dict()
+    for name in {tensor.source.tensor for tensor in part.tensors if tensor.source.tensor.startswith(FOLDER)}:
+        parameters[name.removeprefix(FOLDER)].copy_(stored(name))
+    with buildable():
+        reference = Reference(source, plan["context"])
+    hidden, original = known["hidden"], checkpoint_weights(source, plan["prefix"])
+    read = reference.normed(hidden[-1], original)
+    x = exact.pre_projection(torch.cat([hidden[0], read], dim=-1))
+    lent: list[int] = plan["drafter"]["lent"]
+    caches = {name: pair for i in lent for name, pair in reference.shared_caches(hidden[i], i, original).items()}
+    if part.kind == "layers":
+        rows = {
+            f"{letter}_{layer}": each[0].transpose(0, 1).flatten(1)
+            for layer, pair in zip(lent, caches.values(), strict=True)
+            for letter, each in zip("kv", pair, strict=True)
+        }
+        return _case({"x": x, **rows}, held, exact, lambda model: _layers(model, x, caches))
+    state = _layers(exact, x, caches)
+    if part.kind == "head":
+        return _case({"hidden": state}, held, exact, lambda model: model.lm_head(model.model.norm(state)))
+    # A draft's first step and its further steps, in turn: the host gives zeros for what the step lacks.
+    first = torch.arange(len(x))[:, None] % 2 == 0
+    own = torch.where(first, 0.0, state)
+    rows = {"x": torch.cat([hidden[0], torch.where(first, hidden[-1], 0.0), own], dim=-1)}
+
+    def joined(model: Any) -> Tensor:
+        normed = reference.normed(hidden[-1], stored if model is held else original)
+        further = model.post_projection(model.model.norm(state))
+        found: Tensor = model.pre_projection(torch.cat([hidden[0], torch.where(first, normed, further)], dim=-1))
+        return found
+
+    return _case(rows, held, exact, joined)
+
+
+def _layers(model: Any, x: Tensor, caches: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the outputs [n, d] of an assistant's layers at positions 0 .. n - 1, given the model's caches by type."""
+    config, count = model.model.config, len(x)
+    later = torch.arange(count) - torch.arange(count)[:, None]  # key's position less the query's
+    hidden = {"full_attention": later > 0, SLIDING: (later > 0) | (later <= -config.sliding_window)}
+    masks = {name: torch.zeros(count, count).masked_fill(each, -torch.inf)[None, None] for name, each in hidden.items()}
+    with replaced(model.model, "norm", Unnormed()):
+        found: Tensor = model.model(
+            inputs_embeds=x[None],
+            attention_mask=masks,
+            position_ids=torch.arange(count)[None],
+            shared_kv_states=dict(caches),
+            use_cache=False,
+            output_hidden_states=True,  # otherwise it cuts off the rows of its second table, which it lacks
+        ).last_hidden_state[0]
+    return found
+
+
+def _case(rows: Mapping[str, Tensor], held: Any, exact: Any, run: Any) -> Case:
+    """Return a case, given how a model computes its result."""
+    from shardmill.gates.parity import Case  # brings in coremltools, which training need not load
+
+    def result(model: Any) -> list[Tensor]:
+        with torch.no_grad():
+            return [run(model)]
+
+    arrays = {name: each.contiguous().numpy() for name, each in rows.items()}
+    return Case(arrays, lambda: result(held), lambda: result(exact), held)

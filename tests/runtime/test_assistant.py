@@ -1,0 +1,105 @@
+"""An assistant on its own programs: its drafts and their accepted counts are transformers', and texts stay the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import assistants
+import coremltools as ct
+import numpy as np
+import pytest
+import tiny
+from assistants import VOCAB, Round
+
+from shardmill.decode import Session, create_drafter, run
+from shardmill.decode.drafters.assistant import AssistantDrafter
+from shardmill.decode.drafters.base import Draft
+from shardmill.decode.policies import AlwaysDraft
+from shardmill.machine import load_programs_as
+from shardmill.runtime.drafter import load_drafter
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import in_place
+
+pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
+NEW = 40
+
+
+class Recorded(AssistantDrafter):
+    """A drafter that keeps its drafts, and how many of their tokens were accepted."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.rounds: list[Round] = []
+        self.pending: tuple[int, tuple[int, ...]] | None = None
+
+    def propose(self, context: Sequence[int], limit: int) -> Draft:
+        draft = super().propose(context, limit)
+        self.pending = (len(context), draft.tokens)
+        return draft
+
+    def observe(self, emitted: Sequence[int], accepted: int) -> None:
+        if self.pending:
+            self.rounds.append(Round(*self.pending, accepted))
+        self.pending = None
+
+
+def loaded(build: tiny.Build, folder: Path) -> Engine:
+    """The engine of a build in fp32, from bundles that are compiled into a folder."""
+    bundles = {name: folder / f"{name}.mlmodelc" for name in build.packages}
+    with load_programs_as("fp32"):
+        for name, package in build.packages.items():
+            ct.models.utils.compile_model(str(package), str(bundles[name]))
+        return Engine(in_place(build.plan, bundles, build.table), Path("/"))
+
+
+def prompt(seed: int) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(0, VOCAB, 5 + 6 * (seed % 2))]
+
+
+def compared(model: Any, helper: Any, engine: Engine, seed: int) -> list[Round]:
+    """Our rounds, which must be transformers', and the text must be plain greedy decoding's."""
+    plain = run(Session(engine), prompt(seed), max_new_tokens=NEW)
+    drafter = Recorded(load_drafter(engine))
+    found = run(Session(engine), prompt(seed), max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())
+    text, rounds = assistants.theirs(model, helper, prompt(seed), NEW)
+    assert list(found.tokens) == list(plain.tokens) == text
+    assert [one for one in drafter.rounds if one.draft] == rounds
+    return rounds
+
+
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "E2B": ("gemma4_text", {}),
+    "12B": ("gemma4_unified_text", {}),
+    "functions for two contexts": ("gemma4_text", {"shapes": "fixed", "contexts": [40]}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_drafts_and_accepted_counts_are_those_of_transformers(tmp_path: Path, form: str) -> None:
+    """Also in texts that outgrow the window, and a shorter context."""
+    kind, program = FORMS[form]
+    model, helper = assistants.target(kind), assistants.assistant(kind, seed=2 if form == "12B" else 3)
+    build = assistants.build(tmp_path, model, helper, program=assistants.STATE | program)
+    engine = loaded(build, tmp_path)
+    rounds = [one for seed in range(2) for one in compared(model, helper, engine, seed)]
+    assert len(rounds) >= 20 and {one.accepted for one in rounds} >= {0, 1}
+    assert not program or engine.host.length == 64
+
+
+def test_a_draft_needs_the_model_s_pass_before_it() -> None:
+    """A text whose last token is not the one after the last pass is not drafted for."""
+
+    class Silent:
+        def draft(self, token: int, position: int, count: int) -> tuple[list[int], list[float]]:
+            asked.append((token, position, count))
+            return [], []
+
+    asked: list[tuple[int, int, int]] = []
+    drafter = create_drafter("assistant", head=Silent())
+    drafter.reset([5, 6])
+    assert drafter.propose([5, 6, 7], 0).tokens == drafter.propose([5, 6, 7], 4).tokens == ()
+    assert asked == [(7, 2, 4)]
