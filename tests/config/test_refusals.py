@@ -54,7 +54,7 @@ def test_a_missing_commit_comes_with_the_command_that_prints_it() -> None:
 def test_a_build_may_leave_out_its_benchmark() -> None:
     """Also as settings, which attestations hold and rebuild from."""
     found = config.parse(settings(benchmark=False, head={"slices": 1}))
-    assert found.benchmark is False and config.checked(options.settings(found)) == found
+    assert found.benchmark is False and config.config_of(options.settings(found)) == found
     steps = dag.wanted(STEPS, found)
     assert "benchmark" not in steps and dag.outputs_of_step("benchmark")(steps) == ()
     assert "report.html" in dag.delivered(STEPS, found)

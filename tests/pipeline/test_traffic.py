@@ -25,7 +25,7 @@ def architecture(model_type: str, **changes: Any) -> Architecture:
 
 
 def settings(**changes: Any) -> config.Config:
-    return config.checked({"model": "m", "source": {"path": "."}, "context": 64, **changes})
+    return config.config_of({"model": "m", "source": {"path": "."}, "context": 64, **changes})
 
 
 @pytest.mark.parametrize(("count", "chosen", "size", "skips"), [(16, 1, 2, True), (32, 4, 4, False), (12, 3, 6, False)])
