@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.machine import load_programs_as
-from shardmill.models.assistant import ASSISTANT
 from shardmill.models.host import Floats, KVLayout
 from shardmill.runtime.bundles import reshaping
 from shardmill.runtime.engine import Engine
@@ -128,6 +127,6 @@ class AssistantEngine:
 
 def load_drafter(model: Engine) -> DrafterEngine | AssistantEngine:
     """Load the drafter of a model's build, in the model's precision."""
-    kind = AssistantEngine if model.manifest["drafter"]["kind"] == ASSISTANT else DrafterEngine
+    kind = AssistantEngine if "lent" in model.manifest["drafter"] else DrafterEngine
     with load_programs_as(model.heads[0].precision):
         return kind(model.manifest, model.root, model)

@@ -33,7 +33,6 @@ import numpy as np
 from shardmill import interrupt
 from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.machine import cores, is_portable, set_threads
-from shardmill.models.assistant import ASSISTANT
 from shardmill.models.host import Floats, bucket_for
 from shardmill.runtime import bundles
 from shardmill.runtime.drafter import load_drafter
@@ -178,13 +177,13 @@ class EngineProcess(Process):
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.verify = verify_width(manifest)
-        self.drafter: str = manifest.get("drafter", {}).get("kind", "")
+        self.lends = "lent" in manifest.get("drafter", {})  # to an assistant
         super().__init__(build, precision, shared=_logit_bytes(manifest))
 
     def load_drafter(self) -> DrafterProcess | AssistantProcess:
         """Load the programs of the build's drafter in the same process, and return the drafter."""
         self.call(LOAD_DRAFTER)
-        return AssistantProcess(self) if self.drafter == ASSISTANT else DrafterProcess(self)
+        return AssistantProcess(self) if self.lends else DrafterProcess(self)
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
