@@ -344,12 +344,12 @@ class Session:
         found = self._prefixes.find(prompt, self._weights)
         held = self.truncate(shared)
         self._fit(len(prompt))
-        if found.length > held and self._is_plain(found.length):
+        if found.length > held:
             self._prefixes.recall(found, held)
             self._tokens = list(prompt[: found.length])
             held = self.truncate(min(found.length, len(prompt) - 1))
             self._fit(len(prompt))
-        return held, found.known if held < found.known and self._is_plain(found.known) else 0
+        return held, found.known if held < found.known else 0
 
     def _keep(self) -> None:
         """Copy the committed text out of the slots, unless it is private, has slid, or a ring has overtaken its end."""

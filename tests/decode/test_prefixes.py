@@ -162,7 +162,7 @@ def test_a_second_turn_runs_only_what_is_new(kind: str) -> None:
 
 def test_a_branch_is_kept_by_the_second_text_for_the_third() -> None:
     """A ring can't go back to where two texts part, so the second runs its beginning again and is copied there."""
-    session, _ = keeping(RingEngine(slots=SLOTS, widths=(1, 4, 16)))
+    session, _ = keeping(RingEngine(slots=SLOTS, widths=(1, 3, 12)))
     reused = [run(session, [*system, i, i], max_new_tokens=NEW).reused_tokens for i in range(4)]
     assert reused == [0, 0, 2 * BLOCK, 2 * BLOCK]
 

@@ -26,8 +26,13 @@ FORMS: dict[str, dict[str, Any]] = {
     "fixed": program_forms.FORMS["fixed"] | {"contexts": [96]},
     "fixed, host": program_forms.FORMS["fixed, host"] | {"contexts": [96]},
 }
-# Plain slots; rings of sliding layers; of convolutions; of both kinds of layers that share; of queries and keys.
-FAMILIES = ["phi3", "gemma3_text", "lfm2", "gemma4_text", "zaya"]
+FAMILIES = {  # the forms of each
+    "phi3": ["fixed", "fixed, host"],  # plain slots
+    "gemma3_text": ["fixed"],  # rings of sliding layers
+    "lfm2": ["fixed, host"],  # rings of convolutions
+    "gemma4_text": ["fixed, host"],  # rings, and layers that share caches
+    "zaya": ["fixed"],  # rings of queries and keys
+}
 
 
 @pytest.mark.usefixtures("fp32")
@@ -41,8 +46,8 @@ def test_a_copy_comes_back_as_it_was(built: tiny.Build) -> None:
 
     fed(text[:40], 0)
     rest = fed(text, 40)
-    taps = np.random.default_rng(1).random(engine.taps.shape).astype(np.float16)
-    engine.taps[:] = taps
+    taps = np.random.default_rng(1).random((tiny.CONTEXT, 6)).astype(np.float16)  # as if a drafter read them
+    engine.taps = taps.copy()
     position, others = engine.copy_bytes()
     sizes = engine.copy_out({7: (0, 32), 8: (32, 40)})
     assert others == 0 and sizes == {7: 32 * position, 8: 8 * position}
@@ -80,9 +85,9 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     written = tiny.write_checkpoint(checkpoint) if family == "phi3" else tiny_families.write_tiny(family, checkpoint)
     source, found = tiny.fetched(written, folder / "source"), {}
     changes = {"context": CONTEXT} | ({} if family == "phi3" else {"topology": "auto", "head": {"slices": 1}})
-    for name, program in FORMS.items():
+    for name in FAMILIES[family]:
         (folder / name).mkdir()
-        found[name] = program_forms.load(program_forms.build(source, folder / name, program, **changes))
+        found[name] = program_forms.load(program_forms.build(source, folder / name, FORMS[name], **changes))
     yield found
 
 
@@ -95,7 +100,7 @@ def test_every_family_and_form_says_in_turns_what_it_says_alone(engines: dict[st
         system = [rng.randrange(1, engine.vocab) for _ in range(70)]
         plain, scripts = Session(engine), []
         texts = [[*system, i + 1] for i in range(5)]
-        for _ in range(20):
+        for _ in range(15):
             which = rng.randrange(5)
             prompt = [*texts[which], *(rng.randrange(1, engine.vocab) for _ in range(rng.randrange(1, 9)))]
             if len(prompt) > CONTEXT - 20:
