@@ -171,6 +171,12 @@ class Reader:
         return self.task == RANK
 
     @property
+    def width(self) -> int:
+        """Return the numbers of an embedding."""
+        hidden: int = self.encoder.manifest["parts"][0]["inputs"]["x"][1]
+        return len(self.dense[-1].weight) if self.dense else hidden
+
+    @property
     def prompts(self) -> Mapping[str, str]:
         """Return the texts that may be put before a text, by name."""
         found: Mapping[str, str] = self.encoder.manifest.get("prompts", {})
@@ -273,10 +279,16 @@ def classify(reader: Reader, texts: Sequence[str]) -> list[Classified]:
     return found
 
 
-def embed(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
+def embed(reader: Reader, texts: Sequence[Sequence[int]], dimensions: int | None = None) -> list[Floats]:
     """Return the embeddings [d] of texts, given as tokens, each of length 1.
 
     An embedding is the mean, the first or the last of a text's rows, and is projected if the checkpoint says so.
+
+    Args:
+        reader: a model that embeds.
+        texts: the texts' tokens.
+        dimensions: how many of an embedding's first numbers to keep, as `truncate_dim` of sentence-transformers does;
+            what is kept gets the length 1. By default all are kept.
 
     Raises:
         ShardmillError: the model embeds no texts, or a text does not fit into a pass.
@@ -288,6 +300,7 @@ def embed(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:
         row = rows.mean(0) if pooling == "mean" else rows[-1 if pooling == "last" else 0]
         for project in reader.dense:
             row = project(row)
+        row = row[:dimensions]
         found.append(row / np.maximum(np.linalg.norm(row), 1e-12))
     return found
 

@@ -131,6 +131,7 @@ class EmbeddingRequest(Strict):
     model: str
     input: Text | Annotated[list[Text] | Tokens | list[Tokens], Field(min_length=1, max_length=MOST_TEXTS)]
     encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
     prompt_name: str | None = None
     user: str | None = None
 
@@ -175,8 +176,10 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         check_model_name(body.model, name)
         _check_address(reader, name, "/v1/embeddings")
+        if body.dimensions and body.dimensions > reader.width:
+            raise invalid(f"dimensions: {name} gives {reader.width} numbers, {body.dimensions} are asked", "dimensions")
         given = _prompted(reader, _inputs(body.input), body.prompt_name)
-        work = _answered(desk, partial(_embedded, reader), given)
+        work = _answered(desk, partial(_embedded, reader, body.dimensions), given)
         found = await while_connected(request.receive, work)
         rows = [
             {"object": "embedding", "index": i, "embedding": _spelled(row, body.encoding_format)}
@@ -255,15 +258,15 @@ def _read(reader: Reader, texts: Sequence[str], redact: bool) -> list[dict[str, 
         ]
 
 
-def _embedded(reader: Reader, texts: Sequence[str | Sequence[int]]) -> list[tuple[Any, int]]:
-    """Return the embeddings of texts or of token lists, and the number of tokens of each."""
+def _embedded(reader: Reader, dimensions: int | None, texts: Sequence[str | Sequence[int]]) -> list[tuple[Any, int]]:
+    """Return the embeddings of texts or of token lists, and the number of tokens of each; see `embed`."""
     _check_unicode([text for text in texts if isinstance(text, str)])
     tokens = [reader.tokenizer.encode(text).ids if isinstance(text, str) else text for text in texts]
     vocab = reader.encoder.manifest["vocab"]
     if any(token >= vocab for text in tokens for token in text):
         raise invalid(f"input: the model has {vocab} tokens", "input")
     with _refused():
-        return list(zip(embed(reader, tokens), map(len, tokens), strict=True))
+        return list(zip(embed(reader, tokens, dimensions), map(len, tokens), strict=True))
 
 
 def _ranked(reader: Reader, query: str, instruction: str | None, texts: Sequence[str]) -> list[tuple[float, int]]:

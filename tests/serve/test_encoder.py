@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,29 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Path, Seque
         checkpoint, "mean", [nn.Linear(96, 64), nn.Linear(64, 48, bias=False)], default_prompt_name="document"
     )
     return reading.load_reader(encoders.build(checkpoint, folder / "build", buckets=[64]), "fp32"), checkpoint, dense
+
+
+def test_dimensions_are_those_of_transformers_that_come_first(
+    gemma: tuple[Reader, Path, Sequence[nn.Linear]], embedder: tuple[Reader, Path]
+) -> None:
+    """Truncated after the projections, and only then of length 1, as sentence-transformers has it."""
+    from transformers import AutoModel, AutoTokenizer
+
+    reader, checkpoint, (first, second) = gemma
+    model = AutoModel.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    ids = AutoTokenizer.from_pretrained(checkpoint)(tiny_encoders.PROMPTS["document"] + TEXTS[1], return_tensors="pt")
+    with running(reader) as server:
+        ask = partial(server.client().embeddings.create, model="tiny", input=TEXTS[1], encoding_format="float")
+        (row,), (whole,) = ask(dimensions=16).data, ask(dimensions=48).data
+        with pytest.raises(openai.BadRequestError, match="dimensions: tiny gives 48 numbers, 49 are asked"):
+            ask(dimensions=49)
+        with pytest.raises(openai.BadRequestError, match="dimensions"):
+            ask(dimensions=0)
+    with torch.no_grad():
+        kept = second(torch.tanh(first(model(**ids).last_hidden_state[0].mean(0))))[:16]
+    rounding = 1e-3 if is_portable() else 1e-2  # gains are rounded to fp16
+    assert np.abs(np.asarray(row.embedding) - (kept / kept.norm()).numpy()).max() < rounding
+    assert len(whole.embedding) == 48 and embedder[0].width == 64
 
 
 @pytest.mark.parametrize("name", ["query", None])
