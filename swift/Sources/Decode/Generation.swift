@@ -117,17 +117,17 @@ public final class Generation {
     /// Feed the pending token and drafts, and keep the drafts that the model itself would have produced.
     private func decodePass() throws {
         let most = min(session.room(), options.maxTokens - emitted.count) - 1
-        var draft = most > 0 ? try drafter?.propose(most) ?? Draft() : Draft()
+        let asked = lengths.limit(most) { session.passWidth($0) }
+        let begin = clock.now
+        var draft = asked > 0 ? try drafter?.propose(asked) ?? Draft() : Draft()
+        lengths.drafted(draft.tokens.count, seconds(clock.now - begin))
         let vocab = session.engine.manifest.vocab
         draft = draft.first(min(most, draft.tokens.firstIndex { !(0..<vocab).contains($0) } ?? draft.tokens.count))
         let proposed = draft
         draft = draft.first(lengths.choose(draft) { session.passWidth($0) })
         let start = clock.now
         var logits = try session.feed([emitted.last!] + draft.tokens)
-        let taken = start.duration(to: clock.now)
-        lengths.timed(
-            session.passWidth(1 + draft.tokens.count),
-            Double(taken.components.seconds) + Double(taken.components.attoseconds) * 1e-18)
+        lengths.timed(session.passWidth(1 + draft.tokens.count), seconds(clock.now - start))
 
         var tokens: [Int] = []
         var right = 0
@@ -158,4 +158,8 @@ public final class Generation {
         }
         return try drafted.map { try sampler.check(logits, place, drafted: $0) } ?? sampler.next(logits, place)
     }
+}
+
+private func seconds(_ duration: Duration) -> Double {
+    Double(duration.components.seconds) + Double(duration.components.attoseconds) * 1e-18
 }

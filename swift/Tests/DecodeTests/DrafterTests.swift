@@ -44,3 +44,27 @@ func lengths() {
     let chosen = (0..<64).map { _ in length.choose(draft, width: width) }
     #expect(chosen.filter { $0 > 0 }.count == 2)
 }
+
+@Test("a drafter that takes time is asked for as many tokens as pay, and one that takes none for all")
+func limits() {
+    func measured(_ draftSeconds: Double, accepted: Int) -> DraftLength {
+        var length = DraftLength()
+        for _ in 0..<3 {
+            length.timed(1, 1)
+            length.timed(8, 1.4)
+            length.drafted(7, 7 * draftSeconds)
+        }
+        let draft = Draft(tokens: [Int](repeating: 1, count: 7), confidence: [Double](repeating: 0.5, count: 7))
+        for _ in 0..<40 { length.observe(draft, accepted: accepted) }
+        return length
+    }
+    func asked(_ draftSeconds: Double, accepted: Int, passes: Int = 1) -> [Int] {
+        var length = measured(draftSeconds, accepted: accepted)
+        return (0..<passes).map { _ in length.limit(7) { $0 > 1 ? 8 : 1 } }
+    }
+    #expect(asked(0.01, accepted: 0) == [7])
+    #expect(asked(0.2, accepted: 7) == [7])
+    #expect(asked(0.2, accepted: 2) == [2])
+    #expect(asked(2, accepted: 7) == [0])
+    #expect(asked(0.2, accepted: 0, passes: 64).filter { $0 > 0 } == [7, 7])  // probes
+}
