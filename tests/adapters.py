@@ -65,10 +65,15 @@ def merged(source: Path, lora: Path) -> Any:
     return PeftModel.from_pretrained(tiny.transformers_model(source), str(lora)).merge_and_unload().eval()
 
 
+def as_batch(tokens: Sequence[int]) -> torch.Tensor:
+    """A text as transformers takes it."""
+    return torch.tensor([list(tokens)])
+
+
 def logits_of(model: Any, tokens: Sequence[int]) -> Floats:
     """transformers' logits [n, vocab]."""
     with torch.no_grad():
-        found: Floats = model(torch.tensor([list(tokens)]), use_cache=False).logits[0].float().numpy()
+        found: Floats = model(as_batch(tokens), use_cache=False).logits[0].float().numpy()
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from shardmill.checkpoint.peft import CONFIG, WEIGHTS, LoraHeader, LoraModule, M
 from shardmill.errors import AdapterError, CheckpointError, ShardmillError, UnreadableError
 from shardmill.files import digest, read_sealed, replacing, sealed, write_json
 from shardmill.models import family
-from shardmill.models.adapters import DOWN, UP, layer_stacks
+from shardmill.models.adapters import DOWN, Factor, layer_stacks
 from shardmill.models.architecture import Graph, ModelDescription, TensorSource, blocks, name_in_tower
 from shardmill.models.hf_config import load_hf_config, model_description
 from shardmill.models.layer_constants import Shape, mixer_constants
@@ -229,46 +229,61 @@ def _arrays(lora: LoraHeader, model: ModelDescription, manifest: Mapping[str, An
         what = printable(named[strange[0]])
         raise CheckpointError(f"{lora.folder}: changes {what}, for which the programs have no inputs")
     check_targets(lora, [named.get(source.module, source.module) for source in places.values()])
-    rank, a = _rank(manifest), model.architecture
-    arrays = {
-        f"{part['name']}.{name}": np.zeros(part["inputs"][name], np.float16)
-        for part in manifest["parts"]
-        for name in part.get("adapters", ())
-    }
-    for (index, projection), source in places.items():
-        if source.module not in named:
+    parts = [part for part in manifest["parts"] if "adapters" in part]
+    return laid_out(
+        lambda module: lora.read(named[module]) if module in named else None, model, parts, _rank(manifest), lora.folder
+    )
+
+
+def laid_out(
+    read: Callable[[str], LoraModule | None],
+    model: ModelDescription,
+    parts: Sequence[Mapping[str, Any]],
+    rank: int,
+    where: Path,
+) -> dict[str, Halves]:
+    """Return matrices as inputs of programs: arrays [1, n, rows, width] by PART.INPUT.
+
+    Args:
+        read: returns the matrices of a module, by its name in transformers' decoder; None if it stays as it is.
+        model: the description of the base model.
+        parts: the entries of parts that take adapters, in plan.json or model.json.
+        rank: the rows of a matrix in the inputs.
+        where: what the matrices come from, for errors.
+
+    Raises:
+        CheckpointError: if matrices do not fit their module, or fp16 can't hold them.
+    """
+    a = model.architecture
+    taken = [(part, name) for part in parts for name in part["adapters"]]
+    arrays = {f"{part['name']}.{name}": np.zeros(part["inputs"][name], np.float16) for part, name in taken}
+    for (index, projection), source in _places(model):
+        slices = [(p, name, p["adapters"][name].index(index)) for p, name in taken if index in p["adapters"][name]]
+        lora = read(source.module) if slices else None
+        if lora is None:
             continue
-        module = named[source.module]
         stacks = layer_stacks(a.graph, a.kinds[index])
-        shapes = {
-            factor.side: stack.width
-            for stack in stacks.values()
-            for factor in stack.factors
-            if factor.projection == projection
-        }
-        pair = _pair(lora.read(module), source, (shapes[DOWN], shapes[UP]), f"{lora.folder}: {printable(module)}")
-        for part, name, place in _slices(manifest, index):
+        columns = next(stack.width for stack in stacks.values() if Factor(projection, DOWN) in stack.factors)
+        down, up = _pair(lora, source, columns, f"{where}: {printable(source.module)}")
+        for part, name, place in slices:
             for i, factor in enumerate(stacks[name].factors):
                 if factor.projection == projection:
-                    values = pair[0] if factor.side == DOWN else pair[1].T
-                    arrays[f"{part}.{name}"][0, place, i * rank : i * rank + len(values)] = values
+                    values = down if factor.side == DOWN else up.T
+                    arrays[f"{part['name']}.{name}"][0, place, i * rank : i * rank + len(values)] = values
     return arrays
-
-
-def _slices(manifest: Mapping[str, Any], index: int) -> Iterator[tuple[str, str, int]]:
-    """Yield the part, the input and the place in it of each slice of a layer."""
-    for part in manifest["parts"]:
-        for name, layers in part.get("adapters", {}).items():
-            if index in layers:
-                yield part["name"], name, layers.index(index)
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """The rows of a module's weight that make up a projection, in order, and the factor that they have there."""
+    """The rows of a module's weight that make up a projection, in order, and the factor that they have there.
+
+    Attributes:
+        held: how many rows the weight has.
+    """
 
     module: str
     rows: NDArray[np.int64]
+    held: int
     times: float
 
 
@@ -319,7 +334,7 @@ def _row_source(found: Sequence[TensorSource], shape: Shape, rows: slice) -> Row
         )
     held = (first.shape or shape)[0]
     every = np.concatenate([np.arange(*(one.rows or (0, held, 1))) for one in found])
-    return RowSource(first.tensor.removesuffix(".weight"), every[rows], first.times)
+    return RowSource(first.tensor.removesuffix(".weight"), every[rows], held, first.times)
 
 
 def _in_decoder(module: str) -> str:
@@ -327,7 +342,7 @@ def _in_decoder(module: str) -> str:
     return next((name_in_tower(tower, module) for tower in TOWERS if module.startswith(tower)), module)
 
 
-def _pair(lora: LoraModule, source: RowSource, shapes: tuple[int, int], where: str) -> tuple[Matrix, Matrix]:
+def _pair(lora: LoraModule, source: RowSource, columns: int, where: str) -> tuple[Matrix, Matrix]:
     """Return A [r, in] and B [out, r] of a projection, the factor included.
 
     Both are multiplied by powers of two until they are about equally large: B may be so small that fp16 would hold few
@@ -336,16 +351,16 @@ def _pair(lora: LoraModule, source: RowSource, shapes: tuple[int, int], where: s
     Args:
         lora: the module's matrices.
         source: the projection's rows of the module.
-        shapes: its input and output widths.
+        columns: columns of the module's weight.
         where: names the module in errors.
 
     Raises:
         CheckpointError: if the matrices do not have the widths, or fp16 can't hold them.
     """
-    wanted = (shapes[0], int(source.rows.max()) + 1)
-    if lora.a.shape[1] != wanted[0] or lora.b.shape[0] < wanted[1]:
-        found = f"matrices of {lora.a.shape[1]} and {lora.b.shape[0]}"
-        raise CheckpointError(f"{where}: {found} do not fit the base model, which has {wanted[0]} and {wanted[1]}")
+    found = (lora.b.shape[0], lora.a.shape[1])
+    if found != (source.held, columns):
+        base = f"the base model's weight is {source.held} x {columns}"
+        raise CheckpointError(f"{where}: its matrices are for a weight of {found[0]} x {found[1]}; {base}")
     a, b = lora.a, lora.b[source.rows] * np.float32(lora.scaling * source.times)
     largest = [float(np.abs(one).max(initial=0.0)) for one in (a, b)]
     shift = round(math.log2(largest[0] / largest[1]) / 2) if all(largest) else 0

@@ -48,6 +48,12 @@ def test_the_manifest_says_what_the_programs_take(finished: Project) -> None:
     assert layers["adapters"]["adapter_ffn"] == [0, 1]
 
 
+def test_the_gate_computes_with_an_adapter(finished: Project) -> None:
+    numbers = json.loads((finished.build / "parity/layers_00_02.json").read_text())["gate"]
+    (found,) = (number for number in numbers if number["detail"] == "with an adapter")
+    assert found["name"] == "program_error" and 0 < found["value"] < 1e-5
+
+
 def test_the_build_with_an_adapter_still_verifies_and_answers(finished: Project, tmp_path: Path) -> None:
     lora = adapters.write_lora(finished.build / "source", tmp_path / "lora", 3, 0.25)
     assert shardmill("adapter", "add", finished.build, lora, "--name", "told").exit_code == 0

@@ -10,6 +10,7 @@ import adapters
 import numpy as np
 import pytest
 import tiny
+import torch
 from models import tiny_families
 from safetensors.torch import load_file, save_file
 
@@ -173,6 +174,10 @@ def test_adapters_that_do_not_fit_are_refused_in_one_line(made: Path, tmp_path: 
     assert "layers.4" in refusal(adapters.write_lora(other, tmp_path / "deep"))
     large = adapters.write_lora(source, tmp_path / "large", size=5e3, lora_alpha=65536)
     assert "fp16 can't hold" in refusal(large)
+    weights = load_file(large / "adapter_model.safetensors")
+    foreign = {n: torch.nn.functional.pad(w, (0, 0, 0, 8 * ("lora_B" in n))) / 1e4 for n, w in weights.items()}
+    save_file(foreign, large / "adapter_model.safetensors")
+    assert "its matrices are for a weight of 104 x 128; the base model's weight is 96 x 128" in refusal(large)
     plain = adapters.build(tmp_path / "plain", "phi3", {})
     with pytest.raises(ShardmillError, match="its programs take no adapters"):
         add_adapter(plain, head, "one")

@@ -104,7 +104,7 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import assistant, eagle3, encoder, parity
+    from shardmill.gates import adapters, assistant, eagle3, encoder, parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
@@ -125,8 +125,10 @@ def measurements(
         yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
         return
     reference = Reference(source, plan["context"], carried_channels(plan))
-    case = parity.part_case(piece, reference, known, source, stored)
-    yield from parity.part_parity(parity.PartRunner(bundle, piece, plan), case)
+    case, program = parity.part_case(piece, reference, known, source, stored), parity.PartRunner(bundle, piece, plan)
+    yield from parity.part_parity(program, case)
+    if piece.calls.adapters:
+        yield from adapters.adapter_parity(program, known["hidden"][piece.start], reference, stored, source)
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
