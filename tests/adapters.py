@@ -16,6 +16,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from shardmill.checkpoint.hashing import tree_hashes
 from shardmill.convert.stamped import convert_stamped
 from shardmill.files import write_json
+from shardmill.gates.weights import PackageWeights
 from shardmill.models.host import Floats
 from shardmill.runtime.manifest import runtime_manifest
 
@@ -60,9 +61,22 @@ def write_lora(source: Path, folder: Path, seed: int = 0, size: float = 0.125, *
     return folder
 
 
-def merged(source: Path, lora: Path) -> Any:
-    """transformers' model in fp32 with an adapter in its weights, by PEFT."""
-    return PeftModel.from_pretrained(tiny.transformers_model(source), str(lora)).merge_and_unload().eval()
+def merged(source: Path, lora: Path, base: Any = None) -> Any:
+    """transformers' model in fp32, or `base`, with an adapter in its weights, by PEFT."""
+    model = tiny.transformers_model(source) if base is None else base
+    return PeftModel.from_pretrained(model, str(lora)).merge_and_unload().eval()
+
+
+def as_held(build: Path, program: Mapping[str, Any]) -> Any:
+    """transformers' model with the packages' weights: fp16 does not hold each sum of a norm's weight and 1."""
+    model = tiny.transformers_model(build / "source")
+    parts, _ = tiny.split(build / "source", program=dict(program), topology="auto", head={"slices": 1})
+    parameters = dict(model.named_parameters())
+    for part in (one for one in parts.values() if one.kind != "embedding"):
+        stored = PackageWeights(build / f"packages/{part.name}.mlpackage", part)
+        for name in {tensor.source.tensor for tensor in part.tensors} & parameters.keys():
+            parameters[name].data.copy_(stored(name))
+    return model
 
 
 def as_batch(tokens: Sequence[int]) -> torch.Tensor:
