@@ -46,10 +46,16 @@ def plain(script: str = "chaotic", count: int = 60) -> tuple[int, ...]:
 
 
 class ScriptedHead(ScriptedEngine):
-    """A head that reads no hidden states."""
+    """A head, or an assistant, that reads no hidden states."""
 
     def follow(self, known: int) -> None:
         assert known > 0
+
+    def draft(self, token: int, position: int, count: int) -> tuple[list[int], list[float]]:
+        found = [token]
+        for at in range(position, position + count):
+            found.append(self._next_token(((at, found[-1]),)))
+        return found[1:], [0.5] * count
 
 
 def make_drafter(name: str) -> Drafter:
