@@ -19,7 +19,7 @@ def add(
     name: Annotated[str | None, typer.Option(help="Name for requests; by default the folder's.")] = None,
 ) -> None:
     """Check an adapter and lay it into a build; one of the same name is replaced."""
-    from shardmill.runtime.adapters import add_adapter
+    from shardmill.runtime.adding import add_adapter
 
     added = add_adapter(build, folder, folder.resolve().name if name is None else name)
     typer.echo(f"{added.name}: rank {added.rank}, changes {added.modules} modules of {added.base or 'its base'}")

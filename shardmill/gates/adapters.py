@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from zlib import crc32
 
 import numpy as np
@@ -19,16 +18,15 @@ from shardmill.gates.passes import in_passes
 from shardmill.gates.reference import Reference
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models import family
-from shardmill.models.hf_config import load_hf_config, model_description
+from shardmill.models.architecture import name_in_tower, renamed
 from shardmill.models.interface import interface
-from shardmill.runtime.adapters import laid_out
+from shardmill.runtime.adapter_inputs import laid_out
 
 SHARE = 0.5  # of a weight's magnitude, which an adapter adds: enough to make a misplaced matrix show
 
 
 def adapter_parity(
-    runner: PartRunner, x: Tensor, reference: Reference, stored: PackageWeights, source: Path
+    runner: PartRunner, x: Tensor, reference: Reference, stored: PackageWeights
 ) -> Iterator[Measurement]:
     """Measure a part of layers with an adapter of the form's rank that changes every projection.
 
@@ -39,14 +37,17 @@ def adapter_parity(
         x: the part's input, [n, d].
         reference: transformers' model.
         stored: the package's weights; the reference gets these and, in addition, the adapter's B A.
-        source: the checkpoint's folder.
     """
     part = runner.part
     rank = part.blueprint.adapters
     if not rank or part.blueprint.routes or not is_portable():
         return
-    hf = load_hf_config(source)
-    model = model_description(family(hf.model_type), hf, part.slots)
+    sources = {
+        path: tuple(
+            renamed(one.source, partial(name_in_tower, stored.prefix)) for one in part.tensors if one.path == path
+        )
+        for path in part.shapes
+    }
     drawn: dict[str, LoraModule] = {}
 
     def read(module: str) -> LoraModule:
@@ -58,7 +59,7 @@ def adapter_parity(
         return weight if lora is None else weight.float() + torch.from_numpy(lora.b @ lora.a)
 
     entry = {"name": part.name, **interface(part.blueprint, part.calls)}
-    inputs = laid_out(read, model, [entry], rank, source)
+    inputs = laid_out(read, part.graph, dict(part.blueprint.layers), sources, [entry], rank, runner.program)
     expected = reference.layers(x, range(part.start, part.end), adapted)[-1]
     with load_programs_as("fp32"):
         program = runner.loaded()

@@ -17,7 +17,7 @@ from shardmill.gates.reference import Reference
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable
-from shardmill.runtime.adapters import Halves, laid_out
+from shardmill.runtime.adapter_inputs import Halves, laid_out
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="measures in fp32, which Core ML does not have")
 LIMIT = THRESHOLDS["program_error"]
@@ -49,7 +49,6 @@ def measured(change: Callable[[str, Halves], Halves], monkeypatch: pytest.Monkey
         hidden[0].detach(),
         Reference(source, tiny.CONTEXT),
         PackageWeights(package, part),
-        source,
     )
     return found.value
 

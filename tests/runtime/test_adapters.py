@@ -20,7 +20,8 @@ from shardmill.errors import AdapterError, ShardmillError
 from shardmill.gates.parity import relative_error
 from shardmill.gates.stack import feed
 from shardmill.machine import is_portable
-from shardmill.runtime.adapters import adapters_of, add_adapter, load_adapter, remove_adapter
+from shardmill.runtime.adapters import adapters_of, load_adapter, remove_adapter
+from shardmill.runtime.adding import add_adapter
 from shardmill.runtime.engine import load
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")

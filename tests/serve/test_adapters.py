@@ -12,7 +12,7 @@ import tiny
 from shared import once
 
 from shardmill.machine import is_portable
-from shardmill.runtime.adapters import add_adapter
+from shardmill.runtime.adding import add_adapter
 from shardmill.serve.model import load_model
 
 from .running import Running, running

@@ -128,7 +128,7 @@ def measurements(
     case, program = parity.part_case(piece, reference, known, source, stored), parity.PartRunner(bundle, piece, plan)
     yield from parity.part_parity(program, case)
     if piece.calls.adapters:
-        yield from adapters.adapter_parity(program, known["hidden"][piece.start], reference, stored, source)
+        yield from adapters.adapter_parity(program, known["hidden"][piece.start], reference, stored)
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
