@@ -1,4 +1,4 @@
-"""Gemma 4's assistant as data: a small Gemma 4 that drafts, all of whose layers read the model's caches.
+"""Gemma 4's assistant as data: a small Gemma 4 that drafts. It has no keys and values, and reads the model's caches.
 
 A draft follows the model's newest token t at position p, which the model has not read yet. With the model's last hidden
 state h at position p - 1:

@@ -4,7 +4,7 @@ A head reads a text from its second token on. At position p it is fed the token 
 logits of the token at p + 2. Beside the token it reads what the model computed at p: its taps, or its own output at
 p - 1 where the model has not been yet.
 
-An assistant has no text of its own: models/assistant.py says what it reads.
+An assistant keeps no text: models/assistant.py says what it reads.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class AssistantEngine:
         Args:
             manifest: model.json's content.
             root: the folder that the manifest's paths are relative to.
-            model: the model that it drafts for.
+            model: the model, whose caches it reads.
         """
         own, self.model = of_drafter(manifest), model
         with reshaping(reshape_frequency(manifest)):

@@ -30,6 +30,14 @@ GEMMA_3 = (
     "{% set talk = messages[1:] if messages[0].role == 'system' else messages %}"
     "{% for m in talk %}" + _ALTERNATE + _TURN
 )
+GEMMA_4 = (  # functions are declared in the system's turn, and calls are part of the model's turn
+    "<bos>{% set told = messages[0].role == 'system' %}{% if told or tools %}<|turn>system\n"
+    "{% if told %}{{ messages[0].content | trim }}{% endif %}"
+    "{% for t in tools or [] %}<|tool>declaration:{{ t.function.name }}{}<tool|>{% endfor %}<turn|>\n{% endif %}"
+    "{% for m in (messages[1:] if told else messages) %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{% for c in m.tool_calls or [] %}<|tool_call>call:{{ c.function.name }}{}<tool_call|>{% endfor %}"
+    "{{ m.content | trim }}<turn|>\n{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
 MISTRAL = (  # a system message goes before the last question
     "<s>{% set told = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
     "{% set talk = messages[1:] if messages[0].role == 'system' else messages %}"

@@ -65,6 +65,13 @@ FOUND: dict[str, dict[str, Any]] = {
         "assistant": around("<start_of_turn>model\n", "<end_of_turn>\n", strip=True),
         "generate": "<start_of_turn>model\n",
     },
+    templates.GEMMA_4: {
+        "begin": "<bos>",
+        "system": around("<|turn>system\n", "<turn|>\n", strip=True),
+        "user": around("<|turn>user\n", "<turn|>\n", strip=True),
+        "assistant": around("<|turn>model\n", "<turn|>\n", strip=True),
+        "generate": "<|turn>model\n",
+    },
     templates.MISTRAL: {
         "begin": "<s>",
         "user": around("[INST] ", "[/INST]"),

@@ -20,6 +20,7 @@ from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
 from shardmill.serve.tools import FORMATS, ToolFormat
 
+from . import templates
 from .fake import byte_tokenizer, byte_tokens
 
 pytest.importorskip("llguidance")
@@ -195,4 +196,5 @@ def test_each_format_is_found_by_its_mark() -> None:
     for form in FORMATS:
         assert find_format(f"{{% if tools %}} {form.marks[0]} {{% endif %}}") is form
     assert find_format("<tool_call>\n<function=f>") is FORM["qwen-xml"]
+    assert find_format(templates.GEMMA_4) is FORM["gemma"]
     assert find_format("{{ messages }}") is None
