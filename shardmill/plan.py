@@ -19,6 +19,7 @@ from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import (
     Architecture,
+    DeltaNet,
     EncoderIO,
     Experts,
     Graph,
@@ -29,6 +30,7 @@ from shardmill.models.architecture import (
     blocks,
 )
 from shardmill.models.contract import (
+    BLOCK,
     MODEL_NORM,
     GraphSpec,
     constants,
@@ -177,8 +179,9 @@ def load_part(path: Path) -> Part:
     """Return a part from its parts/P.json."""
     fields = read_json(path)
     kinds = tuple(LayerSpec(**kind) for kind in fields["kinds"])
-    experts = fields["graph"]["experts"]
-    graph = Graph(**fields["graph"] | {"experts": Experts(**experts) if experts else None})
+    experts, delta = (fields["graph"][name] for name in ("experts", "delta"))
+    inner = {"experts": Experts(**experts) if experts else None, "delta": DeltaNet(**delta) if delta else None}
+    graph = Graph(**fields["graph"] | inner)
     ends = EncoderIO(**fields["ends"]) if fields["ends"] else None
     tensors = tuple(map(_loaded, fields["tensors"]))
     calls = EntryPoints(**{name: _tuple(value) for name, value in fields["calls"].items()})
@@ -242,6 +245,11 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
         own = (first, chain, part(head, "head", 0, of.vocab, of=of))
         parts += [replace(one, drafter=True) for one in own]
     return (*parts, part("embedding", "embedding", 0, a.vocab))
+
+
+def recurrent(graph: Graph) -> dict[str, dict[str, int]]:
+    """Return what the host needs of a model's recurrence, as model.json has it; nothing for a model without one."""
+    return {"recurrent": {"block": BLOCK, "taps": graph.delta.taps}} if graph.delta else {}
 
 
 def draft_parts(
@@ -372,6 +380,7 @@ def plan_json(
         "prefix": model.prefix,
         "item_bytes": max(ITEM_BYTES[tensor.info.dtype] for tensor in every_tensor(parts)),
         "conv_taps": model.architecture.graph.conv_taps,
+        **recurrent(model.architecture.graph),
         "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
         "window": model.architecture.window,
         "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),

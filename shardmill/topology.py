@@ -37,6 +37,7 @@ from shardmill.models.architecture import (
     with_tanh,
 )
 from shardmill.models.contract import (
+    BLOCK,
     RING,
     GraphSpec,
     constants,
@@ -201,12 +202,8 @@ def misfits(config: Config, a: Architecture) -> list[str]:
         return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
     if ranges != "auto" and (problem := _parted(config, a)):
         return [problem]
-    widths = [a.graph.of(kind).head_dim for kind in a.kinds if kind.mixer != "conv"]
-    for width in (width for width in widths if width % STATE_WIDTH_MULTIPLE):
-        return [
-            f"head_dim {width}: a key/value state whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the "
-            "Neural Engine (rule S8); this model can't be built"
-        ]
+    if problem := _unfit_states(config, a):
+        return [problem]
     if a.graph.conv_taps and config.tokens.max > (most := most_tokens(a.graph.conv_taps)):
         ring = f"a pass over convolutions of {a.graph.conv_taps} taps, whose ring has {RING} slots"
         return [f"tokens.max: {config.tokens.max} is too many for {ring}; {most} or fewer fit"]
@@ -222,6 +219,22 @@ def misfits(config: Config, a: Architecture) -> list[str]:
             f"head.slices: {count} does not divide the vocabulary of {a.vocab}; {' or '.join(map(str, near))} would"
         ]
     return []
+
+
+def _unfit_states(config: Config, a: Architecture) -> str:
+    """Return which state of the model the Neural Engine or a pass of `tokens.max` tokens does not take, or ''."""
+    delta = a.graph.delta
+    widths = [("head_dim", a.graph.of(kind).head_dim) for kind in a.kinds if kind.attends]
+    widths += [("linear_key_head_dim", delta.key_dim), ("linear_value_head_dim", delta.value_dim)] if delta else []
+    for name, width in ((name, width) for name, width in widths if width % STATE_WIDTH_MULTIPLE):
+        kind = "key/value state" if name == "head_dim" else "recurrent state"
+        return (
+            f"{name} {width}: a {kind} whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the Neural Engine "
+            "(rule S8); this model can't be built"
+        )
+    if delta and config.tokens.max > BLOCK:
+        return f"tokens.max: {config.tokens.max} is too many for a recurrence: a pass takes {BLOCK} tokens; lower it"
+    return ""
 
 
 def _ring_of(config: Config, a: Architecture, slots: int) -> int:

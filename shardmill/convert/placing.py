@@ -32,7 +32,7 @@ KINDS = {
 def inline_constants(part: Part) -> dict[str, str]:
     """Return the paths of the weights that the program itself holds, by the constants' names in it."""
     lengths = {path: math.prod(shape) for path, shape in part.shapes.items()}
-    lengths |= {path: len(values) for path, values in computed(part.blueprint).items()}
+    lengths |= {path: values.size for path, values in computed(part.blueprint).items()}
     return {f"{stem(path)}_to_fp16": path for path, length in lengths.items() if length < blob.SMALLEST}
 
 
@@ -91,7 +91,7 @@ def place(
     blobs = blob.place_blobs([_kind_and_count(value) for _, values in sites for value in values])
     elsewhere = inline_constants(part).values()
     shapes = {stem(path): path for path in part.shapes if path not in elsewhere}
-    given = {stem(path): values for path, values in computed(part.blueprint).items()}
+    given = {stem(path): tuple(values.ravel().tolist()) for path, values in computed(part.blueprint).items()}
     left, contents = iter(blobs), list[Content]()
     for name, values in sites:
         offsets = [next(left) for _ in values]
@@ -122,7 +122,7 @@ def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> li
     if wanted.kind == "palette":
         data, tables = places
         return [Palette(tuple(found), data, tables, wanted)]
-    columns = math.prod(part.shapes[path][1:])
+    columns = part.shapes[path][-1] if len(part.shapes[path]) > 1 else 1
     if odd := [band for band in found if band.row * columns * wanted.bits % 8]:
         raise StampError(f"{odd[0].label}: begins within a byte of {path} in {name}; give that another form")
     data, *scales = places

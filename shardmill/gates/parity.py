@@ -230,12 +230,17 @@ class PartRunner:
         return lent_caches(replace(self.part.blueprint, slots=slots or self.part.slots))
 
     def _states(self, program: Program, used: int, offset: int) -> dict[str, Floats]:
-        """Return the states' contents for the first `used` positions; a ring contains only the last positions."""
-        found = {}
-        for name in caches(self.part.blueprint):
+        """Return the states' contents for the first `used` positions; a ring contains only the last positions.
+
+        The state of a recurrence is left out: up to which position it is folded depends on the passes, and what it
+        holds shows in the outputs.
+        """
+        found, g = {}, self.part.graph
+        taps = g.delta.taps if g.delta else g.conv_taps
+        for name in (name for name in caches(self.part.blueprint) if not name.startswith("s_")):
             values = program.kept(name)
             if name.startswith("c_"):
-                kept = np.arange(max(used - self.part.graph.conv_taps + 1, 0), used) % RING
+                kept = np.arange(max(used - taps + 1, 0), used) % RING
                 found[name] = values[0, 0][:, kept].T
             elif (slots := values.shape[2]) == self.runtime["window_slots"]:
                 found[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]

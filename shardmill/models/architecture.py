@@ -67,10 +67,32 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class DeltaNet:
+    """The sizes of gated DeltaNet layers, a recurrence in the place of attention (models/delta_net.py)."""
+
+    key_heads: int  # each serves value_heads / key_heads neighbouring value heads
+    value_heads: int
+    key_dim: int  # of a head, for queries too
+    value_dim: int
+    taps: int  # of the short convolution of query, key and value
+
+    @property
+    def mixed(self) -> int:
+        """Return the channels of query, key and value together, which the convolution reads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def pending(self) -> int:
+        """Return the channels of the ring: query, key and value, then a beta and a decay for each value head."""
+        return self.mixed + 2 * self.value_heads
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """The options that tell the graphs of a model's layers apart; a layer's index does not change its graph."""
 
-    mixer: str = "attention"  # or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention
+    # Or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention; or "delta", gated DeltaNet.
+    mixer: str = "attention"
     rope: str | None = ROPE  # the rotary table that turns its heads; None for a layer without rotary embedding
     mask: str = MASK  # which positions its tokens see
     normed: bool = True  # whether its mixer has the norm that the graph puts before it
@@ -84,6 +106,11 @@ class LayerSpec:
     wide: int = 1  # its MLP is this many times as wide as the graph's
     key_is_value: bool = False  # no projection for values, which are the keys before their norm and rotation
     shares: bool = False  # keeps no cache and reads the cache of an earlier layer, see `cache_source`
+
+    @property
+    def attends(self) -> bool:
+        """Return whether its mixer looks at keys and values, by a mask."""
+        return self.mixer in ("attention", "cca")
 
 
 @dataclass(frozen=True)
@@ -125,6 +152,8 @@ class Graph:
     per_layer: int = 0  # width of a token's row for each layer, from the host's second table; 0 without such a table
     per_layer_eps: float = 0.0  # of the norm on the token's embedding that is added to such a row
     layer_scale: bool = False  # the residual stream is multiplied by a number of the checkpoint after each layer
+    output_gate: bool = False  # the heads' output is multiplied by the sigmoid of one more projection
+    delta: DeltaNet | None = None  # of the layers that are a recurrence
 
     def of(self, kind: LayerSpec) -> Graph:
         """Return the graph as a layer of this kind sees it, with the layer's own sizes."""
@@ -218,6 +247,7 @@ class TensorSource:
     plus: str = ""  # a tensor with a number for each column, which is added first
     by: str = ""  # a tensor with a number for each column, the factor of this column in every row
     softplus: bool = False  # log(1 + exp(value)) is taken of the tensor's values first
+    exp: bool = False  # or exp(value)
     shape: tuple[int, ...] | None = None  # the tensor's shape, if it is not the constant's
 
     def read_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

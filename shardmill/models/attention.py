@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import Graph, LayerSpec
-from shardmill.models.contract import GraphSpec, rope_inputs
+from shardmill.models.contract import BLOCK, ORDER, RING, GraphSpec, rope_inputs
 from shardmill.models.layer_constants import cca_widths, missing_projections
 from shardmill.models.low_rank import LayerAdapter
 from shardmill.models.primitives import (
@@ -27,6 +27,7 @@ from shardmill.models.primitives import (
     projection,
     read_ring,
     scale,
+    sigmoid_by_tanh,
     vector,
     write_cache,
     write_ring,
@@ -38,8 +39,9 @@ Weights = Mapping[str, Tensor]
 class Shared:
     """The inputs of a part as its layers need them, computed once per part."""
 
-    def __init__(self, blueprint: GraphSpec, given: Mapping[str, Tensor], order: Tensor | None = None) -> None:
-        self.order = order  # of the experts, [1, classes, 1, 1]
+    def __init__(self, blueprint: GraphSpec, given: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
+        self.constants = constants  # that no checkpoint decides, by name
+        self.order = constants.get(ORDER)  # of the experts, [1, classes, 1, 1]
         self.rows: list[Tensor] | None = [] if blueprint.hosted else None  # what the tokens add to the caches, in turn
         self.ropes: dict[str, tuple[Tensor, Tensor]] = {}
         for table in blueprint.ropes:
@@ -49,7 +51,7 @@ class Shared:
         self.row: Tensor | None = None  # the tokens' row for the present layer, [1, P, T, 1]
         self.adapter: LayerAdapter | None = None  # of the present layer
         self.cached: tuple[Tensor, ...] = ()  # keys and values that the present layer has read
-        groups = {(kind.mask, blueprint.graph.of(kind).group) for _, kind in blueprint.layers if kind.mixer != "conv"}
+        groups = {(kind.mask, blueprint.graph.of(kind).group) for _, kind in blueprint.layers if kind.attends}
         self.masks: dict[tuple[str, int], Tensor] = {}
         for name, group in sorted(groups):
             mask = torch.cat([given[name]] * group, dim=2)  # [1, 1, group * T, S]
@@ -63,9 +65,15 @@ class Shared:
         written = {name: given[name] for name in sorted({blueprint.write_mask(mask) for mask in cached})}
         kept = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
         self.writes = {mask: (written[name], kept[name]) for mask in cached for name in [blueprint.write_mask(mask)]}
-        if blueprint.convolves:
+        if blueprint.convolves or blueprint.recurs:
             self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
             self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
+        if blueprint.recurs and (delta := blueprint.graph.delta):  # at the first token, and zeros at the others
+            columns = 2 * (BLOCK + delta.taps - 1)
+            self.windows = given["recurrent_read_mask"].sum(dim=3, keepdim=True).reshape(1, 1, columns, RING)
+            self.column = given["recurrent_out_mask"]  # [1, 1, T, B]
+            self.goes_on = given["recurrent_keep_mask"].sum(dim=3, keepdim=True)  # [1, 1, 1, 1]
+        if blueprint.convolves:
             self.ring_read = torch.split(given["conv_read_mask"], 1, dim=1)  # L - 1 of [1, 1, R, T]
 
 
@@ -92,10 +100,12 @@ class Attention(nn.Module):
             self.v_norm = RMSNorm(None, g.rms_norm_eps, 2)
         self.sinks = nn.Parameter(weights[f"{path}sinks"].reshape(1, -1, 1, 1), False) if g.sinks else None
         self.o_proj = projection(weights[f"{path}o_proj.weight"], weights.get(f"{path}o_proj.bias"))
+        self.gate_proj = projection(weights[f"{path}gate_proj.weight"]) if g.output_gate else nn.Identity()
 
     def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
         q, k, v = self.fused(x, shared) if self.g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
         y = self.mixed(q, k, v, shared, *cache)
+        y = y * sigmoid_by_tanh(self.gate_proj(x)) if self.g.output_gate else y
         out: Tensor = self.o_proj(y)
         return out + shared.adapter.attended(y) if shared.adapter else out
 

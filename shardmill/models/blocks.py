@@ -14,7 +14,6 @@ from shardmill.models.architecture import XIELU, Graph, LayerSpec
 from shardmill.models.attention import Attention, ConvolvedAttention, Shared, SharingAttention
 from shardmill.models.contract import (
     MODEL_NORM,
-    ORDER,
     GraphSpec,
     computed,
     inputs,
@@ -23,6 +22,7 @@ from shardmill.models.contract import (
     states,
     traced_inputs,
 )
+from shardmill.models.delta_net import GatedDeltaNet
 from shardmill.models.low_rank import LayerAdapter, layer_adapter
 from shardmill.models.mixture import ExpertChoice, Mixture, RoutedExperts
 from shardmill.models.primitives import (
@@ -40,7 +40,9 @@ from shardmill.models.primitives import (
 )
 
 Weights = Mapping[str, Tensor]
-CACHES = {"conv": "c", "attention": "kv", "cca": "kvc"}  # the first letters of the names of a mixer's caches
+MIXERS, ATTENTION = {"conv": "conv", "delta": "linear_attn"}, "self_attn"  # a mixer's path in its layer
+# The first letters of the names of a mixer's caches.
+CACHES = {"conv": "c", "attention": "kv", "cca": "kvc", "delta": "cs"}
 
 
 class ShortConv(nn.Module):
@@ -166,6 +168,16 @@ class TokenRow(nn.Module):
         return out
 
 
+def _mixer(g: Graph, kind: LayerSpec, weights: Weights, path: str) -> nn.Module:
+    """Return the mixer of a layer, whose weights begin with `path`."""
+    if kind.mixer == "conv":
+        return ShortConv(g, weights, path + "conv.")
+    if kind.mixer == "delta":
+        return GatedDeltaNet(g, weights, path + "linear_attn.")
+    attention = ConvolvedAttention if kind.mixer == "cca" else SharingAttention if kind.shares else Attention
+    return attention(g, kind, weights, path + "self_attn.")
+
+
 class Layer(nn.Module):
     """A mixer and a feed-forward block, each a branch of the residual stream, with the norms that the family has."""
 
@@ -179,11 +191,7 @@ class Layer(nn.Module):
             self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
         if kind.paired:
             self.hidden_norm = norm(g, weights, path + "hidden_norm", g.stream_eps)
-        if kind.mixer == "conv":
-            self.conv = ShortConv(g, weights, path + "conv.")
-        else:
-            mixer = ConvolvedAttention if kind.mixer == "cca" else SharingAttention if kind.shares else Attention
-            self.self_attn = mixer(g, kind, weights, path + "self_attn.")
+        setattr(self, MIXERS.get(kind.mixer, ATTENTION), _mixer(g, kind, weights, path))
         eps = g.rms_norm_eps if g.post_norms else g.stream_eps
         if not g.parallel:
             self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", eps)
@@ -206,7 +214,7 @@ class Layer(nn.Module):
             self.post_mlp_residual_scale = ResidualScale(weights, path + "post_mlp_residual_scale.")
 
     def forward(self, x: Tensor, shared: Shared, *states: Tensor) -> Tensor:
-        mixer = self.conv if self.kind.mixer == "conv" else self.self_attn
+        mixer = getattr(self, MIXERS.get(self.kind.mixer, ATTENTION))
         if self.g.residual_scales:
             return self.scaled(x, mixer, shared, states)
         if self.g.outer_norms:
@@ -268,13 +276,13 @@ class LayersPart(nn.Module):
         for name, shape in states(blueprint).items():
             self.register_buffer(name, torch.zeros(shape))
         for name, values in computed(blueprint).items():
-            self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1))
+            self.register_buffer(name, torch.from_numpy(values))
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
         if self.blueprint.hosted:
             return self.hosted(x, dict(zip(self.names[1:], rest, strict=True)))
         given = dict(zip(self.names[1:], rest, strict=True))
-        shared, seen = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[int, tuple[Tensor, ...]]()
+        shared, seen = Shared(self.blueprint, given, self.constants()), dict[int, tuple[Tensor, ...]]()
         tapped: list[Tensor] = []
         for i, kind in self.blueprint.layers:
             tapped += [x] if i in self.blueprint.taps else []
@@ -284,9 +292,13 @@ class LayersPart(nn.Module):
             seen[i] = shared.cached
         return (x, *tapped) if tapped else x
 
+    def constants(self) -> dict[str, Tensor]:
+        """Return what no checkpoint decides, by name."""
+        return {name: getattr(self, name) for name in computed(self.blueprint)}
+
     def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the same where the host gives the caches: the last output, what is new to each cache, and the taps."""
-        shared, rows = Shared(self.blueprint, given, getattr(self, ORDER, None)), dict[str, Tensor]()
+        shared, rows = Shared(self.blueprint, given, self.constants()), dict[str, Tensor]()
         seen: dict[int, tuple[Tensor, ...]] = {i: (given[f"k_{i}"], given[f"v_{i}"]) for i, _ in self.blueprint.lent}
         tapped: list[Tensor] = []
         for i, kind in self.blueprint.layers:
@@ -298,7 +310,7 @@ class LayersPart(nn.Module):
             seen[i] = shared.cached
             if kind.shares:
                 continue
-            made = {"conv": "c", "attention": "kv", "cca": "ckv"}[kind.mixer]  # in the order in which they are made
+            made = "ckv" if kind.mixer == "cca" else CACHES[kind.mixer]  # in the order in which they are made
             rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
         return (x, *(rows[name] for name in new_rows(self.blueprint)), *tapped)
 
@@ -373,10 +385,10 @@ class EncoderPart(nn.Module):
             made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if is_there else nn.Identity()
             setattr(self, name, made)
         for name, values in computed(blueprint).items():
-            self.register_buffer(name, torch.tensor(values).reshape(1, -1, 1, 1))
+            self.register_buffer(name, torch.from_numpy(values))
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
-        shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), getattr(self, ORDER, None))
+        shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), self.constants())
         x = self.embed_norm(x)
         for layer in self.layers.values():
             x = layer(x, shared)
@@ -385,6 +397,10 @@ class EncoderPart(nn.Module):
             x = ACTIVATIONS[self.ends.dense](x)
         out: Tensor = self.classifier(self.dense_norm(x))
         return out
+
+    def constants(self) -> dict[str, Tensor]:
+        """Return what no checkpoint decides, by name."""
+        return {name: getattr(self, name) for name in computed(self.blueprint)}
 
 
 PARTS: Mapping[str, type[nn.Module]] = {

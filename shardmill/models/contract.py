@@ -3,11 +3,13 @@
 A model is a chain of parts, and a part has a kind:
 
     kind    in                                                          states               out
-    layers  x [1, d, T, 1]                                              k_i, v_i, c_i        hidden [1, d, T, 1]
+    layers  x [1, d, T, 1]                                              k_i, v_i, c_i, s_i   hidden [1, d, T, 1]
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local
             attn_mask [1, 1, T, S], attn_mask_sliding [1, 1, T, W]
             kv_write_mask [1, 1, S, T], kv_write_mask_sliding [1, 1, W, T]
             conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
+            recurrent_read_mask [1, 2 (B + L - 1), R, T]
+            recurrent_out_mask [1, 1, T, B], recurrent_keep_mask [1, 1, 1, T]
             embedded [1, d, T, 1], p_i [1, P, T, 1]
             adapter_* [1, n, rows, width]
     experts x [1, d, T, 1], weights [1, experts, T, 1]                  none                 hidden [1, d, T, 1]
@@ -60,9 +62,20 @@ slots are hidden by their positions until they are written again.
 If its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
 p mod W. Otherwise W is S, the layer has the same slots as the other layers, and kv_write_mask_sliding does not exist.
 
-A program may also have no states (GraphSpec.hosted). Then k_i, v_i and c_i are inputs with the states' shapes. The
+A gated DeltaNet layer keeps s_i [1, value heads, key_dim, value_dim], the state of its recurrence as of a position:
+every earlier position is in it, no other. Its ring c_i has what each position would add: query, key and value before
+their convolution of L taps, and beta and decay. A pass puts its own tokens into the ring only. It reads two windows of
+B + L - 1 positions from the ring. The first window begins L - 1 positions before the state's; the first pass that has
+no room for pending tokens in its second window folds those of the first window into the state. The second window holds
+the pass' own tokens, after the pending tokens if they were not folded. A column of zeros, in the place of a position
+that does not count, has a beta and a decay of 0 and changes nothing. So a rejected draft is never folded. The windows'
+columns are rows of recurrent_read_mask, at its first token; recurrent_keep_mask is 0 where a text begins, and
+recurrent_out_mask finds each token's column in the second window.
+
+A program may also have no states (GraphSpec.hosted). Then k_i, v_i, c_i and s_i are inputs with the states' shapes. The
 program writes the new tokens into its copies by the same masks and sees them there. It returns the new rows as further
-outputs, which the host writes into its caches: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T].
+outputs, which the host writes into its caches: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T]. The
+output s_i_new replaces s_i.
 
 The weights of a layer are defined in models/layer_constants.py. This file defines everything else for conversion,
 engine, gates and manifest. models/host.py computes the masks and the rotary rows of a pass, also for encoders.
@@ -73,6 +86,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.models.adapters import adapter_inputs, slices
@@ -90,6 +106,8 @@ from shardmill.models.layer_constants import (
 T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
+DECAY_SCALE = 64.0  # of a recurrence's decays in its ring: a slow head's decay is subnormal in fp16
+BLOCK = 8  # B, the most tokens that a recurrence folds in a pass, and the most tokens of a pass
 TAP = "tap_"  # begins the name of an output that other programs read
 ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
@@ -118,12 +136,12 @@ class GraphSpec:
     @property
     def ropes(self) -> tuple[str, ...]:
         """Return the rotary tables that its layers use, sorted."""
-        return tuple(sorted({kind.rope for _, kind in self.layers if kind.mixer != "conv" and kind.rope}))
+        return tuple(sorted({kind.rope for _, kind in self.layers if kind.attends and kind.rope}))
 
     @property
     def masks(self) -> tuple[str, ...]:
         """Return the attention masks that its layers use, sorted."""
-        return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer != "conv"}))
+        return tuple(sorted({kind.mask for _, kind in self.layers if kind.attends}))
 
     @property
     def written_masks(self) -> tuple[str, ...]:
@@ -168,8 +186,13 @@ class GraphSpec:
 
     @property
     def convolves(self) -> bool:
-        """Return whether any layer has convolutions."""
-        return any(kind.mixer != "attention" for _, kind in self.layers)
+        """Return whether any layer has convolutions over a ring that tokens read one by one."""
+        return any(kind.mixer in ("conv", "cca") for _, kind in self.layers)
+
+    @property
+    def recurs(self) -> bool:
+        """Return whether any layer is a recurrence."""
+        return any(kind.mixer == "delta" for _, kind in self.layers)
 
     @property
     def routes(self) -> bool:
@@ -225,6 +248,10 @@ def pass_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
     found |= {blueprint.write_mask(name): (1, 1, blueprint.kept(name), T) for name in blueprint.written_masks}
     if blueprint.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
+    if blueprint.recurs and g.delta:
+        found |= {"conv_write_mask": (1, 1, T, RING)}
+        found |= {"recurrent_read_mask": (1, 2 * (BLOCK + g.delta.taps - 1), RING, T)}
+        found |= {"recurrent_out_mask": (1, 1, T, BLOCK), "recurrent_keep_mask": (1, 1, 1, T)}
     if g.per_layer:
         found["embedded"] = (1, g.hidden, T, 1)
     found |= lent_caches(blueprint)
@@ -254,14 +281,18 @@ def states(blueprint: GraphSpec) -> dict[str, Shape]:
 def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
     """Return the further outputs of a program whose caches the host keeps: the new rows of each cache, in order.
 
-    The row of token t belongs in the slot that the write mask of its layer gives for t.
+    The row of token t belongs in the slot that the write mask of its layer gives for t. A recurrence's state is new as
+    a whole.
     """
     if not blueprint.hosted:
         return {}
-    return {
-        new_name(name): (*shape[:3], T) if name.startswith("c_") else (*shape[:2], T, shape[3])
-        for name, shape in caches(blueprint).items()
-    }
+
+    def new(name: str, shape: Shape) -> Shape:
+        if name.startswith("s_"):
+            return shape
+        return (*shape[:3], T) if name.startswith("c_") else (*shape[:2], T, shape[3])
+
+    return {new_name(name): new(name, shape) for name, shape in caches(blueprint).items()}
 
 
 def taps(blueprint: GraphSpec) -> dict[str, Shape]:
@@ -280,17 +311,23 @@ def new_name(cache: str) -> str:
 
 
 def caches(blueprint: GraphSpec) -> dict[str, Shape]:
-    """Return the caches kept between passes by name, in order: k_i and v_i of attention layers, c_i of convolutions."""
+    """Return the caches kept between passes by name, in order.
+
+    These are k_i and v_i of attention layers, c_i of convolutions, and c_i and s_i of recurrences.
+    """
     if blueprint.kind not in ("layers", "encoder"):
         return {}
     g = blueprint.graph
     found: dict[str, Shape] = {}
     for i, kind in () if blueprint.kind == "encoder" else blueprint.layers:
-        if kind.mixer != "conv" and not kind.shares:
+        if kind.attends and not kind.shares:
             own = g.of(kind)
             found |= {f"{name}_{i}": (1, own.kv_heads, blueprint.kept(kind.mask), own.head_dim) for name in "kv"}
-        if kind.mixer != "attention":
+        if kind.mixer in ("conv", "cca"):
             found[f"c_{i}"] = (1, 1, g.hidden if kind.mixer == "conv" else sum(cca_widths(g)), RING)
+        if kind.mixer == "delta" and (delta := g.delta):
+            found[f"c_{i}"] = (1, 1, delta.pending, RING)
+            found[f"s_{i}"] = (1, delta.value_heads, delta.key_dim, delta.value_dim)
     return found
 
 
@@ -381,11 +418,18 @@ def model_constants(a: Architecture) -> dict[str, Shape]:
     return constants(whole_blueprint(a)) | layers | head | table_constants(a)
 
 
-def computed(blueprint: GraphSpec) -> dict[str, tuple[float, ...]]:
-    """Return constants that no checkpoint decides, by their path."""
-    if not blueprint.routes or blueprint.graph.experts is None:
-        return {}
-    return {ORDER: tuple(float(n) for n in range(blueprint.graph.experts.classes, 0, -1))}
+def computed(blueprint: GraphSpec) -> dict[str, NDArray[np.float32]]:
+    """Return constants that no checkpoint decides, by their path, in the shapes that programs use."""
+    found: dict[str, NDArray[np.float32]] = {}
+    if blueprint.routes and blueprint.graph.experts:
+        found[ORDER] = np.arange(blueprint.graph.experts.classes, 0, -1, dtype=np.float32).reshape(1, -1, 1, 1)
+    if blueprint.recurs:
+        i, j = np.mgrid[0:BLOCK, 0:BLOCK]
+        both = np.concatenate([i >= j, j > i])  # up to token i, and after it
+        scaled = {"later_decays": (i > j) / DECAY_SCALE, "decay_sums": both / DECAY_SCALE}
+        named = {"causal": i >= j, "later": i > j} | scaled
+        found |= {name: values.astype(np.float32)[None, None] for name, values in named.items()}
+    return found
 
 
 def stem(path: str) -> str:

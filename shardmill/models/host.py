@@ -38,7 +38,7 @@ class KVLayout:
         """Make the rotary tables, with a row for each slot.
 
         Args:
-            runtime: settings of the model from model.json: context, rope, window, window_slots, conv_taps.
+            runtime: settings of the model from model.json: context, rope, window, window_slots, conv_taps, recurrent.
         """
         self.slots: int = runtime["context"]
         self.length = self.slots  # the number of slots that the programs have now
@@ -53,13 +53,16 @@ class KVLayout:
         }
         self.held = np.full(self.slots, NEVER)  # position that each slot was last written with
         self.recent = np.full(self.window_slots, NEVER)  # position in each slot of the sliding layers' rings
-        self.ring = np.full(RING, NEVER)  # position in each slot of the convolutions' rings
+        self.ring = np.full(RING, NEVER)  # position in each slot of the rings of convolutions and recurrences
+        self.recurrent: Mapping[str, int] | None = runtime.get("recurrent")
+        self.folded = 0  # a recurrence's state holds every position before this one, and no other
 
     def reset(self) -> None:
         """Forget every slot. What the states hold is masked until it is overwritten."""
         self.held[:] = NEVER
         self.recent[:] = NEVER
         self.ring[:] = NEVER
+        self.folded = 0
 
     @property
     def is_empty(self) -> bool:
@@ -107,6 +110,8 @@ class KVLayout:
             self._check_window(int(at[0]))
         if self.taps:
             found |= self._ring_masks(at)
+        if self.recurrent:
+            found |= self._recurrent_masks(at, **self.recurrent)
         self.held[where] = at
         held = self.held[: self.length]
         found["attn_mask"] = attention_mask(held, at)
@@ -144,6 +149,8 @@ class KVLayout:
         """Return whether the next pass may start at a position, given what the rings still hold."""
         if self.taps and not all(self.ring[p % RING] == p for p in range(max(position - self.taps + 1, 0), position)):
             return False
+        if self.recurrent and not self._foldable(position, **self.recurrent):
+            return False
         return not self.window_slots or not len(self._overtaken(position))
 
     def _overtaken(self, position: int) -> NDArray[np.int64]:
@@ -175,6 +182,49 @@ class KVLayout:
             read[0, back - 1, wanted[columns] % RING, columns] = 1
         self.ring = ring
         return {"conv_write_mask": write, "conv_read_mask": read}
+
+    def _foldable(self, position: int, block: int, taps: int) -> bool:
+        """Return whether a recurrence can go on at a position.
+
+        Nothing after it may be folded, and what is pending before it must be in the ring, with what the convolution
+        reads. A text may always begin.
+        """
+        if not position:
+            return True
+        wanted = range(max(self.folded - taps + 1, 0), position)
+        held = all(self.ring[p % RING] == p for p in wanted)
+        return self.folded <= position <= self.folded + block and held
+
+    def _recurrent_masks(self, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
+        """Return conv_write_mask [1, 1, T, R] and the masks that a recurrence reads by.
+
+        Pending tokens are folded only when a window has no room for them beside the pass' own tokens: each fold rounds
+        the state, and a session can go back as far as it is not folded.
+        """
+        first, count, back = int(at[0]), len(at), taps - 1
+        if count > block or (np.diff(at) != 1).any():
+            raise ValueError(f"positions {at.tolist()}: a recurrence takes up to {block} that follow one another")
+        if not self._foldable(first, block, taps):
+            raise ValueError(f"position {first}: the recurrence is folded up to {self.folded}; feed the text again")
+        folded = self.folded if first else 0
+        stays = first - folded + count <= block
+        begin, until = (folded, 0) if stays else (first, first)  # of the second window; what is folded now
+        ring = self.ring.copy()
+        ring[at % RING] = at
+        write = np.zeros((1, 1, count, RING), np.float32)
+        write[0, 0, np.arange(count), at % RING] = 1
+        read = np.zeros((1, 2 * (block + back), RING, count), np.float32)
+        windows = ((folded, until), (begin, first + count))
+        for number, (start, end) in enumerate(windows):
+            wanted = np.arange(max(start - back, 0), min(start + block, end))
+            read[0, number * (block + back) + wanted - (start - back), wanted % RING, 0] = 1
+        out = np.zeros((1, 1, count, block), np.float32)
+        out[0, 0, np.arange(count), at - begin] = 1
+        keep = np.zeros((1, 1, 1, count), np.float32)
+        keep[..., 0] = folded > 0
+        self.ring, self.folded = ring, begin
+        names = ("conv_write_mask", "recurrent_read_mask", "recurrent_out_mask", "recurrent_keep_mask")
+        return dict(zip(names, (write, read, out, keep), strict=True))
 
 
 def token_rows(table: Any, tokens: Sequence[int], layers: int) -> dict[str, Floats]:

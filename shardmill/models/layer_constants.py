@@ -27,7 +27,8 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     grouped convolution's, is a factor of a matrix product: it stays in fp16.
     """
     g = g.of(kind)
-    mixer = _attention(g, kind) if kind.mixer == "attention" else {"conv": _convolution, "cca": _cca}[kind.mixer](g)
+    others = {"conv": _convolution, "cca": _cca, "delta": _delta}
+    mixer = _attention(g, kind) if kind.mixer == "attention" else others[kind.mixer](g)
     ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
     first = norm_constants("input_layernorm", g) if kind.normed else {}
     first |= norm_constants("hidden_norm", g) if kind.paired else {}
@@ -114,6 +115,7 @@ def _attention(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
         found |= {f"{p}q_norm.weight": widths[:1]}
         found |= {} if kind.shares else {f"{p}k_norm.weight": widths[1:]}
     sinks: dict[str, Shape] = {f"{p}sinks": (g.heads,)} if g.sinks else {}
+    sinks |= projection_constants(f"{p}gate_proj", q, g.hidden, False) if g.output_gate else {}
     return found | sinks | projection_constants(f"{p}o_proj", g.hidden, q, g.o_bias)
 
 
@@ -137,6 +139,22 @@ def _convolution(g: Graph) -> dict[str, Shape]:
         **projection_constants("conv.in_proj", 3 * g.hidden, g.hidden, False),
         **taps,
         **projection_constants("conv.out_proj", g.hidden, g.hidden, False),
+    }
+
+
+def _delta(g: Graph) -> dict[str, Shape]:
+    delta, p = g.delta, "linear_attn."
+    assert delta is not None
+    wide, heads = delta.value_heads * delta.value_dim, delta.value_heads
+    return {
+        **projection_constants(f"{p}in_proj_qkv", delta.mixed, g.hidden, False),
+        f"{p}in_proj_ba.weight": (1, 2 * heads, g.hidden),
+        f"{p}dt_bias": (heads,),
+        f"{p}rate": (heads,),
+        **{f"{p}tap_{j}": (delta.mixed,) for j in range(delta.taps)},
+        f"{p}norm.weight": (delta.value_dim,),
+        **projection_constants(f"{p}in_proj_z", wide, g.hidden, False),
+        **projection_constants(f"{p}out_proj", g.hidden, wide, False),
     }
 
 

@@ -50,6 +50,8 @@ def adjusted(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), 
         rows = rows.repeat_interleave(source.repeat, dim=0)
     if source.softplus:
         rows = torch.nn.functional.softplus(rows.float())
+    if source.exp:
+        rows = rows.float().exp()
     if not (source.plus or source.by or source.magnitude) and (source.add, source.times) == (0.0, 1.0):
         return rows
     rows, vectors = rows.float(), iter(beside)
@@ -66,6 +68,8 @@ def undone(rows: Tensor, source: TensorSource, beside: Sequence[Tensor] = (), si
         rows = rows * (size / source.times) - source.add
     if source.softplus:  # y + log(1 - exp(-y))
         rows = rows.float() + torch.log(-torch.expm1(-rows.float()))
+    if source.exp:
+        rows = rows.float().log()
     vectors = list(beside)
     if source.by:
         rows = rows / vectors[-1].float()

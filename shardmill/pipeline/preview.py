@@ -253,6 +253,8 @@ def _kind_name(kind: LayerSpec) -> str:
     """Return a readable name of a kind of layer."""
     if kind.mixer == "conv":
         return "convolution"
+    if kind.mixer == "delta":
+        return "gated DeltaNet"
     name = "sliding attention" if kind.mask == SLIDING_MASK else "attention"
     return name if kind.rope else f"{name} without rotation"
 

@@ -11,7 +11,7 @@ from shardmill.config import Config
 from shardmill.forms.form import matrices
 from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, with_experts
-from shardmill.models.contract import cache_bytes
+from shardmill.models.contract import cache_bytes, caches
 from shardmill.plan import Part, empty_parts
 from shardmill.topology import file_bytes, misfits, proposed
 
@@ -114,11 +114,15 @@ def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
 
 
 def _operations(part: Part) -> int:
-    """Return two operations for each element of a matrix, and of a key and a value in every slot and head."""
+    """Return two operations for each element of a matrix, and of a key and a value in every slot and head.
+
+    A recurrence multiplies its state four times: for the block that is folded and for the tokens, by keys and queries.
+    """
     program, numbers = part.blueprint, sum(map(prod, matrices(part.shapes).values()))
-    attending = [kind for _, kind in program.layers if kind.mixer != "conv"]
+    attending = [kind for _, kind in program.layers if kind.attends]
+    recurring = sum(prod(shape) for name, shape in caches(program).items() if name.startswith("s_"))
     seen = sum(program.kept(kind.mask) * part.graph.of(kind).head_dim for kind in attending)
-    return 2 * (numbers + 2 * seen * part.graph.heads)
+    return 2 * (numbers + 2 * seen * part.graph.heads + 4 * recurring)
 
 
 def _share(part: Part, tokens: int) -> float:

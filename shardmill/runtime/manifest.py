@@ -46,6 +46,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "experts": lambda content: any(part["kind"] == "experts" for part in content["parts"]),
     "rings": lambda content: bool(content.get("window_slots")),
     "conv": lambda content: bool(content.get("conv_taps")),
+    "recurrent": lambda content: "recurrent" in content,
     "per-layer": lambda content: any("embedded" in part["inputs"] for part in content["parts"]),
     "drafter": lambda content: "drafter" in content,
     "int8-table": lambda content: content["embedding"].get("form") == "int8",
@@ -313,6 +314,7 @@ def runtime_manifest(
         "window": architecture["window"],
         "window_slots": plan["window_slots"],
         "conv_taps": architecture["graph"]["conv_taps"],
+        **({"recurrent": plan["recurrent"]} if "recurrent" in plan else {}),
         "eos_token_ids": plan["eos_token_ids"],
         **({"drafter": plan["drafter"]} if "drafter" in plan else {}),
     }

@@ -121,7 +121,9 @@ class HostCaches:
             if rows.dtype != self.arrays[name].dtype:  # an engine that computes in fp32 shows it in its first output
                 self.arrays[name] = self.arrays[name].astype(rows.dtype)
             cache = self.arrays[name]
-            if name.startswith("c_"):
+            if name.startswith("s_"):  # a recurrence's state, new as a whole
+                np.copyto(cache, rows)
+            elif name.startswith("c_"):
                 slots = given[RINGS][0, 0].argmax(axis=1)
                 cache[..., slots] = rows[..., : len(slots)]
             else:
@@ -132,7 +134,7 @@ class HostCaches:
 def _carried(before: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
     """Copy the contents of one cache [1, ., slots, .] into another cache of the same layer, as far as they fit.
 
-    A ring, of keys and values or of a convolution, is the same in every context, so all of its contents are copied.
+    A ring and a recurrence's state are the same in every context, so all of their contents are copied.
     """
     rows = min(before.shape[SLOTS], into.shape[SLOTS])
     into[:, :, :rows] = before[:, :, :rows]
@@ -146,7 +148,8 @@ def _slots(count: int, given: Mapping[str, Floats]) -> Any:
 
 
 TOKENS = 2  # the token axis of an output [1, channels, T, 1]
-WRITES = ("kv_write_mask", "conv_write_mask")  # prefixes of the inputs that are write masks
+# Prefixes of the inputs that are zeros for tokens that fill a pass up: write masks, and masks that programs sum over T.
+WRITES = ("kv_write_mask", "conv_write_mask", "recurrent_")
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def test_a_head_s_stream_has_the_units_of_its_model(tmp_path: Path, norm_first: 
     layer.self_attn = NoAttention()
     embedded, read = torch.randn(2, 6, tiny.HIDDEN, generator=torch.Generator().manual_seed(3))
     x = torch.cat([embedded, 0.25 * read], dim=-1).T[None, :, :, None]
-    out = layer(x, Shared(GraphSpec("layers", plain), {}))[0, :, :, 0].T
+    out = layer(x, Shared(GraphSpec("layers", plain), {}, {}))[0, :, :, 0].T
     torch.testing.assert_close(out, 0.25 * heads.published(w, embedded, read, norm_first), rtol=1e-3, atol=1e-3)
 
 

@@ -25,6 +25,7 @@ from shardmill.models.contract import PER_LAYER, GraphSpec, constants, inputs, t
 from shardmill.models.host import Floats, KVLayout, token_rows
 from shardmill.models.sources import assembled, turned
 from shardmill.pipeline.steps.split import prefix_of
+from shardmill.plan import recurrent
 
 VOCAB, SLOTS, TEXT, WINDOW = 256, 64, 40, 8
 BASE: dict[str, Any] = {
@@ -117,6 +118,19 @@ MINISTRAL: dict[str, Any] = {
         "original_max_position_embeddings": 128,  # queries grow from there on
         "llama_4_scaling_beta": 0.1,
     },
+}
+# Two value heads for each key head, of other sizes; twelve and more, since shorter vectors are not in the weight file.
+QWEN3_5: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 6,
+    "linear_num_value_heads": 12,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+    "attn_output_gate": True,
+    "tie_word_embeddings": True,
 }
 VISION = {
     "hidden_size": 32,
@@ -279,6 +293,8 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
     },
+    "qwen3_5": {"text_config": BASE | QWEN3_5, "tie_word_embeddings": True},
+    "qwen3_5_text": BASE | QWEN3_5,
     "seed_oss": BASE | {"head_dim": 32},
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     "stablelm": BASE | WIDE | {"use_qkv_bias": True, "layer_norm_eps": 1e-3},
@@ -316,7 +332,7 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = tiny_config(model_type, **changes)
     model = auto_class(config).from_config(config, attn_implementation="eager").eval()
-    centre = 0.0 if model_type.startswith(("gemma2", "gemma3")) else 1.0  # their gains are 1 + weight
+    centre = 0.0 if model_type.startswith(("gemma2", "gemma3", "qwen3_5")) else 1.0  # their gains are 1 + weight
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, weight in model.state_dict().items():
@@ -325,7 +341,21 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
                 weight.copy_(drawn + (centre if "norm" in name or name.endswith(("_scale", "layer_scalar")) else 0.0))
                 if model_type.startswith("gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
                     weight.sub_(0.7)  # scores are not divided, and large ones amplify rounding
+            if model_type.startswith("qwen3_5"):
+                _draw_recurrence(name, weight, generator)
     return model
+
+
+def _draw_recurrence(name: str, weight: Tensor, generator: torch.Generator) -> None:
+    """Draw the tensors of a DeltaNet layer that are no projections, with heads that forget slowly and quickly."""
+    if name.endswith("linear_attn.norm.weight"):
+        weight.add_(1.0)  # the only gain without 1 +
+    elif name.endswith("A_log"):
+        weight.uniform_(-4, 2.7, generator=generator)
+    elif name.endswith("dt_bias"):
+        weight.copy_(2 * torch.randn(weight.shape, generator=generator) - 1)
+    elif "conv1d" in name:
+        weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
@@ -383,7 +413,7 @@ class Blocks:
         self.rows, self.count = weights.get(PER_LAYER), a.layers
         self.layers, self.head = build(blueprint, weights), build(GraphSpec("head", a.graph, rows=a.vocab), weights)
         ropes = {name: asdict(table) for name, table in a.ropes.items()}
-        known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring}
+        known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring} | recurrent(a.graph)
         self.host = host(known | {"conv_taps": a.graph.conv_taps})
 
     def reset(self) -> None:

@@ -1,0 +1,196 @@
+"""Gated DeltaNet (arXiv 2412.06464; transformers, models/qwen3_5): a recurrence that no rejected draft can touch.
+
+For each value head, with the decay g <= 0 of a token and its beta in 0 .. 1:
+
+    S = exp(g) S;  delta = beta (v - k S);  S = S + k^T delta;  o = q S
+
+A pass puts what its tokens would add into a ring by position, and nothing into S. A later pass, in which they count,
+folds them into S; models/contract.py has the windows and masks. Since both passes compute query, key and value from
+the same numbers of the ring by the same operations, it does not matter when a token is folded. A block of B tokens is
+computed in closed form. With G_ij the sum of the decays after token j up to token i, and G_i of those up to i:
+
+    N_ij = beta_i (k_i k_j) exp(G_ij) for i > j;   [u | w] = (1 + N)^-1 [beta v | beta exp(G_i) k];   d = u - w S
+    o_i = exp(G_i) q_i S + sum_{j <= i} (q_i k_j) exp(G_ij) d_j;   S = exp(G_B) S + sum_j exp(G_Bj) k_j^T d_j
+
+A token with a beta and a decay of 0 changes nothing, whatever its key and value are.
+
+In fp16 the state keeps its digits over thousands of tokens because of how this is spelled. Queries are 16 and values
+64 times the model's, so that no product is subnormal, which the Neural Engine would flush. The ring has decays times
+64 for the same reason. Sums of decays are sums, never differences of sums. 1 - exp(G) is (1 + exp(G)) tanh(-G / 2),
+which is precise if a head forgets next to nothing. (1 + N)^-1 is forward substitution, since products of powers of N
+cancel if keys are alike. SiLU and softplus have no operation that the engine reads from a coarse table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.models.architecture import Graph
+from shardmill.models.attention import Shared
+from shardmill.models.contract import BLOCK
+from shardmill.models.primitives import (
+    L2Norm,
+    RMSNorm,
+    multiply,
+    projection,
+    scale,
+    sigmoid_by_tanh,
+    silu_tanh,
+    softplus,
+    unquantized,
+    vector,
+    write_ring,
+)
+
+Weights = Mapping[str, Tensor]
+Q_SCALE, V_SCALE = 16.0, 64.0  # of queries; of values, and so of the state
+
+
+class Solved:
+    """What a block of B tokens does, whatever state it meets; n blocks at once, heads are value heads."""
+
+    def __init__(self, u: Tensor, w: Tensor, k: Tensor, pairs: Tensor, since: Tensor, until: Tensor, lost: Tensor):
+        self.u, self.w = u, w  # [n, heads, B, value_dim], [n, heads, B, key_dim]
+        self.k = k  # [n, heads, B, key_dim]
+        self.pairs = pairs  # exp(G_ij), [n, heads, B, B]
+        self.since, self.until = since, until  # exp of the decays since the start and until the end, [n, heads, B, 1]
+        self.lost = lost  # the share of the state that the block forgets, [n, heads, 1, 1]
+
+    def block(self, number: int) -> Solved:
+        """Return one of the blocks."""
+        every = (self.u, self.w, self.k, self.pairs, self.since, self.until, self.lost)
+        return Solved(*(values[number : number + 1] for values in every))
+
+
+class GatedDeltaNet(nn.Module):
+    """The mixer: x [1, d, T, 1] -> [1, d, T, 1], with the ring [1, 1, C, R] and the state [1, heads, ., .]."""
+
+    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+        super().__init__()
+        assert g.delta is not None
+        self.sizes = delta = g.delta
+        self.in_proj_qkv = projection(weights[f"{path}in_proj_qkv.weight"])
+        self.in_proj_ba = nn.ParameterDict({"weight": unquantized(weights[f"{path}in_proj_ba.weight"])})
+        self.dt_bias = vector(weights[f"{path}dt_bias"])
+        self.rate = vector(weights[f"{path}rate"])
+        self.tap_0: nn.Parameter
+        for j in range(delta.taps):
+            setattr(self, f"tap_{j}", nn.Parameter(weights[f"{path}tap_{j}"].reshape(1, 1, 1, -1), requires_grad=False))
+        self.norm = RMSNorm(weights[f"{path}norm.weight"], g.rms_norm_eps * (Q_SCALE * V_SCALE) ** 2, axis=3)
+        self.in_proj_z = projection(weights[f"{path}in_proj_z.weight"])
+        self.out_proj = projection(weights[f"{path}out_proj.weight"])
+        self.unit = L2Norm()
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Return the channels of query, key and value."""
+        delta = self.sizes
+        keys = delta.key_heads * delta.key_dim
+        return keys, keys, delta.value_heads * delta.value_dim
+
+    def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
+        delta, own = self.sizes, self.own(x)
+        if shared.rows is None:
+            ring[:] = write_ring(ring, own, shared.ring_write, shared.ring_keep)
+        else:
+            shared.rows.append(own)
+            ring = write_ring(ring, own, shared.ring_write, shared.ring_keep)
+        read = torch.matmul(shared.windows, ring.transpose(2, 3))  # [1, 1, 2 (B + taps - 1), C]
+        q, k, v, beta, decay = self.heads(read.reshape(1, 2, BLOCK + delta.taps - 1, delta.pending))
+        both = self.solved(k, v, beta, decay, shared.constants)
+        folded = self.folded(state, both.block(0), shared.goes_on)
+        if shared.rows is None:
+            state[:] = folded
+        else:
+            shared.rows.append(folded)
+            state = folded
+        q = spread(q[1:2], 1, delta.key_heads, delta.value_heads, (BLOCK, delta.key_dim))
+        y = torch.matmul(shared.column, self.seen(state, q, both.block(1)))  # [1, heads, T, value_dim]
+        gate = self.in_proj_z(x).reshape(1, delta.value_heads, delta.value_dim, -1)
+        y = self.norm(y).transpose(2, 3) * silu_tanh(gate)
+        out: Tensor = self.out_proj(y.reshape(1, self.widths[2], -1, 1))
+        return out
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return what the tokens of the pass would add: query, key and value, beta and decay, [1, 1, C, T]."""
+        heads = self.sizes.value_heads
+        ba = multiply(self.in_proj_ba["weight"], x).reshape(1, 1, 2 * heads, -1)
+        b, a = torch.split(ba, heads, dim=2)  # each [1, 1, heads, T]
+        qkv = self.in_proj_qkv(x).reshape(1, 1, self.sizes.mixed, -1)
+        return torch.cat([qkv, sigmoid_by_tanh(b), softplus(a + self.dt_bias) * self.rate], dim=2)
+
+    def heads(self, windows: Tensor) -> tuple[Tensor, ...]:
+        """Return q and k [n, key heads, B, key_dim], v [n, value heads, B, value_dim], beta and decay [n, ., B, 1].
+
+        Args:
+            windows: positions of the ring, [1, n, B + taps - 1, C].
+        """
+        delta, back, n = self.sizes, self.sizes.taps - 1, 2
+        raw, rest = torch.split(windows, [delta.mixed, 2 * delta.value_heads], dim=3)
+        y = self.tap_0 * raw[:, :, 0:BLOCK]
+        for j in range(1, delta.taps):
+            y = y + getattr(self, f"tap_{j}") * raw[:, :, j : j + BLOCK]
+        qk, v = torch.split(y, [sum(self.widths[:2]), self.widths[2]], dim=3)
+        qk, v = ((z * (factor / 2)) * (torch.tanh(z * 0.5) + 1) for z, factor in ((qk, 1.0), (v, V_SCALE)))  # SiLU
+        qk = self.unit(qk.reshape(n, BLOCK, 2 * delta.key_heads, delta.key_dim)).transpose(1, 2)
+        q, k = torch.split(qk, delta.key_heads, dim=1)
+        v = v.reshape(n, BLOCK, delta.value_heads, delta.value_dim).transpose(1, 2)
+        rest = rest[:, :, back:].reshape(n, BLOCK, 2 * delta.value_heads, 1).transpose(1, 2)
+        beta, decay = torch.split(rest, delta.value_heads, dim=1)
+        return scale(q, Q_SCALE * delta.key_dim**-0.5), k, v, beta, decay
+
+    def solved(self, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, constants: Mapping[str, Tensor]) -> Solved:
+        """Return what the blocks do, given the results of `heads` but the query, and the part's triangles."""
+        causal, later, after, both = (constants[name] for name in ("causal", "later", "later_decays", "decay_sums"))
+        delta, n = self.sizes, 2
+        heads = delta.key_heads, delta.value_heads
+        pairs = torch.exp(torch.matmul(decay.reshape(n, delta.value_heads, 1, BLOCK) * causal, after)) * causal
+        sums = torch.matmul(both, decay)  # [n, heads, 2 B, 1]
+        since, until = torch.split(torch.exp(sums), BLOCK, dim=2)
+        lost = (since[:, :, BLOCK - 1 :] + 1) * torch.tanh(sums[:, :, BLOCK - 1 : BLOCK] * -0.5)
+        alike = spread(torch.matmul(k, k.transpose(2, 3)), n, *heads, (BLOCK, BLOCK))
+        k = spread(k, n, *heads, (BLOCK, delta.key_dim))
+        found = substituted(
+            alike * (pairs * later) * beta, torch.cat([v * beta, k * (beta * since)], dim=3)
+        )  # [n, heads, B, value_dim + key_dim]
+        u, w = torch.split(found, [delta.value_dim, delta.key_dim], dim=3)
+        return Solved(u, w, k, pairs, since, until, lost)
+
+    def folded(self, state: Tensor, block: Solved, goes_on: Tensor) -> Tensor:
+        """Return the state after a block; where a text begins, `goes_on` is 0, and the state before counts as 0."""
+        lost, w = block.lost * goes_on + (1 - goes_on), block.w * goes_on
+        added = torch.matmul((block.k * block.until).transpose(2, 3), block.u - torch.matmul(w, state))
+        return state - (state * lost - added)
+
+    def seen(self, state: Tensor, q: Tensor, block: Solved) -> Tensor:
+        """Return what the tokens of a block read, given the state before it, [1, heads, B, value_dim]."""
+        own = torch.matmul(q, block.k.transpose(2, 3)) * block.pairs
+        return torch.matmul(q * block.since, state) + torch.matmul(own, block.u - torch.matmul(block.w, state))
+
+
+def spread(x: Tensor, n: int, key_heads: int, value_heads: int, sizes: tuple[int, int]) -> Tensor:
+    """Return [n, key heads, a, b] as [n, value heads, a, b]; a key head serves neighbouring value heads.
+
+    Sizes are numbers, since a size that is read from a traced tensor is no constant.
+    """
+    if key_heads == value_heads:
+        return x
+    x = x.reshape(n, key_heads, 1, sizes[0] * sizes[1])
+    return torch.cat([x] * (value_heads // key_heads), dim=2).reshape(n, value_heads, *sizes)
+
+
+def substituted(lower: Tensor, x: Tensor) -> Tensor:
+    """Return (1 + lower)^-1 x by forward substitution, a row at a time.
+
+    Args:
+        lower: strictly lower triangular, [., ., B, B].
+        x: [., ., B, columns].
+    """
+    rows = [x[:, :, 0:1]]
+    for i in range(1, BLOCK):
+        known = torch.cat(rows, dim=2) if i > 1 else rows[0]
+        rows.append(x[:, :, i : i + 1] - torch.matmul(lower[:, :, i : i + 1, 0:i], known))
+    return torch.cat(rows, dim=2)

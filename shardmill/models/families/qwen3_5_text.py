@@ -1,0 +1,118 @@
+"""model_type qwen3_5_text: Qwen3.5, text only. Gated DeltaNet layers, and gated attention on every fourth layer.
+
+Source of the arithmetic: transformers, models/qwen3_5/modeling_qwen3_5.py. Qwen3.6 and dense Qwen3.8 have the same
+model_type. The rotary table has three axes of positions, which are equal for text. The layers that predict further
+tokens (`mtp.`) are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.models.architecture import DeltaNet, LayerSpec, ModelDescription, Sources, TensorSource
+from shardmill.models.contract import DECAY_SCALE
+from shardmill.models.decoder import decoder, taken_for_granted
+
+HONOURED = (
+    "layer_types",
+    "linear_conv_kernel_dim",
+    "linear_key_head_dim",
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_value_head_dim",
+    "mtp_num_hidden_layers",
+)
+# Fields of configs on the hub that transformers does not read, with what it computes.
+GRANTED = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mlp_only_layers": [], "attention_bias": False}
+UNREAD = ("full_attention_interval", "mtp_use_dedicated_embeddings", "output_gate_type", "partial_rotary_factor")
+GATES = ("swish", "silu")
+KINDS = {"full_attention": LayerSpec(), "linear_attention": LayerSpec(mixer="delta", rope=None, mask="")}
+MOST_TAPS = 8
+
+
+def describe(config: Any, context: int) -> ModelDescription:
+    """Return the description of a transformers Qwen3_5TextConfig for programs of `context` slots."""
+    delta = _delta(config)
+    granted = taken_for_granted(config, GRANTED)
+    if getattr(config, "output_gate_type", GATES[0]) not in GATES:
+        raise CheckpointError(f"output_gate_type is {config.output_gate_type!r}: programs have swish only")
+    unknown = sorted({*config.layer_types} - KINDS.keys())
+    if unknown:
+        raise CheckpointError(f"layer_types: {unknown[0]!r}: programs have {' and '.join(KINDS)} only")
+    found = decoder(
+        config,
+        context,
+        honours=(*HONOURED, *UNREAD, *granted),
+        kinds=tuple(KINDS[name] for name in config.layer_types),
+        tensors=_gains() | _query_and_gate(config) | _recurrence(delta, config.hidden_size),
+        qk_norm="before",
+        output_gate=True,
+        delta=delta if "linear_attention" in config.layer_types else None,
+    )
+    return replace(found, ignored=(*found.ignored, *_drafting(config)))
+
+
+def _delta(config: Any) -> DeltaNet:
+    """Return the sizes of the DeltaNet layers. Raises CheckpointError for sizes that programs do not support."""
+    delta = DeltaNet(
+        key_heads=config.linear_num_key_heads,
+        value_heads=config.linear_num_value_heads,
+        key_dim=config.linear_key_head_dim,
+        value_dim=config.linear_value_head_dim,
+        taps=config.linear_conv_kernel_dim,
+    )
+    for name, size in vars(delta).items():
+        if size < 1:
+            raise CheckpointError(f"the {name} of the linear attention is {size}: it must be 1 or more")
+    if delta.value_heads % delta.key_heads:
+        heads = f"linear_num_value_heads {delta.value_heads}"
+        raise CheckpointError(f"{heads} is no multiple of linear_num_key_heads {delta.key_heads}")
+    if not 1 < delta.taps <= MOST_TAPS:
+        raise CheckpointError(f"linear_conv_kernel_dim is {delta.taps}: programs have 2 to {MOST_TAPS} taps")
+    return delta
+
+
+def _gains() -> dict[str, Sources]:
+    """Return the sources of the norms with gain 1 + weight: all but the norm of DeltaNet."""
+    named = ("norm", "input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm")
+    return {f"{name}.weight": TensorSource(f"{name}.weight", add=1.0) for name in named}
+
+
+def _query_and_gate(config: Any) -> dict[str, Sources]:
+    """Return the sources of the query's and the gate's projection, which lie head by head in one tensor."""
+    heads, width, tensor = config.num_attention_heads, config.head_dim, "self_attn.q_proj.weight"
+    shape = (2 * heads * width, config.hidden_size)
+    firsts = {"self_attn.q_proj.weight": 0, "self_attn.gate_proj.weight": width}
+    return {
+        role: tuple(
+            TensorSource(tensor, rows=(row, row + width, 1), shape=shape)
+            for row in range(first, 2 * heads * width, 2 * width)
+        )
+        for role, first in firsts.items()
+    }
+
+
+def _recurrence(delta: DeltaNet, hidden: int) -> dict[str, Sources]:
+    """Return the sources of a DeltaNet layer's constants whose names or values are not the checkpoint's."""
+    path, heads = "linear_attn.", delta.value_heads
+    found: dict[str, Sources] = {
+        f"{path}tap_{j}": TensorSource(f"{path}conv1d.weight", column=j, shape=(delta.mixed, 1, delta.taps))
+        for j in range(delta.taps)
+    }
+    found[f"{path}in_proj_ba.weight"] = tuple(
+        TensorSource(f"{path}in_proj_{name}.weight", shape=(heads, hidden)) for name in "ba"
+    )
+    return found | {f"{path}rate": TensorSource(f"{path}A_log", exp=True, times=-DECAY_SCALE)}
+
+
+def _drafting(config: Any) -> tuple[str, ...]:
+    """Return the names of the tensors that predict further tokens, which no program has."""
+    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    found = [f"mtp.{name}.weight" for name in ("fc", *norms)]
+    inner = [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
+    inner += [f"mlp.{name}_proj" for name in ("gate", "up", "down")] + ["input_layernorm", "post_attention_layernorm"]
+    for i in range(getattr(config, "mtp_num_hidden_layers", 0) or 0):
+        found += [f"mtp.layers.{i}.{name}.weight" for name in inner]
+    return tuple(found)
