@@ -77,6 +77,7 @@ class Blocks(nn.Module):
         return (self.into if self.bias is None else self.into.add_(self.bias))[None]
 
 
+MATRIX = 2  # axes
 HEAD_ROWS = 4096  # rows of the LM head at a time: glibc reuses blocks of up to 32 MB, and frees larger ones
 
 
@@ -417,8 +418,10 @@ def at_length(forward: Callable[..., Any], context: int) -> Callable[..., Any]:
     """
 
     def longer(x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        last = torch.tensor([[context - 1]], dtype=position_ids.dtype)
-        tables = forward(x, torch.cat([position_ids[:1], last], dim=1), *args, **kwargs)
+        # [1, n], or [3, 1, n] for a table of three axes of positions
+        fed = position_ids if position_ids.ndim > MATRIX else position_ids[:1]
+        last = torch.full((*fed.shape[:-1], 1), context - 1, dtype=fed.dtype)
+        tables = forward(x, torch.cat([fed, last], dim=-1), *args, **kwargs)
         return tuple(table[:, :-1] for table in tables)
 
     return longer

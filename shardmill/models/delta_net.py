@@ -110,8 +110,12 @@ class GatedDeltaNet(nn.Module):
         q = spread(q[1:2], 1, delta.key_heads, delta.value_heads, (BLOCK, delta.key_dim))
         y = torch.matmul(shared.column, self.seen(state, q, both.block(1)))  # [1, heads, T, value_dim]
         gate = self.in_proj_z(x).reshape(1, delta.value_heads, delta.value_dim, -1)
-        y = self.norm(y).transpose(2, 3) * silu_tanh(gate)
-        out: Tensor = self.out_proj(y.reshape(1, self.widths[2], -1, 1))
+        out: Tensor = self.out_proj(self.gated(y, gate).reshape(1, self.widths[2], -1, 1))
+        return out
+
+    def gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Return the heads' output [1, heads, T, value_dim], normed and then gated, as the gate lies: [., ., ., T]."""
+        out: Tensor = self.norm(y).transpose(2, 3) * silu_tanh(gate)
         return out
 
     def own(self, x: Tensor) -> Tensor:

@@ -128,6 +128,7 @@ QWEN3_5: dict[str, Any] = {
     "linear_num_value_heads": 12,
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 64,
+    "rms_norm_eps": 1e-3,  # large enough to show
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
     "attn_output_gate": True,
     "tie_word_embeddings": True,

@@ -1,0 +1,381 @@
+"""Gated DeltaNet: what transformers computes, whatever is rejected, and each mistake of a port is found out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import util
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers.models.qwen3_5.modeling_qwen3_5 as qwen3_5
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shardmill.gates.parity import relative_error
+from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.models import delta_net
+from shardmill.models.architecture import DeltaNet, Graph
+from shardmill.models.attention import Shared
+from shardmill.models.contract import BLOCK, DECAY_SCALE, RING, GraphSpec, caches, computed
+from shardmill.models.delta_net import GatedDeltaNet, Solved, substituted
+from shardmill.models.families.qwen3_5_text import KINDS
+from shardmill.models.host import Floats, KVLayout
+from shardmill.models.primitives import L2Norm, RMSNorm, softplus
+
+from . import tiny_families as tiny
+
+LIMIT, TEXT = THRESHOLDS["program_error"].limit, 96
+SIZES = DeltaNet(key_heads=2, value_heads=6, key_dim=32, value_dim=64, taps=4)
+SPEC = GraphSpec(
+    "layers", Graph(64, 4, 2, 32, 8, 96, 1e-6, delta=SIZES), ((0, KINDS["linear_attention"]),), slots=TEXT + BLOCK
+)
+
+
+def layout() -> KVLayout:
+    """The host of a model that has recurrences only."""
+    runtime = {"context": SPEC.slots, "rope": {}, "window": None, "window_slots": 0, "conv_taps": 0}
+    return KVLayout(runtime | {"recurrent": {"block": BLOCK, "taps": SIZES.taps}})
+
+
+def in_fp64() -> ModuleType:
+    """transformers' own module, in which every cast to fp32 is one to fp64."""
+    source = Path(qwen3_5.__file__).read_text(encoding="utf-8").replace("torch.float32", "torch.float64")
+    source = source.replace("dtype=torch.float)", "dtype=torch.double)").replace(".float()", ".double()")
+    spec = util.spec_from_loader("transformers.models.qwen3_5.modeling_qwen3_5_fp64", loader=None)
+    assert spec is not None
+    module = util.module_from_spec(spec)
+    module.__file__ = qwen3_5.__file__
+    sys.modules[spec.name] = module
+    exec(compile(source, spec.name, "exec"), vars(module))
+    return module
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """transformers' layer in fp64, with heads that forget slowly and heads that forget at once."""
+    config = tiny.tiny_config("qwen3_5_text", linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=32)
+    torch.manual_seed(0)
+    layer = in_fp64().Qwen3_5GatedDeltaNet(config, 0).eval().double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in layer.named_parameters():
+            weight.copy_(0.2 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+            weight.add_(1.0 if name == "norm.weight" else 0.0)
+        layer.A_log.uniform_(-4, 2.7, generator=generator)
+    return layer
+
+
+def ours(layer: Any) -> GatedDeltaNet:
+    """Our layer of the same weights in fp64, with the constants that need not fit fp16 then."""
+    found = dict(layer.state_dict())
+    taps = found.pop("conv1d.weight")[:, 0]
+    weights = {f"tap_{j}": taps[:, j] for j in range(SIZES.taps)}
+    weights["in_proj_ba.weight"] = torch.cat([found.pop("in_proj_b.weight"), found.pop("in_proj_a.weight")])
+    weights["rate"] = -DECAY_SCALE * found.pop("A_log").exp()
+    mixer = GatedDeltaNet(SPEC.graph, {**weights, **found}, "").double()
+    mixer.unit.root_eps.fill_(1e-3)
+    mixer.norm.root_eps.fill_(1e-3 * delta_net.Q_SCALE * delta_net.V_SCALE)
+    mixer.norm.factors = []
+    return mixer
+
+
+@torch.no_grad()
+def fed(mixer: GatedDeltaNet, x: Tensor, seed: int, widths: tuple[int, ...] = tuple(range(1, BLOCK + 1))) -> Tensor:
+    """Outputs [n, d] for inputs [n, d], in passes of any widths that carry wrong tokens at their ends."""
+    rng, host, start, found = np.random.default_rng(seed), layout(), 0, []
+    ring, state = (torch.zeros(shape, dtype=x.dtype) for shape in caches(SPEC).values())
+    constants = {name: torch.from_numpy(values).to(x.dtype) for name, values in computed(SPEC).items()}
+    while start < len(x):
+        count = int(rng.choice(widths))
+        kept = min(int(rng.integers(1, count + 1)), len(x) - start)
+        wrong = torch.from_numpy(rng.normal(size=(count - kept, x.shape[1]))).to(x.dtype)
+        at = range(start, start + count)
+        arrays = {name: torch.from_numpy(values).to(x.dtype) for name, values in host.arrays(at, at).items()}
+        rows = torch.cat([x[start : start + kept], wrong]).T[None, :, :, None]
+        found.append(mixer(rows, Shared(SPEC, arrays, constants), ring, state)[0, :, :kept, 0].T)
+        start += kept
+    return torch.cat(found)
+
+
+def draw(count: int = TEXT) -> Tensor:
+    return torch.randn(count, 64, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants that need not fit fp16."""
+    monkeypatch.setattr(delta_net, "scale", lambda x, factor: x * factor)
+    monkeypatch.setattr(delta_net, "softplus", torch.nn.functional.softplus)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("seed", range(3))
+def test_the_arithmetic_is_transformers_own(theirs: Any, seed: int) -> None:
+    """In fp64, with rejected drafts, where only the order of sums differs."""
+    x = draw()
+    with torch.no_grad():
+        expected = theirs(x[None])[0]
+    assert relative_error(fed(ours(theirs), x, seed), expected) <= 1e-12
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_long_text_in_passes_of_one_token(theirs: Any) -> None:
+    """As it is decoded: a fold for every eight tokens."""
+    x = draw()
+    with torch.no_grad():
+        expected = theirs(x[None])[0]
+    assert relative_error(fed(ours(theirs), x, 0, widths=(1,)), expected) <= 1e-12
+
+
+# The host.
+
+
+def test_a_recurrence_goes_back_as_far_as_it_is_not_folded() -> None:
+    """And always to the beginning of a text."""
+    host = layout()
+    for start in range(20):
+        host.arrays([start], [start])
+    assert host.folded == 16
+    assert [host.rewindable(p) for p in (0, 1, 15, 16, 20, 21)] == [True, False, False, True, True, False]
+    before = host.ring.copy()
+    with pytest.raises(ValueError, match="position 15: the recurrence is folded up to 16; feed the text again"):
+        host.arrays([15], [15])
+    assert host.folded == 16 and np.array_equal(host.ring, before)  # refused, so nothing is marked
+    assert not host.arrays([0], [0])["recurrent_keep_mask"].any() and host.folded == 0
+
+
+@pytest.mark.parametrize("at", [range(9), [0, 2], [1, 0]])
+def test_positions_that_no_window_holds_are_refused(at: Any) -> None:
+    with pytest.raises(ValueError, match="a recurrence takes up to 8 that follow one another"):
+        layout().arrays(list(at), list(at))
+
+
+def test_every_kept_position_is_folded_once() -> None:
+    """By the first window, in order, whatever was rejected."""
+    rng, host, folded, start = np.random.default_rng(0), layout(), [], 0
+    back = SIZES.taps - 1
+    while start < 80:
+        at = np.arange(start, start + int(rng.integers(1, BLOCK + 1)))
+        arrays = host.arrays(at.tolist(), at.tolist())
+        read = arrays["recurrent_read_mask"][0, :, :, 0]
+        first, second = (read[n * (BLOCK + back) : (n + 1) * (BLOCK + back)] for n in range(2))
+        if first.any():  # the columns before the first of the block are for the convolution
+            folded += [host.ring[slot] for slot in (row.argmax() for row in first[back:] if row.any())]
+        assert host.folded == len(folded)
+        places = arrays["recurrent_out_mask"][0, 0].argmax(axis=1)
+        assert [host.ring[second[back + place].argmax()] for place in places] == at.tolist()
+        start += int(rng.integers(1, len(at) + 1))
+    assert folded == list(range(len(folded))) and len(folded) > 60
+
+
+# The pieces in fp16 and at small numbers.
+
+
+def test_softplus_is_right_in_fp16_where_a_head_forgets_next_to_nothing() -> None:
+    """And where log(1 + exp(x)) would overflow."""
+    x = torch.linspace(-9, 60, 4001).half().reshape(1, 1, 1, -1)
+    expected = torch.nn.functional.softplus(x.double())
+    assert float(((softplus(x).double() - expected).abs() / expected).max()) < 2e-3
+    wide = softplus(x.float()).double()
+    assert float(((wide - expected).abs() / expected).max()) < 4e-6
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-3, 1.0, 1e3])
+def test_the_epsilon_of_the_l2_norm_is_added_to_the_sum(size: float) -> None:
+    """Not to the mean, which shows only at numbers as small as after the convolution."""
+    x = size * torch.randn(1, 3, 5, 32, generator=torch.Generator().manual_seed(0))
+    expected = qwen3_5.l2norm(x, dim=-1, eps=1e-6)
+    assert relative_error(L2Norm()(x)[0, 0], expected[0, 0]) < 1e-6
+    by_mean = x * torch.rsqrt((x * x).mean(3, keepdim=True) + 1e-6) * x.shape[3] ** -0.5
+    assert size >= 1 or relative_error(by_mean[0, 0], expected[0, 0]) > 1e-3
+    assert not L2Norm()(torch.zeros(1, 1, 1, 32)).any()
+
+
+def test_forward_substitution_inverts() -> None:
+    """Also if all keys are alike, where the inverse has large numbers of both signs."""
+    i, j = np.mgrid[0:BLOCK, 0:BLOCK]
+    lower = torch.from_numpy(np.where(i > j, 0.99, 0.0))[None, None]
+    x = torch.randn(1, 1, BLOCK, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = torch.linalg.solve(torch.eye(BLOCK, dtype=torch.float64) + lower, x)
+    assert torch.allclose(substituted(lower, x), expected, rtol=0, atol=1e-14)
+
+
+# Mistakes, each on the whole tiny model with rejected drafts.
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def error(host: type[KVLayout] = KVLayout, changes: Mapping[str, Any] = {}, before: int = 0) -> float:
+    """How far off the tiny model is, perhaps after another text."""
+    model, tokens = tiny.tiny_model("qwen3_5_text", **changes), tiny.tiny_text()
+    engine = tiny.Blocks(tiny.described(model), tiny.tensors_of(model), host=host)
+    if before:
+        tiny.error_of(engine, tiny.tiny_text(before), tiny.expected(model, tiny.tiny_text(before)))
+    return tiny.error_of(engine, tokens, tiny.expected(model, tokens))
+
+
+def method(name: str, change: Callable[[Any], Any], owner: Any = GatedDeltaNet) -> Patch:
+    """A method in the place of one, which `change` gets."""
+    return lambda patch: patch.setattr(owner, name, change(getattr(owner, name)))
+
+
+def folded_twice(real: Any) -> Any:
+    def folded(self: Any, state: Tensor, block: Solved, goes_on: Tensor) -> Any:
+        return real(self, real(self, state, block, goes_on), block, goes_on)
+
+    return folded
+
+
+def decayed_after(real: Any) -> Any:
+    """The state decays after a token is added, its own update too."""
+
+    def solved(self: Any, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, constants: Mapping[str, Tensor]) -> Any:
+        later = constants["later"]
+        sums = torch.cat([later, later.transpose(2, 3) + torch.eye(BLOCK)], dim=2) / DECAY_SCALE
+        return real(self, k, v, beta, decay, {**constants, "decay_sums": sums})
+
+    return solved
+
+
+def without_beta(real: Any) -> Any:
+    def heads(self: Any, windows: Tensor) -> Any:
+        q, k, v, beta, decay = real(self, windows)
+        return q, k, v, torch.ones_like(beta), decay
+
+    return heads
+
+
+def gated_before(_: Any) -> Any:
+    """The gate before the norm, as Mamba 2 has it."""
+    silu = torch.nn.functional.silu
+    return lambda self, y, gate: self.norm(y * silu(gate).transpose(2, 3)).transpose(2, 3)
+
+
+def without_correction(_: Any) -> Any:
+    """Gated linear attention: what a key already reads from the state is not taken off."""
+
+    def folded(self: Any, state: Tensor, block: Solved, goes_on: Tensor) -> Tensor:
+        kept = state * (1 - (block.lost * goes_on + (1 - goes_on)))
+        return kept + torch.matmul((block.k * block.until).transpose(2, 3), block.u)
+
+    return folded
+
+
+def plain_epsilon(real: Any) -> Any:
+    def init(self: Any, g: Graph, weights: Any, path: str) -> None:
+        real(self, g, weights, path)
+        self.norm = RMSNorm(weights[f"{path}norm.weight"], g.rms_norm_eps, axis=3)  # not scaled with queries and values
+
+    return init
+
+
+def tiled(x: Tensor, n: int, key_heads: int, value_heads: int, sizes: tuple[int, int]) -> Tensor:
+    """Key heads in the order of GGUF's weights."""
+    return torch.cat([x] * (value_heads // key_heads), dim=1)
+
+
+MISTAKES: dict[str, Patch] = {
+    "a state folded twice": method("folded", folded_twice),
+    "decay after the update": method("solved", decayed_after),
+    "no beta": method("heads", without_beta),
+    "no l2 norm": method("forward", lambda _: lambda self, x: x, L2Norm),
+    "the gate before the norm": method("gated", gated_before),
+    "no correction by the state": method("folded", without_correction),
+    "an inverse of one term": lambda patch: patch.setattr(delta_net, "substituted", lambda n, x: x - n @ x),
+    "key heads in turn": lambda patch: patch.setattr(delta_net, "spread", tiled),
+    "no scale of the norm's epsilon": method("__init__", plain_epsilon),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_the_recurrence_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MISTAKES[name](monkeypatch)
+    assert error() > LIMIT
+
+
+class WithRejected(KVLayout):
+    """Folds all that the last pass fed, kept or not, as a state does that each pass writes."""
+
+    end = 0
+
+    def _recurrent_masks(self, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
+        folded, first = self.folded, int(at[0])
+        found = super()._recurrent_masks(at, block, taps)
+        for position in range(first, min(self.end, folded + block)) if self.folded > folded else ():
+            found["recurrent_read_mask"][0, position - folded + taps - 1, position % RING, 0] = 1
+        self.end = first + len(at)
+        return found
+
+
+class OffByOne(KVLayout):
+    """Reads each position's neighbour from the ring."""
+
+    def _recurrent_masks(self, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
+        found = super()._recurrent_masks(at, block, taps)
+        read = np.roll(found["recurrent_read_mask"], 1, axis=2)
+        return found | {"recurrent_read_mask": read}
+
+
+class Forgetful(KVLayout):
+    """Goes on with the state of the text before."""
+
+    def _recurrent_masks(self, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
+        found = super()._recurrent_masks(at, block, taps)
+        found["recurrent_keep_mask"][..., 0] = 1
+        return found
+
+
+@pytest.mark.parametrize(("host", "before"), [(WithRejected, 0), (OffByOne, 0), (Forgetful, 30)])
+def test_a_mistake_of_the_host_is_found_out(host: type[KVLayout], before: int) -> None:
+    assert error(host, before=before) > LIMIT
+    assert error(before=before) <= LIMIT
+
+
+class AnyPosition(KVLayout):
+    """Goes back to any position, though the state already holds later ones."""
+
+    def _foldable(self, position: int, block: int, taps: int) -> bool:
+        return True
+
+    def _recurrent_masks(self, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
+        self.folded = min(self.folded, int(at[0]))
+        return super()._recurrent_masks(at, block, taps)
+
+
+@pytest.mark.parametrize(("host", "wrong"), [(KVLayout, False), (AnyPosition, True)])
+def test_a_prefix_of_another_text_is_fed_again_if_the_state_is_past_it(host: type[KVLayout], wrong: bool) -> None:
+    """A session would go on after the shared prefix; the state must be of that position, or of none."""
+    from shardmill.decode import Session
+
+    model = tiny.tiny_model("qwen3_5_text")
+    engine: Any = tiny.Blocks(tiny.described(model), tiny.tensors_of(model), host=host)
+    engine.rewindable = engine.host.rewindable
+    engine.forget = engine.host.forget
+    session, first = Session(engine), tiny.tiny_text(30)
+    second = [*first[:14], *reversed(first[14:])]
+    session.prefill(first)
+    found = session.prefill(second)
+    expected = tiny.expected(model, second)[-1]
+    assert (relative_error(found.row[None], expected[None]) > LIMIT) == wrong
+    assert found.reused == (14 if wrong else 0)
+    kept = [*second[:28], *first[:2]]  # within what is not folded: nothing is fed again
+    again = session.prefill(kept)
+    assert wrong or again.reused == 28
+    assert wrong or relative_error(again.row[None], tiny.expected(model, kept)[-1:]) <= LIMIT
+
+
+@pytest.mark.slow
+def test_a_text_of_two_thousand_tokens_does_not_drift() -> None:
+    """One token a pass, and the error of the last tokens is no larger than of the first."""
+    model, tokens = tiny.tiny_model("qwen3_5_text", max_position_embeddings=2048), tiny.tiny_text(2000)
+    engine: Any = tiny.Blocks(tiny.described(model, 2048), tiny.tensors_of(model), slots=2048)
+    rows = np.concatenate([engine.forward(tokens[i : i + 1], [i], [i]) for i in range(len(tokens))])
+    expected = tiny.expected(model, tokens)
+    errors = [relative_error(rows[a:b], expected[a:b]) for a, b in pairwise(range(0, 2001, 500))]
+    assert max(errors) <= LIMIT and errors[-1] <= 4 * errors[0]
