@@ -325,6 +325,21 @@ def gemma4_unified_text(draw: Draw, layers: int) -> dict[str, Any]:
     }
 
 
+def qwen3_5(draw: Draw, layers: int) -> dict[str, Any]:
+    """Any order of layers; heads of many sizes, in groups or not, and any number of taps."""
+    share, group = draw(st.sampled_from([0.25, 0.5])), draw(st.integers(1, 3))
+    keys = draw(st.sampled_from([1, 2, 6]))
+    return {
+        "layer_types": layer_types(draw, layers, "linear_attention", "full_attention"),
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": keys * group,
+        "linear_key_head_dim": draw(st.sampled_from([8, 32])),
+        "linear_value_head_dim": draw(st.sampled_from([8, 64])),
+        "linear_conv_kernel_dim": draw(st.integers(2, 8)),
+        "rope_parameters": PLAIN_ROPE | {"partial_rotary_factor": share},
+    }
+
+
 OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "apertus": olmo2,
     "cohere2": cohere2,
@@ -359,6 +374,8 @@ OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "phimoe": phimoe,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_text": qwen3_5,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
     "stablelm": stablelm,
