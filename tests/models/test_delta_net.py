@@ -59,7 +59,9 @@ def in_fp64() -> ModuleType:
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     """transformers' layer in fp64, with heads that forget slowly and heads that forget at once."""
-    config = tiny.tiny_config("qwen3_5_text", linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=32)
+    config = tiny.tiny_config(
+        "qwen3_5_text", rms_norm_eps=1e-6, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=32
+    )
     torch.manual_seed(0)
     layer = in_fp64().Qwen3_5GatedDeltaNet(config, 0).eval().double()
     generator = torch.Generator().manual_seed(1)
