@@ -65,9 +65,9 @@ p mod W. Otherwise W is S, the layer has the same slots as the other layers, and
 A gated DeltaNet layer keeps s_i [1, value heads, key_dim, value_dim], the state of its recurrence as of a position:
 every earlier position is in it, no other. Its ring c_i has what each position would add: query, key and value before
 their convolution of L taps, and beta and decay. A pass puts its own tokens into the ring only. It reads two windows of
-B + L - 1 positions from the ring. The first window begins L - 1 positions before the state's; the first pass that has
-no room for pending tokens in its second window folds those of the first window into the state. The second window holds
-the pass' own tokens, after the pending tokens if they were not folded. A column of zeros, in the place of a position
+B + L - 1 positions from the ring. The second window ends with the pass' own tokens. If it has room for the pending
+tokens before them, the first window is empty. Otherwise the first window holds the pending tokens, and the pass folds
+them into the state. A column of zeros, in the place of a position
 that does not count, has a beta and a decay of 0 and changes nothing. So a rejected draft is never folded. The windows'
 columns are rows of recurrent_read_mask, at its first token; recurrent_keep_mask is 0 where a text begins, and
 recurrent_out_mask finds each token's column in the second window.

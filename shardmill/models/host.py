@@ -196,10 +196,10 @@ class KVLayout:
         return self.folded <= position <= self.folded + block and held
 
     def _recurrent_masks(self, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
-        """Return conv_write_mask [1, 1, T, R] and the masks that a recurrence reads by.
+        """Return conv_write_mask [1, 1, T, R] and the three masks of a recurrence.
 
-        Pending tokens are folded only when a window has no room for them beside the pass' own tokens: each fold rounds
-        the state, and a session can go back as far as it is not folded.
+        Pending tokens are folded only when a window has no room for them beside the pass' own tokens. Each fold rounds
+        the state, and a session can go back as far as the state is not folded.
         """
         first, count, back = int(at[0]), len(at), taps - 1
         if count > block or (np.diff(at) != 1).any():

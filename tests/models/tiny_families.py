@@ -133,6 +133,14 @@ QWEN3_5: dict[str, Any] = {
     "attn_output_gate": True,
     "tie_word_embeddings": True,
 }
+QWEN3_5_VISION = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "num_position_embeddings": 16,
+    "out_hidden_size": 64,
+}
 VISION = {
     "hidden_size": 32,
     "intermediate_size": 32,
@@ -294,7 +302,7 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
     },
-    "qwen3_5": {"text_config": BASE | QWEN3_5, "tie_word_embeddings": True},
+    "qwen3_5": {"text_config": BASE | QWEN3_5, "vision_config": QWEN3_5_VISION, "tie_word_embeddings": True},
     "qwen3_5_text": BASE | QWEN3_5,
     "seed_oss": BASE | {"head_dim": 32},
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
@@ -329,10 +337,13 @@ def tiny_config(model_type: str, **changes: Any) -> Any:
 def tiny_model(model_type: str, **changes: Any) -> Any:
     """transformers' tiny model of a family in fp32, the same for the same arguments."""
     from tiny import auto_class
+    from transformers import AutoModelForImageTextToText
 
     torch.manual_seed(0)
     config = tiny_config(model_type, **changes)
-    model = auto_class(config).from_config(config, attn_implementation="eager").eval()
+    # With its vision tower: the class for text alone takes the same config.
+    kind = AutoModelForImageTextToText if model_type == "qwen3_5" else auto_class(config)
+    model = kind.from_config(config, attn_implementation="eager").eval()
     centre = 0.0 if model_type.startswith(("gemma2", "gemma3", "qwen3_5")) else 1.0  # their gains are 1 + weight
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
