@@ -46,6 +46,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "lfm2": ({}, 4, 2),
     "lfm2_moe": ({}, 4, 3),
     "mixtral": ({"num_hidden_layers": 3}, 3, 1),
+    "qwen3_5_text": ({}, 4, 2),
     "nemotron": ({"num_hidden_layers": 3}, 3, 1),
     "zaya": ({}, 3, 2),
     "smollm3": (THREE, 6, 3),
@@ -56,6 +57,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
 SHORT: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_attention_heads": 4, "num_local_experts": 5},
     "lfm2_moe": {"num_experts": 4},
+    "qwen3_5_text": {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
     "zaya": {"num_experts": 5},
 }
 

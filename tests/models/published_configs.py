@@ -66,6 +66,38 @@ def ministral(hidden: int, ffn: int, layers: int, tied: bool) -> dict[str, Any]:
     }
 
 
+def qwen3_5(sizes: tuple[int, ...], value_heads: int, tied: bool) -> dict[str, Any]:
+    """A multimodal Qwen3.5; only the outer config says whether the head is tied."""
+    rope = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25}
+    text = causal("Qwen3_5", "qwen3_5_text", sizes) | {
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_act": "silu",
+        "layer_types": ["linear_attention", "linear_attention", "linear_attention", FULL] * (sizes[2] // 4),
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": value_heads,
+        "linear_value_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
+        "mlp_only_layers": [],
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": rope | {"mrope_interleaved": True, "mrope_section": [11, 11, 10]},
+    }
+    return {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "image_token_id": 248056,
+        "text_config": text,
+        "tie_word_embeddings": tied,
+        "vision_config": {"model_type": "qwen3_5", "depth": 12, "hidden_size": 768, "out_hidden_size": sizes[0]},
+    }
+
+
 def granite(sizes: tuple[int, ...], mamba_heads: int, multipliers: tuple[float, float, float], **more: Any) -> Any:
     """A Granite 4 without Mamba layers; the multipliers are attention's, the residual's, and the logits' divisor."""
     attention, residual, logits = multipliers
@@ -184,6 +216,8 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
     "granite-4.0-350m": (0.352, granite((1024, 2048, 28, 16, 4, 100352, 32768), 64, (0.015625, 0.263, 4.0))),
     "granite-4.0-1b": (1.63, granite((2048, 4096, 40, 16, 4, 100352, 131072), 128, (0.0078125, 0.22, 8.0))),
     "granite-4.0-micro": (3.40, granite((2560, 8192, 40, 40, 8, 100352, 131072), 128, (0.015625, 0.22, 10.0))),
+    "Qwen3.5-0.8B": (0.752, qwen3_5((1024, 3584, 24, 8, 2, 248320, 262144), 16, tied=True)),
+    "Qwen3.5-9B": (8.95, qwen3_5((4096, 12288, 32, 16, 4, 248320, 262144), 32, tied=False)),
     "LFM2.5-1.2B": (
         1.17,
         causal("Lfm2", "lfm2", (2048, 12288, 16, 32, 8, 65536, 128000))

@@ -140,6 +140,36 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"num_kv_shared_layers": 6},
         "num_kv_shared_layers is 6: no earlier layer has the cache",
     ),
+    "Qwen3.5 without a gate": ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate is False"),
+    "Qwen3.5's state in bf16": ("qwen3_5_text", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype is 'bfloat16'"),
+    "Qwen3.5 with biases": ("qwen3_5_text", {"attention_bias": True}, "attention_bias is True"),
+    "Qwen3.5's other gate": ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type is 'sigmoid'"),
+    "Qwen3.5 with experts": (
+        "qwen3_5_text",
+        {"num_experts": 4},
+        "num_experts is 4: .* no place",
+    ),
+    "Qwen3.5's value heads": (
+        "qwen3_5_text",
+        {"linear_num_value_heads": 10},
+        "linear_num_value_heads 10 is no multiple of linear_num_key_heads 6",
+    ),
+    "more taps than a recurrence has": (
+        "qwen3_5_text",
+        {"linear_conv_kernel_dim": 9},
+        "linear_conv_kernel_dim is 9: programs have 2 to 8 taps",
+    ),
+    "another layer of Qwen3.5": (
+        "qwen3_5_text",
+        {"layer_types": ["chunked_attention"] * 4},
+        "layer_types: 'chunked_attention'",
+    ),
+    "YaRN that changes in Qwen3.5": ("qwen3_5_text", {"rope_parameters": DYNAMIC}, "rope_parameters: .*'dynamic'"),
+    "a recurrent state that the engine does not take": (
+        "qwen3_5_text",
+        {"linear_key_head_dim": 24},
+        "linear_key_head_dim 24: a recurrent state whose width is no multiple of 32 fails",
+    ),
     "a context that is too long": ("olmo2", {"max_position_embeddings": 32}, "context.* 32 positions"),
 }
 
@@ -194,6 +224,18 @@ def test_a_pass_that_a_convolution_s_ring_does_not_hold_is_refused(tmp_path: Pat
     with pytest.raises(ShardmillError) as caught:  # as there is no tensor
         split(tmp_path / "llama", other, HashCache(tmp_path / "hashes"), {})
     assert "tokens.max" not in str(caught.value)
+
+
+def test_a_pass_that_a_recurrence_does_not_fold_is_refused(tmp_path: Path) -> None:
+    """By the plan, and by the split."""
+    source = write_config("qwen3_5_text", tmp_path / "checkpoint", {})
+    wanted = settings(source) | {"tokens": {"max": 9}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(wanted))
+    message = r"tokens\.max: 9 is too many for a recurrence: a pass takes 8 tokens; lower it"
+    said = CliRunner().invoke(cli.app, ["plan", str(tmp_path / "config.yaml"), "--json"])
+    assert re.search(message, said.stderr) and said.stderr.count("\n") == 1
+    with pytest.raises(ShardmillError, match=message):
+        split(source, config.parse(wanted), HashCache(tmp_path / "hashes"), {})
 
 
 def settings(source: Path) -> dict[str, Any]:
