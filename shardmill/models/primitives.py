@@ -18,6 +18,7 @@ from shardmill.models.architecture import SILU_TANH
 
 # Below this magnitude RMSNorm divides by the constant instead of the largest element, so that a token of zeros is safe.
 NORM_FLOOR = 2.0**-4
+LARGEST_ROOT = 128.0  # of eps / m^2, whose square fp16 must hold
 GELU_RANGE = 10.0
 MOST_PIECES = 8
 # logit(Phi(x)) = x * sum c_i (x / 5)^(2 i), fitted by least squares so that x * Phi(x) is off by 7e-8 at most.
@@ -50,7 +51,9 @@ class RMSNorm(nn.Module):
         self.floor: Tensor
         self.root_eps: Tensor
         root_eps, *self.factors = fp16_factors(math.sqrt(eps), EPS_TOLERANCE)
-        self.register_buffer("floor", torch.full((1, 1, 1, 1), NORM_FLOOR))
+        # With a higher floor for a large eps, eps divided by m^2 stays in the range of fp16.
+        floor = max(NORM_FLOOR, 2.0 ** math.ceil(math.log2(math.sqrt(eps) / LARGEST_ROOT)))
+        self.register_buffer("floor", torch.full((1, 1, 1, 1), floor))
         self.register_buffer("root_eps", torch.full((1, 1, 1, 1), root_eps))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -199,6 +199,16 @@ def test_the_epsilon_of_the_l2_norm_is_added_to_the_sum(size: float) -> None:
     assert not L2Norm()(torch.zeros(1, 1, 1, 32)).any()
 
 
+@pytest.mark.parametrize("eps", [1e-6, 1e-3])
+def test_the_norm_of_scaled_heads_stays_in_the_range_of_fp16(eps: float) -> None:
+    """Its epsilon is a million times the model's, and would overflow once divided by the square of a small number."""
+    norm = RMSNorm(torch.ones(64), eps * (delta_net.Q_SCALE * delta_net.V_SCALE) ** 2, axis=3).half()
+    for size in (1e-2, 1.0, 1e3):
+        x = size * torch.randn(1, 4, 8, 64, generator=torch.Generator().manual_seed(0)).half()
+        expected = torch.nn.functional.rms_norm(x.double() / 1024, (64,), eps=eps)
+        assert relative_error(norm(x)[0, 0].double(), expected[0, 0]) < 4e-3
+
+
 def test_forward_substitution_inverts() -> None:
     """Also if all keys are alike, where the inverse has large numbers of both signs."""
     i, j = np.mgrid[0:BLOCK, 0:BLOCK]
