@@ -166,6 +166,13 @@ def _misfits(content: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[st
     for mask, kept in ((MASK, slots), (SLIDING_MASK, of["window_slots"] or slots)):
         if mask in inputs and inputs[mask][-1] != kept:
             yield "context" if kept == slots else "window_slots"
+    if "recurrent_read_mask" in inputs and inputs["recurrent_read_mask"][1] != _windows_of(of.get("recurrent")):
+        yield "recurrent"
+
+
+def _windows_of(recurrent: Mapping[str, int] | None) -> int:
+    """Return the columns of recurrent_read_mask; 0 without a recurrence."""
+    return 2 * (recurrent["block"] + recurrent["taps"] - 1) if recurrent else 0
 
 
 def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,8 @@ LAYERS: dict[str, Any] = manifest()["parts"][0] | {
         "attn_mask_sliding": [1, 1, "T", 256],
     },
 }
+WINDOWS = {"recurrent_read_mask": [1, 22, 32, "T"]}
+RECURRENT = LAYERS | {"inputs": {name: shape for name, shape in LAYERS["inputs"].items() if name == "x"} | WINDOWS}
 AROUND = {"before": "<|user|>", "after": "<|end|>"}
 CHAT: dict[str, Any] = {"begin": "", "user": AROUND, "assistant": AROUND, "generate": "<|assistant|>", "stop": [3]}
 WRONG: dict[str, Any] = {
@@ -68,6 +70,9 @@ WRONG: dict[str, Any] = {
         parts=[manifest()["parts"][0] | {"inputs": {"hidden": [1, 96, "T", 1], "audio": [1]}}]
     ),
     "layers of another context": manifest(parts=[LAYERS], context=128),
+    "a recurrence that nothing describes": manifest(parts=[RECURRENT]),
+    "a recurrence of other windows": manifest(parts=[RECURRENT], recurrent={"block": 8, "taps": 3}),
+    "a recurrence without taps": manifest(recurrent={"block": 8}),
     "layers of a ring that there is not": manifest(parts=[LAYERS], window_slots=7),
     "layers of another table of rope": manifest(parts=[LAYERS], rope={"rope": {"inv_freq": [1.0] * 3, "scale": 1.0}}),
     "a table of rope that is text": manifest(rope={"rope": {"inv_freq": "x", "scale": 1.0}}),
@@ -174,7 +179,7 @@ def test_a_build_that_uses_what_this_version_does_not_know_is_not_run(tmp_path: 
 def test_a_build_names_the_features_that_it_uses() -> None:
     plan = {"model": "m", "architecture": {"vocab": 2, "ropes": {}, "graph": {"conv_taps": 3}, "window": 8}}
     plan |= {"buckets": [], "context": 64, "tokens_max": 4, "widths": [1, 4], "verify": 4, "window_slots": 16}
-    plan |= {"eos_token_ids": [], "contexts": [32]}
+    plan |= {"eos_token_ids": [], "contexts": [32], "recurrent": {"block": 8, "taps": 4}}
     plan |= {"drafter": {"kind": "eagle3"}, "adapters": 16}
     part: dict[str, Any] = {key: {} for key in PART} | {"kind": "experts", "functions": {"1": "a"}}
     part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}}
