@@ -25,6 +25,7 @@ MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it in
 NEVER = np.iinfo(np.int64).max  # the position of a slot that holds nothing
 NOBODY = -1  # the text of a column that no text fills
 RINGS = ("recent", "ring")  # what a KVLayout records of its rings
+FOLDED = "folded"  # what it records beside them: up to which position a recurrence is folded
 
 
 class KVLayout:
@@ -83,8 +84,8 @@ class KVLayout:
         self.held[list(slots)] = NEVER
 
     def rings(self) -> dict[str, NDArray[np.int64]]:
-        """Return a copy of the position in each slot of each ring."""
-        return {name: getattr(self, name).copy() for name in RINGS}
+        """Return a copy of the position in each slot of each ring, and up to where a recurrence is folded."""
+        return {name: getattr(self, name).copy() for name in RINGS} | {FOLDED: np.array(self.folded)}
 
     def restore(self, start: int, stop: int, rings: Mapping[str, NDArray[np.int64]] | None = None) -> None:
         """Mark as written the slots that are given their content from outside.
@@ -95,8 +96,10 @@ class KVLayout:
             rings: what `rings` returned when the rings had their new content; None if they keep their content.
         """
         self.held[start:stop] = np.arange(start, stop)
-        for name, positions in (rings or {}).items():
-            getattr(self, name)[:] = positions
+        if rings is not None:
+            self.folded = int(rings[FOLDED])
+            for name in RINGS:
+                getattr(self, name)[:] = rings[name]
 
     def arrays(self, slots: Sequence[int], positions: Sequence[int]) -> dict[str, Floats]:
         """Return the arrays of a pass by the names of inputs, and mark its slots as written.

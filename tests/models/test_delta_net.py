@@ -152,6 +152,21 @@ def test_a_recurrence_goes_back_as_far_as_it_is_not_folded() -> None:
     assert not host.arrays([0], [0])["recurrent_keep_mask"].any() and host.folded == 0
 
 
+def test_a_copy_belongs_to_the_position_up_to_which_its_state_is_folded() -> None:
+    """Restored after another text, a pass goes on where the copy was made, and no further back."""
+    host, other = layout(), layout()
+    for start in range(20):
+        host.arrays([start], [start])
+    kept = host.rings()
+    later = host.arrays([20], [20])
+    for start in range(0, 40, 8):
+        other.arrays(range(start, start + 8), range(start, start + 8))
+    other.restore(0, 20, kept)
+    assert [other.rewindable(p) for p in (15, 16, 20, 21)] == [False, True, True, False]
+    again = other.arrays([20], [20])
+    assert all(np.array_equal(later[name], again[name]) for name in later if "recurrent" in name or "conv" in name)
+
+
 @pytest.mark.parametrize("at", [range(9), [0, 2], [1, 0]])
 def test_positions_that_no_window_holds_are_refused(at: Any) -> None:
     with pytest.raises(ValueError, match="a recurrence takes up to 8 that follow one another"):

@@ -31,6 +31,7 @@ FAMILIES = {  # the forms of each
     "gemma3_text": ["fixed"],  # rings of sliding layers
     "lfm2": ["fixed, host"],  # rings of convolutions
     "gemma4_text": ["fixed, host"],  # rings, and layers that share caches
+    "qwen3_5_text": ["fixed"],  # recurrences
     "zaya": ["fixed"],  # rings of queries and keys
 }
 
@@ -110,7 +111,7 @@ def test_every_family_and_form_says_in_turns_what_it_says_alone(engines: dict[st
             texts[which] = [*prompt, *said]
             scripts.append((prompt, said))
         position, rest = engine.copy_bytes()
-        assert (rest > 0) == bool(engine.host.window_slots or engine.host.taps)
+        assert (rest > 0) == bool(engine.host.window_slots or engine.host.taps or engine.host.recurrent)
         for budget in (PLENTY, (position * 120 + rest) * 3):
             prefixes, helper = PrefixCache(engine, budget), create_drafter("suffix")
             session = Session(engine, prefixes=prefixes)
