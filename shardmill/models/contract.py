@@ -146,7 +146,7 @@ class GraphSpec:
     @property
     def written_masks(self) -> tuple[str, ...]:
         """Return the attention masks of layers that keep a cache, sorted."""
-        return tuple(sorted({kind.mask for _, kind in self.layers if kind.mixer != "conv" and not kind.shares}))
+        return tuple(sorted({kind.mask for _, kind in self.layers if kind.attends and not kind.shares}))
 
     @property
     def label_rows(self) -> int:
