@@ -31,7 +31,7 @@ FAMILIES = {  # the forms of each
     "gemma3_text": ["fixed"],  # rings of sliding layers
     "lfm2": ["fixed, host"],  # rings of convolutions
     "gemma4_text": ["fixed, host"],  # rings, and layers that share caches
-    "qwen3_5_text": ["fixed"],  # recurrences
+    "qwen3_5_text": ["fixed", "fixed, host"],  # recurrences
     "zaya": ["fixed"],  # rings of queries and keys
 }
 
