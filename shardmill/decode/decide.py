@@ -91,7 +91,9 @@ def score_labels(
     for path in (one for one, after in pairwise([*paths, ()]) if one and after[: len(one)] != one):  # the whole paths
         text = [*prompt, *path]
         if session.truncate(agreement(text, session.tokens)) < len(prompt):  # a ring no longer holds the prompt's end
-            passes += session.prefill(prompt).passes
+            for again in session.prefill_passes(prompt):
+                yield PrefillEvent(again.held, len(prompt))
+            passes += again.passes
         while (held := len(session.tokens)) < len(text):
             count = min(session.room(), len(text) - held)
             rows = session.feed(text[held : held + count])

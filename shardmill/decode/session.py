@@ -354,7 +354,7 @@ class Session:
     def _keep(self) -> None:
         """Copy the committed text out of the slots, unless it is private, has slid, or a ring has overtaken its end."""
         length = len(self._tokens)
-        if self._prefixes and not self._private and self._is_plain(length) and self._intact(length):
+        if self._prefixes and length and not self._private and self._is_plain(length) and self._intact(length):
             self._prefixes.keep(self._tokens, self._weights)
 
     def _is_plain(self, length: int) -> bool:

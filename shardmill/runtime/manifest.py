@@ -176,10 +176,11 @@ def _windows_of(recurrent: Mapping[str, int] | None) -> int:
 
 
 def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return model.json or plan.json as if its drafter were the model."""
+    """Return model.json or plan.json as if its drafter were the model; a drafter has no recurrence."""
     own = {"rope": content["drafter"]["rope"], "conv_taps": 0}
     own |= {} if "lent" in content["drafter"] else {"window": None, "window_slots": 0}
-    return {**content, **own, "parts": [part for part in content["parts"] if part.get("drafter")]}
+    rest = {key: value for key, value in content.items() if key != "recurrent"}
+    return {**rest, **own, "parts": [part for part in content["parts"] if part.get("drafter")]}
 
 
 def without_drafter(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,9 +79,10 @@ def test_an_engine_that_can_not_go_back_runs_the_prompt_again() -> None:
             return position == max((call[-1] for call in self.calls), default=-1) + 1
 
     labels = [(8, 9, 1, 2, 3, 4), (9, 1)]
-    found = scores(Session(Forward(widths=(1,))), PROMPT, labels)
+    *events, found = score_labels(Session(Forward(widths=(1,))), PROMPT, labels)
+    assert isinstance(found, LabelScores)
     assert found.logprobs == pytest.approx([whole(PROMPT, label) for label in labels], abs=1e-12)
-    assert found.passes == len(PROMPT) * 2 + 5 + 1
+    assert found.passes == len(events) == len(PROMPT) * 2 + 5 + 1  # a caller may stop after each
 
 
 def test_a_sliding_context_scores_labels_beyond_its_slots() -> None:

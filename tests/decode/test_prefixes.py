@@ -211,6 +211,14 @@ def test_texts_of_other_weights_are_not_reused(kind: str, monkeypatch: pytest.Mo
     assert reused == [0, 0, again, again, len(system) - 1]
 
 
+def test_no_copy_is_made_before_the_first_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An adapter may be asked for then, and a rest without a text would only take room."""
+    monkeypatch.setattr(CopyingEngine, "adapt", lambda _, name: name or "", raising=False)
+    session, prefixes = keeping(RingEngine(slots=SLOTS))
+    session.use_adapter("a")
+    assert prefixes.bytes == 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_least_recently_used_copies_go_first_and_beginnings_last(kind: str) -> None:
     text = A_POSITION * 3 * BLOCK + (2 * REST if kind == "rings" else 0)

@@ -12,6 +12,7 @@ from manifests import manifest
 
 from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
+from shardmill.models.host import KVLayout
 from shardmill.pipeline.audit import audit
 from shardmill.pipeline.steps.manifest import manifest_files
 from shardmill.runtime import engine
@@ -24,6 +25,7 @@ from shardmill.runtime.manifest import (
     SHARED,
     Keys,
     in_context,
+    of_drafter,
     read_manifest,
     reshape_frequency,
     runtime_manifest,
@@ -192,6 +194,16 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     assert made["uses"] == ["int8-table"]
     made = runtime_manifest(plan | encoder | {"parts": [], "causal": True}, {}, {}, dense=[{"path": "source/2_Dense"}])
     assert made["uses"] == ["causal", "dense"] and made["causal"] is True
+
+
+def test_a_head_goes_back_further_than_the_recurrence_of_its_model() -> None:
+    """Its own layer is attention, so a rejected draft never makes it read the whole text again."""
+    content = manifest(recurrent={"block": 8, "taps": 4}, drafter={"rope": {}})
+    for found, back in ((content, False), (of_drafter(content), True)):
+        host = KVLayout(found)
+        for position in range(20):
+            host.arrays([position], [position])
+        assert host.rewindable(10) == back
 
 
 def test_a_build_of_a_head_alone_has_nothing_to_run(tmp_path: Path) -> None:
