@@ -32,6 +32,7 @@ class Engine(Protocol):
 
     - `write`: like `forward`, but without logits, for passes whose logits nobody needs.
     - `rewindable`: returns whether a call can start at a given position, if it can't at every earlier one.
+    - `undoable`: returns how many tokens fed one by one from a given position on can be undone; None if any number.
     - `verify`: the most tokens of a decode pass, if wider calls are for prompts.
     - `fit`: called with the number of slots that a text needs from now on; the engine may forget the others.
     - `copy_bytes`, `copy_out`, `copy_in`, `drop_copies`: see `Copying`.

@@ -241,12 +241,16 @@ class Session:
         return slots is None or count <= slots
 
     def undoable(self) -> int:
-        """Return how many tokens may be committed from here on and still be undone by `truncate`."""
+        """Return how many tokens may be fed one by one, and committed, from here on and still be undone by `truncate`.
+
+        An engine with a recurrence says for how many its state stays as it is.
+        """
         position = len(self._tokens)
         slots, window = self._layout.room(position), self._layout.same_window(position)
-        if window is not None:
-            return min(window, self.widths[-1])
-        return slots or 0
+        found = (slots or 0) if window is None else min(window, self.widths[-1])
+        undoable = getattr(self._engine, "undoable", None)
+        most = undoable(position) if undoable else None
+        return found if most is None else min(found, most)
 
     def pass_width(self, count: int) -> int:
         """Return the width of the engine call that `feed` would use for `count` tokens."""

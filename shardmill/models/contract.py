@@ -67,10 +67,10 @@ every earlier position is in it, no other. Its ring c_i has what each position w
 their convolution of L taps, and beta and decay. A pass puts its own tokens into the ring only. It reads two windows of
 B + L - 1 positions from the ring. The second window ends with the pass' own tokens. If it has room for the pending
 tokens before them, the first window is empty. Otherwise the first window holds the pending tokens, and the pass folds
-them into the state. A column of zeros, in the place of a position
-that does not count, has a beta and a decay of 0 and changes nothing. So a rejected draft is never folded. The windows'
-columns are rows of recurrent_read_mask, at its first token; recurrent_keep_mask is 0 where a text begins, and
-recurrent_out_mask finds each token's column in the second window.
+them into the state. A column of zeros, in the place of a position that does not count, has a beta and a decay of 0 and
+changes nothing. So a rejected draft is never folded. The windows' columns are rows of recurrent_read_mask, at its first
+token; recurrent_keep_mask is 0 where a text begins, and recurrent_out_mask finds each token's column in the second
+window.
 
 A program may also have no states (GraphSpec.hosted). Then k_i, v_i, c_i and s_i are inputs with the states' shapes. The
 program writes the new tokens into its copies by the same masks and sees them there. It returns the new rows as further

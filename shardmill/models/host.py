@@ -156,6 +156,16 @@ class KVLayout:
             return False
         return not self.window_slots or not len(self._overtaken(position))
 
+    def undoable(self, position: int) -> int | None:
+        """Return how many tokens may be fed one by one from a position on, so that a pass may still start there.
+
+        None if no recurrence limits this.
+        """
+        if not self.recurrent:
+            return None
+        folded, block = self.folded if position else 0, self.recurrent["block"]
+        return folded + block - position or block  # a block that is full is folded by the first token
+
     def _overtaken(self, position: int) -> NDArray[np.int64]:
         """Return earlier positions that a sliding layer would look at and whose slots later positions took."""
         wanted: NDArray[np.int64] = np.arange(max(position - (self.window or 0) + 1, 0), position)

@@ -268,6 +268,10 @@ class Engine:
         """Return whether the next pass may start at an earlier position, or at the end."""
         return self.host.rewindable(position)
 
+    def undoable(self, position: int) -> int | None:
+        """Return how many tokens fed one by one from a position on can be undone; None if any number."""
+        return self.host.undoable(position)
+
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
         hidden = self.hidden(tokens, slots, positions)

@@ -237,6 +237,11 @@ class EngineProcess(Process):
         """Return whether the next pass may start at an earlier position, or at the end."""
         return bool(self.call("rewindable", position))
 
+    def undoable(self, position: int) -> int | None:
+        """Return how many tokens can be undone, see `Engine.undoable`."""
+        most: int | None = self.call("undoable", position)
+        return most
+
 
 class DrafterProcess:
     """The drafter of a decoder in a separate process; implements the protocol of shardmill.decode.engine."""

@@ -63,6 +63,8 @@ def split_labels(model: Model, text: str, labels: Sequence[str], *, special: boo
         ApiError: labels can't be told apart by their tokens, or the text is empty or too long.
     """
     prompt = model.encode(text, special=special)
+    if len(prompt) > most:  # before it is tokenised once more for each label
+        raise _too_long(f"the prompt has {len(prompt)} tokens", most)
     whole = [model.encode(text + label, special=special) for label in labels]
     shared = min(agreement(prompt, one) for one in whole)
     split = [tuple(one[shared:]) for one in whole]
@@ -76,9 +78,12 @@ def split_labels(model: Model, text: str, labels: Sequence[str], *, special: boo
         raise invalid("the labels leave no whole token of the text before them: give a longer text")
     longest = max(map(len, whole))
     if longest > most:
-        message = f"the prompt has {longest} tokens with its longest label, at most {most} are allowed: shorten it"
-        raise invalid(message, code="context_length_exceeded")
+        raise _too_long(f"the prompt has {longest} tokens with its longest label", most)
     return DecideWork(tuple(prompt[:shared]), tuple(split))
+
+
+def _too_long(what: str, most: int) -> ApiError:
+    return invalid(f"{what}, at most {most} are allowed: shorten it", code="context_length_exceeded")
 
 
 def decided(

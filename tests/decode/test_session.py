@@ -141,6 +141,20 @@ def test_what_an_engine_cannot_go_back_to_is_run_again() -> None:
     assert Session(Forgetful()).prefill(text).held == 10
 
 
+def test_an_engine_may_limit_what_can_be_undone() -> None:
+    """A recurrence folds tokens; its engine says how many may follow before the state passes a position."""
+
+    class Folding(ScriptedEngine):
+        def undoable(self, position: int) -> int | None:
+            return None if position < 4 else 9 - position
+
+    session = Session(Folding(slots=64))
+    session.prefill([1, 2, 3])
+    assert session.undoable() == 61
+    session.prefill([1, 2, 3, 4, 5])
+    assert session.undoable() == 4
+
+
 class FittingEngine(ScriptedEngine):
     """Is told how many slots a text takes."""
 

@@ -152,6 +152,23 @@ def test_a_recurrence_goes_back_as_far_as_it_is_not_folded() -> None:
     assert not host.arrays([0], [0])["recurrent_keep_mask"].any() and host.folded == 0
 
 
+@pytest.mark.parametrize("position", range(1, 20))
+def test_as_many_tokens_can_be_undone_as_the_host_says(position: int) -> None:
+    """And no more, or a draft model would have to read its text again."""
+    host = layout()
+    for start in range(position):
+        host.arrays([start], [start])
+    most = host.undoable(position)
+    assert most is not None and 1 <= most <= BLOCK
+    for start in range(position, position + most):
+        host.arrays([start], [start])
+    assert host.rewindable(position)
+    host.arrays([position + most], [position + most])
+    assert not host.rewindable(position)
+    host.arrays([0], [0])
+    assert layout().undoable(0) == BLOCK and host.undoable(1) == BLOCK - 1
+
+
 def test_a_copy_belongs_to_the_position_up_to_which_its_state_is_folded() -> None:
     """Restored after another text, a pass goes on where the copy was made, and no further back."""
     host, other = layout(), layout()

@@ -54,7 +54,7 @@ def test_it_gives_what_the_model_gives_in_this_process(built: tiny.Build, folder
     assert running.verify == here.verify
     for width in (1, 4):
         np.testing.assert_allclose(fed(running, text, width), fed(here, text, width), rtol=0, atol=1e-5)
-    assert running.rewindable(3) == here.rewindable(3)
+    assert running.rewindable(3) == here.rewindable(3) and running.undoable(3) == here.undoable(3)
 
 
 def test_logits_stay_as_they_were_when_the_next_pass_runs(built: tiny.Build, running: EngineProcess) -> None:

@@ -176,6 +176,7 @@ def test_a_calibration_has_the_form_of_encoders(tmp_path: Path) -> None:
         ({"input": "", "labels": ["a"]}, "input: ", "input"),
         ({"input": [], "labels": ["a"]}, "input: ", "input"),
         ({"input": "x" * 60, "labels": ["a"]}, "the prompt has 61 tokens with its longest label, at most 60", None),
+        ({"input": "x" * 61, "labels": ["a"]}, "the prompt has 61 tokens, at most 60", None),
         ({"input": ["x", "x" * 60], "labels": ["a"]}, "input.1: the prompt has 61 tokens", "input"),
         ({"input": "x", "labels": ["\ud83d"]}, "labels.0: Input should be a valid string", "labels"),
         ({"messages": [{"role": "assistant", "content": "x"}], "labels": ["a"]}, "template refused", "messages"),
