@@ -32,7 +32,7 @@ from shardmill import decode, machine
 from shardmill.bench.prompts import of_tasks
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import POLICIES, Options, Session, TokenEvent, create_drafter, create_policy, generate, run
-from shardmill.decode.drafters import EAGLE3
+from shardmill.decode.drafters import TRAINED
 from shardmill.decode.policies import measure_widths
 from shardmill.imports import quiet_coremltools
 from shardmill.runtime.engine import Engine
@@ -40,7 +40,7 @@ from shardmill.runtime.engine import Engine
 ROOT = Path(__file__).parent.parent
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
 LENGTHS = (50, None, 400, 800)  # tokens; None: the prompt as it is
-DRAFTERS = tuple(name for name in decode.DRAFTERS if name not in ("none", EAGLE3))  # heads.py measures heads
+DRAFTERS = tuple(name for name in decode.DRAFTERS if name != "none" and name not in TRAINED)  # see heads.py
 ROWS = 400  # positions at which single and wide passes are compared
 
 

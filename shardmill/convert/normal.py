@@ -122,7 +122,7 @@ def pieces_of(
     for place, step in enumerate(steps):
         for name in _reads(step):
             found = WEIGHT.match(name) if name in weights else STATE.fullmatch(name) if name in states else None
-            if found and int(found[1]) in own:
+            if found and (int(found[1]) in own or not own):
                 first.setdefault(int(found[1]), place)
     joints, indices, ends = list(_joints(steps, stream, _caches(steps, states))), sorted(first), [0]
     for index in indices[1:]:

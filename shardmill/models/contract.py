@@ -86,9 +86,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from shardmill.errors import ShardmillError
 from shardmill.models.adapters import adapter_inputs, slices
@@ -102,6 +100,10 @@ from shardmill.models.layer_constants import (
     norm_constants,
     projection_constants,
 )
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
@@ -420,6 +422,8 @@ def model_constants(a: Architecture) -> dict[str, Shape]:
 
 def computed(blueprint: GraphSpec) -> dict[str, NDArray[np.float32]]:
     """Return constants that no checkpoint decides, by their path, in the shapes that programs use."""
+    import numpy as np  # every command imports this module, and few need arrays
+
     found: dict[str, NDArray[np.float32]] = {}
     if blueprint.routes and blueprint.graph.experts:
         found[ORDER] = np.arange(blueprint.graph.experts.classes, 0, -1, dtype=np.float32).reshape(1, -1, 1, 1)

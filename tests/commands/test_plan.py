@@ -16,9 +16,21 @@ KEYS = {
     "model", "source", "model_type", "context", "tokens_max", "verify", "shapes", "widths", "weights", "topology",
     "head_slices", "weight_file_limit", "programs", "table_bytes", "rows_bytes", "row_bytes", "weight_bytes",
     "state_bytes", "bytes_per_token", "tensors", "refused", "buckets", "task", "bits_per_weight", "bytes_by_form",
-    "expert_groups", "passes", "lengths", "reshape_frequency", "windows",
+    "expert_groups", "passes", "lengths", "reshape_frequency", "windows", "adapters",
+    "adapter_bytes", "adapter_operations", "adapter_verdict",
 }  # fmt: skip
-PROGRAM_KEYS = {"name", "kind", "start", "end", "layers", "weight_bytes", "state_bytes", "matrices", "parameters"}
+PROGRAM_KEYS = {
+    "name",
+    "kind",
+    "start",
+    "end",
+    "layers",
+    "weight_bytes",
+    "state_bytes",
+    "lent_bytes",
+    "matrices",
+    "parameters",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -59,8 +59,8 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
     content = json.loads((finished.build / "model.json").read_text())
     jsonschema.validate(content, schema)
     # Keys that not every build has, and two that older builds lack.
-    some = {"verify", "contexts", "margin", "reshape_frequency", "silu", "chat", "sampling", "drafter"}
-    some |= {"uses", "requires"}
+    some = {"verify", "contexts", "margin", "reshape_frequency", "silu", "chat", "sampling", "drafter", "adapters"}
+    some |= {"uses", "requires", "recurrent"}
     assert content.keys() | some == schema["properties"].keys() == {*schema["required"], *some}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(content | {"window": "8"}, schema)

@@ -230,6 +230,7 @@ HARMLESS = {
         "pydantic": "checks settings, which are in the key as they are",
         "PyYAML": "reads config files, for commands",
     },
+    "precision": {"numpy": "computes a recurrence's triangles, which have no form"},
     "compile": {
         "jsonschema": "checks model.json of finished builds",
         "numpy": "runs programs",

@@ -137,7 +137,7 @@ def unscaled(x: Tensor, factor: float) -> Tensor:
 BLOCKS: dict[str, tuple[Any, str, Any]] = {
     "a cache that forgets": (attention, "write_cache", forgets),
     "a cache that is written by half": (attention, "write_cache", adds),
-    "rotary embedding turned back": (attention, "rotate", turned_back),
+    "rotary embedding turned back": (attention, "apply_rotary", turned_back),
     "scores that are not scaled": (attention, "scale", unscaled),
     "another activation": (blocks, "ACTIVATIONS", dict.fromkeys(primitives.ACTIVATIONS, torch.relu)),
 }
