@@ -5,7 +5,7 @@ shardmill.
 """
 
 from shardmill.decode.constraint import Constraint, Grammar, GrammarTokenizer, JsonSchema
-from shardmill.decode.decide import Calibration, LabelScores, label_probabilities, score_labels
+from shardmill.decode.decide import LabelCalibration, LabelScores, label_probabilities, score_labels
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.engine import Copying, DecodeError, Engine
@@ -21,7 +21,7 @@ __all__ = [
     "DRAFTERS",
     "POLICIES",
     "SEEDS",
-    "Calibration",
+    "LabelCalibration",
     "Constraint",
     "ContextPolicy",
     "Copying",

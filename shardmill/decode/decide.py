@@ -25,7 +25,7 @@ Logs = dict[Label, dict[int, float]]  # after the first tokens of a label, the l
 
 
 @dataclass(frozen=True)
-class Calibration:
+class LabelCalibration:
     """What turns log-probabilities of labels into calibrated probabilities: softmax(log p / temperature + bias).
 
     Temperature scaling is from Guo et al., "On Calibration of Modern Neural Networks" (arXiv:1706.04599). A bias of
@@ -127,10 +127,10 @@ def _exclusive(label: Label, found: Mapping[Label, float]) -> float:
 
 
 def label_probabilities(
-    scores: LabelScores, names: Sequence[str], calibration: Calibration | None = None
+    scores: LabelScores, names: Sequence[str], calibration: LabelCalibration | None = None
 ) -> NDArray[np.float64]:
     """Return the probabilities of labels [labels], whose sum is 1; a calibration knows them by their `names`."""
-    calibration = calibration or Calibration()
+    calibration = calibration or LabelCalibration()
     biases = [calibration.biases.get(name, 0.0) for name in names]
     logits = np.asarray(scores.exclusive) / calibration.temperature + biases
     return np.exp(log_softmax(logits))

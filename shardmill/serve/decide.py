@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from shardmill.decode import Calibration, LabelScores, label_probabilities
+from shardmill.decode import LabelCalibration, LabelScores, label_probabilities
 from shardmill.decode.generate import agreement
 from shardmill.serve.answer import LEAST
 from shardmill.serve.engine_worker import DecideWork
@@ -87,7 +87,7 @@ def _too_long(what: str, most: int) -> ApiError:
 
 
 def decided(
-    name: str, labels: Sequence[str], found: Sequence[LabelScores], calibration: Calibration | None
+    name: str, labels: Sequence[str], found: Sequence[LabelScores], calibration: LabelCalibration | None
 ) -> dict[str, Any]:
     """Return the answer for texts in OpenAI's form of a list, each with its labels, the likeliest first."""
     prompt = sum(scores.prompt_tokens for scores in found)
@@ -102,7 +102,7 @@ def decided(
     return {"object": "list", "model": name, "data": rows, "usage": usage}
 
 
-def _decision(labels: Sequence[str], scores: LabelScores, calibration: Calibration | None) -> dict[str, Any]:
+def _decision(labels: Sequence[str], scores: LabelScores, calibration: LabelCalibration | None) -> dict[str, Any]:
     probabilities = label_probabilities(scores, labels, calibration)
     rows: list[Mapping[str, Any]] = [
         {"label": label, "probability": float(probability), "logprob": max(logprob, LEAST)}

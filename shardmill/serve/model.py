@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import Calibration, ContextPolicy, Detokenize, Engine, GrammarTokenizer, Session, choose_layout
+from shardmill.decode import (
+    ContextPolicy,
+    Detokenize,
+    Engine,
+    GrammarTokenizer,
+    LabelCalibration,
+    Session,
+    choose_layout,
+)
 from shardmill.decode.drafters import TrainedEngine
 from shardmill.errors import ShardmillError
 from shardmill.files import digest, load_json, parse_json
@@ -161,7 +169,7 @@ class Model:
     draft_session: Session | None = None
     head: TrainedEngine | None = None
     head_name: str = ""
-    calibration: Calibration | None = None
+    calibration: LabelCalibration | None = None
     fingerprint: str = ""
     tokenizer_digest: str = ""
     threads: int | None = None
@@ -228,7 +236,7 @@ class Model:
 DECIDE_CALIBRATION = "decide_calibration.json"  # of the checkpoint, beside its tokenizer
 
 
-def read_decide_calibration(file: Path) -> Calibration:
+def read_decide_calibration(file: Path) -> LabelCalibration:
     """Return a checkpoint's calibration of decisions; the file has the form of `runtime.spans.read_calibration`.
 
     Raises:
@@ -237,7 +245,7 @@ def read_decide_calibration(file: Path) -> Calibration:
     try:
         found = load_json(file)["operating_points"]["default"]
         biases = {str(label): float(bias) for label, bias in found.get("biases", {}).items()}
-        calibration = Calibration(float(found.get("temperature", 1.0)), biases)
+        calibration = LabelCalibration(float(found.get("temperature", 1.0)), biases)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ShardmillError(f"{file}: no calibration of decisions: {error}; correct it, and build again") from error
     if not (0 < calibration.temperature < float("inf") and all(abs(bias) < float("inf") for bias in biases.values())):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from shardmill.decode import Calibration, DecodeError, LabelScores, Session, label_probabilities, score_labels
+from shardmill.decode import DecodeError, LabelCalibration, LabelScores, Session, label_probabilities, score_labels
 from shardmill.decode.decide import Label
 
 from .scripted import ScriptedEngine
@@ -129,7 +129,7 @@ def test_a_calibration_is_a_temperature_and_a_bias_of_each_label() -> None:
     names = [f"label {i}" for i in range(len(LABELS))]
     plain = label_probabilities(found, names)
     assert np.abs(plain - logits.softmax(0).numpy()).max() < 1e-15 and plain.sum() == pytest.approx(1)
-    changed = label_probabilities(found, names, Calibration(2.5, {"label 1": 3.0, "unknown": 9.0}))
+    changed = label_probabilities(found, names, LabelCalibration(2.5, {"label 1": 3.0, "unknown": 9.0}))
     logits = logits / 2.5
     logits[1] += 3.0
     assert np.abs(changed - logits.softmax(0).numpy()).max() < 1e-15

@@ -112,6 +112,7 @@ def test_every_family_and_form_says_in_turns_what_it_says_alone(engines: dict[st
             scripts.append((prompt, said))
         position, rest = engine.copy_bytes()
         assert (rest > 0) == bool(engine.host.window_slots or engine.host.taps or engine.host.recurrent)
+        assert engine.undoable(0) == (engine.host.recurrent or {}).get("block")
         for budget in (PLENTY, (position * 120 + rest) * 3):
             prefixes, helper = PrefixCache(engine, budget), create_drafter("suffix")
             session = Session(engine, prefixes=prefixes)

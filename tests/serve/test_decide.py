@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import Calibration
+from shardmill.decode import LabelCalibration
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
 from shardmill.serve.model import Limits, Model, Settings, read_decide_calibration
@@ -142,7 +142,7 @@ def test_a_label_is_tokenised_as_it_continues_the_text(decider: Model) -> None:
 
 def test_a_calibration_changes_probabilities_and_no_log_probability() -> None:
     model = fake_model()
-    calibrated = replace(model, calibration=Calibration(2.0, {"b": 5.0}))
+    calibrated = replace(model, calibration=LabelCalibration(2.0, {"b": 5.0}))
     with running(model) as plain, running(calibrated) as server:
         before = decide(plain, input="say", labels=["a", "b", "c"])["data"][0]
         after = decide(server, input="say", labels=["a", "b", "c"])["data"][0]
@@ -155,7 +155,7 @@ def test_a_calibration_changes_probabilities_and_no_log_probability() -> None:
 def test_a_calibration_has_the_form_of_encoders(tmp_path: Path) -> None:
     file = tmp_path / "decide_calibration.json"
     file.write_text(json.dumps({"operating_points": {"default": {"temperature": 1.5, "biases": {"yes": -0.5}}}}))
-    assert read_decide_calibration(file) == Calibration(1.5, {"yes": -0.5})
+    assert read_decide_calibration(file) == LabelCalibration(1.5, {"yes": -0.5})
     wrong: list[Any] = [{}, {"operating_points": {"default": {"temperature": 0}}}]
     for content in [*wrong, {"operating_points": {"default": {"biases": {"a": "high"}}}}]:
         file.write_text(json.dumps(content))
