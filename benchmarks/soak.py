@@ -2,13 +2,18 @@
 
     python benchmarks/soak.py build/demo [--minutes 5] [--clients 64]
 
-Starts `shardmill serve` as a process and asks each of several dozen different requests alone: greedy and seeded, every
-drafter, log-probabilities, stop strings, JSON schemas, prompts of the benchmark's tasks. Then all clients ask at
-random for as long as told, with OpenAI's own client from one event loop: most read their answer whole or as a stream,
-some read slowly, some leave in the middle of a stream, some while they still wait. The queue is shorter than there
-are clients, so 429 occurs; whoever gets one waits as long as it says. At the end the server is killed with SIGKILL in
-the middle of a stream, started again at the same port, asked again, and ended with SIGTERM. The exit code is 1 if
-anything was not as promised, and every such thing is named.
+The build must take adapters (`program: {shapes: fixed, adapters: 8}`). Two random ones are written with PEFT and laid
+into the build for the time of the run. A server that keeps no prefixes answers every request alone: completions with
+every drafter, greedy and seeded, with log-probabilities, stop strings, JSON schemas and several choices; conversations
+turn by turn; functions; /v1/responses; /v1/decide; and several of these with each adapter.
+
+Then a server that keeps few bytes of prefixes, so that they must make room for others, is asked by all clients at
+random for as long as told, with OpenAI's own client from one event loop. Most read their answer whole or as a stream,
+some hold a conversation, some read slowly, some leave in the middle of a stream or while they still wait, and some are
+processes that die by SIGKILL. The queue is shorter than there are clients, so 429 occurs; whoever gets one waits as
+long as it says. Meanwhile an adapter is added again and again. At the end the server is killed with SIGKILL in the
+middle of a stream, started again at the same port, asked again, and ended with SIGTERM. The exit code is 1 if anything
+was not as promised, and every such thing is named.
 """
 
 from __future__ import annotations
@@ -16,20 +21,29 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import json
+import math
 import random
+import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openai
 import psutil
+import torch
 from openai import AsyncOpenAI
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from shardmill.bench.prompts import of_tasks
 from shardmill.bench.server import GREETING, SHARDMILL
@@ -38,38 +52,75 @@ from shardmill.decode.drafters import BY_ITSELF
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "ok": {"type": "boolean"}},
           "required": ["name", "ok"], "additionalProperties": False}  # fmt: skip
+TEMPLATE = """{% if tools %}Tools, called as <tool_call>{"name": ..., "arguments": ...}</tool_call>:
+{% for t in tools %}{{ t.function | tojson }}
+{% endfor %}{% endif %}{% for m in messages %}# {{ m.role }}
+{{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}
+{% endfor %}{% if add_generation_prompt %}# assistant
+{% endif %}"""
+SAID = ("import os", "def read(path):", "    return path", "class Reader:", "for line in file:", "try:", "# the end")
+ADAPTERS = ("soak-0", "soak-1")
+CHANGE = 0.03  # standard deviation of an adapter's numbers: answers change, and stay texts
 PATIENCE = 300.0  # seconds that an answer may take, the wait in the queue included
-SETTLED = 60.0  # seconds after which memory must not grow
+MOMENTS = (1, 5, 10, 20, 30, 60)  # minutes at which memory is printed
+SETTLED = 300.0  # seconds after which memory must not grow, or half of a short run
 GROWTH = 0.03  # share by which it may, for allocators are not exact
+NEAR = 1e-3  # how far apart two log-probabilities may be: passes of other widths round otherwise
 LONGEST_GAP = 15.0  # seconds without any answer that count as being held up
-Answer = tuple[str, str]  # text and why it ended
+AGAIN = 60.0  # seconds after which an adapter is added again
+CLIENT = """import socket, sys
+asked = sys.stdin.buffer.read()
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+connection.sendall(asked)
+while connection.recv(64):
+    pass
+"""  # a client that reads until it is killed
+Answer = list[Any]  # of texts, reasons and numbers
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request whose fields are all fixed, so its answer is fixed too."""
+
+    kind: str
+    path: str  # under /v1
+    body: dict[str, Any]
 
 
 @dataclass
 class Tally:
     """What happened."""
 
-    expected: list[Answer]
-    answers: Counter[str] = field(default_factory=Counter)  # by kind of client
+    answers: Counter[tuple[str, str]] = field(default_factory=Counter)  # by kinds of client and of request
     refused: int = 0
+    cached: int = 0  # tokens of prompts that were not computed again
     faults: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of ordinary answers, from asking to having
     moments: list[float] = field(default_factory=list)  # at which they were complete
 
-    def check(self, kind: str, index: int, got: Answer) -> None:
-        """Count an answer, and whether it is the expected one."""
-        self.answers[kind] += 1
-        if got != self.expected[index]:
-            self.faults.append(f"{kind}: request {index} gave {got!r}, alone {self.expected[index]!r}")
+    def fault(self, what: str) -> None:
+        """Print something that was not as promised when it happens, and keep it."""
+        print(what, flush=True)
+        self.faults.append(what)
+
+
+def same(got: Any, expected: Any) -> bool:
+    """Compare answers: numbers nearly, all else exactly."""
+    if isinstance(got, float) and isinstance(expected, float):
+        return math.isclose(got, expected, rel_tol=0, abs_tol=NEAR)
+    if isinstance(got, list | tuple) and isinstance(expected, list | tuple):
+        return len(got) == len(expected) and all(map(same, got, expected))
+    return bool(got == expected)
 
 
 class Process:
-    """`shardmill serve` at a port."""
+    """`shardmill serve` at a port, with a chat template and some bytes for prefixes."""
 
-    def __init__(self, build: Path, port: int, queue: int) -> None:
-        options = ["--port", str(port), "--queue", str(queue)]
+    def __init__(self, args: argparse.Namespace, template: Path, prefixes: int, port: int = 0) -> None:
+        options = {"--port": port, "--queue": args.queue, "--prefix-cache-bytes": prefixes, "--chat-template": template}
+        given = [str(word) for option in options.items() for word in option]
         self.process = subprocess.Popen(
-            [*SHARDMILL, "serve", str(build), *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*SHARDMILL, "serve", str(args.build), *given], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert self.process.stdout is not None
         found = GREETING.match(self.process.stdout.readline())
@@ -77,10 +128,13 @@ class Process:
             raise SystemExit(f"the server did not start: {self.process.communicate()[1]}")
         self.model, self.url = found["model"], found["url"]
         self.port = int(self.url.rsplit(":", 1)[1])
+        server = psutil.Process(self.process.pid)
+        (engine,) = (one for one in server.children() if "shardmill.runtime.process" in " ".join(one.cmdline()))
+        self.seen = {"server": server, "engine": engine}
 
-    def megabytes(self) -> float:
-        """Return resident memory."""
-        return float(psutil.Process(self.process.pid).memory_info().rss) / 1e6
+    def usage(self) -> dict[str, tuple[float, int]]:
+        """Return resident megabytes and the number of open files of the server and of its engine."""
+        return {name: (one.memory_info().rss / 1e6, one.num_fds()) for name, one in self.seen.items()}
 
     def client(self) -> AsyncOpenAI:
         """Return a client that tries nothing twice."""
@@ -93,13 +147,32 @@ class Process:
         return self.process.returncode, complaints
 
 
-def requests(folder: Path, model: str) -> list[dict[str, Any]]:
-    """Return different requests; all fields of each are fixed, so its answer is fixed too."""
-    found = of_tasks(folder, TASKS, 99, lambda text: list(text.encode()))
-    texts = [bytes(prompt.tokens).decode() for prompt in found]
-    made: list[dict[str, Any]] = []
-    for i in range(4 * len(texts)):
-        wanted: dict[str, Any] = {
+@contextmanager
+def adapters(build: Path) -> Iterator[dict[str, Path]]:
+    """Lay random adapters into a build for the time of the block. Yields the folders that PEFT wrote, by name."""
+    with tempfile.TemporaryDirectory() as folder:
+        written = {name: Path(folder) / name for name in ADAPTERS}
+        for seed, (name, place) in enumerate(written.items()):
+            base = AutoModelForCausalLM.from_pretrained(build / "source", torch_dtype=torch.float32)
+            model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for weight in (one for key, one in model.named_parameters() if "lora_" in key):
+                    weight.copy_(CHANGE * torch.randn(weight.shape, generator=generator))
+            model.save_pretrained(str(place))
+            subprocess.run([*SHARDMILL, "adapter", "add", str(build), str(place), "--name", name], check=True)
+        try:
+            yield written
+        finally:
+            for name in written:
+                subprocess.run([*SHARDMILL, "adapter", "remove", str(build), name], check=True)
+
+
+def completions(texts: Sequence[str], model: str) -> list[Request]:
+    """Return completions: greedy and seeded, with all drafters, some with several choices, some of a schema."""
+    made = []
+    for i in range(3 * len(texts)):
+        body: dict[str, Any] = {
             "model": model,
             "prompt": texts[i % len(texts)],
             "max_tokens": 12 + 7 * (i % 9),
@@ -107,156 +180,335 @@ def requests(folder: Path, model: str) -> list[dict[str, Any]]:
             "seed": i,
             "extra_body": {"shardmill": {"drafter": BY_ITSELF[i % len(BY_ITSELF)]}},
         }
-        wanted |= {"logprobs": 3} if i % 4 == 1 else {}
-        wanted |= {"stop": ["\n\n", "return"]} if i % 4 == 2 else {}
+        body |= {"logprobs": 3} if i % 4 == 1 else {}
+        body |= {"stop": ["\n\n", "return"]} if i % 4 == 2 else {}
+        body |= {"n": 3, "max_tokens": 12} if i % 6 == 3 else {}
         if i % 10 == 9 and importlib.util.find_spec("llguidance"):
             form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
-            wanted["extra_body"] = {**wanted["extra_body"], "response_format": form}
-        made.append(wanted)
+            body["extra_body"] = {**body["extra_body"], "response_format": form}
+        made.append(Request("n > 1" if "n" in body else "completion", "completions", body))
     return made
 
 
-async def whole(client: AsyncOpenAI, request: dict[str, Any]) -> Answer:
-    """Return an answer in one piece."""
-    choice = (await client.completions.create(**request)).choices[0]
-    return choice.text, choice.finish_reason
+def others(texts: Sequence[str], model: str) -> list[Request]:
+    """Return requests of the other addresses, and some for each adapter."""
+    function: dict[str, Any] = {"name": "answer", "description": "Say it.", "parameters": SCHEMA}
+    tool = {"type": "function", "function": function}
+    made = []
+    for i, text in enumerate(texts):
+        asked = [{"role": "user", "content": text[-200:]}]
+        chosen: Any = "auto" if i % 2 else "required"
+        body = {"model": model, "messages": asked, "max_tokens": 40, "temperature": 0, "seed": i}
+        made.append(Request("tools", "chat", body | {"tools": [tool], "tool_choice": chosen}))
+        made.append(Request("n > 1", "chat", body | {"n": 2, "temperature": 0.7, "max_tokens": 10}))
+        body = {"model": model, "input": asked, "max_output_tokens": 30, "temperature": 0, "store": False}
+        tools = {"tools": [{"type": "function", **function}], "tool_choice": "auto"} if i % 2 else {}
+        made.append(Request("response", "responses", body | {"instructions": "Be brief."} | tools))
+        labels = [" yes", " no", " something else entirely"]
+        body = {"model": model, "input": [f"{text[-300:]}\n{said}" for said in SAID[: 1 + i % 4]], "labels": labels}
+        made.append(Request("decide", "decide", body))
+        made.append(Request("decide", "decide", {"model": model, "messages": asked, "labels": labels[:2]}))
+        for name in (f"{model}:{adapter}" for adapter in ADAPTERS):
+            body = {"model": name, "prompt": text, "max_tokens": 20, "temperature": 0.8 if i % 3 == 0 else 0, "seed": i}
+            drafter = {"extra_body": {"shardmill": {"drafter": BY_ITSELF[i % len(BY_ITSELF)]}}}
+            made.append(Request("adapter", "completions", body | drafter))
+        made.append(Request("adapter", "decide", {"model": name, "input": text[-300:], "labels": labels}))
+    return made
 
 
-async def streamed(client: AsyncOpenAI, request: dict[str, Any], pause: float = 0.0, most: int = 1 << 30) -> Answer:
+async def converse(client: AsyncOpenAI, model: str, number: int, told: str) -> list[tuple[Request, Answer]]:
+    """Return the turns of a conversation that is held alone; every third one is held with an adapter."""
+    name = f"{model}:{ADAPTERS[number % 2]}" if number % 3 == 2 else model
+    messages: list[dict[str, Any]] = [{"role": "system", "content": told}]
+    turns = []
+    for said in random.Random(number).sample(SAID, 4):
+        messages = [*messages, {"role": "user", "content": f"{said}  # {number}"}]
+        body = {"model": name, "messages": messages, "max_tokens": 24, "temperature": 0}
+        turn = Request("conversation", "chat", body)
+        turns.append((turn, (await whole(client, turn))[0]))
+        messages = [*messages, {"role": "assistant", "content": turns[-1][1][0][0]}]
+    return turns
+
+
+def items(response: Any) -> Answer:
+    """Return what a response of /v1/responses says."""
+    said = [(one.type, one.name, one.arguments) if one.type == "function_call" else
+            (one.type, "".join(part.text for part in one.content)) for one in response.output]  # fmt: skip
+    return [said, response.status]
+
+
+async def whole(client: AsyncOpenAI, request: Request) -> tuple[Answer, int]:
+    """Return an answer in one piece, and how many tokens of its prompt were cached."""
+    found: Any
+    if request.path == "decide":
+        found = await client.post("/decide", body=request.body, cast_to=object)
+        cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return [[one["label"], *((each["label"], each["logprob"]) for each in one["labels"])]
+                for one in found["data"]], cached  # fmt: skip
+    if request.path == "responses":
+        found = await client.responses.create(**request.body)
+        return items(found), found.usage.input_tokens_details.cached_tokens
+    if request.path == "completions":
+        found = await client.completions.create(**request.body)
+        said = [[one.text, [], one.finish_reason, list((one.logprobs and one.logprobs.token_logprobs) or ())]
+                for one in found.choices]  # fmt: skip
+    else:
+        found = await client.chat.completions.create(**request.body)
+        said = []
+        for one in found.choices:
+            calls = [(call.function.name, call.function.arguments) for call in one.message.tool_calls or ()]
+            said.append([one.message.content or "", calls, one.finish_reason, []])
+    return said, found.usage.prompt_tokens_details.cached_tokens
+
+
+async def streamed(client: AsyncOpenAI, request: Request, pause: float = 0.0, most: int = 1 << 30) -> Answer:
     """Return an answer as it comes, with a pause after each piece; given up after `most` pieces."""
-    text, reason = "", ""
-    async with await client.completions.create(**request, stream=True) as stream:
+    create: Any = {"completions": client.completions, "chat": client.chat.completions, "responses": client.responses}
+    said: Answer = [["", [], None, []] for _ in range(request.body.get("n", 1))]
+    deltas, last = "", None
+    async with await create[request.path].create(**request.body, stream=True) as stream:
         async for chunk in stream:
-            text += chunk.choices[0].text
-            reason = chunk.choices[0].finish_reason or reason
+            if request.path == "responses":
+                deltas += chunk.delta if chunk.type == "response.output_text.delta" else ""
+                last = getattr(chunk, "response", last)
+            for choice in getattr(chunk, "choices", ()):
+                one = said[choice.index]
+                one[2] = choice.finish_reason or one[2]
+                if request.path == "completions":
+                    one[0] += choice.text
+                    one[3] += (choice.logprobs and choice.logprobs.token_logprobs) or ()
+                    continue
+                one[0] += choice.delta.content or ""
+                for call in choice.delta.tool_calls or ():
+                    one[1] += [("", "")] * (call.index + 1 - len(one[1]))
+                    name, arguments = one[1][call.index]
+                    more = call.function.arguments or ""
+                    one[1][call.index] = (name + (call.function.name or ""), arguments + more)
             most -= 1
             if not most:
                 break
             await asyncio.sleep(pause)
-    return text, reason
+    if request.path == "responses" and last is not None:
+        text = "".join(words[-1] for words in items(last)[0] if words[0] == "message")
+        return items(last) if text == deltas else ["the deltas differ", deltas, text]
+    return said
 
 
-async def ask(kind: str, client: AsyncOpenAI, request: dict[str, Any], rng: random.Random) -> Answer | None:
-    """Return one request in the way of a kind of client; None where the answer was not waited for."""
-    if kind == "whole":
-        return await whole(client, request)
-    if kind == "stream":
-        return await streamed(client, request)
-    if kind == "slow":
-        return await streamed(client, request, pause=0.3)
-    if kind == "leaves mid-stream":
-        await streamed(client, request, most=rng.randrange(1, 6))
-        return None
-    waiting = asyncio.ensure_future(whole(client, request))  # leaves while it waits
-    await asyncio.sleep(rng.random())
+async def killed(server: Process, request: Request, seconds: float) -> None:
+    """Ask from a process that is killed after a while."""
+    body = {key: value for key, value in request.body.items() if key != "extra_body"}
+    path = {"chat": "chat/completions"}.get(request.path, request.path)
+    content = json.dumps(body | ({} if path == "decide" else {"stream": True})).encode()
+    head = f"POST /v1/{path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
+    client = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", "-c", CLIENT, str(server.port), stdin=asyncio.subprocess.PIPE
+    )
+    assert client.stdin is not None
+    client.stdin.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    client.stdin.close()
+    await asyncio.sleep(seconds)
+    with suppress(ProcessLookupError):
+        client.kill()
+    await client.wait()
+
+
+async def leave(client: AsyncOpenAI, request: Request, seconds: float) -> None:
+    """Ask, and go away while the request waits."""
+    waiting = asyncio.ensure_future(whole(client, request))
+    await asyncio.sleep(seconds)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    return None
 
 
-KINDS = ("whole", "stream", "whole", "stream", "whole", "stream", "slow", "leaves mid-stream", "leaves the queue")
+KINDS = ("whole", "stream", "converses", "whole", "stream", "converses", "slow",
+         "leaves mid-stream", "leaves the queue", "killed")  # fmt: skip
 
 
-async def visit(number: int, server: Process, asked: Sequence[dict[str, Any]], tally: Tally, until: float) -> None:
-    """Send requests one after another, as a client does."""
-    rng, kind = random.Random(number), KINDS[number % len(KINDS)]
-    async with server.client() as client:
+class Crowd:
+    """All clients of a server, what they ask by kind of request, and how each request is answered alone."""
+
+    def __init__(self, server: Process, alone: Sequence[Sequence[tuple[Request, Answer]]], tally: Tally) -> None:
+        self.server, self.tally = server, tally
+        self.talks = [turns for turns in alone if len(turns) > 1]
+        self.kinds: dict[str, list[tuple[Request, Answer]]] = {}
+        for turn in (turn for turns in alone for turn in turns):
+            self.kinds.setdefault(turn[0].kind, []).append(turn)
+
+    def check(self, kind: str, request: Request, got: Answer, expected: Answer) -> None:
+        """Count an answer, and whether it is the expected one."""
+        self.tally.answers[kind, request.kind] += 1
+        if not same(got, expected):
+            self.tally.fault(f"{kind}: {request} gave {got!r}, alone {expected!r}")
+
+    async def ask(self, kind: str, client: AsyncOpenAI, turn: tuple[Request, Answer], rng: random.Random) -> None:
+        """Send one request in the way of a kind of client."""
+        (request, expected), start = turn, time.monotonic()
+        if kind == "killed":
+            await killed(self.server, request, 3 * rng.random())
+        elif kind == "leaves the queue":
+            await leave(client, request, rng.random())
+        elif kind == "leaves mid-stream" and request.path != "decide":
+            await streamed(client, request, most=rng.randrange(1, 6))
+        elif request.path == "decide" or kind == "whole" or (kind == "converses" and rng.random() < 0.5):
+            got, cached = await whole(client, request)
+            self.tally.cached += cached
+            self.check(kind, request, got, expected)
+        else:
+            self.check(kind, request, await streamed(client, request, 0.3 if kind == "slow" else 0.0), expected)
+        if kind in ("killed", "leaves the queue", "leaves mid-stream"):
+            self.tally.answers[kind, "given up"] += 1
+        elif kind != "slow":
+            self.tally.seconds.append(time.monotonic() - start)
+            self.tally.moments.append(time.monotonic())
+
+    async def visit(self, number: int, until: float) -> None:
+        """Send requests one after another, as a client does."""
+        rng, kind = random.Random(number), KINDS[number % len(KINDS)]
+        turns: list[tuple[Request, Answer]] = []
+        async with self.server.client() as client:
+            while time.monotonic() < until:
+                if not turns and kind == "converses":
+                    turns = list(rng.choice(self.talks))
+                elif not turns:
+                    turns = [rng.choice(self.kinds[rng.choice(list(self.kinds))])]
+                try:
+                    await self.ask(kind, client, turns[0], rng)
+                except openai.RateLimitError as error:
+                    self.tally.refused += 1
+                    await asyncio.sleep(float(error.response.headers["retry-after"]) * rng.random())
+                    continue
+                except Exception as error:
+                    self.tally.fault(f"{kind}: {turns[0][0]}: {type(error).__name__}: {error}")
+                turns = turns[1:]
+
+    async def watch(self, until: float) -> None:
+        """Judge memory every few seconds, and print it at some moments."""
+        start, seen = time.monotonic(), []
+        due = [60.0 * minute for minute in MOMENTS if 60 * minute < until - start] + [until - start - 4]
         while time.monotonic() < until:
-            index, start = rng.randrange(len(asked)), time.monotonic()
-            try:
-                answer = await ask(kind, client, asked[index], rng)
-            except openai.RateLimitError as error:
-                tally.refused += 1
-                await asyncio.sleep(float(error.response.headers["retry-after"]) * rng.random())
-                continue
-            except Exception as error:
-                tally.faults.append(f"{kind}: request {index}: {type(error).__name__}: {error}")
-                continue
-            if answer is None:
-                tally.answers[kind] += 1
-                continue
-            tally.check(kind, index, answer)
-            if kind in ("whole", "stream"):
-                tally.seconds.append(time.monotonic() - start)
-                tally.moments.append(time.monotonic())
+            at, usage = time.monotonic() - start, self.server.usage()
+            seen.append((at, usage))
+            if due and at >= due[0]:
+                due.pop(0)
+                told = (f"{name} {size:.0f} MB, {files} files" for name, (size, files) in usage.items())
+                print(f"after {at / 60:.1f} minutes: {', '.join(told)}; {len(self.tally.moments)} answers", flush=True)
+            await asyncio.sleep(2)
+        settled = [usage for at, usage in seen if at >= min(SETTLED, (until - start) / 2)]
+        for name, (first, _) in settled[0].items():
+            grown = max(usage[name][0] for usage in settled[-5:]) - first
+            if grown > GROWTH * first:
+                self.tally.fault(f"the {name}'s memory grew by {grown:.0f} MB")
 
 
-async def watch(server: Process, until: float) -> list[tuple[float, float]]:
-    """Return (seconds since the start, megabytes) every few seconds."""
-    start, seen = time.monotonic(), []
-    while time.monotonic() < until:
-        seen.append((time.monotonic() - start, server.megabytes()))
-        await asyncio.sleep(2)
-    return seen
+async def add_again(build: Path, folder: Path, until: float, tally: Tally) -> None:
+    """Add an adapter with the command again and again while the server runs."""
+    while time.monotonic() < until - AGAIN:
+        await asyncio.sleep(AGAIN)
+        command = (*SHARDMILL, "adapter", "add", str(build), str(folder), "--name", folder.name)
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
+        if await process.wait():
+            tally.fault(f"adding an adapter failed: exit code {process.returncode}")
 
 
-async def crowd(server: Process, asked: Sequence[dict[str, Any]], tally: Tally, args: argparse.Namespace) -> float:
-    """Return all clients at once. Judges memory and gaps; returns how much memory grew once settled, in megabytes."""
-    until = time.monotonic() + 60 * args.minutes
-    memory, *_ = await asyncio.gather(
-        watch(server, until), *(visit(n, server, asked, tally, until) for n in range(args.clients))
-    )
-    settled = [size for at, size in memory if at >= min(SETTLED, 30 * args.minutes)]
-    grown = max(settled[-5:]) - settled[0]
-    print(f"memory: {settled[0]:.0f} MB after {min(SETTLED, 30 * args.minutes):.0f} s, {settled[-1]:.0f} MB at the end")
-    if grown > GROWTH * settled[0]:
-        tally.faults.append(f"memory grew by {grown:.0f} MB")
+async def crowd(all_clients: Crowd, folder: Path, args: argparse.Namespace) -> None:
+    """Let all clients ask at once. Judges memory, gaps, open files and kept prefixes."""
+    server, tally, until = all_clients.server, all_clients.tally, time.monotonic() + 60 * args.minutes
+    before = server.usage()
+    await asyncio.gather(
+        all_clients.watch(until), add_again(args.build, folder, until, tally),
+        *(all_clients.visit(n, until) for n in range(args.clients)),
+    )  # fmt: skip
     gap = max(b - a for a, b in zip(tally.moments, tally.moments[1:], strict=False))
     print(f"longest time without any answer: {gap:.1f} s")
     if gap > LONGEST_GAP:
-        tally.faults.append(f"nobody was answered for {gap:.1f} s")
-    return grown
+        tally.fault(f"nobody was answered for {gap:.1f} s")
+    await asyncio.sleep(10)
+    for name, (size, files) in server.usage().items():
+        print(f"without clients: {name} {before[name][0]:.0f} MB before and {size:.0f} MB after, {files} files")
+        if files > before[name][1]:
+            tally.fault(f"the {name} has {files} open files, {before[name][1]} before")
+    page = httpx2.get(f"{server.url}/metrics").text
+    counts = dict(re.findall(r"^(shardmill_(?:prefix|queue_length|running)\S*) (\S+)$", page, re.MULTILINE))
+    print(f"counters: {counts}")
+    if not float(counts["shardmill_prefix_cache_evictions_total"]):
+        tally.fault("kept prefixes never had to make room: give --prefix-bytes less, or clients more time")
 
 
 async def kill_and_restart(
-    server: Process, asked: Sequence[dict[str, Any]], tally: Tally, args: argparse.Namespace
+    server: Process, template: Path, alone: Sequence[tuple[Request, Answer]], tally: Tally, args: argparse.Namespace
 ) -> None:
     """Kill a server mid-stream; the next one at its port must give equal answers and end in order by SIGTERM."""
-    long = {**asked[0], "max_tokens": 400}
+    long = {**alone[0][0].body, "max_tokens": 400}
     async with server.client() as client, await client.completions.create(**long, stream=True) as stream:
         await anext(aiter(stream))
         server.end(signal.SIGKILL)
         try:
             async for _ in stream:
                 pass
-            tally.faults.append("a stream of a killed server came to an end")
+            tally.fault("a stream of a killed server came to an end")
         except openai.APIError:
             pass
-    again = Process(args.build, server.port, args.queue)
+    again = Process(args, template, args.prefix_bytes, server.port)
     async with again.client() as client:
-        for index in range(0, len(asked), 7):
-            tally.check("after SIGKILL", index, await whole(client, asked[index]))
+        clients = Crowd(again, [alone], tally)
+        for request, expected in alone[::5]:
+            clients.check("after SIGKILL", request, (await whole(client, request))[0], expected)
     code, complaints = again.end(signal.SIGTERM)
+    complaints = "".join(line for line in complaints.splitlines(True) if not line.startswith("[transformers]"))
     if code or complaints:
-        tally.faults.append(f"after SIGTERM: exit code {code}, {complaints!r}")
+        tally.fault(f"after SIGTERM: exit code {code}, {complaints!r}")
+
+
+async def ask_alone(server: Process, args: argparse.Namespace) -> list[list[tuple[Request, Answer]]]:
+    """Return every request with its answer, those of a conversation together."""
+    found = of_tasks(args.tasks, TASKS, 99, lambda text: list(text.encode()))
+    texts = [bytes(prompt.tokens).decode() for prompt in found]
+    async with server.client() as client:
+        requests = [*completions(texts, server.model), *others(texts, server.model)]
+        alone = [[(one, (await whole(client, one))[0])] for one in requests]
+        changed = {str(turn) for [(one, turn)] in alone if one.kind == "adapter" and one.path == "completions"}
+        if len(changed) <= len(texts):
+            raise SystemExit("the adapters change no answer")
+        for number in range(args.conversations):
+            alone.append(await converse(client, server.model, number, texts[number % 2][:600]))
+    return alone
 
 
 async def soak(args: argparse.Namespace) -> int:
     """Return the whole run."""
-    server = Process(args.build, 0, args.queue)
-    try:
-        asked = requests(args.tasks, server.model)
-        async with server.client() as client:
-            tally = Tally([await whole(client, request) for request in asked])
-        print(f"{len(asked)} requests asked alone; {args.clients} clients for {args.minutes:g} minutes", flush=True)
-        await crowd(server, asked, tally, args)
-        await kill_and_restart(server, asked, tally, args)
-    finally:
-        server.process.kill()
+    with tempfile.TemporaryDirectory() as place, adapters(args.build) as written:
+        template = Path(place) / "template.jinja"
+        template.write_text(TEMPLATE, encoding="utf-8")
+        tally = Tally()
+        server = Process(args, template, 0)
+        try:
+            alone = await ask_alone(server, args)
+            server.end(signal.SIGTERM)
+            flat = [turn for turns in alone for turn in turns]
+            print(f"{len(flat)} requests asked alone; {args.clients} clients for {args.minutes:g} minutes", flush=True)
+            server = Process(args, template, args.prefix_bytes)
+            await crowd(Crowd(server, alone, tally), written[ADAPTERS[0]], args)
+            await kill_and_restart(server, template, flat, tally, args)
+        finally:
+            server.process.kill()
     ordinary = sorted(tally.seconds)
-    print(f"answers: {dict(tally.answers)}, 429: {tally.refused}")
+    for (kind, asked), count in sorted(tally.answers.items()):
+        print(f"{kind}, {asked}: {count}")
+    print(f"429: {tally.refused}; {tally.cached} tokens of prompts cached")
     print(f"seconds to a whole answer: median {ordinary[len(ordinary) // 2]:.1f}, worst {ordinary[-1]:.1f}")
-    print("\n".join(tally.faults[:50]) or "nothing was not as promised")
+    print(f"{len(tally.faults)} things were not as promised")
     return int(bool(tally.faults))
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("build", type=Path, help="folder of a built model")
+    parser.add_argument("build", type=Path, help="folder of a built model that takes adapters")
     parser.add_argument("--tasks", type=Path, default=Path("resources/tasks"), help="folder of prompts by task")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--prefix-bytes", type=int, default=16 << 20, help="the server's --prefix-cache-bytes")
     parser.add_argument("--queue", type=int, default=48, help="the server's; fewer than clients, so that 429 occurs")
     return parser.parse_args(arguments)
 
