@@ -127,11 +127,12 @@ async def killed(server: Process, request: Request, seconds: float) -> None:
 
 
 async def leave(client: AsyncOpenAI, request: Request, seconds: float) -> None:
-    """Ask, and go away while the request waits."""
+    """Ask, and go away while the request waits. Raises what the answer was, if it was an error."""
     waiting = asyncio.ensure_future(whole(client, request))
     await asyncio.sleep(seconds)
     waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    with suppress(asyncio.CancelledError):
+        await waiting
 
 
 KINDS = ("whole", "stream", "converses", "whole", "stream", "converses", "slow",
@@ -193,6 +194,7 @@ class Crowd:
                     continue
                 except Exception as error:
                     self.tally.fault(f"{kind}: {turns[0][0]}: {type(error).__name__}: {error}")
+                    await asyncio.sleep(1)  # a server that is gone fails every request at once
                 turns = turns[1:]
 
     async def watch(self, until: float) -> None:
