@@ -8,7 +8,7 @@ from shardmill.decode.constraint import Constraint, Grammar, GrammarTokenizer, J
 from shardmill.decode.decide import LabelCalibration, LabelScores, label_probabilities, score_labels
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
-from shardmill.decode.engine import Copying, DecodeError, Engine
+from shardmill.decode.engine import Copying, DecodeError, Engine, NotFiniteError
 from shardmill.decode.generate import generate, run
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
 from shardmill.decode.prefixes import PrefixCache
@@ -26,6 +26,7 @@ __all__ = [
     "ContextPolicy",
     "Copying",
     "DecodeError",
+    "NotFiniteError",
     "Detokenize",
     "DraftPolicy",
     "Drafter",

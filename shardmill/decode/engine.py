@@ -18,6 +18,10 @@ class DecodeError(ValueError):
     """A request or a setting that decoding cannot honour."""
 
 
+class NotFiniteError(DecodeError):
+    """The model has computed NaN or infinity."""
+
+
 class PromptTooLongError(DecodeError):
     """The prompt does not fit into the engine's KV slots."""
 
@@ -35,6 +39,7 @@ class Engine(Protocol):
     - `undoable`: returns how many tokens fed one by one from a given position on can be undone; None if any number.
     - `verify`: the most tokens of a decode pass, if wider calls are for prompts.
     - `fit`: called with the number of slots that a text needs from now on; the engine may forget the others.
+    - `renew`: called after a result that is not finite; the engine makes its states anew, since no mask hides NaN.
     - `copy_bytes`, `copy_out`, `copy_in`, `drop_copies`: see `Copying`.
     - `adapt`: called with the name of an adapter to compute with from now on, or with None for the bare model. It
       returns a text that tells these weights from others; the text is empty for the bare model.

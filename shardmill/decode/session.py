@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shardmill.decode.engine import DecodeError, Engine, Logits, PromptTooLongError, decode_widths
+from shardmill.decode.engine import DecodeError, Engine, Logits, NotFiniteError, PromptTooLongError, decode_widths
 from shardmill.decode.prefixes import PrefixCache
 
 ContextPolicy = Literal["stop", "slide"]  # what happens when the slots are used up
@@ -308,7 +308,7 @@ class Session:
     def refeed(self, index: int) -> Logits:
         """Run the `index`-th token of the last `feed` again, alone, and return its logits [V]."""
         row: Logits = self._forward([self._fed[index]], len(self._tokens) + index)[0]
-        return row
+        return self._finite(row)
 
     def commit(self, count: int) -> None:
         """Keep the first `count` tokens of the last `feed`."""
@@ -391,9 +391,21 @@ class Session:
         return min(width, most), width
 
     def _rows(self, tokens: Sequence[int], width: int) -> Logits:
-        rows: Logits = self._forward(_padded(tokens, width), len(self._tokens))
+        rows: Logits = self._forward(_padded(tokens, width), len(self._tokens))[: len(tokens)]
         self._fed = list(tokens)
-        return rows[: len(tokens)]
+        return self._finite(rows)
+
+    def _finite(self, logits: Logits) -> Logits:
+        """Return logits; if one is not finite, forget the text and raise NotFiniteError."""
+        if np.isfinite(logits).all():
+            return logits
+        getattr(self._engine, "renew", self._engine.reset)()
+        self._tokens, self._fed = [], []
+        self._first = self._layout.first_visible(0)
+        raise NotFiniteError(
+            "the model has computed a number that is not finite, so the text can't go on; `shardmill audit-range` says "
+            "whether fp16 holds what the model computes"
+        )
 
     def _write(self, tokens: Sequence[int], width: int) -> Logits:
         """Run tokens whose logits nobody needs, so an engine may skip the LM head. Return an empty array."""

@@ -164,6 +164,13 @@ class Engine:
         self.host.reset()
         self._move(self.lengths[0])
 
+    def renew(self) -> None:
+        """Forget every slot, and make all states and caches anew."""
+        for part in self.layers:
+            part.program.renew()
+        self.taps[:] = 0
+        self.reset()
+
     def fit(self, slots: int) -> None:
         """Move to the shortest context of at least `slots` slots; the contents of slots beyond it are forgotten.
 

@@ -203,6 +203,10 @@ class EngineProcess(Process):
         weights: str = self.call("adapt", name)
         return weights
 
+    def renew(self) -> None:
+        """See `Engine.renew`."""
+        self.call("renew")
+
     def reset(self) -> None:
         """Forget every slot."""
         self.call("reset")

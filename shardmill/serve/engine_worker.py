@@ -23,6 +23,7 @@ from shardmill.decode import (
     GenerationResult,
     LabelScores,
     LearnedDrafter,
+    NotFiniteError,
     Options,
     PrefillEvent,
     PrefixCache,
@@ -287,6 +288,10 @@ class Worker:
                 job.put(job.cancelled or broken())
             except AdapterError as error:  # the session has changed nothing yet
                 job.put(invalid(str(error), "model"))
+            except NotFiniteError as error:
+                log.error("a request failed: %s", error)
+                job.put(broken())
+                self._start_afresh()
             except DecodeError as error:  # in mid-answer: foreseeable errors are reported before queueing
                 job.put(invalid(str(error)))
                 self._start_afresh()

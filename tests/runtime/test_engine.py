@@ -15,7 +15,7 @@ import tiny
 import torch
 from numpy.typing import NDArray
 
-from shardmill.decode import ContextPolicy, Session, create_drafter, create_policy, run
+from shardmill.decode import ContextPolicy, NotFiniteError, Session, create_drafter, create_policy, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import ShardmillError
 from shardmill.models.host import NEVER
@@ -279,3 +279,21 @@ def test_a_build_made_before_prompts_had_a_width_of_their_own_decodes_by_its_wid
     assert content.pop("verify") == 4
     assert engine.Engine(content, Path("/")).verify == 4
     assert engine.Engine(content | {"widths": [1, 3]}, Path("/")).verify == 3
+
+
+@pytest.mark.usefixtures("fp32")
+def test_a_text_whose_numbers_are_not_finite_ends_alone(built: tiny.Build) -> None:
+    """NaN in a cache can't be masked, so the text after it would be NaN, too, which reads as token 0."""
+    used, prompt = load(built), [int(token) for token in built.text[:6]]
+    expected = run(Session(load(built)), prompt, max_new_tokens=8).tokens
+    session = Session(used)
+    run(session, prompt[:3], max_new_tokens=2)
+    spoilt = next(token for token in range(used.vocab) if token not in (*prompt, *expected))
+    table = used.table[list(range(used.vocab))]
+    table[spoilt] = np.nan
+    used.table = table  # type: ignore[assignment]
+    for texts in ([*prompt, spoilt], [spoilt, *prompt]):
+        with pytest.raises(NotFiniteError, match="a number that is not finite"):
+            run(session, texts, max_new_tokens=2)
+        assert run(session, prompt, max_new_tokens=8).tokens == expected
+    assert 0 not in expected

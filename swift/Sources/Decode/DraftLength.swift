@@ -44,10 +44,15 @@ struct DraftLength {
         drafting = before == 0 ? each : before + Self.smoothing * (each - before)
     }
 
+    /// Return the bin of a stated confidence; the lowest if a drafter states NaN.
+    private static func bin(_ stated: Double) -> Int {
+        stated.isNaN ? 0 : Int(min(1, max(0, stated)) * Double(bins))
+    }
+
     /// Record that the first `accepted` tokens of a draft were right.
     mutating func observe(_ draft: Draft, accepted: Int) {
         for (place, stated) in draft.confidence.prefix(accepted + 1).enumerated() {
-            let bin = Int(stated * Double(Self.bins))
+            let bin = Self.bin(stated)
             if tried[bin] >= Self.memory { (right[bin], tried[bin]) = (right[bin] / 2, tried[bin] / 2) }
             tried[bin] += 1
             if place < accepted { right[bin] += 1 }
@@ -89,7 +94,7 @@ struct DraftLength {
         let single = seconds[1] ?? 0
         var (best, rate, alive, expected) = (0, 1.0, 1.0, 0.0)
         for (place, stated) in draft.confidence.enumerated() {
-            let bin = Int(stated * Double(Self.bins))
+            let bin = Self.bin(stated)
             alive *= (right[bin] + Self.prior * stated) / (tried[bin] + Self.prior)
             expected += alive
             let time = seconds[width(place + 2)] ?? 0
