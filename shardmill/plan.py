@@ -38,7 +38,7 @@ from shardmill.models.contract import (
     table_constants,
     window_slots,
 )
-from shardmill.models.interface import DRAFT_PARTS, HOST, EntryPoints, interface
+from shardmill.models.interface import DRAFT_PARTS, HOST, MTP, EntryPoints, interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
@@ -101,7 +101,7 @@ class Part:
     """
 
     name: str
-    kind: str  # "layers", "experts", "head", "encoder", "fuse", "join" or "embedding"
+    kind: str  # "layers", "experts", "head", "encoder", "fuse", "join", "mtp" or "embedding"
     start: int
     end: int
     slots: int  # S
@@ -239,6 +239,8 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
         of, (fuse, layers, head) = drafter.model.architecture, DRAFT_PARTS
         first = part(fuse, "fuse", 0, len(drafter.taps), of=of)
         chain = part(layers, "layers", 0, of.layers, config.length, of)
+        if drafter.kind == MTP:
+            first = part(fuse, MTP, 0, of.graph.hidden, of=of)
         if drafter.lent:
             first = part(fuse, "join", 0, a.graph.hidden, of=of)
             chain = replace(chain, start=a.layers, end=a.layers + of.layers, lent=drafter.lent)

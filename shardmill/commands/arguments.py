@@ -61,9 +61,9 @@ Build = Annotated[
 ]
 
 # Written out, because --help must not wait for the imports of decode; a test compares them with decode's names.
-DRAFTERS = "none, ngram, suffix, learned, eagle3, assistant or draft_model"
+DRAFTERS = "none, ngram, suffix, learned, eagle3, mtp, assistant or draft_model"
 POLICIES = "cost_model or always"
-EFFECT = "Affects the speed only, but eagle3 and draft_model at a temperature also change what a seed gives."
+EFFECT = "Affects the speed only, but eagle3, mtp and draft_model at a temperature also change what a seed gives."
 
 DrafterName = Annotated[str, typer.Option(help=f"What drafts tokens: {DRAFTERS}. {EFFECT}")]
 DraftBuild = Annotated[
@@ -132,11 +132,12 @@ def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = Fal
 
 def check_head(name: str, build: Path, manifest: Mapping[str, Any]) -> None:
     """Raise ShardmillError for a drafter that would be part of the build of `manifest`, if the build lacks it."""
-    from shardmill.decode.drafters import ASSISTANT, TRAINED
+    from shardmill.decode.drafters import TRAINED
 
     if name in TRAINED and manifest.get("drafter", {}).get("kind") != name:
-        what = "assistant" if name == ASSISTANT else "EAGLE-3 head"
-        raise ShardmillError(f"{build}: has no {what}; name one under `drafter` in its config, and build again")
+        raise ShardmillError(
+            f"{build}: has no {TRAINED[name]}; name one under `drafter` in its config, and build again"
+        )
 
 
 def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
@@ -180,7 +181,7 @@ def make_drafter(
         vocab: the model's vocabulary size.
         precision: the portable engine's precision.
         context_policy: what the model, the draft model and a head do when the context is full.
-        head: the engine of the build's own drafter, for eagle3 and assistant.
+        head: the engine of the build's own drafter, for eagle3, mtp and assistant.
     """
     from shardmill.decode import Session, create_drafter
     from shardmill.runtime import process

@@ -14,7 +14,7 @@ from shardmill.commands.arguments import make_table, size
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.forms.recipe import SEARCH
-from shardmill.models.interface import DRAFT_PARTS, FIXED, RANGE
+from shardmill.models.interface import DRAFT_PARTS, FIXED, MTP, RANGE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -144,11 +144,19 @@ def _draft(found: Preview) -> str:
     if own[0].kind == "join":
         read = size(sum(p.weight_bytes + p.lent_bytes for p in own))
         return f"\na draft: {len(own)} dispatches for each token, which read {read}, the model's caches included"
+    if own[0].kind == MTP:
+        read = size(sum(p.weight_bytes + p.state_bytes for p in own))
+        return f"\na draft: {len(own)} dispatches for each token, which read {read}"
     read = size(sum(p.weight_bytes + p.state_bytes for p in own[1:]))
     return f"\na draft: a dispatch after each pass, and {len(own) - 1} for each token, which read {read}"
 
 
-HELD = {"experts": "experts", "fuse": "taps", "join": "channels"}  # what a program holds, by its kind
+HELD = {
+    "experts": "experts",
+    "fuse": "taps",
+    "join": "channels",
+    "mtp": "channels",
+}  # what a program holds, by its kind
 TENSORS = {
     "match": "those that config.json describes",
     "differ": "not those that config.json describes",

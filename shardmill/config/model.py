@@ -303,8 +303,11 @@ class Config:
         ),
     ] = "dense"
     drafter: Annotated[
-        Source | None,
-        Field(description="The checkpoint of an EAGLE-3 head or of Gemma 4's assistant, which drafts for the model."),
+        Source | Literal["mtp"] | None,
+        Field(
+            description="The checkpoint of an EAGLE-3 head or of Gemma 4's assistant, which drafts for the model; mtp: "
+            "the MTP layer in Qwen3.5's own checkpoint."
+        ),
     ] = None
     tokens: Tokens = Tokens()
     program: Program = Program()
@@ -319,6 +322,11 @@ class Config:
         Field(description="For the report: precisions that predict what the Neural Engine's arithmetic costs."),
     ] = ()
     benchmark: Measured = Benchmark()
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Return the checkpoints: the model's, then the drafter's if it has one of its own."""
+        return (self.source, self.drafter) if isinstance(self.drafter, Source) else (self.source,)
 
     @property
     def kind(self) -> str:

@@ -72,7 +72,7 @@ def _drafter_problems(config: Config) -> list[str]:
     """Return the problems of a drafter's source, and the settings that a build with a drafter can't have."""
     if config.drafter is None:
         return []
-    found = [problem.replace("source", "drafter", 1) for problem in _source_problems(config.drafter)]
+    found = [problem.replace("source", "drafter", 1) for one in config.sources[1:] for problem in _source_problems(one)]
     if config.convert.calibration:
         found.append("convert.calibration: measures the model's own chain only; leave it out, or leave out `drafter`")
     if config.witness:

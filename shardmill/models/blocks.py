@@ -362,6 +362,27 @@ class JoinPart(nn.Module):
         return hidden
 
 
+class MtpPart(nn.Module):
+    """What Qwen3.5's MTP layer reads: x [1, 3 d, T, 1] -> hidden [1, d, T, 1] (models/mtp.py)."""
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        g = blueprint.graph
+        self.hidden = g.hidden
+        self.model_norm, self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (
+            norm(g, weights, name, g.stream_eps)
+            for name in (MODEL_NORM, "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        )
+        self.fc = projection(weights["fc.weight"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedding, read, own = torch.split(x, self.hidden, dim=1)
+        state = self.model_norm(read) + self.norm(own)  # the norm of zeros is zero
+        pair = [self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(state)]
+        hidden: Tensor = self.fc(torch.cat(pair, dim=1))
+        return hidden
+
+
 class EncoderPart(nn.Module):
     """All layers with what comes before and after them: the contract's part of kind "encoder"."""
 
@@ -410,6 +431,7 @@ PARTS: Mapping[str, type[nn.Module]] = {
     "encoder": EncoderPart,
     "fuse": FusePart,
     "join": JoinPart,
+    "mtp": MtpPart,
 }
 
 

@@ -16,6 +16,7 @@ A model is a chain of parts, and a part has a kind:
     head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
     fuse    x [1, n d, T, 1]                                            none                 hidden [1, d, T, 1]
     join    x [1, 2 m + d, T, 1]                                        none                 hidden [1, d, T, 1]
+    mtp     x [1, 3 d, T, 1]                                            none                 hidden [1, d, T, 1]
     encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
             attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
@@ -26,6 +27,7 @@ between two parts is the second part's x, which the host has already. A part of 
 token to d channels. A layer of a drafter may be paired: its x [1, 2 d, T, 1] has a token's embedding before the stream.
 A part of kind "join" makes the stream of a drafter of another width than the model's m. Its x has a token's embedding,
 then the model's last hidden state, then the drafter's own: the host gives zeros for one of the two, which adds nothing.
+A part of kind "mtp" takes the same x for a drafter of the model's width, and norms and projects it in another way.
 A drafter may have no caches of its own. It then takes k_i and v_i of some layers of the model, which are lent: the host
 holds them (GraphSpec.hosted), and the drafter's part writes nothing into them.
 
@@ -114,7 +116,7 @@ TAP = "tap_"  # begins the name of an output that other programs read
 ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
 PER_LAYER = "per_layer"  # the host's table of rows for each token and layer
-MODEL_NORM = "model_norm"  # in a join: the model's last norm
+MODEL_NORM = "model_norm"  # in a join and an mtp: the model's last norm
 BY_TOKEN = ("embedding", PER_LAYER)  # the host's tables with rows for each token; they may be stored in int8
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
@@ -123,7 +125,7 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 class GraphSpec:
     """Everything that decides a part's program, and so its interface."""
 
-    kind: str  # "layers", "experts", "head", "encoder", "fuse" or "join"
+    kind: str  # "layers", "experts", "head", "encoder", "fuse", "join" or "mtp"
     graph: Graph
     layers: tuple[tuple[int, LayerSpec], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
@@ -238,6 +240,8 @@ def pass_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
         return {"x": (1, blueprint.rows * g.hidden, T, 1)}
     if blueprint.kind == "join":
         return {"x": (1, 2 * blueprint.rows + g.hidden, T, 1)}
+    if blueprint.kind == "mtp":
+        return {"x": (1, 3 * g.hidden, T, 1)}
     paired = any(kind.paired for _, kind in blueprint.layers[:1])
     found: dict[str, Shape] = {"x": (1, (2 if paired else 1) * g.hidden + g.carry, T, 1)}
     for name in blueprint.ropes:
@@ -373,6 +377,10 @@ def constants(blueprint: GraphSpec) -> dict[str, Shape]:
             **projection_constants("post_projection", blueprint.rows, g.hidden, False),
             **projection_constants("pre_projection", g.hidden, 2 * blueprint.rows, False),
         }
+    if blueprint.kind == "mtp":
+        norms = (MODEL_NORM, "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        found = {f"{name}.weight": (g.hidden,) for name in norms}
+        return found | projection_constants("fc", g.hidden, 2 * g.hidden, False)
     layers = {
         f"layers.{i}.{role}": shape for i, kind in blueprint.layers for role, shape in mixer_constants(g, kind).items()
     }

@@ -69,13 +69,15 @@ IDLE = (  # fields of a config of the speculators library that change no draft
 
 @dataclass(frozen=True)
 class DrafterDescription:
-    """A head or an assistant (models/assistant.py), and what it reads of its model.
+    """A head, an assistant (models/assistant.py) or an MTP layer (models/mtp.py), and what it reads of its model.
 
     Attributes:
-        model: its layers, and its LM head over `architecture.vocab` tokens; names of tensors begin with FOLDER.
-        taps: the model's layers whose inputs it reads, in the order in which `fc` takes them.
+        model: its layers, and its LM head over `architecture.vocab` tokens; names of tensors begin with FOLDER, but not
+            the names of an MTP layer's.
+        taps: the model's layers whose inputs it reads, in the order in which `fc` takes them; the number of layers
+            stands for the last layer's output.
         mapped: whether its tokens have other numbers than the model's.
-        kind: EAGLE3 or ASSISTANT.
+        kind: EAGLE3, ASSISTANT or MTP.
         lent: the model's layers whose caches it reads. Its own layers are numbered after the model's then.
     """
 

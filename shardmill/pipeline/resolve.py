@@ -21,7 +21,7 @@ from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
-from shardmill.models.interface import HOST
+from shardmill.models.interface import HOST, MTP
 from shardmill.pipeline.attest import PATHS
 from shardmill.pipeline.code_digest import code_digest, model_type_in
 
@@ -211,12 +211,17 @@ def _described(config: Config, folder: Path) -> ModelDescription:
 def describe_drafter(config: Config, target: Architecture) -> DrafterDescription | None:
     """Return the description of a config's drafter for a model; None without one. Raises CheckpointError."""
     from shardmill.checkpoint.headers import read_tensors
+    from shardmill.models import mtp
     from shardmill.models.assistant import describe_drafter as described
+    from shardmill.models.hf_config import load_hf_config
 
     if config.drafter is None:
         return None
-    folder = _config_folder(config.drafter)
-    names = None if config.drafter.path is None else read_tensors(folder)
+    source = config.sources[-1]
+    folder = _config_folder(source)
+    names = None if source.path is None else read_tensors(folder)
+    if config.drafter == MTP:
+        return mtp.describe(load_hf_config(folder), names, target, config.length)
     return described(folder, names, target, config.length, hosted=config.program.state == HOST)
 
 
@@ -254,7 +259,7 @@ def _key(config: Config) -> str:
     return digest(
         {
             "source": _identity(config.source),
-            **({"drafter": _identity(config.drafter)} if config.drafter else {}),
+            **({"drafter": _drafter_identity(config)} if config.drafter else {}),
             "length": config.length,
             "buckets": config.sizes,
             "topology": config.topology,
@@ -269,6 +274,10 @@ def _key(config: Config) -> str:
             "transformers": version("transformers"),
         }
     )
+
+
+def _drafter_identity(config: Config) -> Any:
+    return _identity(config.drafter) if isinstance(config.drafter, Source) else config.drafter
 
 
 def _identity(source: Source) -> dict[str, Any]:

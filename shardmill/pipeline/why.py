@@ -68,10 +68,11 @@ def _link_checkpoints(config: Config, fetched: Path, source: Path) -> None:
         source: the folder to make.
     """
     checkpoint = Path(config.source.path) if config.source.path else fetched
-    if config.drafter is None:
+    if len(config.sources) == 1:
         source.symlink_to(checkpoint.resolve())
         return
-    drafter = Path(config.drafter.path) if config.drafter.path else fetched / FOLDER
+    path = config.sources[1].path
+    drafter = Path(path) if path else fetched / FOLDER
     for file in checkpoint.resolve().iterdir():
         if file.is_file():
             _link(file, source / file.name)
@@ -83,9 +84,9 @@ def _source_record(config: Config, build: Path, store: Store) -> Any:
     receipt = build / RECORD
     there = read_json(receipt) if receipt.is_file() else {}
     record = _record(config.source, {key: value for key, value in there.items() if key != "drafter"}, store)
-    if record is None or config.drafter is None:
+    if record is None or len(config.sources) == 1:
         return record
-    drafter = _record(config.drafter, there.get("drafter", {}), store)
+    drafter = _record(config.sources[1], there.get("drafter", {}), store)
     return drafter and record | {"drafter": drafter}
 
 

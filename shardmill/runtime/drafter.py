@@ -1,8 +1,8 @@
-"""A drafter's programs as an engine: an EAGLE-3 head, or Gemma 4's assistant.
+"""A drafter's programs as an engine: an EAGLE-3 head, Qwen3.5's MTP layer, or Gemma 4's assistant.
 
 A head reads a text from its second token on. At position p it is fed the token at p + 1 of the model's text, and gives
 logits of the token at p + 2. Beside the token it reads what the model computed at p: its taps, or its own output at
-p - 1 where the model has not been yet.
+p - 1 where the model has not been yet. An MTP layer is run like a head; its tap is the model's last hidden state.
 
 An assistant keeps no text: models/assistant.py says what it reads.
 """
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats, KVLayout
+from shardmill.models.interface import MTP
 from shardmill.runtime.bundles import reshaping
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import of_drafter, reshape_frequency
@@ -42,6 +43,7 @@ class DrafterEngine(Engine):
         with reshaping(reshape_frequency(manifest)):
             self.fuse = Program(root / fuse["program"]["path"], fuse, self.slots)
         self.model, self.known = model, 0
+        self.joins = fuse["kind"] == MTP  # its first program also takes the embedding and the drafter's own output
         self.tokens = drafted_tokens(manifest)
 
     def follow(self, known: int) -> None:
@@ -58,11 +60,16 @@ class DrafterEngine(Engine):
     def hidden(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """See `Engine.hidden`."""
         embedded = self.table[list(tokens)].T  # [d, T]
-        if positions[0] < self.known:  # padding reads stale taps, and nobody reads its outputs
-            taps = self.model.taps[list(slots)].astype(np.float32).T
-            read = self.fuse({"x": taps[None, :, :, None]})[0, :, :, 0]  # [d, T]
+        known = positions[0] < self.known  # padding reads stale taps, and nobody reads its outputs
+        if known:
+            read = self.model.taps[list(slots)].astype(np.float32).T  # [n d, T]
         else:
-            read = np.stack([self.last[position - 1] for position in positions], axis=1)
+            read = np.stack([self.last[position - 1] for position in positions], axis=1)  # [d, T]
+        if self.joins:
+            nothing = np.zeros_like(read)
+            x = np.concatenate([embedded, *((read, nothing) if known else (nothing, read))])[None, :, :, None]
+            return self.through(self.fuse({"x": x}), slots, positions)
+        read = self.fuse({"x": read[None, :, :, None]})[0, :, :, 0] if known else read
         return self.through(np.concatenate([embedded, read])[None, :, :, None], slots, positions)
 
 

@@ -54,7 +54,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "adapters": lambda content: "adapters" in content,
     "dense": lambda content: "dense" in content,
 }
-KINDS = ("layers", "experts", "head", "encoder", "fuse", "join")
+KINDS = ("layers", "experts", "head", "encoder", "fuse", "join", "mtp")
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, JsonSchema, LabelScores, Options, Sampling
-from shardmill.decode.drafters import ASSISTANT, TRAINED
+from shardmill.decode.drafters import TRAINED
 from shardmill.serve.answer import Answer
 from shardmill.serve.decide import DecideRequest, decided, place_of, split_labels
 from shardmill.serve.engine_worker import DecideWork, Job, Work, Worker
@@ -149,8 +149,8 @@ def _prepare(request: CompletionRequest | ChatRequest, model: Model, settings: S
     if drafter == "draft_model" and model.draft_session is None:
         raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
     if drafter in TRAINED and model.head_name != drafter:
-        what = "assistant" if drafter == ASSISTANT else "EAGLE-3 head"
-        raise invalid(f"drafter {drafter} needs a build with an {what}, which this one lacks", "shardmill.drafter")
+        why = f"drafter {drafter} needs a build with an {TRAINED[drafter]}, which this one lacks"
+        raise invalid(why, "shardmill.drafter")
     calls = isinstance(request, ChatRequest) and bool(request.functions)
     try:
         sampling = _sampling(request, model)

@@ -1,4 +1,4 @@
-"""A build with a head or an assistant, by the workflow: its files, report and kit, and the commands that use it."""
+"""A build with any trained drafter, by the workflow: its files, report and kit, and the commands that use it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import assistants
 import heads
+import mtp_layers
 import pytest
 import tiny
 
@@ -22,7 +23,7 @@ from .project import CONFIG, Project
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=["eagle3", "assistant"])
+@pytest.fixture(scope="module", params=["eagle3", "assistant", "mtp"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -37,11 +38,17 @@ def project(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
         tiny.train_tokenizer().save(str(checkpoint / "tokenizer.json"))
         made = Project(folder / "project").create(checkpoint)
         assistants.write(assistants.assistant(vocab_size=256), made.folder / "head")
+    elif kind == "mtp":
+        model = mtp_layers.target()
+        checkpoint = mtp_layers.write(model, mtp_layers.drawn(model), folder / "checkpoint")
+        made = Project(folder / "project").create(checkpoint)
+        form = {"topology": "auto"}
     else:
         made = Project(folder / "project").create(tiny.write_checkpoint(folder / "checkpoint"))
         heads.write_head(made.folder / "head")
     (made.folder / "prompt.txt").write_text(tiny.sample_text()[:60])
-    made.configure(drafter={"path": "head"}, benchmark={**CONFIG["benchmark"], "drafters": ["ngram"]}, **form)
+    drafter = "mtp" if kind == "mtp" else {"path": "head"}
+    made.configure(drafter=drafter, benchmark={**CONFIG["benchmark"], "drafters": ["ngram"]}, **form)
     done = made.run("all")
     assert done.returncode == 0, done.stdout
     return made
@@ -62,7 +69,7 @@ def test_the_manifest_names_the_drafter(project: Project, kind: str) -> None:
     assert "drafter" in manifest["uses"] and manifest["drafter"]["kind"] == kind
     assert set(DRAFT_PARTS) < manifest["packages"].keys()
     materials = (project.build / "provenance.json").read_text()
-    assert "source/drafter/model.safetensors" in materials
+    assert ("source/drafter/model.safetensors" in materials) == (kind != "mtp")
     assert "draft_layers" in (project.build / "report.html").read_text()
     speed = json.loads((project.build / "benchmark/speed.json").read_text())
     assert {row["drafter"] for row in speed["sweep"]} == {"ngram", kind}

@@ -6,7 +6,7 @@ from typing import cast
 from shardmill.decode.drafters.assistant import AssistantDrafter, AssistantEngine
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, NoDrafter, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
-from shardmill.decode.drafters.eagle3 import Eagle3Drafter, HeadEngine
+from shardmill.decode.drafters.eagle3 import Eagle3Drafter, HeadEngine, MtpDrafter
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.drafters.lookup import NgramDrafter, SuffixDrafter
 from shardmill.decode.engine import DecodeError
@@ -36,7 +36,9 @@ _BY_ITSELF: dict[str, Callable[[LearnedDrafter | None], Drafter]] = {  # drafter
     "learned": lambda learned: learned or LearnedDrafter(),
 }
 EAGLE3, ASSISTANT, DRAFT_MODEL = Eagle3Drafter.name, AssistantDrafter.name, DraftModelDrafter.name
-BY_ITSELF, TRAINED = tuple(_BY_ITSELF), (EAGLE3, ASSISTANT)  # TRAINED: drafters whose programs are part of a build
+BY_ITSELF = tuple(_BY_ITSELF)
+# Drafters whose programs are part of a build, with what the build has.
+TRAINED = {EAGLE3: "EAGLE-3 head", ASSISTANT: "assistant", MtpDrafter.name: "MTP layer"}
 DRAFTERS = (*BY_ITSELF, *TRAINED, DRAFT_MODEL)
 TrainedEngine = HeadEngine | AssistantEngine
 
@@ -57,8 +59,8 @@ def create_drafter(
         draft_session: for `draft_model`: a session on the draft model's engine.
         vocab: for `draft_model`: the target's vocabulary; by default the draft model's.
         learned: for `learned`: an existing drafter with its table; by default a new one.
-        head: for `eagle3` and `assistant`: the engine of the build's own drafter.
-        context_policy: for `eagle3`: the policy of the model's session.
+        head: for `eagle3`, `mtp` and `assistant`: the engine of the build's own drafter.
+        context_policy: for `eagle3` and `mtp`: the policy of the model's session.
 
     Raises:
         DecodeError: no drafter has that name, or `draft_model` lacks its session, or another its engine.
@@ -68,7 +70,8 @@ def create_drafter(
             raise DecodeError(f"drafter {name} needs a build that has one: give its engine")
         if name == ASSISTANT:
             return AssistantDrafter(cast(AssistantEngine, head))
-        return Eagle3Drafter(cast(HeadEngine, head), context_policy=context_policy)
+        kind = MtpDrafter if name == MtpDrafter.name else Eagle3Drafter
+        return kind(cast(HeadEngine, head), context_policy=context_policy)
     if name == DRAFT_MODEL:
         if draft_session is None:
             raise DecodeError("drafter draft_model needs a draft model: give the session of one")

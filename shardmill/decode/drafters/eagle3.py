@@ -1,4 +1,4 @@
-"""Drafts from the build's own EAGLE-3 head, which reads hidden states of the model.
+"""Drafts from the build's own EAGLE-3 head or MTP layer, which reads hidden states of the model.
 
 The head's session holds the text from its second token on: position p stands for the hidden state of the model at p and
 the token after it. A draft's further steps read the head's own output instead. Their tokens are dropped after a pass,
@@ -56,3 +56,9 @@ class Eagle3Drafter(DraftModelDrafter):
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
         """Drop what the draft's own steps have left, accepted or not."""
         super().observe(emitted, 0)
+
+
+class MtpDrafter(Eagle3Drafter):
+    """The same for Qwen3.5's MTP layer, which its engine runs like a head."""
+
+    name = "mtp"

@@ -1,8 +1,8 @@
 """model_type qwen3_5_text: Qwen3.5, text only. Gated DeltaNet layers, and gated attention on every fourth layer.
 
 Source of the arithmetic: transformers, models/qwen3_5/modeling_qwen3_5.py. Qwen3.6 and dense Qwen3.8 have the same
-model_type. The rotary table has three axes of positions, which are equal for text. The layers that predict further
-tokens (`mtp.`) are not read.
+model_type. The rotary table has three axes of positions, which are equal for text. The layer that predicts a further
+token (`mtp.`) is described in models/mtp.py.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _recurrence(delta: DeltaNet, hidden: int) -> dict[str, Sources]:
 
 
 def _drafting(config: Any) -> tuple[str, ...]:
-    """Return the names of the tensors that predict further tokens, which no program has."""
+    """Return the names of the tensors that predict further tokens, which no program of the model has."""
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     found = [f"mtp.{name}.weight" for name in ("fc", *norms)]
     inner = [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]

@@ -17,13 +17,14 @@ log = logging.getLogger(__name__)
 
 def task(
     source: Mapping[str, str | None],
-    drafter: Mapping[str, str | None] | None,
+    drafter: Mapping[str, str | None] | str | None,
     hashes: HashCache,
     before_change: Callable[[], None],
 ) -> Task:
     """Fill source/ beside the record (source.receipt.json) from a local folder or the hub.
 
-    A drafter's files go into a folder inside source/, and the record describes the files under `drafter`.
+    The files of a drafter with a checkpoint of its own go into a folder inside source/, and the record describes them
+    under `drafter`.
     """
 
     def work(made: Mapping[str, Path]) -> None:
@@ -43,7 +44,7 @@ def task(
 
         dest = source_folder(made["record"])
         content = fetched(source, dest)
-        if drafter:
+        if isinstance(drafter, Mapping):
             content["drafter"] = fetched(drafter, dest / FOLDER)
         write_json(made["record"], content)
 

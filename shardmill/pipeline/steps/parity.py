@@ -13,7 +13,7 @@ from shardmill.forms import recipe as recipes
 from shardmill.gates import thresholds
 from shardmill.models import ENCODER
 from shardmill.models.eagle3 import FOLDER
-from shardmill.models.interface import FIXED
+from shardmill.models.interface import FIXED, MTP
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
@@ -104,7 +104,7 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import adapters, assistant, eagle3, encoder, parity
+    from shardmill.gates import adapters, assistant, eagle3, encoder, mtp, parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
@@ -118,6 +118,10 @@ def measurements(
         return
     if piece.drafter and "lent" in plan["drafter"]:
         case = assistant.assistant_case(piece, plan, known, source, stored)
+        yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
+        return
+    if piece.drafter and plan["drafter"]["kind"] == MTP:
+        case = mtp.mtp_case(piece, plan, known, source, stored)
         yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
         return
     if piece.drafter:

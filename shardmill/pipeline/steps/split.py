@@ -16,10 +16,10 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
-from shardmill.models.architecture import EMBED, PREFIX, RANK, Architecture, ModelDescription, blocks, name_under
+from shardmill.models.architecture import EMBED, PREFIX, RANK, ModelDescription, blocks, name_under
 from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
-from shardmill.models.interface import GRAPH, HOST, NATIVE, RANGE
+from shardmill.models.interface import GRAPH, HOST, MTP, NATIVE, RANGE
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
@@ -72,6 +72,7 @@ def task(
     relevant |= {"program": form} if form != FORM else {}
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
     known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}
+    relevant |= {"drafter": MTP} if settings.get("drafter") == MTP else {}
     return Task(work, Action("split", known, relevant, **tools))
 
 
@@ -100,8 +101,8 @@ def split(
     if any(rope.factors == "long" for rope in architecture.ropes.values()):
         log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.length)
     tensors = read_tensors(source)
-    drafter, of_drafter = _read_drafter(source / FOLDER, settings, architecture)
     model = model.under(prefix_of(tensors, model.prefix))
+    drafter, of_drafter = _read_drafter(source, settings, model, hf, tensors)
     _refuse_foreign(model, tensors)
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     _check_fixed(model, tensors, source)
@@ -172,14 +173,18 @@ def answer_tokens(source: Path, answers: Sequence[str]) -> list[int]:
 
 
 def _read_drafter(
-    folder: Path, settings: Config, target: Architecture
+    source: Path, settings: Config, model: ModelDescription, hf: Any, tensors: Mapping[str, TensorInfo]
 ) -> tuple[DrafterDescription | None, dict[str, TensorInfo]]:
-    """Return the description of a config's drafter and its tensors, whose names and files begin with FOLDER.
+    """Return the description of a config's drafter and the tensors of its own checkpoint, if it has one.
+
+    Their names and files begin with FOLDER.
 
     Args:
-        folder: where the drafter's checkpoint lies.
+        source: where the model's checkpoint lies, with the drafter's in a folder inside it.
         settings: the config; without a drafter there is no description and no tensor.
-        target: the drafter's model.
+        model: the drafter's model.
+        hf: transformers' config of the model.
+        tensors: of the model's checkpoint.
 
     Raises:
         CheckpointError: the checkpoint is no drafter that can be built, or another model's.
@@ -187,19 +192,25 @@ def _read_drafter(
     """
     from shardmill import topology
     from shardmill.checkpoint.headers import check_tensors, read_tensors
+    from shardmill.models import mtp
     from shardmill.models.assistant import describe_drafter
 
     if settings.drafter is None:
         return None, {}
-    found = read_tensors(folder)
-    drafter = describe_drafter(folder, found, target, settings.length, hosted=settings.program.state == HOST)
+    folder, target = source / FOLDER, model.architecture
+    found: Mapping[str, TensorInfo] = {}
+    if settings.drafter == MTP:
+        drafter = mtp.describe(hf, tensors, target, settings.length, model.prefix)
+    else:
+        found = read_tensors(folder)
+        drafter = describe_drafter(folder, found, target, settings.length, hosted=settings.program.state == HOST)
     for problem in topology.overweight_drafter(settings, target, drafter):
         raise ConfigError(problem)
-    tensors = {
-        FOLDER + name: replace(info, name=FOLDER + name, file=FOLDER + info.file) for name, info in found.items()
-    }
-    check_tensors(tensors, plan.drafter_shapes(settings, target, drafter), optional=drafter.model.ignored)
-    return drafter, tensors
+    own = {FOLDER + name: replace(info, name=FOLDER + name, file=FOLDER + info.file) for name, info in found.items()}
+    shapes = plan.drafter_shapes(settings, target, drafter)
+    inner = {name: info for name, info in tensors.items() if name in shapes or name.startswith(f"{MTP}.")}
+    check_tensors(own or inner, shapes, optional=drafter.model.ignored)
+    return drafter, own
 
 
 def _host_side(drafter: DrafterDescription, source: Path, vocab: int) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""Qwen3.5's MTP layer out of transformers' modules, and the cases of its parts.
+
+transformers does not read the layer's tensors. Its layer and norms are those of the model, so the module here joins
+transformers' modules as vLLM does; models/mtp.py lists the sources. The module's parameters have the checkpoint's names
+after `mtp.`, and beside them are the model's last norm and its LM head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.gates.reference import checkpoint_weights
+from shardmill.gates.stored import StoredWeights
+from shardmill.models.hf_config import load_hf_config
+from shardmill.models.interface import MTP
+from shardmill.plan import Part
+
+if TYPE_CHECKING:
+    from shardmill.gates.parity import Case
+
+
+class ReferenceMtp(nn.Module):
+    """An MTP layer in fp32; all its inputs and outputs have a row for each token of one text."""
+
+    def __init__(self, config: Any) -> None:
+        """Build the layer with transformers' initial weights, for transformers' config of a qwen3_5_text."""
+        from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
+
+        super().__init__()
+        own, width, eps = copy(config), config.hidden_size, config.rms_norm_eps
+        self.model_norm, self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (
+            qwen3_5.Qwen3_5RMSNorm(width, eps) for _ in range(4)
+        )
+        self.fc = nn.Linear(2 * width, width, bias=False)
+        own.num_hidden_layers, own.layer_types, own._attn_implementation = 1, ["full_attention"], "eager"
+        self.layers = nn.ModuleList([qwen3_5.Qwen3_5DecoderLayer(own, 0)])
+        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        self.rotary = qwen3_5.Qwen3_5TextRotaryEmbedding(own)
+
+    def join(self, embedded: Tensor, state: Tensor) -> Tensor:
+        """Return what the layer reads of a token's embedding and a normed hidden state, each [n, d]."""
+        pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(state)]
+        found: Tensor = self.fc(torch.cat(pair, dim=-1))
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's outputs [n, d] at positions 0 .. n - 1; a position sees itself and earlier ones."""
+        count = len(x)
+        turns = self.rotary(x[None], torch.arange(count)[None, None].expand(3, 1, count))
+        mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
+        found: Any = self.layers[0](x[None], position_embeddings=turns, attention_mask=mask)
+        out: Tensor = (found if isinstance(found, Tensor) else found[0])[0]
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits [n, vocab] of the layer's outputs [n, d]."""
+        found: Tensor = self.lm_head(self.norm(hidden))
+        return found
+
+
+def _tensor_of(parameter: str, *, tied: bool) -> str:
+    """Return transformers' name for the tensor of a parameter of ReferenceMtp."""
+    shared = {"model_norm.weight": "model.norm.weight", "lm_head.weight": "lm_head.weight"}
+    if tied:
+        shared["lm_head.weight"] = "model.embed_tokens.weight"
+    return shared.get(parameter, f"{MTP}.{parameter}")
+
+
+@torch.no_grad()
+def load_mtp(source: Path, weights: Callable[[str], Tensor], *, tied: bool) -> ReferenceMtp:
+    """Return the MTP layer of the checkpoint in a folder; `weights` gives its tensors by transformers' names."""
+    layer = ReferenceMtp(load_hf_config(source)).eval().requires_grad_(False)
+    for name, parameter in layer.named_parameters():
+        parameter.copy_(weights(_tensor_of(name, tied=tied)).float())
+    return layer
+
+
+@torch.no_grad()
+def mtp_case(
+    part: Part, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: StoredWeights
+) -> Case:
+    """Return the case of a part of an MTP layer: the text's pairs of a hidden state and the token after it.
+
+    Args:
+        part: the part.
+        plan: plan.json's content.
+        known: transformers' results for the text with the original weights: hidden [layers + 1, n, d].
+        source: the checkpoint's folder.
+        stored: the package's weights.
+    """
+    from shardmill.gates.parity import Case  # brings in coremltools
+
+    original, tied = checkpoint_weights(source, plan["prefix"]), plan["architecture"]["tied"]
+    exact, held = load_mtp(source, original, tied=tied), load_mtp(source, stored.over(original), tied=tied)
+    embedded, read = known["hidden"][0, 1:], known["hidden"][-1, :-1]
+    x = exact.join(embedded, exact.model_norm(read))
+    state = exact(x)
+    # A draft's first step and its further steps, in turn: the host gives zeros for what the step lacks.
+    first = torch.arange(len(x))[:, None] % 2 == 0
+    if part.kind == MTP:
+        given = {"x": torch.cat([embedded, torch.where(first, read, 0.0), torch.where(first, 0.0, state)], dim=-1)}
+    else:
+        given = {"hidden" if part.kind == "head" else "x": state if part.kind == "head" else x}
+
+    @torch.no_grad()
+    def result(layer: ReferenceMtp) -> list[Tensor]:
+        if part.kind == MTP:
+            return [layer.join(embedded, torch.where(first, layer.model_norm(read), layer.norm(state)))]
+        return [layer.logits(state) if part.kind == "head" else layer(x)]
+
+    rows = {name: each.contiguous().numpy() for name, each in given.items()}
+    return Case(rows, lambda: result(held), lambda: result(exact), held)

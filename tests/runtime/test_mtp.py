@@ -1,0 +1,117 @@
+"""Qwen3.5's MTP layer on its own programs: drafts are those of the written-out arithmetic, texts the model's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import mtp_layers
+import numpy as np
+import pytest
+import tiny
+import torch
+
+from shardmill.decode import Session, run
+from shardmill.decode.drafters import create_drafter
+from shardmill.decode.drafters.base import Draft
+from shardmill.decode.drafters.eagle3 import MtpDrafter
+from shardmill.decode.policies import AlwaysDraft
+from shardmill.machine import load_programs_as
+from shardmill.runtime.drafter import DrafterEngine, load_drafter
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import in_place
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only"),
+]
+NEW, VOCAB = 40, 12  # so few tokens that random weights guess some of them
+
+
+class Recorded(MtpDrafter):
+    """A drafter that keeps each draft with the text before it, and how many of its tokens were accepted."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine)
+        self.rounds: list[tuple[list[int], tuple[int, ...], int]] = []
+        self.pending: tuple[list[int], tuple[int, ...]] | None = None
+
+    def propose(self, context: Sequence[int], limit: int) -> Draft:
+        draft = super().propose(context, limit)
+        self.pending = (list(context), draft.tokens)
+        return draft
+
+    def observe(self, emitted: Sequence[int], accepted: int) -> None:
+        if self.pending:
+            self.rounds.append((*self.pending, accepted))
+        self.pending = None
+        super().observe(emitted, accepted)
+
+
+def loaded(build: tiny.Build, folder: Path) -> Engine:
+    """The engine of a build in fp32, from bundles that are compiled into a folder."""
+    bundles = {name: folder / f"{name}.mlmodelc" for name in build.packages}
+    with load_programs_as("fp32"):
+        for name, package in build.packages.items():
+            ct.models.utils.compile_model(str(package), str(bundles[name]))
+        return Engine(in_place(build.plan, bundles, build.table), Path("/"))
+
+
+FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "states in the graph": ({}, {}),
+    "states on the host, an LM head of its own": ({"tie_word_embeddings": False}, {"program": {"state": "host"}}),
+}
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Engine]:
+    """transformers' model, the tensors of the MTP layer, and the engine."""
+    changes, settings = FORMS[request.param]
+    folder, model = tmp_path_factory.mktemp("mtp"), mtp_layers.target(vocab_size=VOCAB, **changes)
+    weights = mtp_layers.drawn(model)
+    source = tiny.fetched(mtp_layers.write(model, weights, folder / "checkpoint"), folder / "source")
+    build = tiny.converted(source, folder, quantization="fp16", **mtp_layers.SETTINGS, **settings)
+    return model, weights, loaded(build, folder)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_drafts_and_accepted_counts_are_those_of_the_arithmetic(made: tuple[Any, Any, Engine], seed: int) -> None:
+    """Also after rejected drafts; the text is transformers' own greedy text."""
+    model, weights, engine = made
+    prompt = [int(i) for i in np.random.default_rng(seed).integers(0, VOCAB, 9)]
+    drafter = Recorded(load_drafter(engine))
+    found = run(Session(engine), prompt, max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())
+    plain = run(Session(engine), prompt, max_new_tokens=NEW)
+    text = mtp_layers.continued(model, prompt, NEW)
+    assert list(found.tokens) == list(plain.tokens) == text
+    rounds = [one for one in drafter.rounds if one[1]]
+    assert len(rounds) > 10 and {accepted for *_, accepted in rounds} >= {0, 1}
+    whole = prompt + text
+    for context, draft, accepted in rounds:
+        assert list(draft) == mtp_layers.greedy(model, weights, context, len(draft))[0]
+        follows = whole[len(context) :][: len(draft)]
+        right = [ours == theirs for ours, theirs in zip(draft, follows, strict=False)]
+        assert accepted == [*right, False].index(False)
+
+
+def test_logits_are_those_of_the_arithmetic(made: tuple[Any, Any, Engine]) -> None:
+    """In every step of a draft: the first reads the model's hidden state, and the others the layer's own."""
+    model, weights, engine = made
+    head = load_drafter(engine)
+    assert isinstance(head, DrafterEngine)
+    context = [int(i) for i in np.random.default_rng(7).integers(0, VOCAB, 12)]
+    run(Session(engine), context[:-1], max_new_tokens=1)
+    kept = torch.from_numpy(engine.taps[: len(context) - 1]).float()
+    drafts, rows = mtp_layers.greedy(model, weights, context, 4, kept)
+    head.follow(len(context) - 1)
+    got = [head.forward([token], [p], [p])[0] for p, token in enumerate(context[1:])][-1:]
+    got += [head.forward([token], [p], [p])[0] for p, token in enumerate(drafts[:-1], len(context) - 1)]
+    for ours, theirs in zip(got, rows, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-4 * float(theirs.abs().max()))  # inputs are fp16
+
+
+def test_it_is_made_by_its_name(made: tuple[Any, Any, Engine]) -> None:
+    assert isinstance(create_drafter("mtp", head=load_drafter(made[2])), MtpDrafter)
