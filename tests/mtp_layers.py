@@ -32,8 +32,8 @@ def target(kind: str = "qwen3_5_text", **changes: Any) -> Any:
 
 def halved(name: str, weight: Tensor) -> Tensor:
     """A tensor in fp32 which fp16 holds; fp16 also holds 1 + weight if that is a gain."""
-    gain = 1.0 if "norm" in name and not name.endswith("linear_attn.norm.weight") else 0.0
-    return (weight + gain).half().float() - gain
+    is_gain = "norm" in name and not name.endswith("linear_attn.norm.weight")
+    return (512 * weight).round() / 512 if is_gain else weight.half().float()
 
 
 def drawn(model: Any, seed: int = 5) -> dict[str, Tensor]:
