@@ -4,7 +4,7 @@
 
 A layer of one head for each of RATES, with heads of 128 numbers as in Qwen3.5, is fed random tokens in passes of one
 width. The result of every operation is rounded to fp16, and what is below fp16's normal numbers becomes 0, as is
-reported of the Neural Engine (docs/ane-arithmetic.md); with `tables`, tanh and the sigmoid are read from its tables too.
+reported of the Neural Engine (docs/ane-arithmetic.md). With `tables`, tanh and the sigmoid are read from its tables.
 Sums inside a product are in fp32. The error is relative to transformers' layer in fp32 with the same weights, after the
 gated norm, for each head and each quarter of the text.
 
@@ -41,7 +41,7 @@ SIZES = DeltaNet(key_heads=len(RATES), value_heads=len(RATES), key_dim=HEAD, val
 WIDTH = HEAD * len(RATES)  # of the stream too, so that the last projection can be the identity, and heads stay apart
 
 
-class Rounded(TorchDispatchMode):
+class Rounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Rounds what every operation computes to fp16, subnormal numbers to 0.
 
     Args:
@@ -49,7 +49,7 @@ class Rounded(TorchDispatchMode):
     """
 
     def __init__(self, tables: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         named = {name: KERNELS[name] for name in ("sigmoid", "tanh")} if tables else {}
         self.read = {name: deviating_kernel(name, kernel, {TABLES}).call for name, kernel in named.items()}
 
@@ -68,12 +68,13 @@ def rounded(x: Tensor) -> Tensor:
     return torch.where(y.abs() < LEAST, 0.0, y)
 
 
-def layer(seed: int = 0) -> Qwen3_5GatedDeltaNet:
+def layer(seed: int = 0) -> Any:
     """Return transformers' layer, with weights that fp16 holds without subnormal numbers."""
     heads = len(RATES)
-    sizes = {"linear_num_key_heads": heads, "linear_num_value_heads": heads, "linear_conv_kernel_dim": SIZES.taps}
-    dims = {"linear_key_head_dim": HEAD, "linear_value_head_dim": HEAD}
-    made = Qwen3_5GatedDeltaNet(Qwen3_5TextConfig(hidden_size=WIDTH, rms_norm_eps=EPS, **sizes, **dims), 0).eval()
+    sizes: Any = {"linear_num_key_heads": heads, "linear_num_value_heads": heads, "linear_conv_kernel_dim": SIZES.taps}
+    dims: Any = {"linear_key_head_dim": HEAD, "linear_value_head_dim": HEAD}
+    config: Any = Qwen3_5TextConfig(hidden_size=WIDTH, rms_norm_eps=EPS, **sizes, **dims)
+    made: Any = Qwen3_5GatedDeltaNet(config, 0).eval()
     generator, fan = torch.Generator().manual_seed(seed), WIDTH**-0.5
     spread = {"in_proj_qkv": 0.04 * fan, "in_proj_z": fan, "in_proj_b": 1.5 * fan, "in_proj_a": 0.7 * fan}
     with torch.no_grad():
@@ -88,7 +89,7 @@ def layer(seed: int = 0) -> Qwen3_5GatedDeltaNet:
     return made
 
 
-def ours(theirs: Qwen3_5GatedDeltaNet) -> tuple[GatedDeltaNet, GraphSpec]:
+def ours(theirs: Any) -> tuple[GatedDeltaNet, GraphSpec]:
     """Return our layer with these weights."""
     graph = Graph(WIDTH, 4, 2, 32, 8, 96, EPS, delta=SIZES)
     spec = GraphSpec("layers", graph, ((0, KINDS["linear_attention"]),), slots=BLOCK)
@@ -104,9 +105,7 @@ def ours(theirs: Qwen3_5GatedDeltaNet) -> tuple[GatedDeltaNet, GraphSpec]:
 
 
 @torch.no_grad()
-def fed(
-    theirs: Qwen3_5GatedDeltaNet, x: Tensor, width: int, tables: bool = False, host: type[KVLayout] = KVLayout
-) -> Tensor:
+def fed(theirs: Any, x: Tensor, width: int, tables: bool = False, host: type[KVLayout] = KVLayout) -> Tensor:
     """Return what our layer gives in emulated fp16 for inputs [n, d], in passes of a width: [n, d]."""
     mixer, spec = ours(theirs)
     runtime = {"context": len(x) + BLOCK, "rope": {}, "window": None, "window_slots": 0, "conv_taps": 0}

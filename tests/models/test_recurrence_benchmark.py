@@ -50,7 +50,7 @@ def by_difference(self: GatedDeltaNet, state: Tensor, block: Solved, goes_on: Te
 
 
 def holds(errors: NDArray[np.float64]) -> bool:
-    """Whether no head is far off anywhere, nor further off at the end than at the beginning."""
+    """Return whether no head is far off anywhere, nor further off at the end than at the beginning."""
     return bool(np.isfinite(errors).all() and errors.max() <= MOST and (errors[-1] <= GROWTH * errors[0]).all())
 
 

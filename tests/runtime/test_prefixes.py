@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,10 @@ from models import tiny_families
 from shardmill.decode import Copying, PrefixCache, Session, create_drafter, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.decode.prefixes import BLOCK
+from shardmill.gates.parity import relative_error
+from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
+from shardmill.models.host import FOLDED, KVLayout
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.process import EngineProcess
 
@@ -125,3 +128,80 @@ def test_every_family_and_form_says_in_turns_what_it_says_alone(engines: dict[st
             assert prefixes.hits > 0
             prefixes.clear()
             assert not engine.copies
+
+
+def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of tokens of each pass from now on."""
+    passes: list[int] = []
+    hidden = engine.hidden
+
+    def counting(tokens: Any, slots: Any, positions: Any) -> Any:
+        passes.append(len(tokens))
+        return hidden(tokens, slots, positions)
+
+    monkeypatch.setattr(engine, "hidden", counting)
+    return passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engines", ["qwen3_5_text"], indirect=True)
+@pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+def test_a_chat_of_three_turns_goes_on_from_copies(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another chat takes the slots between its turns, and the first half of an answer, its thoughts, is left out."""
+    for engine in engines.values():
+        rng, passes, turns = random.Random(3), counted(engine, monkeypatch), []
+        prefixes = PrefixCache(engine, PLENTY)
+        session, fresh = Session(engine, prefixes=prefixes), Session(engine)
+        talks = [[rng.randrange(1, engine.vocab) for _ in range(40)] for _ in range(2)]
+        known = [0, 0]  # tokens of each chat's last prompt
+        for _ in range(3):
+            for i, talk in enumerate(talks):
+                talk.extend(rng.randrange(1, engine.vocab) for _ in range(5))
+                passes.clear()
+                said = run(session, talk, max_new_tokens=NEW)
+                assert said.reused_tokens == known[i]
+                turns.append((list(talk), said, len(passes)))
+                known[i] = len(talk)
+                talk.extend(said.tokens[NEW // 2 :])
+        for prompt, said, count in turns:
+            fresh.truncate(0)
+            passes.clear()
+            assert run(fresh, prompt, max_new_tokens=NEW).tokens == said.tokens
+            assert len(passes) - count >= said.reused_tokens // engine.tokens_max  # passes saved
+        position, rest = engine.copy_bytes()
+        ends = sum(copy.rings is not None for copy in engine.copies.values())
+        tokens = sum(copy.stop - copy.start for copy in engine.copies.values())
+        assert ends >= len(turns) and prefixes.bytes == tokens * position + ends * rest
+        prefixes.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engines", ["qwen3_5_text"], indirect=True)
+@pytest.mark.parametrize("off", [0, -1, 1])
+@pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+def test_a_copy_of_another_position_is_found_out(
+    engines: dict[str, Engine], off: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token that the state lacks, or that is folded twice, shows in the next logits."""
+    restore = KVLayout.restore
+
+    def shifted(self: KVLayout, start: int, stop: int, rings: Mapping[str, Any] | None = None) -> None:
+        moved = None if rings is None else {**rings, FOLDED: rings[FOLDED] + off}
+        restore(self, start, stop, moved)
+
+    for engine in engines.values():
+        rng, prefixes = random.Random(4), PrefixCache(engine, PLENTY)
+        first, second = ([rng.randrange(1, engine.vocab) for _ in range(45)] for _ in range(2))
+        longer = [*first, *second[:6]]
+        fresh = Session(engine).prefill(longer)
+        engine.reset()
+        session = Session(engine, prefixes=prefixes)
+        session.prefill(first)
+        session.prefill(second)
+        with monkeypatch.context() as patch:
+            patch.setattr(KVLayout, "restore", shifted)
+            found = session.prefill(longer)
+        assert found.reused == len(first)
+        error = relative_error(found.row[None], fresh.row[None])
+        assert (error > THRESHOLDS["program_error"].limit) == (off != 0), error
+        prefixes.clear()

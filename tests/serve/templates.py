@@ -57,3 +57,22 @@ THINKING = (  # as Qwen 3 has it: earlier thoughts are left out
     "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+QWEN_3_5 = (  # thinks unless told not to; thoughts before the last question are left out, and calls are in XML
+    "{% set told = messages[0].role == 'system' %}{% if told or tools %}<|im_start|>system\n"
+    "{% if tools %}# Tools\n<tools>{% for t in tools %}{{ '\n' }}{{ t | tojson }}{% endfor %}\n</tools>\n"
+    "<tool_call>\n<function=example>\n<parameter=one>\nvalue\n</parameter>\n</function>\n</tool_call>\n{% endif %}"
+    "{% if told %}{{ messages[0].content | trim }}{% endif %}<|im_end|>\n{% endif %}"
+    "{% set last = namespace(at=-1) %}"
+    "{% for m in messages if m.role == 'user' %}{% set last.at = messages.index(m) %}{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}"
+    "{% if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% elif m.role == 'user' %}<|im_start|>user\n{{ m.content | trim }}"
+    "{% else %}<|im_start|>assistant\n{% set thought, said = m.reasoning_content or '', m.content %}"
+    "{% if '</think>' in said %}{% set thought, said = said.split('</think>') %}{% endif %}"
+    "{% if messages.index(m) > last.at %}<think>\n{{ thought | trim }}\n</think>\n\n{% endif %}{{ said | trim }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>\n<function={{ c.function.name }}>\n"
+    "{% for key, value in c.function.arguments | items %}<parameter={{ key }}>\n{{ value }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else '<think>\n' }}{% endif %}"
+)
