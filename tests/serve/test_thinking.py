@@ -36,9 +36,15 @@ CALL = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<
 SAID = f"The city is Rome.\n</think>\n\n{CALL}</function>\n</tool_call>"
 
 
+def transformers_of(made: Tokenizer, template: str | None = None) -> Any:
+    """transformers' tokenizer with a template."""
+    kind: Any = PreTrainedTokenizerFast
+    return kind(tokenizer_object=made, chat_template=template)
+
+
 def shown(messages: list[dict[str, Any]], template: str = templates.QWEN_3_5, **more: Any) -> str:
     """The text that transformers makes of a conversation."""
-    fine, text = rendered(PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer()), messages, template, **more)
+    fine, text = rendered(transformers_of(byte_tokenizer()), messages, template, **more)
     assert fine, text
     return text
 
@@ -47,7 +53,7 @@ def test_thinking_is_begun_or_already_over() -> None:
     """The file that turns it off does what transformers' keyword does."""
     assert shown(QUESTION).endswith("<|im_start|>assistant\n<think>\n")
     assert shown(QUESTION, OFF).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    theirs: Any = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), chat_template=templates.QWEN_3_5)
+    theirs = transformers_of(byte_tokenizer(), templates.QWEN_3_5)
     for off, template in ((False, templates.QWEN_3_5), (True, OFF)):
         more: Any = {"enable_thinking": False} if off else {}
         text = theirs.apply_chat_template(QUESTION, tokenize=False, add_generation_prompt=True, **more)
@@ -105,7 +111,7 @@ def test_the_tiny_model_chats_with_thoughts_and_without(tmp_path: Path) -> None:
     build_folder(build(source, programs, FORMS["fixed, host"], **changes), folder)
     (folder / "chat_template.jinja").write_text(templates.QWEN_3_5)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    theirs: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer(), chat_template=templates.QWEN_3_5)
+    theirs = transformers_of(tokenizer(), templates.QWEN_3_5)
     answers = []
     ways: Any = ((None, {}), (off, {"enable_thinking": False}))
     for file, more in ways:
