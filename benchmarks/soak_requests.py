@@ -34,7 +34,7 @@ TEMPLATE = """{% if tools %}Tools, called as <tool_call>{"name": ..., "arguments
 {% endif %}"""
 SAID = ("import os", "def read(path):", "    return path", "class Reader:", "for line in file:", "try:", "# the end")
 ADAPTERS = ("soak-0", "soak-1")
-CHANGE = 0.03  # standard deviation of an adapter's numbers: answers change, and stay texts
+CHANGE = 0.125  # standard deviation of an adapter's numbers: at 0.03 most answers stay the same
 NEAR = 1e-3  # how far apart two log-probabilities may be: passes of other widths round otherwise
 Answer = list[Any]  # of texts, reasons and numbers
 
@@ -210,7 +210,8 @@ async def ask_alone(client: AsyncOpenAI, model: str, tasks: Path, talks: int) ->
     texts = [bytes(prompt.tokens).decode() for prompt in found]
     requests = [*completions(texts, model), *others(texts, model)]
     alone = [[(one, (await whole(client, one))[0])] for one in requests]
-    changed = {str(turn) for [(one, turn)] in alone if one.kind == "adapter" and one.path == "completions"}
-    if len(changed) <= len(texts):
-        raise SystemExit("the adapters change no answer")
+    adapted = [answer for [(one, answer)] in alone if one.kind == "adapter" and one.path == "completions"]
+    alike = sum(map(same, adapted[::2], adapted[1::2]))  # one text, both adapters
+    if 2 * alike > len(texts):
+        raise SystemExit("the adapters change too few answers")
     return alone + [await converse(client, model, number, texts[number % 2][:600]) for number in range(talks)]
