@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shardmill.convert.weights import read_tensor
-from shardmill.decode import Session, run
+from shardmill.decode import NotFiniteError, Session, run
 from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates.distributions import clear_agreement, compare_distributions
@@ -93,7 +93,10 @@ def mismatches(engine: Engine, prompt: Sequence[int]) -> tuple[int, str]:
     truth = decode_one_by_one(engine, prompt, count)
     drafter = TurningDrafter(len(prompt), truth, engine.vocab)
     engine.reset()
-    found = run(Session(engine), prompt, max_new_tokens=count, drafter=drafter, policy=AlwaysDraft())
+    try:
+        found = run(Session(engine), prompt, max_new_tokens=count, drafter=drafter, policy=AlwaysDraft())
+    except NotFiniteError:  # other measurements name the operation
+        return count, "the model computed a number that is not finite"
     pairs = zip(found.tokens, truth, strict=False)
     wrong = sum(a != b for a, b in pairs) + abs(len(truth) - len(found.tokens))
     return (
