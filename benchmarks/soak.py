@@ -1,4 +1,4 @@
-"""A server under many clients at once: no error but 429, every answer as if asked alone, flat memory.
+"""Checks a server under many clients at once: no error but 429, every answer as if asked alone, flat memory.
 
     python benchmarks/soak.py build/demo [--minutes 5] [--clients 64]
 
@@ -45,7 +45,7 @@ from shardmill.bench.server import GREETING, SHARDMILL
 PATIENCE = 300.0  # seconds that an answer may take, the wait in the queue included
 MOMENTS = (1, 5, 10, 20, 30, 60)  # minutes at which memory is printed
 SETTLED = 300.0  # seconds after which memory must not grow, or half of a short run
-GROWTH = 0.03  # share by which memory may grow, for allocators are not exact
+GROWTH = 0.03  # share by which memory may grow, since an allocator does not give everything back
 LONGEST_GAP = 15.0  # seconds without any answer that count as being held up
 AGAIN = 60.0  # seconds after which an adapter is added again
 CLIENT = """import socket, sys

@@ -1,4 +1,4 @@
-"""What the soak asks: requests whose fields are all fixed, their answers, and the adapters that some of them name."""
+"""The soak's requests, whose fields are all fixed, their answers, and the adapters that some requests name."""
 
 from __future__ import annotations
 

@@ -29,17 +29,10 @@ from shardmill.models.architecture import (
     TensorSource,
     blocks,
 )
-from shardmill.models.contract import (
-    BLOCK,
-    MODEL_NORM,
-    GraphSpec,
-    constants,
-    model_constants,
-    table_constants,
-    window_slots,
-)
+from shardmill.models.contract import BLOCK, MODEL_NORM, GraphSpec, window_slots
 from shardmill.models.interface import DRAFT_PARTS, HOST, MTP, EntryPoints, interface
 from shardmill.models.layer_constants import Shape, role_in_layer
+from shardmill.models.part_constants import constants, model_constants, table_constants
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config

@@ -25,8 +25,8 @@ from shardmill.convert.stamped import by_function, enumerate_shapes
 from shardmill.convert.stream import PrequantizedWeight, stream
 from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import FP16, Form, form, spread
-from shardmill.models.contract import stem
 from shardmill.models.interface import ENUMERATED, FIXED
+from shardmill.models.part_constants import stem
 from shardmill.plan import Part
 
 RECORD = 64  # bytes of a blob's record; the blob's data follows

@@ -22,7 +22,8 @@ from shardmill.errors import ConfigError
 from shardmill.forms.recipe import recipe
 from shardmill.models import family
 from shardmill.models.architecture import Architecture, Experts, Graph, LayerSpec
-from shardmill.models.contract import cache_bytes, constants, model_constants, table_constants
+from shardmill.models.contract import cache_bytes
+from shardmill.models.part_constants import constants, model_constants, table_constants
 
 PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (LayerSpec(),) * 32, 200064, True, {})
 COMMIT = "0" * 40

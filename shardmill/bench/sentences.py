@@ -17,7 +17,7 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
 from shardmill.models.host import packed_texts
-from shardmill.runtime import engine as runtime
+from shardmill.runtime.encoder import Encoder, load_encoder
 from shardmill.runtime.process import fastest_threads
 
 Json = dict[str, Any]
@@ -30,7 +30,7 @@ def benchmark_encoder(build: Path, settings: Benchmark, precision: str, say: Say
     Raises ShardmillError if the text has no sentence that fits.
     """
     began = time.perf_counter()
-    encoder = runtime.load_encoder(build, precision)
+    encoder = load_encoder(build, precision)
     ready = time.perf_counter() - began
     tokenizer = read_tokenizer(build / encoder.manifest["tokenizer"]["path"])
     texts = [tokenizer.encode(line).ids for line in read_prompts(Path(settings.text)).splitlines() if line.strip()]
@@ -56,7 +56,7 @@ def benchmark_encoder(build: Path, settings: Benchmark, precision: str, say: Say
     }
 
 
-def _pass_row(encoder: runtime.Encoder, bucket: int, repetitions: int) -> Json:
+def _pass_row(encoder: Encoder, bucket: int, repetitions: int) -> Json:
     """Measure a full pass of a bucket."""
     tokens = [0] * bucket
     encoder.run(tokens, bucket)  # plans the pass
@@ -64,7 +64,7 @@ def _pass_row(encoder: runtime.Encoder, bucket: int, repetitions: int) -> Json:
     return {"bucket": bucket, "ms": 1e3 * median(took), "tokens_per_second": bucket / median(took)}
 
 
-def _sentence_row(encoder: runtime.Encoder, texts: Sequence[Sequence[int]], settings: Benchmark, energy: Meter) -> Json:
+def _sentence_row(encoder: Encoder, texts: Sequence[Sequence[int]], settings: Benchmark, energy: Meter) -> Json:
     """Measure the sentences per second, with full passes and with one sentence a pass."""
     lengths = [len(text) for text in texts]
     passes = [[texts[i] for i in together] for together in packed_texts(lengths, encoder.longest)]

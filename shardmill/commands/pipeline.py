@@ -127,7 +127,7 @@ def _pass(found: Preview) -> str:
 
 
 def _adapter(found: Preview) -> str:
-    """Return the costs of taking adapters, and what the placement rules say of them; empty without adapters."""
+    """Return the costs of inputs for adapters, and the placement rules' verdict; empty without adapters."""
     if not found.adapters:
         return ""
     return (
@@ -151,12 +151,8 @@ def _draft(found: Preview) -> str:
     return f"\na draft: a dispatch after each pass, and {len(own) - 1} for each token, which read {read}"
 
 
-HELD = {
-    "experts": "experts",
-    "fuse": "taps",
-    "join": "channels",
-    "mtp": "channels",
-}  # what a program holds, by its kind
+# What a program holds, by its kind.
+HELD = {"experts": "experts", "fuse": "taps", "join": "channels", MTP: "channels"}
 TENSORS = {
     "match": "those that config.json describes",
     "differ": "not those that config.json describes",

@@ -325,7 +325,7 @@ class Config:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Return the checkpoints: the model's, then the drafter's if it has one of its own."""
+        """Return the checkpoints: the model's, then the drafter's if the drafter has a separate one."""
         return (self.source, self.drafter) if isinstance(self.drafter, Source) else (self.source,)
 
     @property

@@ -23,8 +23,9 @@ from shardmill.convert.stacks import stack_inputs
 from shardmill.convert.template import INDEX, Sample, Template, compose, fit
 from shardmill.files import digest, load_json, write_json
 from shardmill.models.architecture import Graph, LayerSpec
-from shardmill.models.contract import constants, traced_inputs
+from shardmill.models.contract import traced_inputs
 from shardmill.models.interface import FIXED, EntryPoints
+from shardmill.models.part_constants import constants
 from shardmill.plan import Part
 
 # Primes, so that no number is a multiple of two widths. Not under 10: smaller arrays are not in the weight file.

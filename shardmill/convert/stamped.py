@@ -31,8 +31,8 @@ from shardmill.convert.package import (
 )
 from shardmill.convert.placing import fill_inline, place
 from shardmill.forms.form import FP16, INT8, Form, form, spread
-from shardmill.models.contract import stem
 from shardmill.models.interface import ENUMERATED, FIXED, MAIN
+from shardmill.models.part_constants import stem
 from shardmill.plan import Part
 
 HALF, QUANTIZED, PALETTIZED = "_to_fp16", "_to_fp16_quantized", "_to_fp16_palettized"

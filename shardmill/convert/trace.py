@@ -19,10 +19,10 @@ from coremltools.converters.mil.mil.passes.pass_registry import register_pass
 from torch import Tensor
 
 from shardmill.forms.form import INT8
-from shardmill.models.blocks import build
 from shardmill.models.contract import T, new_rows, output, states, taps, traced_inputs
 from shardmill.models.interface import FIXED
 from shardmill.models.layer_constants import Shape
+from shardmill.models.parts import build
 from shardmill.plan import Part
 
 WHOLE_STATE_UPDATE = "shardmill::whole_state_update"

@@ -10,11 +10,12 @@ from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.engine import Copying, DecodeError, Engine, NotFiniteError
 from shardmill.decode.generate import generate, run
+from shardmill.decode.layout import ContextPolicy, choose_layout
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
 from shardmill.decode.prefixes import PrefixCache
 from shardmill.decode.request import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent
 from shardmill.decode.sampler import SEEDS, Sampling
-from shardmill.decode.session import ContextPolicy, Session, check_prompt, choose_layout
+from shardmill.decode.session import Session, check_prompt
 from shardmill.decode.text import Detokenize
 
 __all__ = [

@@ -26,6 +26,7 @@ from shardmill.files import replacing
 from shardmill.machine import load_programs_as
 from shardmill.models.host import Floats
 from shardmill.runtime import engine
+from shardmill.runtime.encoder import Encoder
 from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
 from shardmill.runtime.program import Program
 
@@ -180,7 +181,7 @@ def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arra
 
 def _encoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arrays: Arrays) -> Recording:
     with load_programs_as("fp32"):
-        loaded = engine.Encoder(manifest, build)
+        loaded = Encoder(manifest, build)
     recording, row = Recording({}, {}), _noted(list(loaded.programs.values()), arrays)
     for bucket in manifest["buckets"]:
         loaded.run((list(text) * math.ceil(bucket / len(text)))[: max(1, bucket - 1)], bucket)  # one is padding

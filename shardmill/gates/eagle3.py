@@ -7,7 +7,7 @@ lists the sources. The module's parameters have the names of the published check
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,24 +89,24 @@ def load_head(folder: Path) -> ReferenceHead:
 
 
 def head_case(
-    part: Part, taps: Sequence[int], known: Mapping[str, Tensor], folder: Path, stored: StoredWeights
+    part: Part, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: StoredWeights
 ) -> Case:
     """Return the case of a part of a head: the text's pairs of a hidden state and the token after it.
 
     Args:
         part: the part.
-        taps: the model's layers whose inputs the head reads.
+        plan: plan.json's content.
         known: transformers' results for the text with the original weights: hidden [layers + 1, n, d or more].
-        folder: the head's checkpoint.
+        source: the model's checkpoint, with the head's in a folder inside it.
         stored: the package's weights.
     """
-    exact, held, width = load_head(folder), load_head(folder), part.graph.hidden
+    (exact, held), width = (load_head(source / FOLDER) for _ in range(2)), part.graph.hidden
     hidden = known["hidden"][:, :, :width]
     parameters = dict(held.named_parameters())
     with torch.no_grad():
         for name in {tensor.source.tensor for tensor in part.tensors}:
             parameters[name.removeprefix(FOLDER).replace("layers.0.", "midlayer.")].copy_(stored(name))
-        tapped = torch.cat([hidden[layer] for layer in taps], dim=-1)
+        tapped = torch.cat([hidden[layer] for layer in plan["drafter"]["taps"]], dim=-1)
         embedded, read = hidden[0, 1:], exact.fuse(tapped)[:-1]
         last = exact(embedded, read)
         if part.kind == "fuse":

@@ -27,7 +27,7 @@ from shardmill.models.contract import inputs
 from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.models.interface import interface
 from shardmill.plan import Part
-from shardmill.runtime.engine import Encoder
+from shardmill.runtime.encoder import Encoder
 from shardmill.runtime.program import Program, reused
 from shardmill.runtime.spans import Span, grouped_spans
 

@@ -1,8 +1,8 @@
 """Qwen3.5's MTP layer out of transformers' modules, and the cases of its parts.
 
-transformers does not read the layer's tensors. Its layer and norms are those of the model, so the module here joins
-transformers' modules as vLLM does; models/mtp.py lists the sources. The module's parameters have the checkpoint's names
-after `mtp.`, and beside them are the model's last norm and its LM head.
+transformers does not read the layer's tensors. The layer and its norms are built like the model's, so the module here
+joins transformers' modules as vLLM does; models/mtp.py lists the sources. The module's parameters have the checkpoint's
+names after `mtp.`, and beside them are the model's last norm and its LM head.
 """
 
 from __future__ import annotations

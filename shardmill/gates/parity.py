@@ -232,8 +232,8 @@ class PartRunner:
     def _states(self, program: Program, used: int, offset: int) -> dict[str, Floats]:
         """Return the states' contents for the first `used` positions; a ring contains only the last positions.
 
-        The state of a recurrence is left out: up to which position it is folded depends on the passes, and what it
-        holds shows in the outputs.
+        The state of a recurrence is left out. The passes decide up to which position it is folded, and its content
+        shows in the outputs.
         """
         found, g = {}, self.part.graph
         taps = g.delta.taps if g.delta else g.conv_taps

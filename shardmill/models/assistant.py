@@ -23,51 +23,18 @@ Sources:
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.files import load_json
 from shardmill.models import family
 from shardmill.models.architecture import Architecture, LayerSpec, ModelDescription, Sources, TensorSource, renamed
-from shardmill.models.eagle3 import FOLDER, DrafterDescription, load_head_config
-from shardmill.models.eagle3 import describe as describe_head
-from shardmill.models.hf_config import load_hf_config, text_part
+from shardmill.models.eagle3 import FOLDER, DrafterDescription
+from shardmill.models.interface import ASSISTANT
 
-ASSISTANT = "assistant"
 TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 PROJECTIONS = ("pre_projection.weight", "post_projection.weight")
 UNUSED = ("lm_head.weight", "masked_embedding.centroids.weight", "masked_embedding.token_ordering")
-
-
-def describe_drafter(
-    folder: Path, tensors: Collection[str] | None, target: Architecture, context: int, *, hosted: bool
-) -> DrafterDescription:
-    """Return the description of a drafter's checkpoint, whose config.json names its kind.
-
-    Args:
-        folder: the checkpoint's folder.
-        tensors: the names of its tensors; None if only its config is there yet.
-        target: its model.
-        context: key/value slots of the programs.
-        hosted: whether the host keeps the model's caches.
-
-    Raises:
-        CheckpointError: it drafts for another model, or programs can't honour it.
-    """
-    try:
-        content = load_json(folder / "config.json")
-        kind = content.get("model_type")
-    except (OSError, ValueError, AttributeError):
-        kind = None  # load_head_config says what is wrong
-    if kind not in TYPES:
-        return describe_head(load_head_config(folder), tensors, target, context)
-    if not hosted:
-        why = "an assistant reads the model's caches, which programs keep otherwise"
-        raise CheckpointError(f"drafter: {why}; write `program: {{state: host}}`, or leave out `drafter`")
-    return describe(load_hf_config(folder, text_part), content.get("backbone_hidden_size"), target, context)
 
 
 def describe(config: Any, width: int | None, target: Architecture, context: int) -> DrafterDescription:

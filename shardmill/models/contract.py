@@ -28,14 +28,14 @@ token to d channels. A layer of a drafter may be paired: its x [1, 2 d, T, 1] ha
 A part of kind "join" makes the stream of a drafter of another width than the model's m. Its x has a token's embedding,
 then the model's last hidden state, then the drafter's own: the host gives zeros for one of the two, which adds nothing.
 A part of kind "mtp" takes the same x for a drafter of the model's width, and norms and projects it in another way.
-A drafter may have no caches of its own. It then takes k_i and v_i of some layers of the model, which are lent: the host
-holds them (GraphSpec.hosted), and the drafter's part writes nothing into them.
+A drafter may keep no caches. It then takes k_i and v_i of some layers of the model, which are lent: the host holds them
+(GraphSpec.hosted), and the drafter's part writes nothing into them.
 
 The kinds of a part's layers decide which inputs it has. d is the hidden width, S the number of key/value slots, and W
 the number of slots of a sliding layer. R is the number of slots of a convolution's ring, and L its number of taps.
-Every input but the host's caches and an adapter's matrices carries T,
-the tokens of a pass. Beside the residual stream, a token may carry a router's state from part
-to part. This state lies in the channels of x and hidden after the first d; the host gives the first part zeros there.
+Every input but the host's caches and an adapter's matrices carries T, the tokens of a pass. Beside the residual stream,
+a token may carry a router's state from part to part. This state lies in the channels of x and hidden after the first d;
+the host gives the first part zeros there.
 
 If the host routes to experts, a part of layers ends in the middle of a layer with experts. Its `hidden` then has the
 channels of x, where the residual stream lacks only the experts' output. After these channels come the experts' input z,
@@ -79,33 +79,27 @@ program writes the new tokens into its copies by the same masks and sees them th
 outputs, which the host writes into its caches: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T]. The
 output s_i_new replaces s_i.
 
-The weights of a layer are defined in models/layer_constants.py. This file defines everything else for conversion,
-engine, gates and manifest. models/host.py computes the masks and the rotary rows of a pass, also for encoders.
+The weights of a layer are defined in models/layer_constants.py, the weights of whole programs in
+models/part_constants.py. This file defines everything else for conversion, engine, gates and manifest. models/host.py
+computes the masks and the rotary rows of a pass, also for encoders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from shardmill.errors import ShardmillError
 from shardmill.models.adapters import adapter_inputs, slices
-from shardmill.models.architecture import SLIDING_MASK, Architecture, EncoderIO, Graph, LayerSpec, cache_source
+from shardmill.models.architecture import SLIDING_MASK, EncoderIO, Graph, LayerSpec, cache_source
 from shardmill.models.layer_constants import (
     Shape,
     cca_widths,
-    group_constants,
-    layer_constants,
-    mixer_constants,
-    norm_constants,
-    projection_constants,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
@@ -359,91 +353,3 @@ def cache_bytes(blueprint: GraphSpec) -> int:
 def output(blueprint: GraphSpec) -> str:
     """Return the name of a program's first output."""
     return "logits" if blueprint.kind == "head" or blueprint.label_rows else "hidden"
-
-
-def constants(blueprint: GraphSpec) -> dict[str, Shape]:
-    """Return the weights of a program by their path in it, in order, with their shapes."""
-    g = blueprint.graph
-    if blueprint.kind == "head":
-        return norm_constants("norm", g) | projection_constants("lm_head", blueprint.rows, g.hidden, g.head_bias)
-    if blueprint.kind == "experts":
-        return group_constants(g, blueprint.rows)
-    if blueprint.kind == "fuse":
-        return projection_constants("fc", g.hidden, blueprint.rows * g.hidden, False)
-    if blueprint.kind == "join":
-        return {
-            f"{MODEL_NORM}.weight": (blueprint.rows,),
-            **norm_constants("norm", g),
-            **projection_constants("post_projection", blueprint.rows, g.hidden, False),
-            **projection_constants("pre_projection", g.hidden, 2 * blueprint.rows, False),
-        }
-    if blueprint.kind == "mtp":
-        norms = (MODEL_NORM, "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
-        found = {f"{name}.weight": (g.hidden,) for name in norms}
-        return found | projection_constants("fc", g.hidden, 2 * g.hidden, False)
-    layers = {
-        f"layers.{i}.{role}": shape for i, kind in blueprint.layers for role, shape in mixer_constants(g, kind).items()
-    }
-    return layers if blueprint.ends is None else _around(layers, blueprint, blueprint.ends)
-
-
-def _around(layers: Mapping[str, Shape], blueprint: GraphSpec, ends: EncoderIO) -> dict[str, Shape]:
-    """Return the weights of an encoder's program, given the weights of its layers."""
-    g, found = blueprint.graph, dict(layers)
-    if ends.embed_norm:
-        found = norm_constants("embed_norm", g) | found
-    if ends.final_norm:
-        found |= norm_constants("norm", g)
-    if ends.dense:
-        found |= projection_constants("dense", g.hidden, g.hidden, ends.dense_bias)
-    if ends.dense_norm:
-        found |= norm_constants("dense_norm", g)
-    return found | (
-        projection_constants("classifier", blueprint.label_rows, g.hidden, ends.label_bias) if ends.labels else {}
-    )
-
-
-def whole_blueprint(a: Architecture) -> GraphSpec:
-    """Return the spec of a program with all layers; for an encoder, this is the spec of each part."""
-    layers = tuple(enumerate(a.kinds))
-    return GraphSpec("encoder", a.graph, layers, ends=a.ends) if a.ends else GraphSpec("layers", a.graph, layers)
-
-
-def table_constants(a: Architecture) -> dict[str, Shape]:
-    """Return the host's tables by path, with their shapes; row `token * layers + i` of PER_LAYER is for layer i."""
-    found: dict[str, Shape] = {"embedding": (a.vocab, a.graph.hidden)}
-    named = {"positions": a.positions, "types": a.types}
-    found |= {path: (rows, a.graph.hidden) for path, rows in named.items() if rows}
-    return found | ({PER_LAYER: (a.vocab * a.layers, a.graph.per_layer)} if a.graph.per_layer else {})
-
-
-def model_constants(a: Architecture) -> dict[str, Shape]:
-    """Return the weights of all programs and the host's tables by path, with their shapes."""
-    head = {} if a.ends else constants(GraphSpec("head", a.graph, rows=a.vocab))
-    layers = {
-        f"layers.{i}.{role}": shape
-        for i, kind in enumerate(a.kinds)
-        for role, shape in layer_constants(a.graph, kind).items()
-    }
-    return constants(whole_blueprint(a)) | layers | head | table_constants(a)
-
-
-def computed(blueprint: GraphSpec) -> dict[str, NDArray[np.float32]]:
-    """Return constants that no checkpoint decides, by their path, in the shapes that programs use."""
-    import numpy as np  # every command imports this module, and few need arrays
-
-    found: dict[str, NDArray[np.float32]] = {}
-    if blueprint.routes and blueprint.graph.experts:
-        found[ORDER] = np.arange(blueprint.graph.experts.classes, 0, -1, dtype=np.float32).reshape(1, -1, 1, 1)
-    if blueprint.recurs:
-        i, j = np.mgrid[0:BLOCK, 0:BLOCK]
-        both = np.concatenate([i >= j, j > i])  # up to token i, and after it
-        scaled = {"later_decays": (i > j) / DECAY_SCALE, "decay_sums": both / DECAY_SCALE}
-        named = {"causal": i >= j, "later": i > j} | scaled
-        found |= {name: values.astype(np.float32)[None, None] for name, values in named.items()}
-    return found
-
-
-def stem(path: str) -> str:
-    """Return coremltools' name of a constant: its path in the PyTorch module, spelled as an identifier."""
-    return path.replace(".", "_")

@@ -23,8 +23,8 @@ from shardmill.models.architecture import (
     blocks,
     renamed,
 )
-from shardmill.models.contract import model_constants, whole_blueprint
 from shardmill.models.decoder import check_heads, refuse_unplaced
+from shardmill.models.part_constants import model_constants, whole_blueprint
 
 TASKS = {"ForTokenClassification": LABEL, "ForSequenceClassification": CLASSIFY, "Model": EMBED}
 TEXT_TASKS = {"ForCausalLM": EMBED, "Model": EMBED}  # of language models, whose last hidden states are pooled

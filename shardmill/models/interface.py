@@ -15,6 +15,7 @@ ONE, EACH = "one", "each"  # compiled bundles: of a program, or of each of its f
 NATIVE, TANH = "native", "tanh"  # how programs compute SiLU
 INFREQUENT, FREQUENT = "infrequent", "frequent"  # how often shapes change, as coremltools' ReshapeFrequency has it
 BUNDLE = ".mlmodelc"
+ASSISTANT = "assistant"  # the drafter that reads the model's caches
 MTP = "mtp"  # the drafter that is a layer in the model's own checkpoint, and the kind of its first program
 DRAFT_PARTS = ("draft_fuse", "draft_layers", "draft_head")  # of a drafter, in the order in which a draft runs them
 MAIN = "main"  # what coremltools calls the only function of a program

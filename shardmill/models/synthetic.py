@@ -28,8 +28,9 @@ from shardmill.errors import CheckpointError
 from shardmill.files import replacing, write_json
 from shardmill.models import DECODER, ENCODER, family, supported, type_fault
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks
-from shardmill.models.contract import PER_LAYER, model_constants, table_constants
+from shardmill.models.contract import PER_LAYER
 from shardmill.models.hf_config import model_description
+from shardmill.models.part_constants import model_constants, table_constants
 
 MAX_FILE_BYTES = 5_000_000_000
 BLOCK_ELEMENTS = 1 << 20

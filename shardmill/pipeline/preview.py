@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import FP16, stored_bytes
 from shardmill.models.adapters import adapter_inputs
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
-from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, table_constants
+from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, lent_caches
 from shardmill.models.interface import DRAFT_PARTS, FIXED
 from shardmill.models.layer_constants import Shape
+from shardmill.models.part_constants import table_constants
 from shardmill.pipeline.resolve import describe, describe_drafter
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, prefix_of, read_out
@@ -245,7 +246,7 @@ def _program(part: Part, config: Config) -> PlannedProgram:
         parameters=sum(map(prod, shapes.values())),
         weight_bytes=file_bytes(shapes, chosen),
         state_bytes=cache_bytes(part.blueprint),
-        lent_bytes=cache_bytes(replace(part.blueprint, layers=part.lent, lent=())) if part.lent else 0,
+        lent_bytes=sum(CACHE_ITEM_BYTES * prod(shape) for shape in lent_caches(part.blueprint).values()),
     )
 
 

@@ -169,7 +169,7 @@ def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
 
 
 def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
-    from shardmill.models.contract import table_constants
+    from shardmill.models.part_constants import table_constants
     from shardmill.plan import empty_parts, part_sizes
 
     *programs, table = empty_parts(resolved, a, describe_drafter(resolved, a))
@@ -212,7 +212,7 @@ def describe_drafter(config: Config, target: Architecture) -> DrafterDescription
     """Return the description of a config's drafter for a model; None without one. Raises CheckpointError."""
     from shardmill.checkpoint.headers import read_tensors
     from shardmill.models import mtp
-    from shardmill.models.assistant import describe_drafter as described
+    from shardmill.models.drafters import describe_checkpoint
     from shardmill.models.hf_config import load_hf_config
 
     if config.drafter is None:
@@ -222,7 +222,7 @@ def describe_drafter(config: Config, target: Architecture) -> DrafterDescription
     names = None if source.path is None else read_tensors(folder)
     if config.drafter == MTP:
         return mtp.describe(load_hf_config(folder), names, target, config.length)
-    return described(folder, names, target, config.length, hosted=config.program.state == HOST)
+    return describe_checkpoint(folder, names, target, config.length, hosted=config.program.state == HOST)
 
 
 def _config_folder(source: Source) -> Path:

@@ -36,7 +36,8 @@ from shardmill.machine import cores, is_portable, set_threads
 from shardmill.models.host import Floats, bucket_for
 from shardmill.runtime import bundles
 from shardmill.runtime.drafter import load_drafter
-from shardmill.runtime.engine import Engine, load, load_encoder
+from shardmill.runtime.encoder import load_encoder
+from shardmill.runtime.engine import Engine, load
 from shardmill.runtime.manifest import ENCODER, holds_encoder, read_manifest, verify_width
 
 CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable

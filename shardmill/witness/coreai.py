@@ -28,9 +28,10 @@ from torch.export import ExportedProgram
 from shardmill.gates.stored import Stored
 from shardmill.imports import quiet_process
 from shardmill.models.architecture import LayerSpec, joints
-from shardmill.models.blocks import build
-from shardmill.models.contract import GraphSpec, T, constants, inputs, output, states
+from shardmill.models.contract import GraphSpec, T, inputs, output, states
 from shardmill.models.host import Floats
+from shardmill.models.part_constants import constants
+from shardmill.models.parts import build
 
 PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for each
 

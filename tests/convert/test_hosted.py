@@ -15,9 +15,9 @@ from oracle import convert_plain
 
 from shardmill.convert import package
 from shardmill.convert.stamped import convert_stamped
-from shardmill.models.blocks import build
-from shardmill.models.contract import constants
 from shardmill.models.interface import ENUMERATED, FIXED, HOST, RANGE, EntryPoints
+from shardmill.models.part_constants import constants
+from shardmill.models.parts import build
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
 

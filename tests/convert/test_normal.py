@@ -15,7 +15,8 @@ from shardmill.convert import trace
 from shardmill.convert.normal import normal_form, pieces_of
 from shardmill.convert.package import StampError, check_closed, copied, main_block
 from shardmill.models import family
-from shardmill.models.contract import constants, window_slots
+from shardmill.models.contract import window_slots
+from shardmill.models.part_constants import constants
 from shardmill.plan import Part
 
 

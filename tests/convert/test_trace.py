@@ -21,7 +21,8 @@ from models.tiny_families import SLOTS, tiny_config
 from shardmill.convert import package, trace
 from shardmill.convert.stamped import convert_stamped
 from shardmill.models import family
-from shardmill.models.contract import T, constants, inputs
+from shardmill.models.contract import T, inputs
+from shardmill.models.part_constants import constants
 from shardmill.plan import Part
 
 FP16 = FeatureTypes_pb2.ArrayFeatureType.FLOAT16

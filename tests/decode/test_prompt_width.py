@@ -9,8 +9,9 @@ from shardmill.decode import measure_widths
 from shardmill.decode.drafters import create_drafter
 from shardmill.decode.engine import DecodeError
 from shardmill.decode.generate import run
+from shardmill.decode.layout import AppendOnly, ContextPolicy, Ring
 from shardmill.decode.policies import AlwaysDraft, CostModel
-from shardmill.decode.session import AppendOnly, ContextPolicy, Ring, Session
+from shardmill.decode.session import Session
 
 from .scripted import OracleDrafter, ScriptedEngine, repetitive
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from shardmill.decode.engine import DecodeError, PromptTooLongError
-from shardmill.decode.session import ContextPolicy, Session
+from shardmill.decode.layout import ContextPolicy
+from shardmill.decode.session import Session
 
 from .scripted import ScriptedEngine
 

@@ -6,8 +6,9 @@ import pytest
 from shardmill.decode.drafters import create_drafter
 from shardmill.decode.engine import DecodeError
 from shardmill.decode.generate import run
+from shardmill.decode.layout import Ring
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.decode.session import Ring, Session
+from shardmill.decode.session import Session
 
 from .scripted import HIDDEN, OracleDrafter, ScriptedEngine, repetitive
 

@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import assistants
-import coremltools as ct
 import pytest
 import tiny
 import torch
+from drafting import judged
 from torch import Tensor
 
-from shardmill.gates import assistant, measurement, parity
+from shardmill.gates import assistant, measurement
 from shardmill.gates.reference import Reference
-from shardmill.gates.weights import PackageWeights
-from shardmill.machine import load_programs_as
 from shardmill.models.interface import DRAFT_PARTS
-from shardmill.runtime.manifest import of_drafter
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,14 +75,3 @@ def test_a_wrong_assistant_fails(
     part = "draft_fuse" if wrong == "an unnormed state" else "draft_layers"
     rows = judged(build, known, tmp_path, part)
     assert "program_error" in [row["name"] for row in rows if not row["passed"]]
-
-
-def judged(build: tiny.Build, known: Mapping[str, Tensor], folder: Path, name: str) -> list[Any]:
-    """Return all comparisons of one part."""
-    bundle, part = folder / f"{name}.mlmodelc", build.parts[name]
-    with load_programs_as("fp16"):
-        ct.models.utils.compile_model(str(build.packages[name]), str(bundle))
-    stored = PackageWeights(build.packages[name], part, build.plan["prefix"])
-    case = assistant.assistant_case(part, build.plan, known, build.source, stored)
-    found = parity.part_parity(parity.PartRunner(bundle, part, of_drafter(build.plan)), case)
-    return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))

@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import coremltools as ct
 import heads
 import pytest
 import tiny
 import torch
+from drafting import judged
 from torch import Tensor
 
-from shardmill.gates import eagle3, measurement, parity
-from shardmill.gates.weights import PackageWeights
-from shardmill.machine import load_programs_as
+from shardmill.gates import eagle3, measurement
 from shardmill.models.eagle3 import load_head_config
 from shardmill.models.interface import DRAFT_PARTS
-from shardmill.runtime.manifest import of_drafter
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +47,7 @@ def test_the_judging_module_computes_what_was_published(tmp_path: Path, norm_fir
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
 @pytest.mark.parametrize("name", DRAFT_PARTS)
 def test_every_part_passes_its_gate(build: tiny.Build, known: Mapping[str, Tensor], tmp_path: Path, name: str) -> None:
-    rows = compared(build, known, tmp_path, name)
+    rows = judged(build, known, tmp_path, name)
     measurement.demand(name, rows)
     assert {"program_error", "width_error", "psnr"} <= {row["name"] for row in rows}
     assert ("rejected_draft_error" in {row["name"] for row in rows}) == (name == "draft_layers")
@@ -61,11 +58,11 @@ def test_branches_are_added_to_the_norm_where_a_head_says_so(
     known: Mapping[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = tiny.build_with_head(tmp_path, written=heads.speculators(norm_before_residual=True))
-    rows = compared(build, known, tmp_path, "draft_layers")
+    rows = judged(build, known, tmp_path, "draft_layers")
     measurement.demand("draft_layers", rows)
     plain = load_head_config(heads.write_head(tmp_path / "plain"))
     monkeypatch.setattr(eagle3, "load_head_config", lambda _: plain)
-    rows = compared(build, known, tmp_path / "again", "draft_layers")
+    rows = judged(build, known, tmp_path / "again", "draft_layers")
     assert [row["name"] for row in rows if not row["passed"]][:1] == ["program_error"]
 
 
@@ -83,17 +80,5 @@ def test_a_wrong_head_fails(
         return whole(self, read, embedded) + read - embedded  # each part with the other's norm
 
     monkeypatch.setattr(eagle3.ReferenceHead, "forward", forward)
-    rows = compared(build, known, tmp_path, "draft_layers")
+    rows = judged(build, known, tmp_path, "draft_layers")
     assert [row["name"] for row in rows if not row["passed"]][:1] == ["program_error"]
-
-
-def compared(build: tiny.Build, known: Mapping[str, Tensor], folder: Path, name: str) -> list[Any]:
-    """All measurements of one part beside their thresholds."""
-    bundle = folder / f"{name}.mlmodelc"
-    with load_programs_as("fp16"):
-        ct.models.utils.compile_model(str(build.packages[name]), str(bundle))
-    part = build.parts[name]
-    stored = PackageWeights(build.packages[name], part)
-    case = eagle3.head_case(part, build.plan["drafter"]["taps"], known, build.source / "drafter", stored)
-    found = parity.part_parity(parity.PartRunner(bundle, part, of_drafter(build.plan)), case)
-    return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))

@@ -26,7 +26,7 @@ from shardmill.machine import is_portable
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.host import Floats
 from shardmill.plan import Part
-from shardmill.runtime.engine import Encoder
+from shardmill.runtime.encoder import Encoder
 
 from .judged import in_int8
 

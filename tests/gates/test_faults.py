@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shardmill.errors import CheckpointError, GateError
 from shardmill.gates import parity
-from shardmill.models import blocks, decoder, host
+from shardmill.models import blocks, decoder, host, parts
 
 from . import judged
 
@@ -168,7 +168,7 @@ def test_rmsnorm_s_weight_left_out_of_the_package(built: tiny.Build, tmp_path: P
 
 
 def test_final_norm_applied_twice(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(blocks.HeadPart, "forward", lambda self, hidden: self.lm_head(self.norm(self.norm(hidden))))
+    monkeypatch.setattr(parts.HeadPart, "forward", lambda self, hidden: self.lm_head(self.norm(self.norm(hidden))))
     package = judged.converted(built, "head_0", tmp_path / "p.mlpackage")
     with caught("program_error"):
         judged.part(built, "head_0", package)

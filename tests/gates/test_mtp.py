@@ -7,19 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import coremltools as ct
 import mtp_layers
 import pytest
 import tiny
 import torch
+from drafting import judged
 from torch import Tensor
 
-from shardmill.gates import measurement, mtp, parity
+from shardmill.gates import measurement, mtp
 from shardmill.gates.reference import checkpoint_weights
-from shardmill.gates.weights import PackageWeights
-from shardmill.machine import load_programs_as
 from shardmill.models.interface import DRAFT_PARTS
-from shardmill.runtime.manifest import of_drafter
 
 
 @torch.no_grad()
@@ -91,14 +88,3 @@ def test_a_wrong_layer_fails(
     monkeypatch.setattr(mtp, "load_mtp", deviating)
     rows = judged(build, known, tmp_path, "draft_layers" if wrong == "no rotation" else "draft_fuse")
     assert "program_error" in [row["name"] for row in rows if not row["passed"]]
-
-
-def judged(build: tiny.Build, known: Mapping[str, Tensor], folder: Path, name: str) -> list[Any]:
-    """Return all comparisons of one part."""
-    bundle, part = folder / f"{name}.mlmodelc", build.parts[name]
-    with load_programs_as("fp16"):
-        ct.models.utils.compile_model(str(build.packages[name]), str(bundle))
-    stored = PackageWeights(build.packages[name], part, build.plan["prefix"])
-    case = mtp.mtp_case(part, build.plan, known, build.source, stored)
-    found = parity.part_parity(parity.PartRunner(bundle, part, of_drafter(build.plan)), case)
-    return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))

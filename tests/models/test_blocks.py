@@ -15,9 +15,11 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from shardmill.models import family
 from shardmill.models.architecture import Graph
-from shardmill.models.blocks import GatedMLP, ShortConv, build
-from shardmill.models.contract import RING, GraphSpec, constants, inputs, output, states
+from shardmill.models.blocks import GatedMLP, ShortConv
+from shardmill.models.contract import RING, GraphSpec, inputs, output, states
 from shardmill.models.host import KVLayout
+from shardmill.models.part_constants import constants
+from shardmill.models.parts import build
 
 from .small_configs import FAMILIES, small_config
 

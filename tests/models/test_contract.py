@@ -14,16 +14,15 @@ from shardmill.models.contract import (
     RING,
     GraphSpec,
     T,
-    constants,
     has_positions,
     inputs,
     layer_constants,
     output,
     rope_inputs,
     states,
-    stem,
     window_slots,
 )
+from shardmill.models.part_constants import constants, stem
 
 GRAPH = Graph(hidden=64, heads=4, kv_heads=2, head_dim=32, rope_dim=24, ffn=96, rms_norm_eps=1e-5, conv_taps=3)
 FULL, LOCAL, BARE = LayerSpec(), LayerSpec(rope=LOCAL_ROPE, mask=SLIDING_MASK), LayerSpec(rope=None)

@@ -22,10 +22,11 @@ from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import delta_net
 from shardmill.models.architecture import DeltaNet, Graph
 from shardmill.models.attention import Shared
-from shardmill.models.contract import BLOCK, DECAY_SCALE, RING, GraphSpec, caches, computed
+from shardmill.models.contract import BLOCK, DECAY_SCALE, RING, GraphSpec, caches
 from shardmill.models.delta_net import GatedDeltaNet, Solved, substituted
 from shardmill.models.families.qwen3_5_text import KINDS
 from shardmill.models.host import Floats, KVLayout
+from shardmill.models.part_constants import computed
 from shardmill.models.primitives import L2Norm, RMSNorm, softplus
 
 from . import tiny_families as tiny

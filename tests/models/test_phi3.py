@@ -17,11 +17,11 @@ from shardmill import plan
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.models import family
 from shardmill.models.architecture import SLIDING_MASK
-from shardmill.models.blocks import build
 from shardmill.models.contract import GraphSpec
 from shardmill.models.decoder import rope
 from shardmill.models.families import phi3
 from shardmill.models.hf_config import load_hf_config
+from shardmill.models.parts import build
 
 
 def numbers(**changes: Any) -> dict[str, Any]:

@@ -20,9 +20,10 @@ from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks
-from shardmill.models.blocks import build
-from shardmill.models.contract import PER_LAYER, GraphSpec, constants, inputs, table_constants, window_slots
+from shardmill.models.contract import PER_LAYER, GraphSpec, inputs, window_slots
 from shardmill.models.host import Floats, KVLayout, token_rows
+from shardmill.models.part_constants import constants, table_constants
+from shardmill.models.parts import build
 from shardmill.models.sources import assembled, turned
 from shardmill.pipeline.steps.split import prefix_of
 from shardmill.plan import recurrent

@@ -3,56 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import assistants
-import coremltools as ct
 import numpy as np
 import pytest
-import tiny
 from assistants import VOCAB, Round
+from drafting import Recorded, loaded
 
 from shardmill.decode import Session, create_drafter, run
 from shardmill.decode.drafters.assistant import AssistantDrafter
-from shardmill.decode.drafters.base import Draft
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.machine import load_programs_as
 from shardmill.runtime.drafter import load_drafter
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.manifest import in_place
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
 NEW = 40
-
-
-class Recorded(AssistantDrafter):
-    """A drafter that keeps its drafts, and how many of their tokens were accepted."""
-
-    def __init__(self, engine: Any) -> None:
-        super().__init__(engine)
-        self.rounds: list[Round] = []
-        self.pending: tuple[int, tuple[int, ...]] | None = None
-
-    def propose(self, context: Sequence[int], limit: int) -> Draft:
-        draft = super().propose(context, limit)
-        self.pending = (len(context), draft.tokens)
-        return draft
-
-    def observe(self, emitted: Sequence[int], accepted: int) -> None:
-        if self.pending:
-            self.rounds.append(Round(*self.pending, accepted))
-        self.pending = None
-
-
-def loaded(build: tiny.Build, folder: Path) -> Engine:
-    """The engine of a build in fp32, from bundles that are compiled into a folder."""
-    bundles = {name: folder / f"{name}.mlmodelc" for name in build.packages}
-    with load_programs_as("fp32"):
-        for name, package in build.packages.items():
-            ct.models.utils.compile_model(str(package), str(bundles[name]))
-        return Engine(in_place(build.plan, bundles, build.table), Path("/"))
 
 
 def prompt(seed: int) -> list[int]:
@@ -62,11 +29,11 @@ def prompt(seed: int) -> list[int]:
 def compared(model: Any, helper: Any, engine: Engine, seed: int) -> list[Round]:
     """Our rounds, which must be transformers', and the text must be plain greedy decoding's."""
     plain = run(Session(engine), prompt(seed), max_new_tokens=NEW)
-    drafter = Recorded(load_drafter(engine))
+    drafter = Recorded(AssistantDrafter(load_drafter(engine)))
     found = run(Session(engine), prompt(seed), max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())
     text, rounds = assistants.theirs(model, helper, prompt(seed), NEW)
     assert list(found.tokens) == list(plain.tokens) == text
-    assert [one for one in drafter.rounds if one.draft] == rounds
+    assert [Round(len(text), draft, accepted) for text, draft, accepted in drafter.rounds if draft] == rounds
     return rounds
 
 

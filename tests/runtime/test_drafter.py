@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import coremltools as ct
 import heads
 import numpy as np
 import pytest
 import tiny
 import torch
+from drafting import loaded
 from torch import Tensor
 
 from shardmill.decode import Options, Sampling, Session, create_drafter, run
@@ -20,7 +20,6 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.machine import load_programs_as
 from shardmill.runtime.drafter import DrafterEngine, drafted_tokens, load_drafter
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.manifest import in_place
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
 DRAFTS = 3
@@ -37,14 +36,6 @@ def model(build: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The engine that ships, in fp32."""
     with load_programs_as("fp32"):
         yield loaded(build, tmp_path_factory.mktemp("bundles"))
-
-
-def loaded(build: tiny.Build, folder: Path) -> Engine:
-    """The engine of a build, from bundles that are compiled into a folder."""
-    for name, package in build.packages.items():
-        ct.models.utils.compile_model(str(package), str(folder / f"{name}.mlmodelc"))
-    bundles = {name: folder / f"{name}.mlmodelc" for name in build.packages}
-    return Engine(in_place(build.plan, bundles, build.table), Path("/"))
 
 
 @pytest.fixture

@@ -3,61 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import coremltools as ct
 import mtp_layers
 import numpy as np
 import pytest
 import tiny
 import torch
+from drafting import Recorded, loaded
 
 from shardmill.decode import Session, run
 from shardmill.decode.drafters import create_drafter
-from shardmill.decode.drafters.base import Draft
 from shardmill.decode.drafters.eagle3 import MtpDrafter
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.machine import load_programs_as
 from shardmill.runtime.drafter import DrafterEngine, load_drafter
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.manifest import in_place
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only"),
 ]
 NEW, VOCAB = 40, 12  # so few tokens that random weights guess some of them
-
-
-class Recorded(MtpDrafter):
-    """A drafter that keeps each draft with the text before it, and how many of its tokens were accepted."""
-
-    def __init__(self, engine: Any) -> None:
-        super().__init__(engine)
-        self.rounds: list[tuple[list[int], tuple[int, ...], int]] = []
-        self.pending: tuple[list[int], tuple[int, ...]] | None = None
-
-    def propose(self, context: Sequence[int], limit: int) -> Draft:
-        draft = super().propose(context, limit)
-        self.pending = (list(context), draft.tokens)
-        return draft
-
-    def observe(self, emitted: Sequence[int], accepted: int) -> None:
-        if self.pending:
-            self.rounds.append((*self.pending, accepted))
-        self.pending = None
-        super().observe(emitted, accepted)
-
-
-def loaded(build: tiny.Build, folder: Path) -> Engine:
-    """The engine of a build in fp32, from bundles that are compiled into a folder."""
-    bundles = {name: folder / f"{name}.mlmodelc" for name in build.packages}
-    with load_programs_as("fp32"):
-        for name, package in build.packages.items():
-            ct.models.utils.compile_model(str(package), str(bundles[name]))
-        return Engine(in_place(build.plan, bundles, build.table), Path("/"))
 
 
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -82,7 +48,7 @@ def test_drafts_and_accepted_counts_are_those_of_the_arithmetic(made: tuple[Any,
     """Also after rejected drafts; the text is transformers' own greedy text."""
     model, weights, engine = made
     prompt = [int(i) for i in np.random.default_rng(seed).integers(0, VOCAB, 9)]
-    drafter = Recorded(load_drafter(engine))
+    drafter = Recorded(MtpDrafter(load_drafter(engine)))
     found = run(Session(engine), prompt, max_new_tokens=NEW, drafter=drafter, policy=AlwaysDraft())
     plain = run(Session(engine), prompt, max_new_tokens=NEW)
     text = mtp_layers.continued(model, prompt, NEW)

@@ -22,7 +22,7 @@ from shardmill.gates.measurement import Measurement, compare
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
 from shardmill.models import attention, blocks, primitives
-from shardmill.models.contract import constants
+from shardmill.models.part_constants import constants
 from shardmill.pipeline.steps import witness as step
 from shardmill.pipeline.task import Artifact
 from shardmill.witness import coreai, installed, part

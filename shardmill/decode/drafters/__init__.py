@@ -10,7 +10,8 @@ from shardmill.decode.drafters.eagle3 import Eagle3Drafter, HeadEngine, MtpDraft
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.drafters.lookup import NgramDrafter, SuffixDrafter
 from shardmill.decode.engine import DecodeError
-from shardmill.decode.session import ContextPolicy, Session
+from shardmill.decode.layout import ContextPolicy
+from shardmill.decode.session import Session
 
 __all__ = [
     "ASSISTANT",

@@ -13,7 +13,8 @@ from typing import Protocol
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
 from shardmill.decode.engine import Engine
-from shardmill.decode.session import ContextPolicy, Session
+from shardmill.decode.layout import ContextPolicy
+from shardmill.decode.session import Session
 
 
 class HeadEngine(Engine, Protocol):

@@ -12,8 +12,8 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import thresholds
 from shardmill.models import ENCODER
-from shardmill.models.eagle3 import FOLDER
-from shardmill.models.interface import FIXED, MTP
+from shardmill.models.eagle3 import EAGLE3
+from shardmill.models.interface import ASSISTANT, FIXED, MTP
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shardmill.gates.measurement import Margin, Measurement, NotRun
+    from shardmill.gates.parity import Case
+    from shardmill.gates.stored import StoredWeights
     from shardmill.gates.weights import PackageWeights
     from shardmill.plan import Part
 
@@ -104,7 +106,7 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import adapters, assistant, eagle3, encoder, mtp, parity
+    from shardmill.gates import adapters, encoder, parity
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
@@ -116,16 +118,8 @@ def measurements(
         runner = encoder.EncoderRunner(bundle, piece, plan)
         yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
         return
-    if piece.drafter and "lent" in plan["drafter"]:
-        case = assistant.assistant_case(piece, plan, known, source, stored)
-        yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
-        return
-    if piece.drafter and plan["drafter"]["kind"] == MTP:
-        case = mtp.mtp_case(piece, plan, known, source, stored)
-        yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
-        return
     if piece.drafter:
-        case = eagle3.head_case(piece, plan["drafter"]["taps"], known, source / FOLDER, stored)
+        case = drafter_case(piece, plan, known, source, stored)
         yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
         return
     reference = Reference(source, plan["context"], carried_channels(plan))
@@ -133,6 +127,16 @@ def measurements(
     yield from parity.part_parity(program, case)
     if piece.calls.adapters:
         yield from adapters.adapter_parity(program, known["hidden"][piece.start], reference, stored)
+
+
+def drafter_case(
+    piece: Part, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: StoredWeights
+) -> Case:
+    """Return the case of a drafter's part, by the drafter's kind; `measurements` explains the arguments."""
+    from shardmill.gates import assistant, eagle3, mtp
+
+    cases = {EAGLE3: eagle3.head_case, ASSISTANT: assistant.assistant_case, MTP: mtp.mtp_case}
+    return cases[plan["drafter"]["kind"]](piece, plan, known, source, stored)
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _encoder(
     from shardmill.gates import encoder
     from shardmill.gates.encoder_reference import EncoderReference
     from shardmill.gates.weights import PackageWeights
-    from shardmill.runtime.engine import Encoder
+    from shardmill.runtime.encoder import Encoder
 
     held = PackageWeights(package, part, plan["prefix"])
     classes = EncoderReference(source, plan["task"])

@@ -193,7 +193,7 @@ def _read_drafter(
     from shardmill import topology
     from shardmill.checkpoint.headers import check_tensors, read_tensors
     from shardmill.models import mtp
-    from shardmill.models.assistant import describe_drafter
+    from shardmill.models.drafters import describe_checkpoint
 
     if settings.drafter is None:
         return None, {}
@@ -203,7 +203,7 @@ def _read_drafter(
         drafter = mtp.describe(hf, tensors, target, settings.length, model.prefix)
     else:
         found = read_tensors(folder)
-        drafter = describe_drafter(folder, found, target, settings.length, hosted=settings.program.state == HOST)
+        drafter = describe_checkpoint(folder, found, target, settings.length, hosted=settings.program.state == HOST)
     for problem in topology.overweight_drafter(settings, target, drafter):
         raise ConfigError(problem)
     own = {FOLDER + name: replace(info, name=FOLDER + name, file=FOLDER + info.file) for name, info in found.items()}

@@ -1,0 +1,201 @@
+"""The graphs of whole parts, as PyTorch: layers of models/blocks.py, and what each kind of part puts around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.models.attention import Shared
+from shardmill.models.blocks import CACHES, Layer, Weights, norm
+from shardmill.models.contract import MODEL_NORM, GraphSpec, inputs, new_name, new_rows, states, traced_inputs
+from shardmill.models.low_rank import layer_adapter
+from shardmill.models.mixture import RoutedExperts
+from shardmill.models.part_constants import computed
+from shardmill.models.primitives import (
+    ACTIVATIONS,
+    cap,
+    projection,
+    scale,
+)
+
+
+def _register_computed(part: nn.Module, blueprint: GraphSpec) -> None:
+    """Give a part the constants that no checkpoint decides, as buffers."""
+    for name, values in computed(blueprint).items():
+        part.register_buffer(name, torch.from_numpy(values))
+
+
+def _registered(part: nn.Module, blueprint: GraphSpec) -> dict[str, Tensor]:
+    """Return these buffers by name."""
+    return {name: getattr(part, name) for name in computed(blueprint)}
+
+
+class LayersPart(nn.Module):
+    """Consecutive layers with their states as buffers: the contract's part of kind "layers"."""
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        self.blueprint, self.names = blueprint, list(traced_inputs(blueprint))
+        self.layers = nn.ModuleDict({str(i): Layer(blueprint.graph, kind, i, weights) for i, kind in blueprint.layers})
+        for name, shape in states(blueprint).items():
+            self.register_buffer(name, torch.zeros(shape))
+        _register_computed(self, blueprint)
+
+    def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if self.blueprint.hosted:
+            return self.hosted(x, dict(zip(self.names[1:], rest, strict=True)))
+        given = dict(zip(self.names[1:], rest, strict=True))
+        shared, seen = Shared(self.blueprint, given, _registered(self, self.blueprint)), dict[int, tuple[Tensor, ...]]()
+        tapped: list[Tensor] = []
+        for i, kind in self.blueprint.layers:
+            tapped += [x] if i in self.blueprint.taps else []
+            shared.row, shared.adapter = given.get(f"p_{i}"), layer_adapter(self.blueprint, given, i)
+            held = (getattr(self, f"{name}_{i}") for name in CACHES[kind.mixer] if not kind.shares)
+            x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
+            seen[i] = shared.cached
+        return (x, *tapped) if tapped else x
+
+    def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Return the same where the host gives the caches: the last output, what is new to each cache, and the taps."""
+        shared, rows = Shared(self.blueprint, given, _registered(self, self.blueprint)), dict[str, Tensor]()
+        seen: dict[int, tuple[Tensor, ...]] = {i: (given[f"k_{i}"], given[f"v_{i}"]) for i, _ in self.blueprint.lent}
+        tapped: list[Tensor] = []
+        for i, kind in self.blueprint.layers:
+            tapped += [x] if i in self.blueprint.taps else []
+            shared.rows, shared.row = [], given.get(f"p_{i}")
+            shared.adapter = layer_adapter(self.blueprint, given, i)
+            held = (given[f"{name}_{i}"] for name in CACHES[kind.mixer] if not kind.shares)
+            x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
+            seen[i] = shared.cached
+            if kind.shares:
+                continue
+            made = "ckv" if kind.mixer == "cca" else CACHES[kind.mixer]  # in the order in which they are made
+            rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
+        return (x, *(rows[name] for name in new_rows(self.blueprint)), *tapped)
+
+
+class HeadPart(nn.Module):
+    """Final norm and some rows of the vocabulary: hidden [1, d, T, 1] -> logits [1, rows, T, 1]."""
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        self.g = blueprint.graph
+        self.norm = norm(self.g, weights, "norm", self.g.stream_eps)
+        self.lm_head = projection(weights["lm_head.weight"], weights.get("lm_head.bias"))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self.g.carry:
+            hidden = hidden[:, : self.g.hidden]
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return cap(scale(logits, self.g.logit_scale), self.g.logit_cap)
+
+
+class FusePart(nn.Module):
+    """A drafter's projection of a token's taps: x [1, n d, T, 1] -> hidden [1, d, T, 1]."""
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        self.fc = projection(weights["fc.weight"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.fc(x)
+        return hidden
+
+
+class JoinPart(nn.Module):
+    """The stream of Gemma 4's assistant: x [1, 2 m + d, T, 1] -> hidden [1, d, T, 1] (models/assistant.py)."""
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        g = blueprint.graph
+        self.sizes = [blueprint.rows, blueprint.rows, g.hidden]
+        self.model_norm = norm(g, weights, MODEL_NORM, g.rms_norm_eps)
+        self.norm = norm(g, weights, "norm", g.stream_eps)
+        self.post_projection = projection(weights["post_projection.weight"])
+        self.pre_projection = projection(weights["pre_projection.weight"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedding, read, own = torch.split(x, self.sizes, dim=1)
+        state = self.model_norm(read) + self.post_projection(self.norm(own))  # the norm of zeros is zero
+        hidden: Tensor = self.pre_projection(torch.cat([embedding, state], dim=1))
+        return hidden
+
+
+class MtpPart(nn.Module):
+    """What Qwen3.5's MTP layer reads: x [1, 3 d, T, 1] -> hidden [1, d, T, 1] (models/mtp.py)."""
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        g = blueprint.graph
+        self.hidden = g.hidden
+        self.model_norm, self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (
+            norm(g, weights, name, g.stream_eps)
+            for name in (MODEL_NORM, "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        )
+        self.fc = projection(weights["fc.weight"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        embedding, read, own = torch.split(x, self.hidden, dim=1)
+        state = self.model_norm(read) + self.norm(own)  # the norm of zeros is zero
+        pair = [self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(state)]
+        hidden: Tensor = self.fc(torch.cat(pair, dim=1))
+        return hidden
+
+
+class EncoderPart(nn.Module):
+    """All layers with what comes before and after them: the contract's part of kind "encoder"."""
+
+    embed_norm: nn.Module
+    norm: nn.Module
+    dense: nn.Module
+    dense_norm: nn.Module
+    classifier: nn.Module
+
+    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        assert blueprint.ends is not None
+        g, ends = blueprint.graph, blueprint.ends
+        self.blueprint, self.ends, self.names = blueprint, ends, list(inputs(blueprint))
+        norms = {"embed_norm": ends.embed_norm, "norm": ends.final_norm, "dense_norm": ends.dense_norm}
+        for name, there in norms.items():
+            eps = g.stream_eps if name == "norm" else g.rms_norm_eps
+            setattr(self, name, norm(g, weights, name, eps) if there else nn.Identity())
+        self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in blueprint.layers})
+        for name, is_there in (("dense", bool(ends.dense)), ("classifier", bool(ends.labels))):
+            made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if is_there else nn.Identity()
+            setattr(self, name, made)
+        _register_computed(self, blueprint)
+
+    def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+        shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), _registered(self, self.blueprint))
+        x = self.embed_norm(x)
+        for layer in self.layers.values():
+            x = layer(x, shared)
+        x = self.dense(self.norm(x))
+        if self.ends.dense:
+            x = ACTIVATIONS[self.ends.dense](x)
+        out: Tensor = self.classifier(self.dense_norm(x))
+        return out
+
+
+PARTS: Mapping[str, type[nn.Module]] = {
+    "layers": LayersPart,
+    "experts": RoutedExperts,
+    "head": HeadPart,
+    "encoder": EncoderPart,
+    "fuse": FusePart,
+    "join": JoinPart,
+    "mtp": MtpPart,
+}
+
+
+def build(blueprint: GraphSpec, weights: Weights) -> nn.Module:
+    """Return the module of a part, in inference mode.
+
+    Args:
+        blueprint: the part's.
+        weights: in fp32 by the contract's paths.
+    """
+    return PARTS[blueprint.kind](blueprint, weights).eval()
