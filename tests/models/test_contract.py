@@ -16,12 +16,12 @@ from shardmill.models.contract import (
     T,
     has_positions,
     inputs,
-    layer_constants,
     output,
     rope_inputs,
     states,
     window_slots,
 )
+from shardmill.models.layer_constants import layer_constants
 from shardmill.models.part_constants import constants, stem
 
 GRAPH = Graph(hidden=64, heads=4, kv_heads=2, head_dim=32, rope_dim=24, ffn=96, rms_norm_eps=1e-5, conv_taps=3)
