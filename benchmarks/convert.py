@@ -37,8 +37,8 @@ from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import parse
 from shardmill.machine import collect_rarely
 from shardmill.models import family
+from shardmill.models.architecture import prefix_of
 from shardmill.models.hf_config import load_hf_config
-from shardmill.pipeline.steps.split import prefix_of
 from shardmill.plan import Part
 from shardmill.topology import resolve_topology
 

@@ -22,7 +22,7 @@ from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.convert.weights import read_info
 from shardmill.gates import routed
 from shardmill.gates.naming import Origin, Weights, load_parameters, loaded, loading, origins
-from shardmill.models.architecture import name_under
+from shardmill.models.architecture import PREFIX, name_in_tower, name_under, prefix_of
 from shardmill.models.hf_config import load_hf_config
 
 
@@ -97,8 +97,13 @@ def checkpoint_weights(source: Path, prefix: str = "model.") -> Weights:
 
 
 def checkpoint_origins(model: nn.Module, source: Path) -> dict[str, Origin]:
-    """Return the origin of each parameter in the checkpoint's folder; for buffers without axes, their values."""
+    """Return the origin of each parameter in the checkpoint's folder; for buffers without axes, their values.
+
+    Origins have the names of a model that is only a decoder, as `checkpoint_weights` takes them.
+    """
     tensors = read_tensors(source)
+    prefix = prefix_of(tensors, PREFIX)
+    tensors = {name_in_tower(prefix, name): info for name, info in tensors.items()}
     buffers = {name: buffer for name, buffer in model.named_buffers() if not buffer.ndim}
     read = {name: read_info(tensors[name], source) for name in buffers.keys() & tensors.keys()}
     return origins(model, tensors) | {name: Origin(value=value) for name, value in (buffers | read).items()}

@@ -8,13 +8,14 @@ pass, while a decoder's layers see a cache. An encoder has `EncoderIO` in place 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardmill.errors import CheckpointError
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX, HEAD = "model.", "lm_head."  # of transformers' names: all but the LM head, and the LM head
+EMBEDDING = "embed_tokens.weight"  # ends the name of a decoder's table
 GENERATE, LABEL, CLASSIFY, EMBED, RANK = (  # tasks, as the hub calls them
     "text-generation", "token-classification", "text-classification", "feature-extraction", "text-ranking",
 )  # fmt: skip
@@ -298,6 +299,15 @@ class ModelDescription:
             sources[path] = many[0] if isinstance(found, TensorSource) else many
         fixed = {moved(name): value for name, value in self.fixed.items()}
         return replace(self, sources=sources, prefix=prefix, ignored=tuple(map(moved, self.ignored)), fixed=fixed)
+
+
+def prefix_of(tensors: Iterable[str], usual: str) -> str:
+    """Return the prefix of a decoder's tensor names, as the name of its embedding shows it.
+
+    In a larger model the embedding has a longer prefix.
+    """
+    found = [name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)]
+    return found[0] if len(found) == 1 else usual
 
 
 def name_under(prefix: str, name: str) -> str:

@@ -18,14 +18,14 @@ from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import FP16, stored_bytes
 from shardmill.models.adapters import adapter_inputs
-from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
+from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription, prefix_of
 from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, lent_caches
 from shardmill.models.interface import DRAFT_PARTS, FIXED
 from shardmill.models.layer_constants import Shape
 from shardmill.models.part_constants import table_constants
 from shardmill.pipeline.resolve import describe, describe_drafter
 from shardmill.pipeline.snakefile import file_problems
-from shardmill.pipeline.steps.split import answer_tokens, ignored, prefix_of, read_out
+from shardmill.pipeline.steps.split import answer_tokens, ignored, read_out
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.label import is_exact

@@ -8,8 +8,8 @@ import torch
 
 from shardmill.gates.parity import relative_error
 from shardmill.models import ENCODER, family, supported
+from shardmill.models.architecture import prefix_of
 from shardmill.models.encoder import with_answers
-from shardmill.pipeline.steps.split import prefix_of
 
 from . import tiny_encoders as tiny
 

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from shardmill import models
 from shardmill.files import write_json
-from shardmill.models.architecture import ModelDescription, blocks
+from shardmill.models.architecture import ModelDescription, blocks, prefix_of
 from shardmill.models.contract import inputs
 from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.models.part_constants import constants, table_constants, whole_blueprint
 from shardmill.models.parts import build
 from shardmill.models.sources import assembled, turned
-from shardmill.pipeline.steps.split import prefix_of
 
 VOCAB, TEXT = 384, 40
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]

@@ -19,13 +19,12 @@ from shardmill import models
 from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
-from shardmill.models.architecture import ModelDescription, TensorSource, blocks
+from shardmill.models.architecture import ModelDescription, TensorSource, blocks, prefix_of
 from shardmill.models.contract import PER_LAYER, GraphSpec, inputs, window_slots
 from shardmill.models.host import Floats, KVLayout, token_rows
 from shardmill.models.part_constants import constants, table_constants
 from shardmill.models.parts import build
 from shardmill.models.sources import assembled, turned
-from shardmill.pipeline.steps.split import prefix_of
 from shardmill.plan import recurrent
 
 VOCAB, SLOTS, TEXT, WINDOW = 256, 64, 40, 8

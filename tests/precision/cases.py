@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from shardmill import config, plan
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.models import family
+from shardmill.models.architecture import prefix_of
 from shardmill.models.hf_config import load_hf_config
-from shardmill.pipeline.steps.split import prefix_of
 from shardmill.plan import Part
 from shardmill.precision import calibration
 from shardmill.precision.calibration import Matrix, calibrated_matrices

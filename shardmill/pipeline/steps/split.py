@@ -16,7 +16,16 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
-from shardmill.models.architecture import EMBED, PREFIX, RANK, ModelDescription, blocks, name_under
+from shardmill.models.architecture import (
+    EMBED,
+    EMBEDDING,
+    PREFIX,
+    RANK,
+    ModelDescription,
+    blocks,
+    name_under,
+    prefix_of,
+)
 from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import GRAPH, HOST, MTP, NATIVE, RANGE
@@ -43,7 +52,6 @@ DECIDING = (
 # Keys of the section `program` that a plan records, with their usual values; not how programs are compiled or loaded.
 FORM: Mapping[str, Any] = {"shapes": RANGE, "state": GRAPH, "contexts": [], "silu": NATIVE}
 
-EMBEDDING = "embed_tokens.weight"
 HEAD = "lm_head.weight"
 BF16_STEP = 2**-7  # between neighbouring bf16 numbers, relative
 
@@ -248,15 +256,6 @@ def _token_bits(folder: Path, rows: int, vocab: int) -> str:
     bits = np.zeros(int(tokens[-1]) + 1, np.uint8)
     bits[tokens] = 1
     return b64encode(np.packbits(bits, bitorder="little").tobytes()).decode()
-
-
-def prefix_of(tensors: Iterable[str], usual: str) -> str:
-    """Return the prefix of a decoder's tensor names, as the name of its embedding shows it.
-
-    In a larger model the embedding has a longer prefix.
-    """
-    found = [name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)]
-    return found[0] if len(found) == 1 else usual
 
 
 def ignored(model: ModelDescription, tensors: Iterable[str]) -> list[str]:
