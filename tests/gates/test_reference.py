@@ -11,6 +11,7 @@ import torch
 from convert.small import write_family
 from models.tiny_families import tiny_model, write_tiny
 from torch import Tensor
+from transformers import AutoModelForImageTextToText
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.gates.naming import Weights
@@ -20,6 +21,7 @@ from shardmill.gates.reference import (
     at_length,
     checkpoint_weights,
 )
+from shardmill.models.architecture import prefix_of
 
 from . import judged
 
@@ -69,6 +71,17 @@ def test_every_layer_and_the_logits_are_those_of_an_ordinary_pass(source: Path) 
     found = run(Reference(source, 64), source, TOKENS)
     close(found["hidden"], hidden)
     close(found["logits"], logits)
+
+
+@pytest.mark.parametrize("kind", ["mistral3", "qwen3_5"])
+def test_a_text_tower_s_logits_are_those_of_the_whole_model(kind: str, tmp_path: Path) -> None:
+    """Transformers' text class renames the tensors of qwen3_5's towers, and leaves mistral3's as they are."""
+    source = write_tiny(kind, tmp_path / "checkpoint")
+    whole = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        expected = whole(input_ids=torch.tensor([TOKENS])).logits[0]
+    weights = checkpoint_weights(source, prefix_of(read_tensors(source), "model."))
+    close(run(Reference(source, 64), source, TOKENS, weights)["logits"], expected)
 
 
 @pytest.mark.parametrize("indices", [range(0, 2), range(1, 3), range(2, 4), range(3, 4), range(0, 4)])
