@@ -28,6 +28,7 @@ from shardmill.models.architecture import (
     Sources,
     TensorSource,
     blocks,
+    cache_source,
 )
 from shardmill.models.contract import BLOCK, MODEL_NORM, GraphSpec, window_slots
 from shardmill.models.interface import DRAFT_PARTS, HOST, MTP, EntryPoints, interface
@@ -108,7 +109,7 @@ class Part:
     calls: EntryPoints = EntryPoints()
     taps: tuple[int, ...] = ()  # of a part of layers, see models/contract.py
     drafter: bool = False  # whether it belongs to the drafter, and not to the model's own chain
-    lent: tuple[tuple[int, LayerSpec], ...] = ()  # of a drafter's part, see models/contract.py
+    lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers whose caches the part reads, see models/contract.py
 
     @property
     def blueprint(self) -> GraphSpec:
@@ -221,7 +222,8 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
     parts: list[Part] = []
     for start, end in config.ranges:
         taps = tuple(sorted({tap for tap in drafter.taps if start < tap < end})) if drafter else ()
-        parts.append(replace(part(f"layers_{start:02d}_{end:02d}", "layers", start, end, config.length), taps=taps))
+        made = part(f"layers_{start:02d}_{end:02d}", "layers", start, end, config.length)
+        parts.append(replace(made, taps=taps, lent=_lent(a.kinds, start, end)))
         size = a.graph.experts.count // config.groups if a.graph.experts and config.groups else 0
         for j in range(config.groups):
             group = part(f"experts_{end - 1:02d}_{j}", "experts", j * size, (j + 1) * size)
@@ -240,6 +242,12 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
         own = (first, chain, part(head, "head", 0, of.vocab, of=of))
         parts += [replace(one, drafter=True) for one in own]
     return (*parts, part("embedding", "embedding", 0, a.vocab))
+
+
+def _lent(kinds: Sequence[LayerSpec], start: int, end: int) -> tuple[tuple[int, LayerSpec], ...]:
+    """Return the layers before `start` whose caches some of the layers [start, end) read, in order."""
+    sources = {cache_source(tuple(enumerate(kinds)), i) for i in range(start, end)}
+    return tuple((i, kinds[i]) for i in sorted(source for source in sources if source is not None and source < start))
 
 
 def recurrent(graph: Graph) -> dict[str, dict[str, int]]:

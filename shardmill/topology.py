@@ -32,13 +32,14 @@ from shardmill.models.architecture import (
     Experts,
     ModelDescription,
     cache_source,
+    first_sharing,
     joints,
     with_experts,
     with_tanh,
 )
 from shardmill.models.contract import BLOCK, RING, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
-from shardmill.models.interface import TANH
+from shardmill.models.interface import HOST, TANH
 from shardmill.models.layer_constants import Shape
 from shardmill.models.part_constants import constants, whole_blueprint
 from shardmill.plan import empty_parts
@@ -97,17 +98,28 @@ def proposed(config: Config, a: Architecture) -> Config:
 
 
 def _even_ranges(config: Config, a: Architecture) -> tuple[Range, ...]:
-    """Return as few and as even ranges of layers as fit, with each layer in the range of the cache that it reads."""
-    sizes = _layer_bytes(config, a)
-    ends = joints(a.kinds)
-    units = [sum(sizes[start:end]) for start, end in pairwise(ends)]
-    return tuple((ends[first], ends[last]) for first, last in share_layers(units, MAX_WEIGHT_BYTES - ALIGNMENT))
+    """Return as few and as even ranges of layers as fit, with each layer in the range of the cache that it reads.
+
+    If the host keeps the caches, layers without a cache are in separate ranges, since a prompt may leave them out.
+    """
+    sizes, found = _layer_bytes(config, a), list[Range]()
+    apart = first_sharing(a.kinds) if config.program.state == HOST else a.layers
+    for ends in (joints(a.kinds[:apart]), [*range(apart, a.layers + 1)]):
+        units = [sum(sizes[start:end]) for start, end in pairwise(ends)]
+        found += [(ends[first], ends[last]) for first, last in share_layers(units, MAX_WEIGHT_BYTES - ALIGNMENT)]
+    return tuple(found)
 
 
 def _parted(config: Config, a: Architecture) -> str:
-    """Return which layer is to read a cache that lies in another part, or ''."""
+    """Return which layer is to read a cache that lies in another part, or ''.
+
+    If the host keeps the caches, a part of layers without a cache may read caches of other parts.
+    """
     layers = tuple(enumerate(a.kinds))
+    apart = first_sharing(a.kinds) if config.program.state == HOST else a.layers
     for start, end in config.ranges:
+        if start >= apart:
+            continue
         for i in (i for i in range(start, end) if a.kinds[i].shares):
             source = cache_source(layers, i)
             if source is not None and source < start:

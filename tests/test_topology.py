@@ -184,6 +184,22 @@ def test_parts_before_the_caches_that_are_read_may_be_cut_anywhere() -> None:
     assert topology.resolve_topology(settings(topology=ranges), gemma4()).ranges == tuple(map(tuple, ranges))
 
 
+def test_with_caches_on_the_host_layers_without_a_cache_are_parts_of_their_own() -> None:
+    """So a prompt may leave them out."""
+    host = {"state": "host"}
+    chosen = topology.resolve_topology(settings(program=host), gemma4())
+    assert chosen.ranges == ((0, 15), (15, 35))
+    first, second, *_ = plan.empty_parts(chosen, gemma4())
+    assert not first.lent and [i for i, _ in second.lent] == [13, 14] and cache_bytes(second.blueprint) == 0
+    further = settings(program=host, topology=[[0, 15], [15, 20], [20, 35]])
+    assert topology.resolve_topology(further, gemma4()).ranges == ((0, 15), (15, 20), (20, 35))
+    line = refusal(gemma4(), program=host, topology=[[0, 14], [14, 35]])
+    assert line == (
+        "topology: layer 15 reads the cache of layer 13, which would be in another part; "
+        "[[0, 15], [15, 35]] keeps such layers together"
+    )
+
+
 def test_layers_that_share_caches_and_are_too_large_together_are_refused() -> None:
     """E2B's in fp16."""
     line = refusal(gemma4(), convert={"precision": "fp16"})

@@ -83,6 +83,11 @@ def part_case(
         reference.given(hidden[0], known["rows"])
         pieces = enumerate(torch.split(known["rows"], width, dim=1))
         given = {"embedded": hidden[0].numpy(), **{f"p_{i}": rows.numpy() for i, rows in pieces}}
+    for i, _ in part.lent:
+        found = reference.shared_caches(hidden[i], i, original)  # of one type of layers
+        reference.lent |= found
+        pairs = (zip("kv", pair, strict=True) for pair in found.values())
+        given |= {f"{name}_{i}": each[0].transpose(0, 1).flatten(1).numpy() for pair in pairs for name, each in pair}
     held = stored.over(original) if split else stored
 
     def exact_end() -> list[Tensor]:

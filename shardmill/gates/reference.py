@@ -159,6 +159,7 @@ class Reference:
         self.decoder = self.model.model
         self.often = often
         self.embedded: tuple[Tensor, Tensor] | None = None  # see `given`
+        self.lent: dict[str, tuple[Tensor, Tensor]] = {}  # by type, keys and values of layers that do not run
         self.carry, self.origins = carry, checkpoint_origins(self.model, source)
         for module in self.model.modules():
             if type(module).__name__.endswith("RotaryEmbedding"):
@@ -295,7 +296,7 @@ class Reference:
         return found | routed.by_layer(chosen, len(every))
 
     @contextmanager
-    def _fed(self, hidden: Tensor) -> Iterator[dict[str, Tensor]]:
+    def _fed(self, hidden: Tensor) -> Iterator[dict[str, Any]]:
         """Yield the arguments of a decoder whose first running layer is fed with hidden states [n, d].
 
         A decoder with a second table looks tokens up, and its tables answer what was `given`, or zeros.
@@ -308,7 +309,8 @@ class Reference:
         with ExitStack() as stack:
             for table, rows in zip(tables, found, strict=True):
                 stack.enter_context(replaced(table, "forward", lambda ids, rows=rows: rows[None]))
-            yield {"input_ids": torch.zeros(1, len(hidden), dtype=torch.long)}
+            lent = {"shared_kv_states": dict(self.lent)} if self.lent else {}
+            yield {"input_ids": torch.zeros(1, len(hidden), dtype=torch.long), **lent}
 
     def _stream(self, hidden: Tensor) -> Tensor:
         """Return hidden states without the carried channels."""

@@ -45,7 +45,9 @@ It returns what these experts add to the stream, including every multiplier of t
 these parts to the stream and hands the stream to the next part of layers. It need not call a part if no token of the
 pass takes one of its experts.
 
-A layer may share: then it has no cache and reads the keys and values of an earlier layer of its part. Layers may have
+A layer may share: then it has no cache and reads the keys and values of an earlier layer of its part. Where the host
+keeps the caches, a part of such layers alone may read caches of earlier parts, which are lent as above, with the pass'
+own tokens already in them. Such a part keeps nothing, so a pass that needs no logits may leave it out. Layers may have
 heads of different sizes, and so may their caches and rotary rows.
 
 A model may have a second table with a row of P numbers for each token and layer. Its parts of layers then take p_i, the
@@ -129,7 +131,7 @@ class GraphSpec:
     hosted: bool = False  # whether the host keeps what states would hold
     taps: tuple[int, ...] = ()  # layers of the part, but not its first, whose input is a further output
     adapters: int = 0  # the rank of adapters whose matrices are inputs; 0 if there are no such inputs
-    lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers of the model whose caches a drafter's part reads
+    lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers of other parts, whose caches this part reads
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -263,7 +265,7 @@ def pass_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
 
 
 def lent_caches(blueprint: GraphSpec) -> dict[str, Shape]:
-    """Return the caches of the model that a drafter's part reads, by name, in order."""
+    """Return the caches of other parts that a part reads, by name, in order."""
     return caches(replace(blueprint, layers=blueprint.lent, lent=()))
 
 

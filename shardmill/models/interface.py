@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.models.adapters import adapted_layers
-from shardmill.models.contract import GraphSpec, T, caches, inputs, new_name, output, states, tap_name
+from shardmill.models.contract import GraphSpec, T, caches, inputs, lent_caches, new_name, output, states, tap_name
 
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"
@@ -88,6 +88,8 @@ def interface(blueprint: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
     }
     if blueprint.hosted and caches(blueprint):
         found["written"] = {name: new_name(name) for name in caches(blueprint)}
+    if blueprint.lent:
+        found["lent"] = list(lent_caches(blueprint))
     if blueprint.taps:
         found["taps"] = {tap_name(layer): layer for layer in blueprint.taps}
     if blueprint.adapters:

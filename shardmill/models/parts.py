@@ -44,10 +44,10 @@ class LayersPart(nn.Module):
         _register_computed(self, blueprint)
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
-        if self.blueprint.hosted:
-            return self.hosted(x, dict(zip(self.names[1:], rest, strict=True)))
         given = dict(zip(self.names[1:], rest, strict=True))
-        shared, seen = Shared(self.blueprint, given, _registered(self, self.blueprint)), dict[int, tuple[Tensor, ...]]()
+        if self.blueprint.hosted:
+            return self.hosted(x, given)
+        shared, seen = Shared(self.blueprint, given, _registered(self, self.blueprint)), self._lent(given)
         tapped: list[Tensor] = []
         for i, kind in self.blueprint.layers:
             tapped += [x] if i in self.blueprint.taps else []
@@ -60,7 +60,7 @@ class LayersPart(nn.Module):
     def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
         """Return the same where the host gives the caches: the last output, what is new to each cache, and the taps."""
         shared, rows = Shared(self.blueprint, given, _registered(self, self.blueprint)), dict[str, Tensor]()
-        seen: dict[int, tuple[Tensor, ...]] = {i: (given[f"k_{i}"], given[f"v_{i}"]) for i, _ in self.blueprint.lent}
+        seen = self._lent(given)
         tapped: list[Tensor] = []
         for i, kind in self.blueprint.layers:
             tapped += [x] if i in self.blueprint.taps else []
@@ -74,6 +74,10 @@ class LayersPart(nn.Module):
             made = "ckv" if kind.mixer == "cca" else CACHES[kind.mixer]  # in the order in which they are made
             rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
         return (x, *(rows[name] for name in new_rows(self.blueprint)), *tapped)
+
+    def _lent(self, given: Mapping[str, Tensor]) -> dict[int, tuple[Tensor, ...]]:
+        """Return the caches of other parts by their layers."""
+        return {i: (given[f"k_{i}"], given[f"v_{i}"]) for i, _ in self.blueprint.lent}
 
 
 class HeadPart(nn.Module):

@@ -57,7 +57,9 @@ class DrafterEngine(Engine):
         logits[:, self.tokens] = drafted
         return logits
 
-    def hidden(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
+    def hidden(
+        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int], parts: int | None = None
+    ) -> Floats:
         """See `Engine.hidden`."""
         embedded = self.table[list(tokens)].T  # [d, T]
         known = positions[0] < self.known  # padding reads stale taps, and nobody reads its outputs
@@ -68,9 +70,9 @@ class DrafterEngine(Engine):
         if self.joins:
             nothing = np.zeros_like(read)
             x = np.concatenate([embedded, *((read, nothing) if known else (nothing, read))])[None, :, :, None]
-            return self.through(self.fuse({"x": x}), slots, positions)
+            return self.through(self.fuse({"x": x}), slots, positions, parts=parts)
         read = self.fuse({"x": read[None, :, :, None]})[0, :, :, 0] if known else read
-        return self.through(np.concatenate([embedded, read])[None, :, :, None], slots, positions)
+        return self.through(np.concatenate([embedded, read])[None, :, :, None], slots, positions, parts=parts)
 
 
 def drafted_tokens(manifest: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -98,7 +100,8 @@ class AssistantEngine:
             self.join, self.layers, self.head = (
                 Program(root / part["program"]["path"], part, model.slots) for part in own["parts"]
             )
-        self.inputs = [name for name in own["parts"][1]["inputs"] if name != "x"]
+        self.layers.lend(part.program for part in model.layers)
+        self.inputs = [name for name in own["parts"][1]["inputs"] if name not in ("x", *self.layers.lent)]
         self.host = KVLayout(own)
         self.host.held, self.host.recent = model.host.held, model.host.recent  # the model's caches are read
         self.width = own["parts"][2]["inputs"]["hidden"][1]
@@ -127,8 +130,6 @@ class AssistantEngine:
         self.host.length = self.model.host.length
         self.layers.move(self.host.length, keep=False)
         given = self.host.before(position)
-        for part in self.model.layers:
-            given |= part.program.held.arrays if part.program.held else {}
         return {name: given[name] for name in self.inputs}
 
 

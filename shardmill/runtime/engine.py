@@ -145,13 +145,17 @@ class Engine:
             with reshaping(reshape_frequency(manifest)):
                 program = Program(root / part["program"]["path"], part, self.slots)
             if part["kind"] == "layers":
-                kept = part.get("written", {})
-                inputs = [name for name in part["inputs"] if name not in (*kept, *part.get("adapters", ()))]
+                elsewhere = {name for key in ("written", "lent", "adapters") for name in part.get(key, ())}
+                inputs = [name for name in part["inputs"] if name not in elsewhere]
+                program.lend(before.program for before in self.layers)
                 self.layers.append(Layers(part["name"], program, inputs, [], part["start"]))
             elif part["kind"] == "experts":
                 self.layers[-1].experts.append((program, part["inputs"]["weights"][1]))
             else:
                 self.heads.append(program)
+        # Parts up to the last that keeps something for later passes, or gives a drafter what it reads.
+        keeping = (i for i, part in enumerate(self.layers, start=1) if part.program.caches)
+        self.keeping = len(self.layers) if self.read else max(keeping, default=0)
 
     @property
     def programs(self) -> list[Program]:
@@ -286,17 +290,19 @@ class Engine:
         return np.concatenate(logits).T
 
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Do the same as `forward` without running the LM head."""
-        self.hidden(tokens, slots, positions)
+        """Do the same as `forward`, but run only the programs that keep something for later passes."""
+        self.hidden(tokens, slots, positions, self.keeping)
 
-    def hidden(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """Return the last layer's output [1, d, T, 1]."""
+    def hidden(
+        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int], parts: int | None = None
+    ) -> Floats:
+        """Return the output [1, d, T, 1] of the last layer, or of the last of the first `parts` parts of layers."""
         x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
         x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
         if self.rows is None:
-            return self.through(x, slots, positions)
+            return self.through(x, slots, positions, parts=parts)
         rows = token_rows(self.rows, tokens, self.rows.shape[0] // self.vocab)
-        return self.through(x, slots, positions, {"embedded": x, **rows})
+        return self.through(x, slots, positions, {"embedded": x, **rows}, parts)
 
     def through(
         self,
@@ -304,12 +310,13 @@ class Engine:
         slots: Sequence[int],
         positions: Sequence[int],
         by_token: Mapping[str, Floats] = MappingProxyType({}),
+        parts: int | None = None,
     ) -> Floats:
         """Do the same as `hidden`, given the first part's x [1, channels, T, 1] and inputs by token."""
         if max(slots) >= self.host.length:
             self.fit(max(slots) + 1)
         given, tapped = self.host.arrays(slots, positions) | dict(by_token), dict[int, Floats]()
-        for part in self.layers:
+        for part in self.layers[:parts]:
             width, given["x"] = x.shape[1], x
             tapped[part.start] = x
             hidden = part.program({name: given[name] for name in part.inputs})
@@ -318,7 +325,8 @@ class Engine:
         if self.read:
             rows = [tapped.get(layer, x)[0, : self.table.shape[1], :, 0] for layer in self.read]  # each [d, T]
             self.taps[list(slots)] = np.concatenate(rows).T
-        self.last = dict(zip(positions, x[0, : self.table.shape[1], :, 0].T, strict=True))
+        whole = parts in (None, len(self.layers))
+        self.last = dict(zip(positions, x[0, : self.table.shape[1], :, 0].T, strict=True)) if whole else {}
         return x
 
 

@@ -37,7 +37,7 @@ ENCODER: Keys = {
 LONGEST = 200  # characters of a jsonschema message, which contains the value
 MARK = "buckets"  # a key that only an encoder has
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
-FORMED = ("functions", "written", "contexts", "taps", "drafter", "adapters")  # keys that only some parts have
+FORMED = ("functions", "written", "lent", "contexts", "taps", "drafter", "adapters")  # keys that only some parts have
 FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses` -> whether a build has the feature
     "contexts": lambda content: "contexts" in content,
     "functions": lambda content: any("functions" in part for part in content["parts"]),
@@ -47,6 +47,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "rings": lambda content: bool(content.get("window_slots")),
     "conv": lambda content: bool(content.get("conv_taps")),
     "recurrent": lambda content: "recurrent" in content,
+    "lent": lambda content: any("lent" in part for part in content["parts"] if not part.get("drafter")),
     "per-layer": lambda content: any("embedded" in part["inputs"] for part in content["parts"]),
     "drafter": lambda content: "drafter" in content,
     "int8-table": lambda content: content["embedding"].get("form") == "int8",

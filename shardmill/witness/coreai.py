@@ -100,7 +100,7 @@ class Tape:
         """Return the output [1, channels, T, 1] of a pass; zeros as long as inputs are recorded."""
         if self.results is not None:
             return next(self.results)
-        self.calls.append(dict(given))
+        self.calls.append({name: values.copy() for name, values in given.items()})  # caches are written in place
         return np.zeros((1, self.channels, _width(given), 1), np.float32)
 
     def renew(self) -> None:

@@ -128,6 +128,20 @@ def test_layers_that_read_the_cache_of_another_are_plain_coremltools_byte_for_by
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
+@pytest.mark.slow
+def test_layers_that_read_another_part_s_caches_are_plain_coremltools_byte_for_byte(
+    folder: Path, tmp_path: Path
+) -> None:
+    source = write_tiny("gemma4_text", folder / "gemma4-lent")
+    before = layers_part(source, 2, 4)
+    part = layers_part(source, 4, 8)
+    part = replace(part, calls=EntryPoints(state=HOST), lent=tuple(zip((2, 3), before.kinds, strict=True)))
+    assert [part.blueprint.source(i) for i in range(4, 8)] == [3, 2, 3, 2]
+    convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
+    convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
+    assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
+
+
 @pytest.mark.parametrize(("name", "quantization"), lanes(SHORT, "lfm2_moe"))
 def test_vectors_too_short_for_the_weight_file_are_plain_coremltools_byte_for_byte(
     name: str, quantization: str, folder: Path, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from shardmill.models import host
 from shardmill.runtime import engine
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
+from shardmill.runtime.program import Program
 
 from . import judged
 from .test_faults import caught
@@ -81,6 +83,43 @@ def test_a_sound_part_with_rows_of_a_second_table_passes(gemma4: tiny.Build, nam
 @pytest.mark.slow
 def test_a_sound_stack_with_rows_of_a_second_table_passes(gemma4: tiny.Build) -> None:
     assert all(row["passed"] for row in judged.whole(gemma4))
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+    """Layers that share caches are in separate parts, to which the host gives the caches of the first part."""
+    folder = tmp_path_factory.mktemp("apart")
+    source = tiny.fetched(write_tiny("gemma4_text", folder / "checkpoint"), folder / "source")
+    return tiny.converted(
+        source, folder, topology=[[0, 4], [4, 6], [6, 8]], head={"slices": 1}, program={"state": "host"}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["layers_00_04", "layers_04_06", "layers_06_08"])
+def test_a_sound_part_that_reads_another_s_caches_passes(apart: tiny.Build, name: str) -> None:
+    assert all(row["passed"] for row in judged.part(apart, name))
+
+
+@pytest.mark.slow
+def test_a_sound_stack_of_parts_that_read_another_s_caches_passes(apart: tiny.Build) -> None:
+    assert all(row["passed"] for row in judged.whole(apart))
+
+
+@pytest.mark.slow
+def test_lent_caches_that_lack_the_pass_own_tokens(apart: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, before = Program._run, dict[str, Any]()
+
+    def late(program: Program, *given: Any) -> dict[str, Any]:
+        if program.held:
+            before.update({name: array.copy() for name, array in program.held.arrays.items()})
+        lender = SimpleNamespace(held=SimpleNamespace(arrays=before))
+        monkeypatch.setattr(program, "lenders", dict.fromkeys(program.lenders, lender))
+        return real(program, *given)
+
+    monkeypatch.setattr(Program, "_run", late)
+    with caught("program_error"):
+        judged.whole(apart)
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     plan |= {"eos_token_ids": [], "contexts": [32], "recurrent": {"block": 8, "taps": 4}}
     plan |= {"drafter": {"kind": "eagle3"}, "adapters": 16}
     part: dict[str, Any] = {key: {} for key in PART} | {"kind": "experts", "functions": {"1": "a"}}
-    part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}}
+    part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}, "lent": ["k_1"]}
     parts = [part | {"name": "e"}]
     made = runtime_manifest(plan | {"parts": parts}, {"e": {"bundles": {}}}, {"form": "int8"})
     assert made["uses"] == [name for name in FEATURES if name not in ("causal", "dense")]  # which encoders alone have

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -130,3 +131,20 @@ def test_the_host_holds_what_the_states_would(forms: Forms, form: str) -> None:
         for name in held.program.held.arrays:
             mine, theirs = held.program.kept(name), kept.program.kept(name)
             assert np.abs(mine - theirs).max() <= 1e-4 * np.abs(theirs).max() and np.abs(theirs).max() > 0
+
+
+def test_a_prompt_leaves_out_programs_that_keep_nothing(tmp_path: Path) -> None:
+    """Gemma 4's last layers only read caches: a pass that gives no logits runs the layers before them alone."""
+    source = tiny.fetched(tiny_families.write_tiny("gemma4_text", tmp_path / "checkpoint"), tmp_path / "source")
+    form = program_forms.FORMS["fixed, host"]
+    built = program_forms.build(source, tmp_path, form, topology="auto", head={"slices": 1})
+    engine, text, runs = program_forms.load(built), [5, 77, 130, 9, 200, 31, 8, 64], list[str]()
+    for part in engine.layers:
+        part.program.around = lambda name=part.name: nullcontext(runs.append(name))
+    engine.forward(text[:4], range(4), range(4))
+    after = engine.forward(text[4:], range(4, 8), range(4, 8))
+    assert runs == ["layers_00_04", "layers_04_08"] * 2
+    engine.reset()
+    engine.write(text[:4], range(4), range(4))
+    assert runs[4:] == ["layers_00_04"]
+    assert np.array_equal(engine.forward(text[4:], range(4, 8), range(4, 8)), after)
