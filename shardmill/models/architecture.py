@@ -370,7 +370,7 @@ def joints(kinds: Sequence[LayerSpec]) -> list[int]:
 
 
 def first_sharing(kinds: Sequence[LayerSpec]) -> int:
-    """Return the layer from which on every layer shares and keeps no cache; the number of layers if the last has a cache."""
+    """Return the layer from which on every layer shares, and so has no cache; the number of layers if there is none."""
     own = [i for i, kind in enumerate(kinds, start=1) if not kind.shares]
     return max(own, default=0)
 

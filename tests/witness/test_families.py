@@ -41,7 +41,7 @@ def demand(piece: Part, package: Path, plan: Mapping[str, Any], states: Mapping[
 
 @pytest.mark.parametrize(("family", "state"), [*((family, "graph") for family in supported()), ("gemma4_text", "host")])
 def test_a_decoder_is_the_same(family: str, state: str, tmp_path: Path) -> None:
-    """All its layers and its LM head, in INT8; with host caches, Gemma 4 has a part that reads caches of another part."""
+    """All layers and the LM head, in INT8; with host caches, Gemma 4 has a part that reads caches of another part."""
     source = tiny.fetched(tiny_families.write_tiny(family, tmp_path / "checkpoint"), tmp_path / "source")
     parts, plan = tiny.split(source, topology="auto", head={"slices": 1}, program={"state": state})
     states = known(source, carried_channels(plan), plan["prefix"])
