@@ -28,13 +28,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from shardmill.models.architecture import DeltaNet, Graph
+from shardmill.models.architecture import Graph
 from shardmill.models.attention import Shared
 from shardmill.models.contract import BLOCK, DECAY_SCALE, GraphSpec, caches
 from shardmill.models.delta_net import GatedDeltaNet
 from shardmill.models.families.qwen3_5_text import KINDS
 from shardmill.models.host import KVLayout
 from shardmill.models.part_constants import computed
+from shardmill.models.recurrences import DeltaNet
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # -g of a token, on average: what each head forgets
 HEAD, EPS, LEAST = 128, 1e-6, 2.0**-14

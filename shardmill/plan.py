@@ -19,7 +19,6 @@ from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import (
     Architecture,
-    DeltaNet,
     EncoderIO,
     Experts,
     Graph,
@@ -34,6 +33,7 @@ from shardmill.models.contract import BLOCK, MODEL_NORM, GraphSpec, window_slots
 from shardmill.models.interface import DRAFT_PARTS, HOST, MTP, EntryPoints, interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 from shardmill.models.part_constants import constants, model_constants, table_constants
+from shardmill.models.recurrences import DeltaNet, Mamba2
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
@@ -173,8 +173,8 @@ def load_part(path: Path) -> Part:
     """Return a part from its parts/P.json."""
     fields = read_json(path)
     kinds = tuple(LayerSpec(**kind) for kind in fields["kinds"])
-    experts, delta = (fields["graph"][name] for name in ("experts", "delta"))
-    inner = {"experts": Experts(**experts) if experts else None, "delta": DeltaNet(**delta) if delta else None}
+    made_of = {"experts": Experts, "delta": DeltaNet, "mamba": Mamba2}
+    inner = {name: made(**fields["graph"][name]) for name, made in made_of.items() if fields["graph"][name]}
     graph = Graph(**fields["graph"] | inner)
     ends = EncoderIO(**fields["ends"]) if fields["ends"] else None
     tensors = tuple(map(_loaded, fields["tensors"]))
@@ -252,7 +252,7 @@ def _lent(kinds: Sequence[LayerSpec], start: int, end: int) -> tuple[tuple[int, 
 
 def recurrent(graph: Graph) -> dict[str, dict[str, int]]:
     """Return what the host needs of a model's recurrence, as model.json has it; nothing for a model without one."""
-    return {"recurrent": {"block": BLOCK, "taps": graph.delta.taps}} if graph.delta else {}
+    return {"recurrent": {"block": BLOCK, "taps": graph.recurrence.taps}} if graph.recurrence else {}
 
 
 def draft_parts(

@@ -228,16 +228,17 @@ def misfits(config: Config, a: Architecture) -> list[str]:
 
 def _unfit_states(config: Config, a: Architecture) -> str:
     """Return which state of the model the Neural Engine or a pass of `tokens.max` tokens does not take, or ''."""
-    delta = a.graph.delta
+    delta, mamba = a.graph.delta, a.graph.mamba
     widths = [("head_dim", a.graph.of(kind).head_dim) for kind in a.kinds if kind.attends]
     widths += [("linear_key_head_dim", delta.key_dim), ("linear_value_head_dim", delta.value_dim)] if delta else []
+    widths += [("state_dim", mamba.state_dim)] if mamba else []
     for name, width in ((name, width) for name, width in widths if width % STATE_WIDTH_MULTIPLE):
         kind = "key/value state" if name == "head_dim" else "recurrent state"
         return (
             f"{name} {width}: a {kind} whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the Neural Engine "
             "(rule S8); this model can't be built"
         )
-    if delta and config.tokens.max > BLOCK:
+    if a.graph.recurrence and config.tokens.max > BLOCK:
         return f"tokens.max: {config.tokens.max} is too many for a recurrence: a pass takes {BLOCK} tokens; lower it"
     return ""
 

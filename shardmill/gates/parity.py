@@ -241,7 +241,7 @@ class PartRunner:
         shows in the outputs.
         """
         found, g = {}, self.part.graph
-        taps = g.delta.taps if g.delta else g.conv_taps
+        taps = g.recurrence.taps if g.recurrence else g.conv_taps
         for name in (name for name in caches(self.part.blueprint) if not name.startswith("s_")):
             values = program.kept(name)
             if name.startswith("c_"):

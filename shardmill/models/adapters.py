@@ -99,7 +99,7 @@ def unadaptable(a: Architecture) -> str:
         return "an encoder has none"
     if any(kind.mixer == "cca" for kind in a.kinds):
         return f"{a.model_type} has convolutions between its projections and its attention"
-    if a.graph.delta or a.graph.output_gate:
+    if a.graph.recurrence or a.graph.output_gate:
         return f"{a.model_type} has projections of a recurrence, or queries and gates in one matrix"
     if any(kind.shares or kind.key_is_value for kind in a.kinds):
         return f"{a.model_type} has layers without projections for keys or values"

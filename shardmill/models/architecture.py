@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardmill.errors import CheckpointError
+from shardmill.models.recurrences import DeltaNet, Mamba2
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX, HEAD = "model.", "lm_head."  # of transformers' names: all but the LM head, and the LM head
@@ -68,31 +69,11 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class DeltaNet:
-    """The sizes of gated DeltaNet layers, a recurrence in the place of attention (models/delta_net.py)."""
-
-    key_heads: int  # each serves value_heads / key_heads neighbouring value heads
-    value_heads: int
-    key_dim: int  # of a head, for queries too
-    value_dim: int
-    taps: int  # of the short convolution of query, key and value
-
-    @property
-    def mixed(self) -> int:
-        """Return the channels of query, key and value together, which the convolution reads."""
-        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
-
-    @property
-    def pending(self) -> int:
-        """Return the channels of the ring: query, key and value, then a beta and a decay for each value head."""
-        return self.mixed + 2 * self.value_heads
-
-
-@dataclass(frozen=True)
 class LayerSpec:
     """The options that tell the graphs of a model's layers apart; a layer's index does not change its graph."""
 
-    # Or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention; or "delta", gated DeltaNet.
+    # Or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention; or a recurrence: "delta", gated
+    # DeltaNet, or "mamba", Mamba-2.
     mixer: str = "attention"
     rope: str | None = ROPE  # the rotary table that turns its heads; None for a layer without rotary embedding
     mask: str = MASK  # which positions its tokens see
@@ -112,6 +93,11 @@ class LayerSpec:
     def attends(self) -> bool:
         """Return whether its mixer looks at keys and values, by a mask."""
         return self.mixer in ("attention", "cca")
+
+    @property
+    def recurs(self) -> bool:
+        """Return whether its mixer is a recurrence."""
+        return self.mixer in ("delta", "mamba")
 
 
 @dataclass(frozen=True)
@@ -154,7 +140,8 @@ class Graph:
     per_layer_eps: float = 0.0  # of the norm on the token's embedding that is added to such a row
     layer_scale: bool = False  # the residual stream is multiplied by a number of the checkpoint after each layer
     output_gate: bool = False  # the heads' output is multiplied by the sigmoid of one more projection
-    delta: DeltaNet | None = None  # of the layers that are a recurrence
+    delta: DeltaNet | None = None  # of the layers that are a recurrence of this kind
+    mamba: Mamba2 | None = None  # or of this kind; a model has one kind at most
 
     def of(self, kind: LayerSpec) -> Graph:
         """Return the graph as a layer of this kind sees it, with the layer's own sizes."""
@@ -175,6 +162,11 @@ class Graph:
     def carry(self) -> int:
         """Return channels that a token carries from layer to layer beside the residual stream: the router's state."""
         return self.experts.router_width if self.experts and self.experts.router == "mlp" else 0
+
+    @property
+    def recurrence(self) -> DeltaNet | Mamba2 | None:
+        """Return the sizes of the layers that are a recurrence, of either kind."""
+        return self.delta or self.mamba
 
     @property
     def stream_eps(self) -> float:

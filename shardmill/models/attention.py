@@ -68,8 +68,8 @@ class Shared:
         if blueprint.convolves or blueprint.recurs:
             self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
             self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
-        if blueprint.recurs and (delta := blueprint.graph.delta):  # at the first token, and zeros at the others
-            columns = 2 * (BLOCK + delta.taps - 1)
+        if blueprint.recurs and (sizes := blueprint.graph.recurrence):  # at the first token, and zeros at the others
+            columns = 2 * (BLOCK + sizes.taps - 1)
             self.windows = given["recurrent_read_mask"].sum(dim=3, keepdim=True).reshape(1, 1, columns, RING)
             self.column = given["recurrent_out_mask"]  # [1, 1, T, B]
             self.goes_on = given["recurrent_keep_mask"].sum(dim=3, keepdim=True)  # [1, 1, 1, 1]

@@ -14,6 +14,7 @@ from shardmill.models.architecture import XIELU, Graph, LayerSpec
 from shardmill.models.attention import Attention, ConvolvedAttention, Shared, SharingAttention
 from shardmill.models.delta_net import GatedDeltaNet
 from shardmill.models.low_rank import LayerAdapter
+from shardmill.models.mamba import MambaMixer
 from shardmill.models.mixture import ExpertChoice, Mixture
 from shardmill.models.primitives import (
     ACTIVATIONS,
@@ -29,9 +30,10 @@ from shardmill.models.primitives import (
 )
 
 Weights = Mapping[str, Tensor]
-MIXERS, ATTENTION = {"conv": "conv", "delta": "linear_attn"}, "self_attn"  # a mixer's path in its layer
+# A mixer's path in its layer.
+MIXERS, ATTENTION = {"conv": "conv", "delta": "linear_attn", "mamba": "mamba"}, "self_attn"
 # The first letters of the names of a mixer's caches.
-CACHES = {"conv": "c", "attention": "kv", "cca": "kvc", "delta": "cs"}
+CACHES = {"conv": "c", "attention": "kv", "cca": "kvc", "delta": "cs", "mamba": "cs"}
 
 
 class ShortConv(nn.Module):
@@ -163,6 +165,8 @@ def _mixer(g: Graph, kind: LayerSpec, weights: Weights, path: str) -> nn.Module:
         return ShortConv(g, weights, path + "conv.")
     if kind.mixer == "delta":
         return GatedDeltaNet(g, weights, path + "linear_attn.")
+    if kind.mixer == "mamba":
+        return MambaMixer(g, weights, path + "mamba.")
     attention = ConvolvedAttention if kind.mixer == "cca" else SharingAttention if kind.shares else Attention
     return attention(g, kind, weights, path + "self_attn.")
 

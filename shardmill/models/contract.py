@@ -66,15 +66,16 @@ slots are hidden by their positions until they are written again.
 If its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
 p mod W. Otherwise W is S, the layer has the same slots as the other layers, and kv_write_mask_sliding does not exist.
 
-A gated DeltaNet layer keeps s_i [1, value heads, key_dim, value_dim], the state of its recurrence as of a position:
-every earlier position is in it, no other. Its ring c_i has what each position would add: query, key and value before
-their convolution of L taps, and beta and decay. A pass puts its own tokens into the ring only. It reads two windows of
-B + L - 1 positions from the ring. The second window ends with the pass' own tokens. If it has room for the pending
+A layer that is a recurrence keeps s_i, its state as of a position: every earlier position is in it, no other. The state
+of gated DeltaNet is [1, value heads, key_dim, value_dim], of Mamba-2 [1, heads, head_dim, state_dim]. The ring c_i has
+what each position would add: query, key and value before their convolution of L taps, and beta and decay; of Mamba-2
+x, B and C before their convolution, and the step. A pass puts its own tokens into the ring only. It reads two windows
+of B + L - 1 positions from the ring. The second window ends with the pass' own tokens. If it has room for the pending
 tokens before them, the first window is empty. Otherwise the first window holds the pending tokens, and the pass folds
-them into the state. A column of zeros, in the place of a position that does not count, has a beta and a decay of 0 and
-changes nothing. So a rejected draft is never folded. The windows' columns are rows of recurrent_read_mask, at its first
-token; recurrent_keep_mask is 0 where a text begins, and recurrent_out_mask finds each token's column in the second
-window.
+them into the state. A column of zeros, in the place of a position that does not count, has a beta and a decay of 0, or
+a step of 0, and changes nothing. So a rejected draft is never folded. The windows' columns are rows of
+recurrent_read_mask, at its first token; recurrent_keep_mask is 0 where a text begins, and recurrent_out_mask finds each
+token's column in the second window.
 
 A program may also have no states (GraphSpec.hosted). Then k_i, v_i, c_i and s_i are inputs with the states' shapes. The
 program writes the new tokens into its copies by the same masks and sees them there. It returns the new rows as further
@@ -106,7 +107,7 @@ if TYPE_CHECKING:
 T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
-DECAY_SCALE = 64.0  # of a recurrence's decays in its ring: a slow head's decay is subnormal in fp16
+DECAY_SCALE = 64.0  # of a recurrence's decays or steps in its ring: a slow head's are subnormal in fp16
 BLOCK = 8  # B, the most tokens that a recurrence folds in a pass, and the most tokens of a pass
 TAP = "tap_"  # begins the name of an output that other programs read
 ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
@@ -192,7 +193,7 @@ class GraphSpec:
     @property
     def recurs(self) -> bool:
         """Return whether any layer is a recurrence."""
-        return any(kind.mixer == "delta" for _, kind in self.layers)
+        return any(kind.recurs for _, kind in self.layers)
 
     @property
     def routes(self) -> bool:
@@ -250,9 +251,9 @@ def pass_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
     found |= {blueprint.write_mask(name): (1, 1, blueprint.kept(name), T) for name in blueprint.written_masks}
     if blueprint.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
-    if blueprint.recurs and g.delta:
+    if blueprint.recurs and g.recurrence:
         found |= {"conv_write_mask": (1, 1, T, RING)}
-        found |= {"recurrent_read_mask": (1, 2 * (BLOCK + g.delta.taps - 1), RING, T)}
+        found |= {"recurrent_read_mask": (1, 2 * (BLOCK + g.recurrence.taps - 1), RING, T)}
         found |= {"recurrent_out_mask": (1, 1, T, BLOCK), "recurrent_keep_mask": (1, 1, 1, T)}
     if g.per_layer:
         found["embedded"] = (1, g.hidden, T, 1)
@@ -327,9 +328,8 @@ def caches(blueprint: GraphSpec) -> dict[str, Shape]:
             found |= {f"{name}_{i}": (1, own.kv_heads, blueprint.kept(kind.mask), own.head_dim) for name in "kv"}
         if kind.mixer in ("conv", "cca"):
             found[f"c_{i}"] = (1, 1, g.hidden if kind.mixer == "conv" else sum(cca_widths(g)), RING)
-        if kind.mixer == "delta" and (delta := g.delta):
-            found[f"c_{i}"] = (1, 1, delta.pending, RING)
-            found[f"s_{i}"] = (1, delta.value_heads, delta.key_dim, delta.value_dim)
+        if kind.recurs and g.recurrence:
+            found |= {f"c_{i}": (1, 1, g.recurrence.pending, RING), f"s_{i}": (1, *g.recurrence.state)}
     return found
 
 

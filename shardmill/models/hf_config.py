@@ -72,7 +72,7 @@ SIZES = {  # name -> the most that is believed: several times what any decoder h
     "type_vocab_size": 1 << 10,
 }
 MOST_EXPERTS, MOST_LABELS = 1 << 12, 1 << 16  # numbers that may be 0, or absent
-UNBOUNDED = ("time_step_limit",)  # of Mamba layers: (0, infinity) if steps have no limit; no program reads the field
+UNBOUNDED = ("time_step_limit",)  # of Mamba layers: (0, infinity) if steps have no upper limit
 FLOAT_TAG = "__float__"  # transformers' spelling of numbers that JSON lacks: {"__float__": "Infinity"}
 
 

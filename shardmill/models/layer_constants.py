@@ -27,7 +27,7 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     grouped convolution's, is a factor of a matrix product: it stays in fp16.
     """
     g = g.of(kind)
-    others = {"conv": _convolution, "cca": _cca, "delta": _delta}
+    others = {"conv": _convolution, "cca": _cca, "delta": _delta, "mamba": _mamba}
     mixer = _attention(g, kind) if kind.mixer == "attention" else others[kind.mixer](g)
     ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
     first = norm_constants("input_layernorm", g) if kind.normed else {}
@@ -155,6 +155,22 @@ def _delta(g: Graph) -> dict[str, Shape]:
         f"{p}norm.weight": (delta.value_dim,),
         **projection_constants(f"{p}in_proj_z", wide, g.hidden, False),
         **projection_constants(f"{p}out_proj", g.hidden, wide, False),
+    }
+
+
+def _mamba(g: Graph) -> dict[str, Shape]:
+    mamba, p = g.mamba, "mamba."
+    assert mamba is not None
+    bias: dict[str, Shape] = {f"{p}conv_bias": (mamba.mixed,)} if mamba.conv_bias else {}
+    return {
+        **projection_constants(f"{p}in_proj_xbc", mamba.mixed, g.hidden, False),
+        f"{p}in_proj_dt.weight": (1, mamba.heads, g.hidden),
+        **{f"{p}{name}": (mamba.heads,) for name in ("dt_bias", "rate", "skip")},
+        **{f"{p}tap_{j}": (mamba.mixed,) for j in range(mamba.taps)},
+        **bias,
+        **projection_constants(f"{p}in_proj_z", mamba.width, g.hidden, False),
+        f"{p}norm.weight": (mamba.width,),
+        **projection_constants(f"{p}out_proj", g.hidden, mamba.width, False),
     }
 
 

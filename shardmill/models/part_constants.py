@@ -99,7 +99,7 @@ def computed(blueprint: GraphSpec) -> dict[str, NDArray[np.float32]]:
         i, j = np.mgrid[0:BLOCK, 0:BLOCK]
         both = np.concatenate([i >= j, j > i])  # up to token i, and after it
         scaled = {"later_decays": (i > j) / DECAY_SCALE, "decay_sums": both / DECAY_SCALE}
-        named = {"causal": i >= j, "later": i > j} | scaled
+        named = {"causal": i >= j} | ({"later": i > j} if blueprint.graph.delta else {}) | scaled
         found |= {name: values.astype(np.float32)[None, None] for name, values in named.items()}
     return found
 

@@ -43,6 +43,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "gemma3_text": ({}, 4, 2),
     "gemma4_unified_text": ({}, 4, 2),
     "gpt_oss": (TWO, 4, 2),
+    "granitemoehybrid": ({}, 4, 2),
     "lfm2": ({}, 4, 2),
     "lfm2_moe": ({}, 4, 3),
     "mixtral": ({"num_hidden_layers": 3}, 3, 1),
@@ -56,6 +57,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
 # Models with vectors of fewer than ten numbers, which coremltools writes into the program instead of the weight file.
 SHORT: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_attention_heads": 4, "num_local_experts": 5},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 32},
     "lfm2_moe": {"num_experts": 4},
     "qwen3_5_text": {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
     "zaya": {"num_experts": 5},

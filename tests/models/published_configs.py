@@ -99,7 +99,7 @@ def qwen3_5(sizes: tuple[int, ...], value_heads: int, tied: bool) -> dict[str, A
 
 
 def granite(sizes: tuple[int, ...], mamba_heads: int, multipliers: tuple[float, float, float], **more: Any) -> Any:
-    """A Granite 4 without Mamba layers; the multipliers are attention's, the residual's, and the logits' divisor."""
+    """A Granite 4; the multipliers are attention's, the residual's, and the logits' divisor."""
     attention, residual, logits = multipliers
     mamba = {"chunk_size": 256, "conv_bias": True, "d_conv": 4, "d_head": "auto", "d_state": 256, "expand": 2}
     mamba |= {"n_groups": 1, "n_heads": mamba_heads, "proj_bias": False}
@@ -153,6 +153,12 @@ def cohere(sizes: tuple[int, ...], scale: float, **more: Any) -> dict[str, Any]:
         "cache_implementation": "hybrid",
         **more,
     }
+
+
+def granite_h(attention: tuple[int, ...], layers: int, head: int) -> dict[str, Any]:
+    """What a Granite 4 with Mamba-2 layers has, but for attention on some layers; the width of a Mamba-2 head."""
+    types = ["attention" if i in attention else "mamba" for i in range(layers)]
+    return {"layer_types": types, "position_embedding_type": "nope", "mamba_d_head": head, "mamba_d_state": 128}
 
 
 # Name -> the number of parameters of its text model, in billions, and the config.
@@ -216,6 +222,24 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
     "granite-4.0-350m": (0.352, granite((1024, 2048, 28, 16, 4, 100352, 32768), 64, (0.015625, 0.263, 4.0))),
     "granite-4.0-1b": (1.63, granite((2048, 4096, 40, 16, 4, 100352, 131072), 128, (0.0078125, 0.22, 8.0))),
     "granite-4.0-micro": (3.40, granite((2560, 8192, 40, 40, 8, 100352, 131072), 128, (0.015625, 0.22, 10.0))),
+    "granite-4.0-h-350m": (
+        0.340,
+        granite(
+            (768, 2048, 32, 12, 4, 100352, 32768),
+            48,
+            (0.015625, 0.246, 3.0),
+            **granite_h((10, 13, 17, 27), 32, 32),
+        ),
+    ),
+    "granite-4.0-h-1b": (
+        1.46,
+        granite(
+            (1536, 4096, 40, 12, 4, 100352, 131072),
+            48,
+            (0.0078125, 0.22, 6.0),
+            **granite_h((5, 15, 25, 35), 40, 64),
+        ),
+    ),
     "Qwen3.5-0.8B": (0.752, qwen3_5((1024, 3584, 24, 8, 2, 248320, 262144), 16, tied=True)),
     "Qwen3.5-9B": (8.95, qwen3_5((4096, 12288, 32, 16, 4, 248320, 262144), 32, tied=False)),
     "LFM2.5-1.2B": (

@@ -20,7 +20,7 @@ from torch import Tensor
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import delta_net
-from shardmill.models.architecture import DeltaNet, Graph
+from shardmill.models.architecture import Graph
 from shardmill.models.attention import Shared
 from shardmill.models.contract import BLOCK, DECAY_SCALE, RING, GraphSpec, caches
 from shardmill.models.delta_net import GatedDeltaNet, Solved, substituted
@@ -28,6 +28,8 @@ from shardmill.models.families.qwen3_5_text import KINDS
 from shardmill.models.host import Floats, KVLayout
 from shardmill.models.part_constants import computed
 from shardmill.models.primitives import L2Norm, RMSNorm, softplus
+from shardmill.models.recurrences import DeltaNet
+from shardmill.plan import recurrent
 
 from . import tiny_families as tiny
 
@@ -38,20 +40,20 @@ SPEC = GraphSpec(
 )
 
 
-def layout() -> KVLayout:
+def layout(spec: GraphSpec = SPEC) -> KVLayout:
     """The host of a model that has recurrences only."""
-    runtime = {"context": SPEC.slots, "rope": {}, "window": None, "window_slots": 0, "conv_taps": 0}
-    return KVLayout(runtime | {"recurrent": {"block": BLOCK, "taps": SIZES.taps}})
+    runtime = {"context": spec.slots, "rope": {}, "window": None, "window_slots": 0, "conv_taps": 0}
+    return KVLayout(runtime | recurrent(spec.graph))
 
 
-def in_fp64() -> ModuleType:
+def in_fp64(theirs: ModuleType = qwen3_5) -> ModuleType:
     """transformers' own module, in which every cast to fp32 is one to fp64."""
-    source = Path(qwen3_5.__file__).read_text(encoding="utf-8").replace("torch.float32", "torch.float64")
+    source = Path(str(theirs.__file__)).read_text(encoding="utf-8").replace("torch.float32", "torch.float64")
     source = source.replace("dtype=torch.float)", "dtype=torch.double)").replace(".float()", ".double()")
-    spec = util.spec_from_loader("transformers.models.qwen3_5.modeling_qwen3_5_fp64", loader=None)
+    spec = util.spec_from_loader(f"{theirs.__name__}_fp64", loader=None)
     assert spec is not None
     module = util.module_from_spec(spec)
-    module.__file__ = qwen3_5.__file__
+    module.__file__ = theirs.__file__
     sys.modules[spec.name] = module
     exec(compile(source, spec.name, "exec"), vars(module))
     return module
@@ -88,12 +90,15 @@ def ours(layer: Any) -> GatedDeltaNet:
     return mixer
 
 
+WIDTHS = tuple(range(1, BLOCK + 1))
+
+
 @torch.no_grad()
-def fed(mixer: GatedDeltaNet, x: Tensor, seed: int, widths: tuple[int, ...] = tuple(range(1, BLOCK + 1))) -> Tensor:
+def fed(mixer: Any, x: Tensor, seed: int, widths: tuple[int, ...] = WIDTHS, spec: GraphSpec = SPEC) -> Tensor:
     """Outputs [n, d] for inputs [n, d], in passes of any widths that carry wrong tokens at their ends."""
-    rng, host, start, found = np.random.default_rng(seed), layout(), 0, []
-    ring, state = (torch.zeros(shape, dtype=x.dtype) for shape in caches(SPEC).values())
-    constants = {name: torch.from_numpy(values).to(x.dtype) for name, values in computed(SPEC).items()}
+    rng, host, start, found = np.random.default_rng(seed), layout(spec), 0, []
+    ring, state = (torch.zeros(shape, dtype=x.dtype) for shape in caches(spec).values())
+    constants = {name: torch.from_numpy(values).to(x.dtype) for name, values in computed(spec).items()}
     while start < len(x):
         count = int(rng.choice(widths))
         kept = min(int(rng.integers(1, count + 1)), len(x) - start)
@@ -101,7 +106,7 @@ def fed(mixer: GatedDeltaNet, x: Tensor, seed: int, widths: tuple[int, ...] = tu
         at = range(start, start + count)
         arrays = {name: torch.from_numpy(values).to(x.dtype) for name, values in host.arrays(at, at).items()}
         rows = torch.cat([x[start : start + kept], wrong]).T[None, :, :, None]
-        found.append(mixer(rows, Shared(SPEC, arrays, constants), ring, state)[0, :, :kept, 0].T)
+        found.append(mixer(rows, Shared(spec, arrays, constants), ring, state)[0, :, :kept, 0].T)
         start += kept
     return torch.cat(found)
 

@@ -285,11 +285,18 @@ def nemotron(draw: Draw, layers: int) -> dict[str, Any]:
 
 
 def granitemoehybrid(draw: Draw, layers: int) -> dict[str, Any]:
-    """Granite's, with a rotation or without."""
+    """Granite's, with a rotation or without; any order of layers; Mamba-2 of many sizes, in groups or not."""
     found = granite(draw, layers)
     del found["mlp_bias"]
     return found | {
-        "layer_types": ["full_attention"] * layers,
+        "layer_types": layer_types(draw, layers, "linear_attention", "full_attention"),
+        "mamba_n_heads": 8,  # a divisor of every width, times 2
+        "mamba_d_head": "auto",
+        "mamba_d_state": draw(st.sampled_from([8, 32])),
+        "mamba_n_groups": draw(st.sampled_from([1, 2, 8])),
+        "mamba_d_conv": draw(st.integers(2, 8)),
+        "mamba_conv_bias": draw(st.booleans()),
+        "time_step_limit": (draw(st.sampled_from([0.0, 0.05])), float("inf")),
         "position_embedding_type": draw(st.sampled_from(["rope", "nope", None])),
         "shared_intermediate_size": draw(st.sampled_from([32, 100])),
     }

@@ -21,6 +21,7 @@ from shardmill.pipeline.steps.split import split
 
 from . import tiny_families
 
+INFINITE = {"__float__": "Infinity"}  # as transformers writes it
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another family": ("llama", {"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
@@ -84,10 +85,29 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "layer_types: 'chunked_attention'",
     ),
     "experts beside an MLP": ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4: programs lack"),
-    "Mamba layers": (
+    "Granite's other layers": (
         "granitemoehybrid",
-        {"layer_types": ["mamba", "full_attention"]},
-        "layer_types: 'linear_attention': granitemoehybrid programs have attention layers only",
+        {"layer_types": ["linear_attention", "sliding_attention"] * 2},
+        "layer_types: 'sliding_attention': programs have attention and Mamba-2 only",
+    ),
+    "biases of Mamba's projections": ("granitemoehybrid", {"mamba_proj_bias": True}, "mamba_proj_bias is true"),
+    "Mamba's other activation": (
+        "granitemoehybrid",
+        {"hidden_act": "gelu_pytorch_tanh"},
+        "hidden_act is 'gelu_pytorch_tanh': programs have Mamba-2 with SiLU only",
+    ),
+    "an upper limit of steps": (
+        "granitemoehybrid",
+        {"time_step_limit": [0.0, 0.5]},
+        "time_step_limit: 0.5 is an upper",
+    ),
+    "steps below 0": ("granitemoehybrid", {"time_step_limit": [-1.0, INFINITE]}, "the least step of Mamba-2 is -1"),
+    "Mamba's groups": ("granitemoehybrid", {"mamba_n_groups": 3}, "16 heads of Mamba-2 are no multiple of 3 groups"),
+    "more taps than Mamba has": ("granitemoehybrid", {"mamba_d_conv": 9}, "Mamba-2 has 9 taps: programs have 2 to 8"),
+    "a Mamba state that the engine does not take": (
+        "granitemoehybrid",
+        {"mamba_d_state": 24},
+        "state_dim 24: a recurrent state whose width is no multiple of 32 fails",
     ),
     "Granite's other norm": (
         "granitemoehybrid",
@@ -226,9 +246,10 @@ def test_a_pass_that_a_convolution_s_ring_does_not_hold_is_refused(tmp_path: Pat
     assert "tokens.max" not in str(caught.value)
 
 
-def test_a_pass_that_a_recurrence_does_not_fold_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model_type", ["granitemoehybrid", "qwen3_5_text"])
+def test_a_pass_that_a_recurrence_does_not_fold_is_refused(tmp_path: Path, model_type: str) -> None:
     """By the plan, and by the split."""
-    source = write_config("qwen3_5_text", tmp_path / "checkpoint", {})
+    source = write_config(model_type, tmp_path / "checkpoint", {})
     wanted = settings(source) | {"tokens": {"max": 9}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(wanted))
     message = r"tokens\.max: 9 is too many for a recurrence: a pass takes 8 tokens; lower it"

@@ -96,7 +96,10 @@ TANH = ("phi3", "gpt_oss", "lfm2", "olmoe", "qwen3_5_text")
 
 
 OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {  # other graphs of a family than its tiny config's
-    "granitemoehybrid-nope": ("granitemoehybrid", {"position_embedding_type": "nope"}),
+    "granitemoehybrid-attention": (
+        "granitemoehybrid",
+        {"layer_types": ["full_attention"] * 4, "position_embedding_type": "rope"},
+    ),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
 }
 
@@ -146,7 +149,7 @@ def test_no_program_needs_the_engine_s_second_package(shipped: Shipped) -> None:
 def test_silu_is_made_of_tanh_only_if_the_config_says_so(shipped: Shipped) -> None:
     """No model with SiLU has a tanh for another purpose, but a recurrence, which never has the engine's own SiLU."""
     graph, kinds = shipped.plan["architecture"]["graph"], shipped.operations()
-    activation, recurs = graph["activation"], graph["delta"] is not None
+    activation, recurs = graph["activation"], graph["delta"] is not None or graph["mamba"] is not None
     if activation in ("silu", "silu_tanh"):
         assert ("tanh" in kinds) == (recurs or activation == "silu_tanh")
         assert activation == "silu" or "silu" not in kinds

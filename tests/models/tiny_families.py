@@ -133,6 +133,15 @@ QWEN3_5: dict[str, Any] = {
     "attn_output_gate": True,
     "tie_word_embeddings": True,
 }
+# Heads in groups; twelve and more, since shorter vectors are not in the weight file; and a least step that occurs.
+MAMBA: dict[str, Any] = {
+    "mamba_n_heads": 16,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "mamba_n_groups": 2,
+    "time_step_limit": (0.05, float("inf")),
+    "rms_norm_eps": 1e-3,  # large enough to show
+}
 QWEN3_5_VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -210,9 +219,10 @@ TINY: dict[str, dict[str, Any]] = {
     | {
         "num_local_experts": 0,
         "shared_intermediate_size": 80,
-        "layer_types": ["full_attention"] * 2,
-        "position_embedding_type": "rope",
-        "mamba_n_heads": 8,  # transformers divides the width by it
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+        "position_embedding_type": "nope",
+        **MAMBA,
         "embedding_multiplier": 12.0,
         "attention_multiplier": 0.1,
         "residual_multiplier": 0.22,
@@ -353,20 +363,20 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
                 weight.copy_(drawn + (centre if "norm" in name or name.endswith(("_scale", "layer_scalar")) else 0.0))
                 if model_type.startswith("gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
                     weight.sub_(0.7)  # scores are not divided, and large ones amplify rounding
-            if model_type.startswith("qwen3_5"):
+            if "linear_attn" in name or "mamba" in name or "mixer" in name:
                 _draw_recurrence(name, weight, generator)
     return model
 
 
 def _draw_recurrence(name: str, weight: Tensor, generator: torch.Generator) -> None:
-    """Draw the tensors of a DeltaNet layer that are no projections, with heads that forget slowly and quickly."""
+    """Draw the tensors of a recurrence that are no projections, with heads that forget slowly and quickly."""
     if name.endswith("linear_attn.norm.weight"):
         weight.add_(1.0)  # the only gain without 1 +
     elif name.endswith("A_log"):
         weight.uniform_(-4, 2.7, generator=generator)
     elif name.endswith("dt_bias"):
         weight.copy_(2 * torch.randn(weight.shape, generator=generator) - 1)
-    elif "conv1d" in name:
+    elif name.endswith("conv1d.weight"):
         weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
 
 

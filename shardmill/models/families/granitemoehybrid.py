@@ -1,42 +1,118 @@
-"""model_type granitemoehybrid: IBM Granite 4 of attention layers only, without experts. Granite under other names.
+"""model_type granitemoehybrid: IBM Granite 4 without experts. Granite under other names, and Mamba-2 in its H models.
 
 Source of the arithmetic: transformers, models/granitemoehybrid/modeling_granitemoehybrid.py.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import ROPE, LayerSpec, ModelDescription, TensorSource
-from shardmill.models.decoder import decoder, rope, row_halves, taken_for_granted
+from shardmill.models.architecture import ROPE, LayerSpec, ModelDescription, Sources, TensorSource
+from shardmill.models.contract import DECAY_SCALE
+from shardmill.models.decoder import activation, decoder, rope, row_halves, taken_for_granted
 from shardmill.models.families.granite import MULTIPLIERS, granite_options
+from shardmill.models.recurrences import Mamba2
 
 HONOURED = ("attention_bias", "layer_types", "position_embedding_type", "shared_intermediate_size")
-# Fields of what these models lack: experts, and Mamba layers, whose other fields begin with MAMBA.
-WITHOUT = ("num_experts_per_tok", "num_local_experts", "time_step_limit")
-MAMBA = "mamba_"
+WITHOUT = ("num_experts_per_tok", "num_local_experts")  # fields of experts
+MAMBA = (
+    "mamba_chunk_size",  # of transformers' sums, whose result does not depend on it
+    "mamba_conv_bias",
+    "mamba_d_conv",
+    "mamba_d_head",
+    "mamba_d_state",
+    "mamba_expand",  # transformers refuses all but heads times their width, divided by the model's width
+    "mamba_n_groups",
+    "mamba_n_heads",
+    "mamba_proj_bias",
+    "time_step_limit",
+)
 UNREAD = ("init_method",)  # of training
 GRANTED = {"normalization_function": "rmsnorm"}
-ATTENTION = {"attention", "full_attention"}  # on the hub, and in transformers
+ATTENTION, RECURRENCE = {"attention", "full_attention"}, {"mamba", "linear_attention"}  # on the hub, in transformers
+MAMBA_LAYER = LayerSpec(mixer="mamba", rope=None, mask="")
+MOST_TAPS = 8
 
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers GraniteMoeHybridConfig for programs of `context` slots."""
     if config.num_local_experts:
         raise CheckpointError(f"num_local_experts is {config.num_local_experts}: programs lack experts beside an MLP")
-    if strange := sorted(set(config.layer_types) - ATTENTION):
-        raise CheckpointError(f"layer_types: {strange[0]!r}: {config.model_type} programs have attention layers only")
+    if strange := sorted(set(config.layer_types) - ATTENTION - RECURRENCE):
+        raise CheckpointError(f"layer_types: {strange[0]!r}: programs have attention and Mamba-2 only")
     turns, ffn = config.position_embedding_type == "rope", config.shared_intermediate_size
-    mamba = tuple(name for name in config.to_dict() if name.startswith(MAMBA))
+    recurs = not RECURRENCE.isdisjoint(config.layer_types)
+    mamba = _mamba(config) if recurs else None
+    attention = LayerSpec(rope=ROPE if turns else None)
     return decoder(
         config,
         context,
-        honours=(*HONOURED, *MULTIPLIERS, *WITHOUT, *mamba, *UNREAD, *taken_for_granted(config, GRANTED)),
-        kinds=(LayerSpec(rope=ROPE if turns else None),) * config.num_hidden_layers,
+        honours=(*HONOURED, *MULTIPLIERS, *WITHOUT, *MAMBA, *UNREAD, *taken_for_granted(config, GRANTED)),
+        kinds=tuple(attention if name in ATTENTION else MAMBA_LAYER for name in config.layer_types),
         ropes={ROPE: rope(config, context)} if turns else {},
         tensors=row_halves("shared_mlp.input_linear.weight", ffn, config.hidden_size)
-        | {"mlp.down_proj.weight": TensorSource("shared_mlp.output_linear.weight")},
+        | {"mlp.down_proj.weight": TensorSource("shared_mlp.output_linear.weight")}
+        | (_mamba_sources(mamba, config.hidden_size, "mamba.") if mamba else {}),
         ffn=ffn,
+        mamba=mamba,
         **granite_options(config),
     )
+
+
+def _mamba(config: Any) -> Mamba2:
+    """Return the sizes of the Mamba-2 layers. Raises CheckpointError for what programs do not support."""
+    if config.mamba_proj_bias:
+        raise CheckpointError("mamba_proj_bias is true: programs have Mamba-2 without biases of its projections only")
+    if activation(config, "hidden_act") != "silu":
+        raise CheckpointError(f"hidden_act is {config.hidden_act!r}: programs have Mamba-2 with SiLU only")
+    least, most = config.time_step_limit or (0.0, inf)
+    if most != inf:
+        raise CheckpointError(f"time_step_limit: {most} is an upper limit of steps, which programs do not have")
+    return _checked(
+        Mamba2(
+            heads=config.mamba_n_heads,
+            groups=config.mamba_n_groups,
+            head_dim=config.mamba_d_head,
+            state_dim=config.mamba_d_state,
+            taps=config.mamba_d_conv,
+            conv_bias=bool(config.mamba_conv_bias),
+            least_step=float(least),
+        )
+    )
+
+
+def _checked(mamba: Mamba2) -> Mamba2:
+    """Return the sizes themselves. Raises CheckpointError for sizes that no program has."""
+    for name in ("heads", "groups", "head_dim", "state_dim"):
+        if (size := getattr(mamba, name)) < 1:
+            raise CheckpointError(f"the {name} of the Mamba-2 layers is {size}: it must be 1 or more")
+    if mamba.heads % mamba.groups:
+        raise CheckpointError(f"{mamba.heads} heads of Mamba-2 are no multiple of {mamba.groups} groups")
+    if not 1 < mamba.taps <= MOST_TAPS:
+        raise CheckpointError(f"the convolution of Mamba-2 has {mamba.taps} taps: programs have 2 to {MOST_TAPS}")
+    if not 0 <= mamba.least_step < inf:
+        raise CheckpointError(f"the least step of Mamba-2 is {mamba.least_step}: it must be 0 or more")
+    return mamba
+
+
+def _mamba_sources(mamba: Mamba2, hidden: int, path: str) -> dict[str, Sources]:
+    """Return the sources of a Mamba-2 layer's constants, whose tensors' names begin with `path`."""
+    ends = {"in_proj_z": mamba.width, "in_proj_xbc": mamba.width + mamba.mixed}
+    rows = mamba.width + mamba.pending  # of the gate; of x, B and C; of steps
+    firsts = zip((*ends, "in_proj_dt"), (0, *ends.values()), (*ends.values(), rows), strict=True)
+    found: dict[str, Sources] = {
+        f"mamba.{role}.weight": TensorSource(f"{path}in_proj.weight", rows=(first, end, 1), shape=(rows, hidden))
+        for role, first, end in firsts
+    }
+    found |= {
+        f"mamba.tap_{j}": TensorSource(f"{path}conv1d.weight", column=j, shape=(mamba.mixed, 1, mamba.taps))
+        for j in range(mamba.taps)
+    }
+    found |= {f"mamba.{name}": TensorSource(path + name) for name in ("dt_bias", "norm.weight", "out_proj.weight")}
+    return found | {
+        "mamba.conv_bias": TensorSource(f"{path}conv1d.bias"),
+        "mamba.rate": TensorSource(f"{path}A_log", exp=True, times=-1.0),
+        "mamba.skip": TensorSource(f"{path}D", times=DECAY_SCALE),
+    }

@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import DeltaNet, LayerSpec, ModelDescription, Sources, TensorSource
+from shardmill.models.architecture import LayerSpec, ModelDescription, Sources, TensorSource
 from shardmill.models.contract import DECAY_SCALE
 from shardmill.models.decoder import decoder, taken_for_granted
+from shardmill.models.recurrences import DeltaNet
 
 HONOURED = (
     "layer_types",

@@ -1,0 +1,184 @@
+"""Mamba-2 (arXiv 2405.21060; transformers, models/granitemoehybrid and models/nemotron_h): the other recurrence.
+
+For each head, with a rate A < 0 and the step dt >= 0 of a token:
+
+    S = exp(dt A) S + dt x^T B;  y = C S^T + D x
+
+A convolution of a few taps gives x, B and C; a group of neighbouring heads shares B and C. The output is multiplied by
+SiLU of a gate, and then each group of heads has a norm.
+
+The state, the ring and the masks are as in models/delta_net.py, and so is what it says about fp16: a pass puts what its
+tokens would add into the ring, and a later pass, in which they count, folds them into S. If G_ij is the sum of dt A
+after token j up to token i, and G_i the sum up to i, a block of B tokens computes
+
+    y_i = exp(G_i) C_i S^T + sum_{j <= i} (C_i B_j) exp(G_ij) dt_j x_j + D x_i
+    S = exp(G_B) S + sum_j exp(G_Bj) dt_j x_j^T B_j
+
+A token with a step of 0 changes nothing, whatever the bias of the convolution makes of it. Steps in the ring are 64
+times the model's, x is a quarter of the model's, and so S and y are 16 times the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from shardmill.models.architecture import Graph
+from shardmill.models.attention import Shared
+from shardmill.models.contract import BLOCK, DECAY_SCALE
+from shardmill.models.primitives import (
+    RMSNorm,
+    multiply,
+    projection,
+    scale,
+    silu_tanh,
+    softplus,
+    unquantized,
+    vector,
+    write_ring,
+)
+
+Weights = Mapping[str, Tensor]
+X_SCALE = 0.25
+FLOOR = 2.0**-4  # what the least step becomes before it is compared, since fp16 holds this number exactly
+MOST_DECAY = 6e4  # of a token, times DECAY_SCALE: exp(-937) is 0 in any precision, and fp16 has no infinity here
+
+
+class MambaMixer(nn.Module):
+    """The mixer: x [1, d, T, 1] -> [1, d, T, 1], with the ring [1, 1, C, R] and the state [1, heads, P, N]."""
+
+    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+        super().__init__()
+        assert g.mamba is not None
+        self.sizes = mamba = g.mamba
+        self.in_proj_xbc = projection(weights[f"{path}in_proj_xbc.weight"])
+        self.in_proj_dt = nn.ParameterDict({"weight": unquantized(weights[f"{path}in_proj_dt.weight"])})
+        self.dt_bias = vector(weights[f"{path}dt_bias"])
+        self.rate, self.skip = (_by_head(weights[f"{path}{name}"]) for name in ("rate", "skip"))
+        self.tap_0: nn.Parameter
+        self.conv_bias: nn.Parameter
+        for name in (*(f"tap_{j}" for j in range(mamba.taps)), *(("conv_bias",) if mamba.conv_bias else ())):
+            setattr(self, name, nn.Parameter(weights[f"{path}{name}"].reshape(1, 1, 1, -1), requires_grad=False))
+        self.in_proj_z = projection(weights[f"{path}in_proj_z.weight"])
+        self.norm = RMSNorm(None, g.rms_norm_eps * (DECAY_SCALE * X_SCALE) ** 2, axis=2)
+        gains = weights[f"{path}norm.weight"].reshape(1, mamba.groups, -1, 1)
+        self.norm.weight = nn.Parameter(gains, requires_grad=False)
+        self.out_proj = projection(weights[f"{path}out_proj.weight"])
+
+    def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
+        mamba, own = self.sizes, self.own(x)
+        if shared.rows is None:
+            ring[:] = write_ring(ring, own, shared.ring_write, shared.ring_keep)
+        else:
+            shared.rows.append(own)
+            ring = write_ring(ring, own, shared.ring_write, shared.ring_keep)
+        read = torch.matmul(shared.windows, ring.transpose(2, 3))  # [1, 1, 2 (B + taps - 1), C]
+        v, b, c, dt = self.heads(read.reshape(1, 2, BLOCK + mamba.taps - 1, mamba.pending))
+        decay = torch.maximum(dt * self.rate, torch.full((1, 1, 1, 1), -MOST_DECAY, dtype=dt.dtype))
+        pairs, since, until, lost = decayed(decay, mamba.heads, shared.constants)
+        u = v * dt
+        folded = self.folded(state, u[0:1], self.spread(b[0:1], until[0:1], (mamba.state_dim, 1)), lost[0:1], shared)
+        if shared.rows is None:
+            state[:] = folded
+        else:
+            shared.rows.append(folded)
+            state = folded
+        alike = torch.matmul(c[1:2], b[1:2].transpose(2, 3))  # [1, groups, B, B]
+        seen = torch.matmul(self.spread(c[1:2], since[1:2], (mamba.state_dim, 1)), state.transpose(2, 3))
+        seen = seen + torch.matmul(self.spread(alike, pairs[1:2], (BLOCK, BLOCK)), u[1:2]) + v[1:2] * self.skip
+        out: Tensor = self.out_proj(self.gated(torch.matmul(shared.column, seen), self.in_proj_z(x)))
+        return out
+
+    def own(self, x: Tensor) -> Tensor:
+        """Return what the tokens of the pass would add: x, B and C before the convolution, and steps, [1, 1, C, T]."""
+        dt = multiply(self.in_proj_dt["weight"], x).reshape(1, 1, self.sizes.heads, -1)
+        return torch.cat([self.in_proj_xbc(x).reshape(1, 1, self.sizes.mixed, -1), self.steps(dt)], dim=2)
+
+    def steps(self, dt: Tensor) -> Tensor:
+        """Return the steps of tokens, times DECAY_SCALE, given their projection [1, 1, heads, T]."""
+        dt, least = softplus(dt + self.dt_bias), self.sizes.least_step
+        if not least:
+            return dt * DECAY_SCALE
+        dt = torch.maximum(scale(dt, FLOOR / least), torch.full((1, 1, 1, 1), FLOOR, dtype=dt.dtype))
+        return scale(dt, DECAY_SCALE * least / FLOOR)
+
+    def heads(self, windows: Tensor) -> tuple[Tensor, ...]:
+        """Return x [n, heads, B, P], B and C [n, groups, B, N], and the steps [n, heads, B, 1].
+
+        Args:
+            windows: positions of the ring, [1, n, B + taps - 1, C].
+        """
+        mamba, back, n = self.sizes, self.sizes.taps - 1, 2
+        raw, dt = torch.split(windows, [mamba.mixed, mamba.heads], dim=3)
+        y = self.tap_0 * raw[:, :, 0:BLOCK]
+        for j in range(1, mamba.taps):
+            y = y + getattr(self, f"tap_{j}") * raw[:, :, j : j + BLOCK]
+        y = y + self.conv_bias if mamba.conv_bias else y
+        x, bc = torch.split(y, [mamba.width, mamba.mixed - mamba.width], dim=3)
+        x, bc = ((z * (factor / 2)) * (torch.tanh(z * 0.5) + 1) for z, factor in ((x, X_SCALE), (bc, 1.0)))  # SiLU
+        x = x.reshape(n, BLOCK, mamba.heads, mamba.head_dim).transpose(1, 2)
+        bc = bc.reshape(n, BLOCK, 2 * mamba.groups, mamba.state_dim).transpose(1, 2)
+        b, c = torch.split(bc, mamba.groups, dim=1)
+        return x, b, c, dt[:, :, back:].reshape(n, BLOCK, mamba.heads, 1).transpose(1, 2)
+
+    def folded(self, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, shared: Shared) -> Tensor:
+        """Return the state after a block; where a text begins, the state before counts as 0.
+
+        Args:
+            state: [1, heads, P, N].
+            u: steps times x, [1, heads, B, P].
+            b: B, decayed until the end of the block, [1, heads, B, N].
+            lost: the share of the state that the block forgets, [1, heads, 1, 1].
+            shared: the inputs of the part.
+        """
+        lost = lost * shared.goes_on + (1 - shared.goes_on)
+        return state - (state * lost - torch.matmul(u.transpose(2, 3), b))
+
+    def spread(self, x: Tensor, factors: Tensor, widths: tuple[int, int]) -> Tensor:
+        """Return numbers of groups times factors of their heads.
+
+        Args:
+            x: [1, groups, B, width].
+            factors: [1, heads, B, width or 1].
+            widths: the last axes of both.
+
+        Returns:
+            [1, heads, B, width].
+        """
+        groups, heads = self.sizes.groups, self.sizes.heads
+        factors = factors.reshape(groups, heads // groups, BLOCK, widths[1])
+        return (x.reshape(groups, 1, BLOCK, widths[0]) * factors).reshape(1, heads, BLOCK, widths[0])
+
+    def gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """Return the heads' output [1, heads, T, P], gated and then normed: [1, heads * P, T, 1]."""
+        groups, width = self.sizes.groups, self.sizes.width
+        y = y.transpose(2, 3).reshape(1, groups, width // groups, -1)
+        out: Tensor = self.norm(y * silu_tanh(gate.reshape(1, groups, width // groups, -1)))
+        return out.reshape(1, width, -1, 1)
+
+
+def decayed(decay: Tensor, heads: int, constants: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what two blocks forget, given the decay of each token, [2, heads, B, 1].
+
+    Args:
+        decay: times DECAY_SCALE.
+        heads: how many.
+        constants: the part's triangles.
+
+    Returns:
+        exp(G_ij), [2, heads, B, B]; exp of the decays since the start and until the end, [2, heads, B, 1]; and the
+        share of the state that the block forgets, [2, heads, 1, 1].
+    """
+    causal, after, both = (constants[name] for name in ("causal", "later_decays", "decay_sums"))
+    pairs = torch.exp(torch.matmul(decay.reshape(2, heads, 1, BLOCK) * causal, after)) * causal
+    sums = torch.matmul(both, decay)  # [2, heads, 2 B, 1]
+    since, until = torch.split(torch.exp(sums), BLOCK, dim=2)
+    lost = (since[:, :, BLOCK - 1 :] + 1) * torch.tanh(sums[:, :, BLOCK - 1 : BLOCK] * -0.5)
+    return pairs, since, until, lost
+
+
+def _by_head(values: Tensor) -> nn.Parameter:
+    """Return a number for each head, [1, heads, 1, 1]."""
+    return nn.Parameter(values.reshape(1, -1, 1, 1), requires_grad=False)

@@ -1,0 +1,67 @@
+"""The sizes of recurrences: layers with a state of one size for a text of any length, in the place of attention.
+
+What the graph contract needs of both kinds has the same names: `taps`, `pending` and `state`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """The sizes of gated DeltaNet layers (models/delta_net.py)."""
+
+    key_heads: int  # each serves value_heads / key_heads neighbouring value heads
+    value_heads: int
+    key_dim: int  # of a head, for queries too
+    value_dim: int
+    taps: int  # of the short convolution of query, key and value
+
+    @property
+    def mixed(self) -> int:
+        """Return the channels of query, key and value together, which the convolution reads."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def pending(self) -> int:
+        """Return the channels of the ring: query, key and value, then a beta and a decay for each value head."""
+        return self.mixed + 2 * self.value_heads
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Return the state's axes: value heads, and a matrix of each."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """The sizes and options of Mamba-2 layers (models/mamba.py)."""
+
+    heads: int
+    groups: int  # heads / groups neighbouring heads share B and C
+    head_dim: int
+    state_dim: int  # of B and C
+    taps: int  # of the short convolution of x, B and C
+    conv_bias: bool = True
+    least_step: float = 0.0  # smaller steps count as this one
+
+    @property
+    def width(self) -> int:
+        """Return the channels of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def mixed(self) -> int:
+        """Return the channels of x, B and C together, which the convolution reads."""
+        return self.width + 2 * self.groups * self.state_dim
+
+    @property
+    def pending(self) -> int:
+        """Return the channels of the ring: x, B and C, then a step for each head."""
+        return self.mixed + self.heads
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Return the state's axes: heads, and a matrix of each."""
+        return self.heads, self.head_dim, self.state_dim

@@ -1,0 +1,257 @@
+"""Mamba-2: what transformers computes, whatever is rejected, and each mistake of a port is found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers.models.granitemoehybrid.modeling_granitemoehybrid as granite
+from torch import Tensor
+
+from shardmill.gates.parity import relative_error
+from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.models import mamba
+from shardmill.models.architecture import Graph, ModelDescription
+from shardmill.models.contract import BLOCK, DECAY_SCALE, GraphSpec
+from shardmill.models.families.granitemoehybrid import MAMBA_LAYER
+from shardmill.models.host import KVLayout
+from shardmill.models.mamba import MambaMixer
+from shardmill.models.primitives import RMSNorm
+from shardmill.models.recurrences import Mamba2
+
+from . import tiny_families as tiny
+from .test_delta_net import Forgetful, OffByOne, WithRejected, fed, in_fp64
+from .test_family_mutants import graph, sources, swapped
+
+LIMIT, TEXT, HIDDEN, EPS = THRESHOLDS["program_error"].limit, 96, 64, 1e-3
+Mutation = Callable[[ModelDescription], ModelDescription]
+SIZES = {  # one group, as Granite's; groups, and a least step that many tokens have, as Nemotron's
+    "one group": Mamba2(heads=4, groups=1, head_dim=32, state_dim=64, taps=4),
+    "groups": Mamba2(heads=8, groups=4, head_dim=16, state_dim=32, taps=3, conv_bias=False, least_step=0.2),
+}
+
+
+def layer(sizes: Mamba2) -> Any:
+    """transformers' layer in fp64, with heads that forget slowly and heads that forget at once."""
+    changes: dict[str, Any] = {"mamba_conv_bias": sizes.conv_bias, "time_step_limit": (sizes.least_step, float("inf"))}
+    changes |= {"mamba_n_heads": sizes.heads, "mamba_n_groups": sizes.groups, "mamba_d_head": sizes.head_dim}
+    changes |= {"mamba_d_state": sizes.state_dim, "mamba_d_conv": sizes.taps, "mamba_chunk_size": 16}
+    config = tiny.tiny_config("granitemoehybrid", hidden_size=HIDDEN, rms_norm_eps=EPS, **changes)
+    torch.manual_seed(0)
+    found = in_fp64(granite).GraniteMoeHybridMambaLayer(config, 0).eval().double()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, weight in found.named_parameters():
+            weight.copy_(0.3 * torch.randn(weight.shape, generator=generator, dtype=torch.float64))
+            weight.add_(1.0 if name == "norm.weight" else 0.0)
+        found.A_log.uniform_(-4, 2.7, generator=generator)
+    return found
+
+
+def ours(layer: Any, sizes: Mamba2) -> tuple[MambaMixer, GraphSpec]:
+    """Our layer of the same weights in fp64, with the constants that need not fit fp16 then."""
+    spec = GraphSpec(
+        "layers", Graph(HIDDEN, 4, 2, 32, 8, 96, EPS, mamba=sizes), ((0, MAMBA_LAYER),), slots=TEXT + BLOCK
+    )
+    found = dict(layer.state_dict())
+    gate, xbc, dt = found.pop("in_proj.weight").split([sizes.width, sizes.mixed, sizes.heads])
+    weights = {"in_proj_z.weight": gate, "in_proj_xbc.weight": xbc, "in_proj_dt.weight": dt}
+    taps = found.pop("conv1d.weight")[:, 0]
+    weights |= {f"tap_{j}": taps[:, j] for j in range(sizes.taps)}
+    weights |= {"conv_bias": found.pop("conv1d.bias")} if sizes.conv_bias else {}
+    weights |= {"rate": -found.pop("A_log").exp(), "skip": DECAY_SCALE * found.pop("D")}
+    mixer = MambaMixer(spec.graph, {**weights, **found}, "").double()
+    mixer.norm.root_eps.fill_(EPS**0.5 * DECAY_SCALE * mamba.X_SCALE)
+    mixer.norm.factors = []
+    return mixer, spec
+
+
+def draw() -> Tensor:
+    return torch.randn(TEXT, HIDDEN, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constants that need not fit fp16."""
+    monkeypatch.setattr(mamba, "scale", lambda x, factor: x * factor)
+    monkeypatch.setattr(mamba, "softplus", torch.nn.functional.softplus)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("widths", [tuple(range(1, BLOCK + 1)), (1,)], ids=["any", "one by one"])
+@pytest.mark.parametrize("name", SIZES)
+def test_the_arithmetic_is_transformers_own(name: str, widths: tuple[int, ...]) -> None:
+    """In fp64, with rejected drafts, where only the order of sums differs."""
+    sizes, x = SIZES[name], draw()
+    theirs = layer(sizes)
+    mixer, spec = ours(theirs, sizes)
+    with torch.no_grad():
+        expected = theirs(x[None])[0]
+        steps = torch.nn.functional.softplus(x @ theirs.in_proj.weight[-sizes.heads :].T + theirs.dt_bias)
+    assert not sizes.least_step or 0.1 < (steps < sizes.least_step).double().mean() < 0.9
+    for seed in range(3):
+        assert relative_error(fed(mixer, x, seed, widths, spec), expected) <= 1e-12
+
+
+def test_a_head_that_forgets_at_once_stays_finite_in_fp16() -> None:
+    """Where a step times a rate is beyond fp16, and would be infinity times 0."""
+    sizes = SIZES["one group"]
+    mixer, spec = ours(layer(sizes), sizes)
+    mixer.rate.fill_(-200.0)
+    mixer.dt_bias.fill_(6.0)
+    found = fed(mixer.half(), 0.1 * draw()[:40].half(), 0, spec=spec)
+    assert torch.isfinite(found).all() and found.abs().max() > 0.01
+
+
+# Mistakes, each on the whole tiny model with rejected drafts.
+
+
+def error(mutation: Mutation = lambda model: model, host: type[KVLayout] = KVLayout, before: int = 0) -> float:
+    """How far off the tiny model is, perhaps after another text."""
+    model, tokens = tiny.tiny_model("granitemoehybrid"), tiny.tiny_text()
+    engine = tiny.Blocks(mutation(tiny.described(model)), tiny.tensors_of(model), host=host)
+    if before:
+        tiny.error_of(engine, tiny.tiny_text(before), tiny.expected(model, tiny.tiny_text(before)))
+    return tiny.error_of(engine, tokens, tiny.expected(model, tokens))
+
+
+def sized(**changes: Any) -> Mutation:
+    """Other options of the Mamba-2 layers."""
+
+    def changed(model: ModelDescription) -> ModelDescription:
+        assert (sizes := model.architecture.graph.mamba) is not None
+        return graph(mamba=replace(sizes, **changes))(model)
+
+    return changed
+
+
+MUTANTS: dict[str, Mutation] = {
+    "no D": sources("mamba.skip", times=0.0),
+    "D not scaled with the state": sources("mamba.skip", times=1.0),
+    "no bias of steps": sources("mamba.dt_bias", times=0.0),
+    "no least step": sized(least_step=0.0),
+    "no bias of the convolution": sized(conv_bias=False),
+    "taps in reverse": swapped("mamba.tap_0", "mamba.tap_3"),
+    "one group": sized(groups=1, state_dim=64),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mistake_in_the_description_is_found_out(name: str) -> None:
+    assert error(MUTANTS[name]) > LIMIT
+
+
+def folded_twice(real: Any) -> Any:
+    def folded(self: MambaMixer, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, shared: Any) -> Any:
+        return real(self, real(self, state, u, b, lost, shared), u, b, lost, shared)
+
+    return folded
+
+
+def decayed_after(real: Any) -> Any:
+    """The state decays after a token is added, its own update too."""
+
+    def decayed(decay: Tensor, heads: int, constants: Any) -> Any:
+        causal = constants["causal"]
+        sums = torch.cat([causal * (1 - causal.transpose(2, 3)), causal.transpose(2, 3)], dim=2) / DECAY_SCALE
+        return real(decay, heads, {**constants, "decay_sums": sums})
+
+    return decayed
+
+
+def steps_as_they_are(_: Any) -> Any:
+    """An update without its step."""
+
+    def folded(self: MambaMixer, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, shared: Any) -> Tensor:
+        lost = lost * shared.goes_on + (1 - shared.goes_on)
+        return state - state * lost + torch.matmul((u != 0).float().transpose(2, 3), b)
+
+    return folded
+
+
+def normed_before(_: Any) -> Any:
+    """The norm before the gate, as gated DeltaNet has it."""
+
+    def gated(self: MambaMixer, y: Tensor, gate: Tensor) -> Any:
+        groups, width = self.sizes.groups, self.sizes.width
+        y = y.transpose(2, 3).reshape(1, groups, width // groups, -1)
+        return self.norm(y).reshape(1, width, -1, 1) * torch.nn.functional.silu(gate)
+
+    return gated
+
+
+def normed_together(_: Any) -> Any:
+    """One norm over the heads of all groups."""
+
+    def gated(self: MambaMixer, y: Tensor, gate: Tensor) -> Any:
+        y = y.transpose(2, 3).reshape(1, self.sizes.width, -1, 1) * torch.nn.functional.silu(gate)
+        norm, gains = RMSNorm(None, EPS * (DECAY_SCALE * mamba.X_SCALE) ** 2), self.norm.weight
+        assert gains is not None
+        return norm(y) * gains.reshape(1, -1, 1, 1)
+
+    return gated
+
+
+def in_turn(_: Any) -> Any:
+    """Heads take their groups in turn."""
+    return lambda self, x, factors, widths: x.repeat(1, self.sizes.heads // self.sizes.groups, 1, 1) * factors
+
+
+def exchanged(real: Any) -> Any:
+    """B in the place of C."""
+
+    def heads(self: MambaMixer, windows: Tensor) -> Any:
+        x, b, c, dt = real(self, windows)
+        return x, c, b, dt
+
+    return heads
+
+
+def plain_epsilon(real: Any) -> Any:
+    def init(self: MambaMixer, g: Graph, weights: Any, path: str) -> None:
+        real(self, g, weights, path)
+        gains, self.norm = self.norm.weight, RMSNorm(None, g.rms_norm_eps, axis=2)  # not scaled with the state
+        self.norm.weight = gains
+
+    return init
+
+
+MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "a state folded twice": (MambaMixer, "folded", folded_twice),
+    "decay after the update": (mamba, "decayed", decayed_after),
+    "no steps in the update": (MambaMixer, "folded", steps_as_they_are),
+    "the norm before the gate": (MambaMixer, "gated", normed_before),
+    "a norm over all groups": (MambaMixer, "gated", normed_together),
+    "groups in turn": (MambaMixer, "spread", in_turn),
+    "B and C exchanged": (MambaMixer, "heads", exchanged),
+    "no scale of the norm's epsilon": (MambaMixer, "__init__", plain_epsilon),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_the_recurrence_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, change = MISTAKES[name]
+    monkeypatch.setattr(owner, method, change(getattr(owner, method)))
+    assert error() > LIMIT
+
+
+@pytest.mark.parametrize(("host", "before"), [(WithRejected, 0), (OffByOne, 0), (Forgetful, 30)])
+def test_a_mistake_of_the_host_is_found_out(host: type[KVLayout], before: int) -> None:
+    assert error(host=host, before=before) > LIMIT
+    assert error(before=before) <= LIMIT
+
+
+@pytest.mark.slow
+def test_a_text_of_two_thousand_tokens_does_not_drift() -> None:
+    """One token a pass, and the error of the last tokens is no larger than of the first."""
+    model, tokens = tiny.tiny_model("granitemoehybrid", max_position_embeddings=2048), tiny.tiny_text(2000)
+    engine: Any = tiny.Blocks(tiny.described(model, 2048), tiny.tensors_of(model), slots=2048)
+    rows = np.concatenate([engine.forward(tokens[i : i + 1], [i], [i]) for i in range(len(tokens))])
+    expected = tiny.expected(model, tokens)
+    errors = [relative_error(rows[a:b], expected[a:b]) for a, b in pairwise(range(0, 2001, 500))]
+    assert max(errors) <= LIMIT and errors[-1] <= 4 * errors[0]
