@@ -30,7 +30,7 @@ from shardmill.models.architecture import (
     cache_source,
 )
 from shardmill.models.contract import BLOCK, MODEL_NORM, GraphSpec, window_slots
-from shardmill.models.interface import DRAFT_PARTS, HOST, MTP, EntryPoints, interface
+from shardmill.models.interface import DRAFT_PARTS, FIXED, HOST, MTP, EntryPoints, interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 from shardmill.models.part_constants import constants, model_constants, table_constants
 from shardmill.models.recurrences import DeltaNet, Mamba2
@@ -121,7 +121,8 @@ class Part:
             found = GraphSpec(
                 self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted, taps=self.taps, adapters=adapters
             )
-            return replace(found, lent=self.lent)
+            wide = self.calls.shapes == FIXED and found.recurs and self.tokens > BLOCK
+            return replace(found, lent=self.lent, blocks=self.tokens // BLOCK if wide else 1)
         return GraphSpec(self.kind, self.graph, rows=self.end - self.start)
 
     @property
@@ -250,9 +251,18 @@ def _lent(kinds: Sequence[LayerSpec], start: int, end: int) -> tuple[tuple[int, 
     return tuple((i, kinds[i]) for i in sorted(source for source in sources if source is not None and source < start))
 
 
-def recurrent(graph: Graph) -> dict[str, dict[str, int]]:
-    """Return what the host needs of a model's recurrence, as model.json has it; nothing for a model without one."""
-    return {"recurrent": {"block": BLOCK, "taps": graph.recurrence.taps}} if graph.recurrence else {}
+def recurrent(graph: Graph, tokens: int, verify: int) -> dict[str, dict[str, int]]:
+    """Return what the host needs of a model's recurrence, as model.json has it; nothing for a model without one.
+
+    Args:
+        graph: the model's.
+        tokens: the most tokens of any pass.
+        verify: the most tokens of a decode pass.
+    """
+    if not graph.recurrence:
+        return {}
+    found = {"block": BLOCK, "taps": graph.recurrence.taps}
+    return {"recurrent": found | ({"narrow": verify} if tokens > BLOCK else {})}
 
 
 def draft_parts(
@@ -383,7 +393,7 @@ def plan_json(
         "prefix": model.prefix,
         "item_bytes": max(ITEM_BYTES[tensor.info.dtype] for tensor in every_tensor(parts)),
         "conv_taps": model.architecture.graph.conv_taps,
-        **recurrent(model.architecture.graph),
+        **recurrent(model.architecture.graph, config.tokens.max, config.verify),
         "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
         "window": model.architecture.window,
         "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),

@@ -39,7 +39,7 @@ from shardmill.models.architecture import (
 )
 from shardmill.models.contract import BLOCK, RING, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
-from shardmill.models.interface import HOST, TANH
+from shardmill.models.interface import FIXED, HOST, TANH
 from shardmill.models.layer_constants import Shape
 from shardmill.models.part_constants import constants, whole_blueprint
 from shardmill.plan import empty_parts
@@ -238,8 +238,16 @@ def _unfit_states(config: Config, a: Architecture) -> str:
             f"{name} {width}: a {kind} whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the Neural Engine "
             "(rule S8); this model can't be built"
         )
-    if a.graph.recurrence and config.tokens.max > BLOCK:
-        return f"tokens.max: {config.tokens.max} is too many for a recurrence: a pass takes {BLOCK} tokens; lower it"
+    if a.graph.mamba and config.tokens.max > BLOCK:
+        return f"tokens.max: {config.tokens.max} is too many for Mamba-2: a pass takes {BLOCK} tokens; lower it"
+    if a.graph.recurrence and config.verify > BLOCK:
+        return f"tokens.verify: {config.verify} is too many for a recurrence: {BLOCK} of its tokens may be rejected"
+    if a.graph.recurrence and (most := config.tokens.max) > BLOCK:
+        if config.program.shapes != FIXED:
+            why = f"one function for every width takes {BLOCK} tokens of a recurrence"
+            return f"tokens.max: {most} is too many: {why}; lower it, or add `program.shapes: fixed`"
+        if most % BLOCK:
+            return f"tokens.max: a recurrence takes prompts in blocks of {BLOCK}; {most // BLOCK * BLOCK} would fit"
     return ""
 
 

@@ -38,6 +38,7 @@ class Engine(Protocol):
     - `rewindable`: returns whether a call can start at a given position, if it can't at every earlier one.
     - `undoable`: returns how many tokens fed one by one from a given position on can be undone; None if any number.
     - `verify`: the most tokens of a decode pass, if wider calls are for prompts.
+    - `pads`: True if wider calls may have fewer tokens than a width, and must have only tokens that are kept.
     - `fit`: called with the number of slots that a text needs from now on; the engine may forget the others.
     - `renew`: called after a result that is not finite; the engine makes its states anew, since no mask hides NaN.
     - `copy_bytes`, `copy_out`, `copy_in`, `drop_copies`: see `Copying`.

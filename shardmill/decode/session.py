@@ -2,7 +2,8 @@
 
 Tokens are fed after the committed ones and count only after `commit` keeps them. Other fed tokens are hidden by their
 position and overwritten by the next call. Calls are padded to a configured width. Padding uses the slots that follow,
-but never goes past the last slot, or into a slot that is still visible. A prompt may use wider calls than decoding.
+but never goes past the last slot, or into a slot that is still visible. A prompt may use wider calls than decoding; an
+engine with `pads` pads these itself.
 """
 
 from __future__ import annotations
@@ -291,7 +292,7 @@ class Session:
         return min(width, most), width
 
     def _rows(self, tokens: Sequence[int], width: int) -> Logits:
-        rows: Logits = self._forward(_padded(tokens, width), len(self._tokens))[: len(tokens)]
+        rows: Logits = self._forward(self._padded(tokens, width), len(self._tokens))[: len(tokens)]
         self._fed = list(tokens)
         return self._finite(rows)
 
@@ -309,7 +310,7 @@ class Session:
 
     def _write(self, tokens: Sequence[int], width: int) -> Logits:
         """Run tokens whose logits nobody needs, so an engine may skip the LM head. Return an empty array."""
-        self._forward(_padded(tokens, width), len(self._tokens), getattr(self._engine, "write", None))
+        self._forward(self._padded(tokens, width), len(self._tokens), getattr(self._engine, "write", None))
         self._fed = list(tokens)
         return np.empty(0, np.float32)
 
@@ -317,6 +318,10 @@ class Session:
         self._slide(self._layout.first_visible(position))
         positions = range(position, position + len(tokens))
         return (call or self._engine.forward)(tokens, [self._layout.slot(p) for p in positions], positions)
+
+    def _padded(self, tokens: Sequence[int], width: int) -> list[int]:
+        missing = 0 if width > self.widths[-1] and getattr(self._engine, "pads", False) else width - len(tokens)
+        return [*tokens, *[tokens[-1]] * missing]
 
     def _slide(self, first: int) -> None:
         if first > self._first:
@@ -332,7 +337,3 @@ class Session:
     def _shared(self, prompt: Sequence[int]) -> int:
         limit = min(len(self._tokens), len(prompt) - 1)  # the last token must run: its logits are needed
         return next((i for i in range(limit) if self._tokens[i] != prompt[i]), limit)
-
-
-def _padded(tokens: Sequence[int], width: int) -> list[int]:
-    return [*tokens, *[tokens[-1]] * (width - len(tokens))]

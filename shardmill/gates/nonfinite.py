@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +86,7 @@ def audit_values(engine: Engine, tokens: Sequence[int]) -> list[LayerRangeRow]:
     try:
         for step in steps:
             starts.append(step.tokens[0])
-            shared = engine.host.arrays(step.positions, step.positions)
+            shared = copy(engine.host).arrays(step.positions, step.positions)  # the pass itself folds a recurrence
             for seen in audits:
                 seen.begin({name: torch.from_numpy(shared[name]) for name in MASKS if name in shared})
             engine.forward([tokens[i] for i in step.tokens], step.positions, step.positions)

@@ -25,7 +25,7 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.kit_runner.figures import psnr
 from shardmill.kit_runner.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.contract import RING, caches, lent_caches, pass_inputs
+from shardmill.models.contract import caches, lent_caches, pass_inputs
 from shardmill.models.host import Floats, KVLayout
 from shardmill.models.interface import interface
 from shardmill.plan import Part
@@ -228,13 +228,14 @@ class PartRunner:
             kept.append((result if self.part.kind in ("head", "experts") else result / scale)[: p.kept])
         outputs = np.concatenate(kept)
         # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
-        return (np.ascontiguousarray(outputs) if layers else outputs), self._states(program, used, passes[-1].offset)
+        left = self._states(program, host, used, passes[-1].offset) if host else {}
+        return (np.ascontiguousarray(outputs) if layers else outputs), left
 
     def _lent(self, slots: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the caches that a drafter's part reads, in a context of some slots; 0 for the whole."""
         return lent_caches(replace(self.part.blueprint, slots=slots or self.part.slots))
 
-    def _states(self, program: Program, used: int, offset: int) -> dict[str, Floats]:
+    def _states(self, program: Program, host: KVLayout, used: int, offset: int) -> dict[str, Floats]:
         """Return the states' contents for the first `used` positions; a ring contains only the last positions.
 
         The state of a recurrence is left out. The passes decide up to which position it is folded, and its content
@@ -245,8 +246,7 @@ class PartRunner:
         for name in (name for name in caches(self.part.blueprint) if not name.startswith("s_")):
             values = program.kept(name)
             if name.startswith("c_"):
-                kept = np.arange(max(used - taps + 1, 0), used) % RING
-                found[name] = values[0, 0][:, kept].T
+                found[name] = values[0, 0][:, host.ring_slots(range(max(used - taps + 1, 0), used))].T
             elif (slots := values.shape[2]) == self.runtime["window_slots"]:
                 found[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]
             else:
@@ -261,7 +261,7 @@ def _by_head(rows: Floats, shape: tuple[int, ...]) -> Floats:
 
 def part_schedules(part: Part, count: int, verify: int) -> dict[str, list[Pass]]:
     """Return the schedules to test, by name; a part without states needs passes of each width only."""
-    ways = schedules(count, verify, part.tokens)
+    ways = schedules(count, verify, part.tokens, part.blueprint.blocks > 1)
     return ways if part.kind == "layers" else {name: passes for name, passes in ways.items() if name.startswith("T=")}
 
 

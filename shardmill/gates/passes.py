@@ -136,7 +136,7 @@ def compared_widths(verify: int, upper: int) -> tuple[int, ...]:
     return tuple(sorted({*range(2, verify + 1), upper} - {1}))
 
 
-def schedules(length: int, verify: int, upper: int) -> dict[str, list[Pass]]:
+def schedules(length: int, verify: int, upper: int, pads: bool = False) -> dict[str, list[Pass]]:
     """Return the schedules to test, by name: each width, a mixture of widths, rejected drafts, and padded passes.
 
     The result of each must equal the result of one token a pass. Padding is tested if prompts use wider passes than
@@ -146,6 +146,7 @@ def schedules(length: int, verify: int, upper: int) -> dict[str, list[Pass]]:
         length: tokens of the sequence.
         verify: the most tokens of a decode pass.
         upper: the most tokens of any pass.
+        pads: whether the program itself must pad passes that are wider than `verify`.
     """
     ways = {f"T={t}": list(in_passes(length, [t])) for t in compared_widths(verify, upper)}
     if upper > 1:
@@ -154,5 +155,5 @@ def schedules(length: int, verify: int, upper: int) -> dict[str, list[Pass]]:
     if verify > 1:
         ways[REJECTED] = list(with_rejected_drafts(length, verify))
     if verify < upper:
-        ways["padded"] = list(with_padding(length, upper))
+        ways["padded"] = list(in_passes(length, [-(-upper // 2)]) if pads else with_padding(length, upper))
     return ways

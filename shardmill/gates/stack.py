@@ -112,7 +112,7 @@ def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Float
     """
     engine.reset()
     logits = np.zeros((len(tokens), engine.vocab), np.float32)
-    for p in filled_up(passes, () if is_portable() else engine.widths, engine.slots):
+    for p in filled_up(passes, () if is_portable() or engine.pads else engine.widths, engine.slots):
         if p.slots:
             engine.fit(p.slots)
         rows = engine.forward([tokens[i] for i in p.tokens], p.places, p.positions)
@@ -189,7 +189,7 @@ def program_and_widths(
     if probed.hopeless:
         yield NotRun("width_error_fp16", probed.hopeless)
     moving = at_lengths(len(tokens), engine.widths, engine.verify, engine.lengths)
-    ways = schedules(len(tokens), engine.verify, engine.tokens_max) | moving
+    ways = schedules(len(tokens), engine.verify, engine.tokens_max, engine.pads) | moving
     for name, passes in ({} if probed.hopeless else ways).items():
         some = tokens[: passes[-1].positions[-1] + 1]
         found, same = feed(engine, some, passes), plain[: len(some)]

@@ -72,6 +72,9 @@ class Shared:
             columns = 2 * (BLOCK + sizes.taps - 1)
             self.windows = given["recurrent_read_mask"].sum(dim=3, keepdim=True).reshape(1, 1, columns, RING)
             self.column = given["recurrent_out_mask"]  # [1, 1, T, B]
+            self.blocks = blueprint.blocks
+            firsts = range(BLOCK, BLOCK * blueprint.blocks, BLOCK)
+            self.follows = [self.column[:, :, i : i + 1, 0:1] for i in firsts]  # for each block but the last
             self.goes_on = given["recurrent_keep_mask"].sum(dim=3, keepdim=True)  # [1, 1, 1, 1]
         if blueprint.convolves:
             self.ring_read = torch.split(given["conv_read_mask"], 1, dim=1)  # L - 1 of [1, 1, R, T]

@@ -77,6 +77,12 @@ a step of 0, and changes nothing. So a rejected draft is never folded. The windo
 recurrent_read_mask, at its first token; recurrent_keep_mask is 0 where a text begins, and recurrent_out_mask finds each
 token's column in the second window.
 
+A program of fixed shapes may take more than B tokens in a pass, a multiple of B (GraphSpec.blocks). Such a pass folds
+what is pending, and cuts its own tokens into blocks of B. It reads them directly; from the second window it takes the
+L - 1 positions before the pass. Each block that a token follows is folded in the pass, so only the last tokens, at most
+B, may be rejected. They stay pending, and with the L - 1 positions before them they are put into the ring, in slots
+that the pass does not read. A token that fills the pass up has zeros in recurrent_out_mask, and nothing is left of it.
+
 A program may also have no states (GraphSpec.hosted). Then k_i, v_i, c_i and s_i are inputs with the states' shapes. The
 program writes the new tokens into its copies by the same masks and sees them there. It returns the new rows as further
 outputs, which the host writes into its caches: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T]. The
@@ -108,7 +114,7 @@ T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
 RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
 DECAY_SCALE = 64.0  # of a recurrence's decays or steps in its ring: a slow head's are subnormal in fp16
-BLOCK = 8  # B, the most tokens that a recurrence folds in a pass, and the most tokens of a pass
+BLOCK = 8  # B, the most tokens that a recurrence folds at once
 TAP = "tap_"  # begins the name of an output that other programs read
 ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
 LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside the weight file
@@ -133,6 +139,7 @@ class GraphSpec:
     taps: tuple[int, ...] = ()  # layers of the part, but not its first, whose input is a further output
     adapters: int = 0  # the rank of adapters whose matrices are inputs; 0 if there are no such inputs
     lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers of other parts, whose caches this part reads
+    blocks: int = 1  # of BLOCK tokens in a pass that a recurrence takes in several
 
     @property
     def ropes(self) -> tuple[str, ...]:

@@ -14,6 +14,9 @@ computed in closed form. With G_ij the sum of the decays after token j up to tok
 
 A token with a beta and a decay of 0 changes nothing, whatever its key and value are.
 
+A pass of more than one block reads its own tokens, and from the ring only what is before them. It computes all blocks
+at once up to u and w, and then what needs the state, block by block. Each block but the last is folded in the pass.
+
 In fp16 the state keeps its digits over thousands of tokens because of how this is spelled. Queries are 16 and values
 64 times the model's, so that no product is subnormal, which the Neural Engine would flush. The ring has decays times
 64 for the same reason. Sums of decays are sums, never differences of sums. 1 - exp(G) is (1 + exp(G)) tanh(-G / 2),
@@ -23,7 +26,7 @@ cancel if keys are alike. SiLU and softplus have no operation that the engine re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -99,19 +102,58 @@ class GatedDeltaNet(nn.Module):
             shared.rows.append(own)
             ring = write_ring(ring, own, shared.ring_write, shared.ring_keep)
         read = torch.matmul(shared.windows, ring.transpose(2, 3))  # [1, 1, 2 (B + taps - 1), C]
-        q, k, v, beta, decay = self.heads(read.reshape(1, 2, BLOCK + delta.taps - 1, delta.pending))
-        both = self.solved(k, v, beta, decay, shared.constants)
-        folded = self.folded(state, both.block(0), shared.goes_on)
+        n = 1 + shared.blocks  # what is pending, and the blocks of the pass
+        q, k, v, beta, decay = self.heads(self.cut(read, own, n), n)
+        blocks = self.solved(k, v, beta, decay, shared.constants, n)
+        folded = self.folded(state, blocks.block(0), shared.goes_on)
         if shared.rows is None:
             state[:] = folded
+            folded = state
+        q = spread(q[1:n], n - 1, delta.key_heads, delta.value_heads, (BLOCK, delta.key_dim))
+        if shared.blocks == 1:
+            y = torch.matmul(shared.column, self.seen(folded, q, blocks.block(1)))  # [1, heads, T, value_dim]
         else:
+            y, folded = self.in_turn(folded, q, blocks, shared.follows)
+            if shared.rows is None:
+                state[:] = folded
+        if shared.rows is not None:
             shared.rows.append(folded)
-            state = folded
-        q = spread(q[1:2], 1, delta.key_heads, delta.value_heads, (BLOCK, delta.key_dim))
-        y = torch.matmul(shared.column, self.seen(state, q, both.block(1)))  # [1, heads, T, value_dim]
         gate = self.in_proj_z(x).reshape(1, delta.value_heads, delta.value_dim, -1)
         out: Tensor = self.out_proj(self.gated(y, gate).reshape(1, self.widths[2], -1, 1))
         return out
+
+    def cut(self, read: Tensor, own: Tensor, n: int) -> Tensor:
+        """Return each block's positions, after the positions that its convolution reads, [1, n, B + taps - 1, C].
+
+        Args:
+            read: both windows of the ring, [1, 1, 2 (B + taps - 1), C].
+            own: the tokens of the pass, [1, 1, C, T].
+            n: blocks, of which the first is pending. Of two blocks, each is a window.
+        """
+        delta, back = self.sizes, self.sizes.taps - 1
+        if n == 2:
+            return read.reshape(1, 2, BLOCK + back, delta.pending)
+        line = torch.cat([read[:, :, BLOCK + back : BLOCK + 2 * back], own.transpose(2, 3)], dim=2)
+        starts = range(0, (n - 1) * BLOCK, BLOCK)
+        return torch.cat([read[:, :, : BLOCK + back], *(line[:, :, i : i + BLOCK + back] for i in starts)], dim=1)
+
+    def in_turn(self, state: Tensor, q: Tensor, blocks: Solved, follows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return what the blocks of a pass read, [1, heads, T, value_dim], and the state before its last tokens' block.
+
+        A block is folded if a token follows it, and not one that only fills the pass up.
+
+        Args:
+            state: the state before the pass.
+            q: queries of the blocks, [n, heads, B, key_dim].
+            blocks: what was pending before the pass, and then the n blocks.
+            follows: for each block but the last, 1 if a token follows it, otherwise 0, each [1, 1, 1, 1].
+        """
+        found = [self.seen(state, q[0:1], blocks.block(1))]
+        for i, there in enumerate(follows, start=1):
+            block = blocks.block(i)
+            state = state - self.change(state, block.lost, block.w, block) * there
+            found.append(self.seen(state, q[i : i + 1], blocks.block(i + 1)))
+        return torch.cat(found, dim=2), state
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """Return the heads' output [1, heads, T, value_dim], normed and then gated, as the gate lies: [., ., ., T]."""
@@ -126,13 +168,14 @@ class GatedDeltaNet(nn.Module):
         qkv = self.in_proj_qkv(x).reshape(1, 1, self.sizes.mixed, -1)
         return torch.cat([qkv, sigmoid_by_tanh(b), softplus(a + self.dt_bias) * self.rate], dim=2)
 
-    def heads(self, windows: Tensor) -> tuple[Tensor, ...]:
+    def heads(self, windows: Tensor, n: int) -> tuple[Tensor, ...]:
         """Return q and k [n, key heads, B, key_dim], v [n, value heads, B, value_dim], beta and decay [n, ., B, 1].
 
         Args:
-            windows: positions of the ring, [1, n, B + taps - 1, C].
+            windows: positions of each block, [1, n, B + taps - 1, C].
+            n: blocks.
         """
-        delta, back, n = self.sizes, self.sizes.taps - 1, 2
+        delta, back = self.sizes, self.sizes.taps - 1
         raw, rest = torch.split(windows, [delta.mixed, 2 * delta.value_heads], dim=3)
         y = self.tap_0 * raw[:, :, 0:BLOCK]
         for j in range(1, delta.taps):
@@ -146,10 +189,12 @@ class GatedDeltaNet(nn.Module):
         beta, decay = torch.split(rest, delta.value_heads, dim=1)
         return scale(q, Q_SCALE * delta.key_dim**-0.5), k, v, beta, decay
 
-    def solved(self, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, constants: Mapping[str, Tensor]) -> Solved:
-        """Return what the blocks do, given the results of `heads` but the query, and the part's triangles."""
+    def solved(
+        self, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, constants: Mapping[str, Tensor], n: int
+    ) -> Solved:
+        """Return what n blocks do, given the results of `heads` but the query, and the part's triangles."""
         causal, later, after, both = (constants[name] for name in ("causal", "later", "later_decays", "decay_sums"))
-        delta, n = self.sizes, 2
+        delta = self.sizes
         heads = delta.key_heads, delta.value_heads
         pairs = torch.exp(torch.matmul(decay.reshape(n, delta.value_heads, 1, BLOCK) * causal, after)) * causal
         sums = torch.matmul(both, decay)  # [n, heads, 2 B, 1]
@@ -166,8 +211,12 @@ class GatedDeltaNet(nn.Module):
     def folded(self, state: Tensor, block: Solved, goes_on: Tensor) -> Tensor:
         """Return the state after a block; where a text begins, `goes_on` is 0, and the state before counts as 0."""
         lost, w = block.lost * goes_on + (1 - goes_on), block.w * goes_on
+        return state - self.change(state, lost, w, block)
+
+    def change(self, state: Tensor, lost: Tensor, w: Tensor, block: Solved) -> Tensor:
+        """Return what a block takes off the state, less what it adds, given its `lost` and `w`."""
         added = torch.matmul((block.k * block.until).transpose(2, 3), block.u - torch.matmul(w, state))
-        return state - (state * lost - added)
+        return state * lost - added
 
     def seen(self, state: Tensor, q: Tensor, block: Solved) -> Tensor:
         """Return what the tokens of a block read, given the state before it, [1, heads, B, value_dim]."""

@@ -25,7 +25,7 @@ MASKED = np.float32(-1e4)  # never -inf: the Neural Engine's softmax turns it in
 NEVER = np.iinfo(np.int64).max  # the position of a slot that holds nothing
 NOBODY = -1  # the text of a column that no text fills
 RINGS = ("recent", "ring")  # what a KVLayout records of its rings
-FOLDED = "folded"  # what it records beside them: up to which position a recurrence is folded
+FOLDED, SKIPPED = "folded", "skipped"  # what it records beside them of a recurrence
 
 
 class KVLayout:
@@ -55,15 +55,18 @@ class KVLayout:
         self.held = np.full(self.slots, NEVER)  # position that each slot was last written with
         self.recent = np.full(self.window_slots, NEVER)  # position in each slot of the sliding layers' rings
         self.ring = np.full(RING, NEVER)  # position in each slot of the rings of convolutions and recurrences
-        self.recurrent: Mapping[str, int] | None = runtime.get("recurrent")
+        sizes = dict(runtime.get("recurrent", {}))
+        self.narrow: int | None = sizes.pop("narrow", None)  # a pass of more tokens has several blocks of a recurrence
+        self.recurrent: Mapping[str, int] | None = sizes or None
         self.folded = 0  # a recurrence's state holds every position before this one, and no other
+        self.skipped = 0  # positions that a recurrence has folded without putting them into its ring
 
     def reset(self) -> None:
         """Forget every slot. What the states hold is masked until it is overwritten."""
         self.held[:] = NEVER
         self.recent[:] = NEVER
         self.ring[:] = NEVER
-        self.folded = 0
+        self.folded = self.skipped = 0
 
     @property
     def is_empty(self) -> bool:
@@ -85,7 +88,7 @@ class KVLayout:
 
     def rings(self) -> dict[str, NDArray[np.int64]]:
         """Return a copy of the position in each slot of each ring, and up to where a recurrence is folded."""
-        return {name: getattr(self, name).copy() for name in RINGS} | {FOLDED: np.array(self.folded)}
+        return {name: np.array(getattr(self, name)) for name in (*RINGS, FOLDED, SKIPPED)}
 
     def restore(self, start: int, stop: int, rings: Mapping[str, NDArray[np.int64]] | None = None) -> None:
         """Mark as written the slots that are given their content from outside.
@@ -97,7 +100,7 @@ class KVLayout:
         """
         self.held[start:stop] = np.arange(start, stop)
         if rings is not None:
-            self.folded = int(rings[FOLDED])
+            self.folded, self.skipped = int(rings[FOLDED]), int(rings[SKIPPED])
             for name in RINGS:
                 getattr(self, name)[:] = rings[name]
 
@@ -196,6 +199,10 @@ class KVLayout:
         self.ring = ring
         return {"conv_write_mask": write, "conv_read_mask": read}
 
+    def ring_slots(self, positions: Any) -> Any:
+        """Return the slot of each position in the ring of a recurrence, or of convolutions."""
+        return (np.asarray(positions) - self.skipped) % RING
+
     def _foldable(self, position: int, block: int, taps: int) -> bool:
         """Return whether a recurrence can go on at a position.
 
@@ -204,38 +211,44 @@ class KVLayout:
         """
         if not position:
             return True
-        wanted = range(max(self.folded - taps + 1, 0), position)
-        held = all(self.ring[p % RING] == p for p in wanted)
+        wanted = np.arange(max(self.folded - taps + 1, 0), position)
+        held = bool((self.ring[self.ring_slots(wanted)] == wanted).all())
         return self.folded <= position <= self.folded + block and held
 
     def _recurrent_masks(self, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
         """Return conv_write_mask [1, 1, T, R] and the three masks of a recurrence.
 
         Pending tokens are folded only when a window has no room for them beside the pass' own tokens. Each fold rounds
-        the state, and a session can go back as far as the state is not folded.
+        the state, and a session can go back as far as the state is not folded. A pass of more than `narrow` tokens
+        folds all its own blocks but the last. It puts into the ring what the next pass needs, in the slots after those
+        that it reads.
         """
         first, count, back = int(at[0]), len(at), taps - 1
-        if count > block or (np.diff(at) != 1).any():
+        wide = self.narrow is not None and count > self.narrow
+        if count > block and not wide or (np.diff(at) != 1).any():
             raise ValueError(f"positions {at.tolist()}: a recurrence takes up to {block} that follow one another")
         if not self._foldable(first, block, taps):
             raise ValueError(f"position {first}: the recurrence is folded up to {self.folded}; feed the text again")
         folded = self.folded if first else 0
-        stays = first - folded + count <= block
-        begin, until = (folded, 0) if stays else (first, first)  # of the second window; what is folded now
-        ring = self.ring.copy()
-        ring[at % RING] = at
-        write = np.zeros((1, 1, count, RING), np.float32)
-        write[0, 0, np.arange(count), at % RING] = 1
+        stays = first - folded + count <= block and not wide
+        begin, until = (folded, 0) if stays else (first, first)  # of the second window; what is folded before the pass
+        last = at[-1] - (count - 1) % block if wide else begin  # the beginning of the last block
         read = np.zeros((1, 2 * (block + back), RING, count), np.float32)
-        windows = ((folded, until), (begin, first + count))
+        windows = ((folded, until), (begin, first if wide else first + count))
         for number, (start, end) in enumerate(windows):
             wanted = np.arange(max(start - back, 0), min(start + block, end))
-            read[0, number * (block + back) + wanted - (start - back), wanted % RING, 0] = 1
+            read[0, number * (block + back) + wanted - (start - back), self.ring_slots(wanted), 0] = 1
+        kept = at[at >= last - back]
+        self.skipped += int(kept[0]) - first
+        ring = self.ring.copy()
+        ring[self.ring_slots(kept)] = kept
+        write = np.zeros((1, 1, count, RING), np.float32)
+        write[0, 0, kept - first, self.ring_slots(kept)] = 1
         out = np.zeros((1, 1, count, block), np.float32)
-        out[0, 0, np.arange(count), at - begin] = 1
+        out[0, 0, np.arange(count), (at - begin) % block] = 1
         keep = np.zeros((1, 1, 1, count), np.float32)
         keep[..., 0] = folded > 0
-        self.ring, self.folded = ring, begin
+        self.ring, self.folded = ring, int(last)
         names = ("conv_write_mask", "recurrent_read_mask", "recurrent_out_mask", "recurrent_keep_mask")
         return dict(zip(names, (write, read, out, keep), strict=True))
 

@@ -23,7 +23,7 @@ from shardmill.models.contract import PER_LAYER
 from shardmill.models.host import Floats, KVLayout, token_rows
 from shardmill.runtime.adapters import adapter_digest, load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
-from shardmill.runtime.manifest import lengths, read_manifest, reshape_frequency, verify_width
+from shardmill.runtime.manifest import folds_blocks, lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
 
 EMBEDDING, SCALE = "embedding", ".scale"
@@ -124,6 +124,7 @@ class Engine:
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.verify = verify_width(manifest)
         self.tokens_max: int = manifest["tokens_max"]
+        self.pads = folds_blocks(manifest)
         tables = read_tables(root / manifest["embedding"]["path"])
         self.table = tables[EMBEDDING]  # [vocab, d]
         self.rows = tables.get(PER_LAYER)  # [vocab * layers, P]

@@ -48,6 +48,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "conv": lambda content: bool(content.get("conv_taps")),
     "recurrent": lambda content: "recurrent" in content,
     "lent": lambda content: any("lent" in part for part in content["parts"] if not part.get("drafter")),
+    "recurrent-blocks": lambda content: "narrow" in content.get("recurrent", {}),
     "per-layer": lambda content: any("embedded" in part["inputs"] for part in content["parts"]),
     "drafter": lambda content: "drafter" in content,
     "int8-table": lambda content: content["embedding"].get("form") == "int8",
@@ -196,6 +197,14 @@ def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
     yield from (part["program"] for part in manifest["parts"])
     yield from manifest.get("packages", {}).values()
     yield from manifest.get("dense", ())
+
+
+def folds_blocks(manifest: Mapping[str, Any]) -> bool:
+    """Return whether a pass wider than `verify` folds tokens of the pass itself into a recurrence's state.
+
+    Such a pass must have only tokens that are kept: the program fills it up, and not a session.
+    """
+    return FEATURES["recurrent-blocks"](manifest)
 
 
 def verify_width(manifest: Mapping[str, Any]) -> int:

@@ -38,7 +38,7 @@ from shardmill.runtime import bundles
 from shardmill.runtime.drafter import load_drafter
 from shardmill.runtime.encoder import load_encoder
 from shardmill.runtime.engine import Engine, load
-from shardmill.runtime.manifest import ENCODER, holds_encoder, read_manifest, verify_width
+from shardmill.runtime.manifest import ENCODER, folds_blocks, holds_encoder, read_manifest, verify_width
 
 CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable
 SECONDS = 0.15  # of measuring for each number of threads, or one pass of each width if that takes longer
@@ -177,7 +177,7 @@ class EngineProcess(Process):
         self.slots: int = manifest["context"]
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
-        self.verify = verify_width(manifest)
+        self.verify, self.pads = verify_width(manifest), folds_blocks(manifest)
         self.lends = "lent" in manifest.get("drafter", {})  # to an assistant
         super().__init__(build, precision, shared=_logit_bytes(manifest))
 

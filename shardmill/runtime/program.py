@@ -124,8 +124,8 @@ class HostCaches:
             if name.startswith("s_"):  # a recurrence's state, new as a whole
                 np.copyto(cache, rows)
             elif name.startswith("c_"):
-                slots = given[RINGS][0, 0].argmax(axis=1)
-                cache[..., slots] = rows[..., : len(slots)]
+                tokens, slots = np.nonzero(given[RINGS][0, 0])  # a recurrence's ring does not get every token
+                cache[..., slots] = rows[..., tokens]
             else:
                 slots = _slots(cache.shape[2], given)
                 cache[:, :, slots] = rows[:, :, : len(slots)]

@@ -1,5 +1,7 @@
 """A session writes each token into its own slot, never past S, and exposes nothing that was not committed."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -154,6 +156,26 @@ def test_an_engine_may_limit_what_can_be_undone() -> None:
     assert session.undoable() == 61
     session.prefill([1, 2, 3, 4, 5])
     assert session.undoable() == 4
+
+
+def test_an_engine_that_pads_gets_no_padding_in_a_wide_call() -> None:
+    """Its recurrence would fold padding; in a call that may be rejected, padding does no harm."""
+
+    class Padding(ScriptedEngine):
+        verify, pads = 4, True
+
+        def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+            fed.append(len(tokens))
+            more = next(width for width in self.widths if width >= len(tokens)) - len(tokens)
+            later = [*positions, *range(positions[-1] + 1, positions[-1] + 1 + more)]
+            return super().forward([*tokens, *[0] * more], later, later)[: len(tokens)]
+
+    fed: list[int] = []
+    session, prompt = Session(Padding(slots=64, widths=(1, 4, 16))), list(range(3, 33))
+    assert np.array_equal(session.prefill(prompt).row, one_by_one(prompt)) and fed == [16, 14]
+    fed.clear()
+    session.prefill(prompt[5:8])
+    assert fed == [4]
 
 
 class FittingEngine(ScriptedEngine):

@@ -54,6 +54,8 @@ def test_of_wide_passes_only_the_widest_is_tested() -> None:
     assert [len(p.positions) for p in ways["T=64"]] == [64, 64, 64, 8]
     assert {1, 2, 4, 64} <= {len(p.positions) for p in ways["mixed"]}
     assert max(len(p.positions) for p in ways["rejected drafts"]) == 4
+    short = schedules(200, 4, 64, pads=True)["padded"]  # which the program itself pads
+    assert [len(p.positions) for p in short] == [p.kept for p in short] == [32] * 6 + [8]
     assert compared_widths(4, 64) == (2, 3, 4, 64) and compared_widths(1, 1) == () and compared_widths(1, 16) == (16,)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib import util
 from itertools import pairwise
 from pathlib import Path
@@ -38,12 +39,14 @@ SIZES = DeltaNet(key_heads=2, value_heads=6, key_dim=32, value_dim=64, taps=4)
 SPEC = GraphSpec(
     "layers", Graph(64, 4, 2, 32, 8, 96, 1e-6, delta=SIZES), ((0, KINDS["linear_attention"]),), slots=TEXT + BLOCK
 )
+LONG, WIDE = 400, 64  # tokens of a text, and of a pass of several blocks
 
 
-def layout(spec: GraphSpec = SPEC) -> KVLayout:
+def layout(spec: GraphSpec = SPEC, **narrow: int) -> KVLayout:
     """The host of a model that has recurrences only."""
+    assert spec.graph.recurrence
     runtime = {"context": spec.slots, "rope": {}, "window": None, "window_slots": 0, "conv_taps": 0}
-    return KVLayout(runtime | recurrent(spec.graph))
+    return KVLayout(runtime | {"recurrent": {"block": BLOCK, "taps": spec.graph.recurrence.taps, **narrow}})
 
 
 def in_fp64(theirs: ModuleType = qwen3_5) -> ModuleType:
@@ -95,20 +98,37 @@ WIDTHS = tuple(range(1, BLOCK + 1))
 
 @torch.no_grad()
 def fed(mixer: Any, x: Tensor, seed: int, widths: tuple[int, ...] = WIDTHS, spec: GraphSpec = SPEC) -> Tensor:
-    """Outputs [n, d] for inputs [n, d], in passes of any widths that carry wrong tokens at their ends."""
-    rng, host, start, found = np.random.default_rng(seed), layout(spec), 0, []
+    """Outputs [n, d] for inputs [n, d], in passes of any widths that carry wrong tokens at their ends.
+
+    In the last block, if a pass has several; such a pass is filled up as a program fills it up.
+    """
+    rng, start, found = np.random.default_rng(seed), 0, []
+    host = layout(spec, narrow=BLOCK) if WIDE in widths else layout(spec)
     ring, state = (torch.zeros(shape, dtype=x.dtype) for shape in caches(spec).values())
     constants = {name: torch.from_numpy(values).to(x.dtype) for name, values in computed(spec).items()}
     while start < len(x):
-        count = int(rng.choice(widths))
-        kept = min(int(rng.integers(1, count + 1)), len(x) - start)
+        width = int(rng.choice(widths))
+        count = int(rng.integers(BLOCK + 1, width + 1)) if width > BLOCK else width
+        kept = min(count - int(rng.integers(0, (count - 1) % BLOCK + 1)), len(x) - start)
         wrong = torch.from_numpy(rng.normal(size=(count - kept, x.shape[1]))).to(x.dtype)
-        at = range(start, start + count)
-        arrays = {name: torch.from_numpy(values).to(x.dtype) for name, values in host.arrays(at, at).items()}
-        rows = torch.cat([x[start : start + kept], wrong]).T[None, :, :, None]
-        found.append(mixer(rows, Shared(spec, arrays, constants), ring, state)[0, :, :kept, 0].T)
+        at = [position % spec.slots for position in range(start, start + count)]
+        arrays = filled(host.arrays(at, range(start, start + count)), width - count)
+        given = {name: torch.from_numpy(values).to(x.dtype) for name, values in arrays.items()}
+        rows = torch.cat([x[start : start + kept], wrong])
+        rows = torch.cat([rows, rows[-1:].expand(width - count, -1)]).T[None, :, :, None]
+        wide = replace(spec, blocks=max(width // BLOCK, 1))
+        found.append(mixer(rows, Shared(wide, given, constants), ring, state)[0, :, :kept, 0].T)
         start += kept
     return torch.cat(found)
+
+
+def filled(arrays: Mapping[str, Floats], more: int) -> dict[str, Floats]:
+    """The masks of a recurrence with `more` tokens added, which are written nowhere."""
+    axes = {"conv_write_mask": 2, "recurrent_read_mask": 3, "recurrent_out_mask": 2, "recurrent_keep_mask": 3}
+    return {
+        name: np.pad(arrays[name], [(0, more if axis == each else 0) for each in range(4)])
+        for name, axis in axes.items()
+    }
 
 
 def draw(count: int = TEXT) -> Tensor:
@@ -139,6 +159,17 @@ def test_a_long_text_in_passes_of_one_token(theirs: Any) -> None:
     with torch.no_grad():
         expected = theirs(x[None])[0]
     assert relative_error(fed(ours(theirs), x, 0, widths=(1,)), expected) <= 1e-12
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("widths", [(WIDE,), (1, 3, WIDE), (8, 16, 24, WIDE)], ids=str)
+def test_passes_of_several_blocks_are_transformers_own(theirs: Any, widths: tuple[int, ...]) -> None:
+    """Alone and among others, filled up, with rejected tokens in the last block."""
+    x = draw(LONG)
+    with torch.no_grad():
+        expected = theirs(x[None])[0]
+    for seed in range(3):
+        assert relative_error(fed(ours(theirs), x, seed, widths), expected) <= 1e-12
 
 
 # The host.
@@ -188,6 +219,18 @@ def test_a_copy_belongs_to_the_position_up_to_which_its_state_is_folded() -> Non
     assert [other.rewindable(p) for p in (15, 16, 20, 21)] == [False, True, True, False]
     again = other.arrays([20], [20])
     assert all(np.array_equal(later[name], again[name]) for name in later if "recurrent" in name or "conv" in name)
+
+
+def test_a_session_goes_back_as_far_after_several_blocks() -> None:
+    """To the beginning of the last block, which has at least a token."""
+    for count in range(5, WIDE + 1):
+        host = layout(narrow=4)
+        host.arrays(range(3), range(3))
+        host.arrays(range(3, 3 + count), range(3, 3 + count))
+        assert host.folded == 3 + (count - 1) // BLOCK * BLOCK
+        able = [p for p in range(1, 4 + count) if host.rewindable(p)]
+        assert able == list(range(host.folded, 4 + count))
+        assert host.undoable(3 + count) == host.folded + BLOCK - 3 - count or BLOCK
 
 
 @pytest.mark.parametrize("at", [range(9), [0, 2], [1, 0]])
@@ -285,17 +328,18 @@ def folded_twice(real: Any) -> Any:
 def decayed_after(real: Any) -> Any:
     """The state decays after a token is added, its own update too."""
 
-    def solved(self: Any, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, constants: Mapping[str, Tensor]) -> Any:
+    def solved(self: Any, *given: Any) -> Any:
+        *heads, constants, n = given
         later = constants["later"]
         sums = torch.cat([later, later.transpose(2, 3) + torch.eye(BLOCK)], dim=2) / DECAY_SCALE
-        return real(self, k, v, beta, decay, {**constants, "decay_sums": sums})
+        return real(self, *heads, {**constants, "decay_sums": sums}, n)
 
     return solved
 
 
 def without_beta(real: Any) -> Any:
-    def heads(self: Any, windows: Tensor) -> Any:
-        q, k, v, beta, decay = real(self, windows)
+    def heads(self: Any, windows: Tensor, n: int) -> Any:
+        q, k, v, beta, decay = real(self, windows, n)
         return q, k, v, torch.ones_like(beta), decay
 
     return heads
@@ -347,6 +391,61 @@ MISTAKES: dict[str, Patch] = {
 def test_a_mistake_in_the_recurrence_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     MISTAKES[name](monkeypatch)
     assert error() > LIMIT
+
+
+def without_skipping(self: KVLayout, positions: Any) -> Any:
+    """Each position in the slot of its number, where a pass of several blocks still reads another."""
+    return np.asarray(positions) % RING
+
+
+def without_taps(real: Any) -> Any:
+    """Loses the positions before the last block, which the next convolution reads."""
+
+    def masks(self: KVLayout, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
+        found = real(self, at, block, taps)
+        found["conv_write_mask"][:, :, : max(self.folded - int(at[0]), 0)] = 0
+        return found  # type: ignore[no-any-return]
+
+    return masks
+
+
+def reordered(real: Any) -> Any:
+    """The first two blocks of a pass change places."""
+
+    def cut(self: Any, read: Tensor, own: Tensor, n: int) -> Any:
+        found = real(self, read, own, n)
+        return found if n == 2 else torch.cat([found[:, :1], found[:, 2:3], found[:, 1:2], found[:, 3:]], dim=1)
+
+    return cut
+
+
+def all_folded(real: Any) -> Any:
+    """Blocks are folded of tokens that only fill the pass up."""
+
+    def in_turn(self: Any, state: Tensor, q: Tensor, blocks: Solved, follows: list[Tensor]) -> Any:
+        return real(self, state, q, blocks, [torch.ones_like(one) for one in follows])
+
+    return in_turn
+
+
+BLOCK_MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "padding folded": (GatedDeltaNet, "in_turn", all_folded),
+    "blocks in another order": (GatedDeltaNet, "cut", reordered),
+    "the last columns of the convolution lost": (KVLayout, "_recurrent_masks", without_taps),
+    "what is pending folded twice": (GatedDeltaNet, "folded", folded_twice),
+    "a slot written that is still read": (KVLayout, "ring_slots", lambda _: without_skipping),
+}
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", BLOCK_MISTAKES)
+def test_a_mistake_with_several_blocks_is_found_out(theirs: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, change = BLOCK_MISTAKES[name]
+    monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+    x = draw(LONG)
+    with torch.no_grad():
+        expected = theirs(x[None])[0]
+    assert relative_error(fed(ours(theirs), x, 0, (3, WIDE)), expected) > LIMIT
 
 
 class WithRejected(KVLayout):

@@ -246,13 +246,32 @@ def test_a_pass_that_a_convolution_s_ring_does_not_hold_is_refused(tmp_path: Pat
     assert "tokens.max" not in str(caught.value)
 
 
-@pytest.mark.parametrize("model_type", ["granitemoehybrid", "qwen3_5_text"])
-def test_a_pass_that_a_recurrence_does_not_fold_is_refused(tmp_path: Path, model_type: str) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "tokens", "shapes", "message"),
+    [
+        (
+            "qwen3_5_text",
+            {"max": 16},
+            "range",
+            r"tokens\.max: 16 is too many: one .* takes 8 .*, or add `program.shapes: fixed`",
+        ),
+        ("qwen3_5_text", {"max": 60}, "fixed", r"tokens\.max: a recurrence takes prompts in blocks of 8; 56 would fit"),
+        (
+            "qwen3_5_text",
+            {"max": 16, "verify": 9},
+            "fixed",
+            r"tokens\.verify: 9 is too many for a recurrence: 8 of its",
+        ),
+        ("granitemoehybrid", {"max": 16}, "fixed", r"tokens\.max: 16 is too many for Mamba-2: a pass takes 8 tokens"),
+    ],
+)
+def test_a_pass_that_a_recurrence_does_not_fold_is_refused(
+    model_type: str, tokens: dict[str, int], shapes: str, message: str, tmp_path: Path
+) -> None:
     """By the plan, and by the split."""
     source = write_config(model_type, tmp_path / "checkpoint", {})
-    wanted = settings(source) | {"tokens": {"max": 9}}
+    wanted = settings(source) | {"tokens": tokens, "program": {"shapes": shapes}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(wanted))
-    message = r"tokens\.max: 9 is too many for a recurrence: a pass takes 8 tokens; lower it"
     said = CliRunner().invoke(cli.app, ["plan", str(tmp_path / "config.yaml"), "--json"])
     assert re.search(message, said.stderr) and said.stderr.count("\n") == 1
     with pytest.raises(ShardmillError, match=message):

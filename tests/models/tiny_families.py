@@ -435,7 +435,8 @@ class Blocks:
         self.rows, self.count = weights.get(PER_LAYER), a.layers
         self.layers, self.head = build(blueprint, weights), build(GraphSpec("head", a.graph, rows=a.vocab), weights)
         ropes = {name: asdict(table) for name, table in a.ropes.items()}
-        known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring} | recurrent(a.graph)
+        known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring}
+        known |= recurrent(a.graph, self.tokens_max, self.verify)
         self.host = host(known | {"conv_taps": a.graph.conv_taps})
 
     def reset(self) -> None:
