@@ -35,6 +35,15 @@ class Margin:
     value: float
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """The mean KL divergence at some positions [start, stop) of a long text, which no threshold judges."""
+
+    start: int
+    stop: int
+    kl: float
+
+
 def compare(
     measurements: Iterable[Measurement], thresholds: Mapping[str, Threshold] | None = None
 ) -> list[dict[str, Any]]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+LONG = 2048  # tokens of the text in which a recurrence's errors may add up
+STRETCH, SAMPLED = 256, 32  # tokens of a stretch of this text; at its last ones the divergence is measured
 REJECTED, MOVING = "rejected drafts", "moving between contexts"  # schedules with wrong drafts
 
 
@@ -33,6 +35,12 @@ def in_passes(length: int, widths: Sequence[int]) -> Iterator[Pass]:
         span = tuple(range(start, end))
         yield Pass(span, span, end - start)
         start, turn = end, turn + 1
+
+
+def sampled(count: int) -> list[int]:
+    """Return the last SAMPLED positions of each stretch of a text of `count` tokens."""
+    spans = [(start, min(start + STRETCH, count)) for start in range(0, count, STRETCH)]
+    return [position for start, stop in spans for position in range(max(start, stop - SAMPLED), stop)]
 
 
 def filled_up(passes: Iterable[Pass], widths: Sequence[int], slots: int) -> Iterator[Pass]:

@@ -17,11 +17,11 @@ from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import probe
-from shardmill.gates.measurement import Margin, Measurement, NotRun
+from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
-from shardmill.gates.passes import Pass, at_lengths, filled_up, in_passes, schedules
+from shardmill.gates.passes import STRETCH, Pass, at_lengths, filled_up, in_passes, sampled, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.stored import held_weights, transformers_name
 from shardmill.gates.weights import PackageWeights
@@ -105,18 +105,31 @@ def mismatches(engine: Engine, prompt: Sequence[int]) -> tuple[int, str]:
     )
 
 
-def feed(engine: Engine, tokens: Sequence[int], passes: Iterable[Pass]) -> Floats:
+def feed(
+    engine: Engine, tokens: Sequence[int], passes: Iterable[Pass], positions: Sequence[int] | None = None
+) -> Floats:
     """Return logits [n, vocab] of a sequence that is fed in the given passes, each token into its slot.
 
     On Core ML a pass whose width the engine does not use is padded as a session pads it.
+
+    Args:
+        engine: the engine.
+        tokens: the sequence.
+        passes: the passes.
+        positions: the n positions whose logits are wanted; None for all.
     """
     engine.reset()
-    logits = np.zeros((len(tokens), engine.vocab), np.float32)
+    places = {position: i for i, position in enumerate(range(len(tokens)) if positions is None else positions)}
+    logits = np.zeros((len(places), engine.vocab), np.float32)
     for p in filled_up(passes, () if is_portable() or engine.pads else engine.widths, engine.slots):
         if p.slots:
             engine.fit(p.slots)
-        rows = engine.forward([tokens[i] for i in p.tokens], p.places, p.positions)
-        logits[list(p.positions[: p.kept])] = rows[: p.kept]
+        kept = [i for i, position in enumerate(p.positions[: p.kept]) if position in places]
+        fed = [tokens[i] for i in p.tokens], p.places, p.positions
+        if kept:
+            logits[[places[p.positions[i]] for i in kept]] = engine.forward(*fed)[kept]
+        else:
+            engine.write(*fed)
     return logits
 
 
@@ -153,19 +166,21 @@ class StoredModel:
 
 def stack_parity(
     load: Callable[[], Engine], stored: StoredModel, states: Mapping[str, Tensor]
-) -> Iterator[Measurement | NotRun | Margin]:
+) -> Iterator[Measurement | NotRun | Margin | Stretch]:
     """Yield all measurements of the stack; table.py measures the embedding table.
 
     Args:
         load: builds an engine.
         stored: transformers' model with the packages' weights.
         states: the reference step's output: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab] with
-            the original weights.
+            the original weights; of a recurrence also long_tokens and long_logits.
     """
     load = reused(load)
     tokens: list[int] = states["tokens"].tolist()
     yield from program_and_widths(load, stored, tokens[: states["hidden"].shape[1]])
     yield from cost(load, tokens, states["logits"])
+    if "long_tokens" in states:
+        yield from cost_along(load, states["long_tokens"].tolist(), states["long_logits"])
 
 
 def program_and_widths(
@@ -234,6 +249,29 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
         f"the original's perplexity on this text is {before:.4g}, over its {original.shape[1]} tokens: it can't read it"
     )
     yield from (NotRun(name, reason) for name in ("top1_agreement", "perplexity_ratio"))
+
+
+def cost_along(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) -> Iterator[Measurement | Stretch]:
+    """Measure question 3 along a long text, in which the errors of a recurrence may add up.
+
+    The threshold of the mean divergence holds here too. How the divergence moves along a text depends on the text as
+    well, so nothing limits its growth.
+
+    Args:
+        load: builds an engine.
+        tokens: the text.
+        original: the logits at its positions `sampled`, with the original weights in fp32.
+    """
+    with load_programs_as("fp16"):
+        engine = load()
+    positions = sampled(len(tokens))
+    fed = partial(feed, engine, tokens, list(in_passes(len(tokens), [engine.tokens_max])), positions)
+    divergence = compare_distributions(original, torch.from_numpy(fed())).divergence
+    where = f"at {len(positions)} positions of {len(tokens)}"
+    yield explained(Measurement("kl", float(divergence.mean()), where), fed, engine)
+    for start in range(0, len(tokens), STRETCH) if bool(divergence.isfinite().all()) else ():
+        rows = [i for i, position in enumerate(positions) if start <= position < start + STRETCH]
+        yield Stretch(positions[rows[0]], positions[rows[-1]] + 1, float(divergence[rows].mean()))
 
 
 def stored_model(

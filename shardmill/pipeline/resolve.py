@@ -179,7 +179,11 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
         "architecture": {
             "layers": a.layers,
             "vocab": a.vocab,
-            "graph": {"experts": a.graph.experts is not None, "per_layer": a.graph.per_layer},
+            "graph": {
+                "experts": a.graph.experts is not None,
+                "per_layer": a.graph.per_layer,
+                "delta": a.graph.delta is not None,
+            },
         },
         "item_bytes": 2,
         "buckets": resolved.sizes,

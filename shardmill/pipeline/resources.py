@@ -14,6 +14,7 @@ from typing import Any
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
+from shardmill.gates.passes import LONG, sampled
 from shardmill.machine import memory_bytes
 from shardmill.pipeline.storage import home_of
 
@@ -214,6 +215,8 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     )  # mapped: only what is read counts
     table = rows["embedding"]["parameters"] - looked_up
     layer = layers / plan["architecture"]["layers"] / MILLION
+    if shape["graph"].get("delta"):  # which has a longer text, too
+        positions += len(sampled(LONG))
     encoders = [name for name, row in rows.items() if row["kind"] == "encoder"]
     buckets = dict(zip(encoders, plan.get("buckets") or (), strict=True))
     return Sizes(

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+
+from matplotlib.axes import Axes
 
 from shardmill.gates.measurement import nearness
 from shardmill.gates.thresholds import CALIBRATED, COST, MIXTURE, PLACEMENT, PROGRAM, THRESHOLDS, WIDTHS, WITNESS
 from shardmill.report.read import Build, Json
+from shardmill.report.speed import Plot, drawn
+from shardmill.report.wording import SERIES
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Question:
     columns: tuple[Measure, ...]  # measures with a number or a refusal in several parts
     parts: tuple[tuple[str, tuple[Cell, ...]], ...]  # a cell per column; parts without numbers are left out
     numbers: tuple[Json, ...]
+    plot: Plot | None = None
 
     @property
     def ragged(self) -> bool:
@@ -153,7 +159,27 @@ def _question(key: str, found: Sequence[Json], build: Build) -> Question:
             if any(_answers(file, m.name) for m in columns)
         ),
         numbers=tuple(found),
+        plot=_along_text(files) if key == COST else None,
     )
+
+
+def _along_text(files: Sequence[Json]) -> Plot | None:
+    """Return a figure of the divergence along a long text, which is measured if the model has a recurrence."""
+    found = [one for file in files for one in file.get("along", ())]
+    if not found:
+        return None
+    words = f"mean of {found[0]['stop'] - found[0]['start']} positions; no threshold limits its growth"
+    return drawn("along", "KL divergence along a long text", words, partial(_draw_along, stretches=found))
+
+
+def _draw_along(axes: Axes, stretches: Sequence[Json]) -> None:
+    """Draw the divergence over the position."""
+    values = [one["kl"] for one in stretches]
+    axes.plot([one["stop"] for one in stretches], values, "o-", ms=5, lw=1.8, color=SERIES[0])
+    axes.set_xlim(0, None)
+    axes.set_ylim(0, 1.15 * max(values) or 1)
+    axes.set_xlabel("position")
+    axes.set_ylabel("nat")
 
 
 def _gate_measure(name: str, found: Iterable[Json], files: Sequence[Json]) -> Measure:

@@ -10,6 +10,7 @@ from shardmill.gates.passes import (
     compared_widths,
     filled_up,
     in_passes,
+    sampled,
     schedules,
     with_padding,
     with_rejected_drafts,
@@ -57,6 +58,19 @@ def test_of_wide_passes_only_the_widest_is_tested() -> None:
     short = schedules(200, 4, 64, pads=True)["padded"]  # which the program itself pads
     assert [len(p.positions) for p in short] == [p.kept for p in short] == [32] * 6 + [8]
     assert compared_widths(4, 64) == (2, 3, 4, 64) and compared_widths(1, 1) == () and compared_widths(1, 16) == (16,)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (512, [*range(224, 256), *range(480, 512)]),
+        (300, [*range(224, 256), *range(268, 300)]),
+        (257, [*range(224, 256), 256]),
+        (20, [*range(20)]),
+    ],
+)
+def test_the_last_positions_of_each_stretch_are_sampled(count: int, expected: list[int]) -> None:
+    assert sampled(count) == expected
 
 
 def test_padding_repeats_the_last_token_and_is_overwritten() -> None:

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from shardmill.gates import stack
-from shardmill.gates.measurement import Measurement, NotRun
+from shardmill.gates.measurement import Measurement, NotRun, Stretch
+from shardmill.gates.passes import sampled
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
 
@@ -32,7 +33,7 @@ def test_a_program_that_is_utterly_wrong_is_told_so() -> None:
 class Known:
     """An engine whose logits depend on the token alone."""
 
-    widths, verify, tokens_max, vocab, slots, lengths = (1, 2), 2, 2, VOCAB, 64, (64,)
+    widths, verify, tokens_max, pads, vocab, slots, lengths = (1, 2), 2, 2, False, VOCAB, 64, (64,)
 
     def __init__(self, rows: torch.Tensor) -> None:
         self.rows, self.table = rows.numpy(), np.zeros((VOCAB, 4), np.float16)
@@ -55,6 +56,34 @@ def test_a_model_that_reads_its_text_is_asked_for_top1_and_perplexity() -> None:
     found = costs(rows, 3.9 * torch.eye(VOCAB).roll(1, 1), list(range(VOCAB)))
     assert isinstance(found["top1_agreement"], Measurement) and found["top1_agreement"].value == 1
     assert isinstance(found["perplexity_ratio"], Measurement) and 1 < found["perplexity_ratio"].value < 1.1
+
+
+def test_a_long_text_is_compared_stretch_by_stretch() -> None:
+    """At the sampled positions, whose passes alone run the LM head; other passes are only written."""
+    written: list[Sequence[int]] = []
+
+    class Drifting(Known):
+        slots = 600
+
+        def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+            return self.rows[list(tokens)] * (1 + 0.1 * (np.asarray(positions)[:, None] >= 256))
+
+        def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
+            written.append(positions)
+
+    rows, tokens = 4 * torch.eye(VOCAB), [i % VOCAB for i in range(550)]
+    engine: Any = Drifting(rows)
+    mean, *along = stack.cost_along(lambda: engine, tokens, rows[[tokens[p] for p in sampled(550)]])
+    assert [(one.start, one.stop) for one in along if isinstance(one, Stretch)] == [(224, 256), (480, 512), (518, 550)]
+    first, *later = [one.kl for one in along if isinstance(one, Stretch)]
+    assert first == 0 and later == [pytest.approx(later[0])] * 2 and later[0] > 0
+    assert isinstance(mean, Measurement) and mean.value == pytest.approx(2 / 3 * later[0])
+    assert mean.detail == "at 96 positions of 550" and {*sampled(550)}.isdisjoint(p for at in written for p in at)
+
+    engine = Known(rows * torch.nan)
+    engine.write, engine.programs = engine.forward, []
+    (only,) = stack.cost_along(lambda: engine, tokens, rows[[tokens[p] for p in sampled(550)]])
+    assert isinstance(only, Measurement) and math.isnan(only.value)
 
 
 def test_a_model_that_can_t_read_its_text_is_not() -> None:

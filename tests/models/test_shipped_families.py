@@ -68,12 +68,14 @@ class Shipped:
         return stack.stored_model(reference, pairs, self.parts["embedding"], self.source, self.plan["prefix"])
 
 
-def ship(checkpoint: Path, folder: Path, tokens: Mapping[str, int] = {"max": 4}, **program: Any) -> Shipped:
+def ship(
+    checkpoint: Path, folder: Path, tokens: Mapping[str, int] = {"max": 4}, context: int = CONTEXT, **program: Any
+) -> Shipped:
     """Build a checkpoint as the pipeline's steps do, as a config's sections `tokens` and `program` say."""
     source = tiny.fetched(checkpoint, folder / "source")
     files = json.loads((source / "source.json").read_text())["files"]
     settings = config.parse(
-        tiny.settings(str(source), context=CONTEXT, tokens=tokens, topology="auto", head={"slices": 1}, program=program)
+        tiny.settings(str(source), context=context, tokens=tokens, topology="auto", head={"slices": 1}, program=program)
     )
     found, plan = split(source, settings, HashCache(folder / "hashes"), files)
     parts = {part.name: part for part in found}

@@ -55,6 +55,15 @@ def test_with_which_hint_programs_are_loaded_is_said_where_model_json_says_it(pa
     assert "reshapeFrequency" not in page
 
 
+def test_the_divergence_along_a_long_text_is_drawn_if_it_was_measured(page: str) -> None:
+    along = [{"start": stop - 32, "stop": stop, "kl": 1e-3 * stop} for stop in (256, 512)]
+    build = sample.build()
+    files = tuple(file | ({"along": along} if file["part"] == "head_0" else {}) for file in build.parity)
+    shown = render(sample.build(verdicts={**build.verdicts, "parity": files}))
+    assert "KL divergence along a long text" in shown and "mean of 32 positions; no threshold limits" in shown
+    assert "along a long text" not in page and elements(shown).open == []
+
+
 def test_that_silu_comes_from_tanh_is_said_where_model_json_says_it(page: str) -> None:
     model = {**sample.build().model, "silu": "tanh"}
     assert "SiLU from tanh" in render(sample.build(model=model))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from shardmill.runtime.manifest import of_drafter
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from shardmill.gates.measurement import Margin, Measurement, NotRun
+    from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
     from shardmill.gates.parity import Case
     from shardmill.gates.stored import StoredWeights
     from shardmill.gates.weights import PackageWeights
@@ -156,7 +157,7 @@ def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:
 def parity_verdict(
     name: str,
     engine: Mapping[str, str],
-    found: Iterable[Measurement | NotRun | Margin],
+    found: Iterable[Measurement | NotRun | Margin | Stretch],
     judged: Mapping[str, Any],
     worst: Callable[[], str],
 ) -> dict[str, Any]:
@@ -175,6 +176,7 @@ def parity_verdict(
     numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
     gate = rounding.name_worst_matrix(measurement.compare(numbers, thresholds.thresholds_of(judged)), worst)
     margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]
+    along = [asdict(a) for a in answers if isinstance(a, measurement.Stretch)]
     skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}
-    about = {"part": name, "engine": engine, **judged, **dict(margin)}
+    about = {"part": name, "engine": engine, **judged, **dict(margin), **({"along": along} if along else {})}
     return {**about, "gate": gate, "not_run": parity.not_run() | skipped}

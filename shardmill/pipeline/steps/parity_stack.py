@@ -21,7 +21,7 @@ from shardmill.pipeline.verdict import write_verdict
 from shardmill.runtime.manifest import without_drafter
 
 if TYPE_CHECKING:
-    from shardmill.gates.measurement import Margin, Measurement, NotRun
+    from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
 
 
 def task(
@@ -81,7 +81,7 @@ def _measured(
     plan: Mapping[str, Any],
     source: Path,
     states: Path,
-) -> Iterable[Measurement | NotRun | Margin]:
+) -> Iterable[Measurement | NotRun | Margin | Stretch]:
     """Return the measurements of all programs together, of an encoder or of a decoder."""
     if plan["buckets"]:
         return _encoder(manifest, pieces[0], packages[pieces[0].name], plan, source, states)
@@ -135,7 +135,7 @@ def _decoder(
     plan: Mapping[str, Any],
     source: Path,
     states: Path,
-) -> Iterable[Measurement | NotRun | Margin]:
+) -> Iterable[Measurement | NotRun | Margin | Stretch]:
     """Return the measurements of a decoder.
 
     The portable engine runs every tested width. Core ML runs the widths that a runtime uses: the first pass of each

@@ -11,6 +11,7 @@ from shardmill.checkpoint.headers import read_header
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import read_json
+from shardmill.gates.passes import LONG, STRETCH, sampled
 from shardmill.models import ENCODER
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.plan import Part
@@ -28,6 +29,9 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     token's experts, [layers, positions, chosen]. `rows` exists only for a model with a second table of tokens: what the
     table gives for them, [positions, layers * width].
 
+    `long_tokens` [m] and `long_logits` [s, vocab] exist only for a model with a recurrence: a longer text, and its
+    logits at the positions `sampled(m)`. The logits at all positions might take gigabytes.
+
     An encoder's file has tokens [n] and, for each bucket T, output_T: the outputs for the passages of the tokens. Each
     token has a row; if texts are classified, each passage has a row.
     """
@@ -41,7 +45,8 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
 
         source = source_folder(record)
         count = positions(parity, plan["context"])
-        tokens = encode(source, text)[:count]
+        whole = encode(source, text)[: plan["context"]]
+        tokens = whole[:count]
         if len(tokens) < min(parity["positions"], count):
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
         weights = reference.checkpoint_weights(source, plan["prefix"])
@@ -50,16 +55,24 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
             return
         table_name = "model.embed_tokens.weight"
         table = weights(table_name)
-        blocks = reference.mapped_rows(weights, table_name if plan["architecture"]["tied"] else "lm_head.weight")
+        head = table_name if plan["architecture"]["tied"] else "lm_head.weight"
         model = reference.Reference(source, plan["context"], reference.carried_channels(plan))
         second = weights(f"model.{model.second}.weight") if model.second else None
         rows = None if second is None else (lambda ids: second[ids])
-        trace = model.run(tokens, lambda ids: table[ids], blocks, weights, rows)
+        trace = model.run(tokens, lambda ids: table[ids], reference.mapped_rows(weights, head), weights, rows)
         trace["tokens"] = torch.tensor(tokens)
         for name in trace.keys() & {"hidden", "experts"}:
             trace[name] = trace[name][:, : parity["positions"]].contiguous()
         if "rows" in trace:
             trace["rows"] = trace["rows"][: parity["positions"]].contiguous()
+        if "recurrent" in plan and len(whole) > STRETCH:
+            longer = whole[:LONG]
+            hidden = model.first(longer, lambda ids: table[ids], weights)
+            for index in range(plan["architecture"]["layers"]):  # one by one: a call returns what every layer gives
+                hidden = model.layers(hidden, [index], weights)[-1]
+            kept = hidden[sampled(len(longer))]
+            trace["long_logits"] = model.logits(kept, reference.mapped_rows(weights, head), weights)
+            trace["long_tokens"] = torch.tensor(longer)
         save_file(trace, made["states"])
 
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
