@@ -30,7 +30,6 @@ from shardmill.models.host import Floats, KVLayout
 from shardmill.models.part_constants import computed
 from shardmill.models.primitives import L2Norm, RMSNorm, softplus
 from shardmill.models.recurrences import DeltaNet
-from shardmill.plan import recurrent
 
 from . import tiny_families as tiny
 
