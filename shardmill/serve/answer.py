@@ -17,6 +17,7 @@ from shardmill.decode import FinishReason, GenerationResult, TokenEvent
 from shardmill.serve.engine_worker import Item
 from shardmill.serve.model import Model, Vocabulary
 from shardmill.serve.protocol import ApiError, ChatRequest, CompletionRequest
+from shardmill.serve.thoughts import ThoughtReader
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
 
 LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
@@ -124,13 +125,13 @@ def _arguments(pieces: Sequence[AnswerDelta], index: int) -> str:
 
 
 def _message(pieces: Sequence[AnswerDelta]) -> Json:
-    """Return a chat's message. Its content is null if the model only calls functions, as in OpenAI's API."""
+    """Return a chat's message. Its content is null if the model only calls functions, as in OpenAI's API, or thinks."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.text, "arguments": arguments}}
         for call, arguments in _calls_of(pieces)
     ]
     text, thought = _text_of(pieces), _text_of(pieces, "thought")
-    message = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+    message = {"role": "assistant", "content": None if (calls or thought) and not text else text, "refusal": None}
     return message | ({"reasoning_content": thought} if thought else {}) | ({"tool_calls": calls} if calls else {})
 
 
@@ -174,14 +175,19 @@ class Choice:
     Args:
         request: the request.
         model: the model that answers.
+        thinks: whether the prompt has opened a thought.
     """
 
-    def __init__(self, request: CompletionRequest | ChatRequest, model: Model) -> None:
+    def __init__(self, request: CompletionRequest | ChatRequest, model: Model, *, thinks: bool = False) -> None:
         self._log = LogprobLog(model.vocabulary, model.eos) if request.top is not None else None
+        self._thoughts: ThoughtReader | None = None
         self._reader: CallReader | None = None
-        if isinstance(request, ChatRequest) and request.functions and model.tools is not None:
+        tools = model.tools_of(request)
+        if isinstance(request, ChatRequest) and model.thoughts is not None:
+            self._thoughts = ThoughtReader(model.thoughts, opened=thinks, tools=tools)
+        if isinstance(request, ChatRequest) and tools is not None:
             schemas = {function.name: function.parameters or {} for function in request.functions}
-            self._reader = CallReader(model.tools, schemas, parallel=request.parallel_tool_calls is not False)
+            self._reader = CallReader(tools, schemas, parallel=request.parallel_tool_calls is not False)
         self._length = 0
 
     def digest(self, items: list[Item]) -> tuple[list[AnswerDelta], list[TokenLogprob]]:
@@ -197,10 +203,14 @@ class Choice:
         self._length += len(text)
         cut = not isinstance(done, GenerationResult) or done.finish_reason == "stop"
         rows = self._log.release(self._length if cut else math.inf) if self._log is not None else []
-        if self._reader is None:
-            return [AnswerDelta("content", text)] if text else [], rows
         ended = not isinstance(done, TokenEvent)
-        return self._reader.push(text) + (self._reader.finish() if ended else []), rows
+        thought, text = self._thoughts.push(text, ended=ended) if self._thoughts else ("", text)
+        pieces = [AnswerDelta("thought", thought)] if thought else []
+        if self._reader is not None:
+            pieces += self._reader.push(text) + (self._reader.finish() if ended else [])
+        elif text:
+            pieces.append(AnswerDelta("content", text))
+        return pieces, rows
 
     def finish(self, done: GenerationResult) -> str:
         """Return why the choice ended: with its calls only if the model itself ended them."""
@@ -214,10 +224,10 @@ class Answer:
 
     done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
-    def __init__(self, request: CompletionRequest | ChatRequest, model: Model) -> None:
+    def __init__(self, request: CompletionRequest | ChatRequest, model: Model, *, thinks: bool = False) -> None:
         self._request = request
         self._shape = CHAT if isinstance(request, ChatRequest) else COMPLETION
-        self._choices = [Choice(request, model) for _ in range(request.n or 1)]
+        self._choices = [Choice(request, model, thinks=thinks) for _ in range(request.n or 1)]
         self._results: list[GenerationResult] = []
         self._head = {
             "id": self._shape.prefix + secrets.token_hex(12),

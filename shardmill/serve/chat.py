@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,10 +29,33 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate(Protocol):
-    """A function from a conversation, and the tools that the model may call, to the text that the model continues."""
+    """A function from a conversation to the text that the model continues.
 
-    def __call__(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
+    It also takes the tools that the model may call, and values of the template's own variables.
+    """
+
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the text. Raises any exception for a conversation that the template rejects."""
+
+
+@dataclass(frozen=True)
+class TemplateFacts:
+    """What is known of a template without a conversation.
+
+    Attributes:
+        text: its text.
+        tools: its text for conversations with tools, if it shows them to the model, otherwise "".
+        variables: the variables that a request may set.
+    """
+
+    text: str = ""
+    tools: str = ""
+    variables: frozenset[str] = frozenset()
 
 
 SECONDS = 5.0  # for one conversation; templates in use take milliseconds
@@ -65,18 +90,25 @@ class Renderer:
         self._running: tuple[Any, Connection] | None = None
         self._start()
 
-    def __call__(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
+    def __call__(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the text of a conversation, up to where the answer begins. Raises RenderError."""
-        return self._ask(([dict(message) for message in messages], [dict(tool) for tool in tools or ()]))
+        listed = [dict(tool) for tool in tools or ()]
+        return str(self._ask(([dict(message) for message in messages], listed, dict(variables or {}))))
 
-    def tools_text(self) -> str:
-        """Return the template's text if it shows tools to the model, otherwise ""."""
+    def facts(self) -> TemplateFacts:
+        """Return what is known of the template; nothing if that takes too much time or memory."""
         try:
-            return self._ask(None)
+            found: TemplateFacts = self._ask(None)
         except RenderError:  # the first request will say so again
-            return ""
+            return TemplateFacts()
+        return found
 
-    def _ask(self, request: Any) -> str:
+    def _ask(self, request: Any) -> Any:
         with self._turn:
             _, pipe = self._running or self._start()
             with suppress(OSError):  # the process has ended, which _answer reports
@@ -95,12 +127,12 @@ class Renderer:
         self._answer(pipe, START_SECONDS)
         return self._running
 
-    def _answer(self, pipe: Connection, seconds: float) -> str:
+    def _answer(self, pipe: Connection, seconds: float) -> Any:
         """Return the process' answer. If it does not answer, kill it; the next conversation starts another process."""
         try:
             if not pipe.poll(seconds):
                 raise RenderError(f"it took more than {seconds:g} s")
-            fine, text = pipe.recv()
+            fine, answer = pipe.recv()
         except (EOFError, OSError) as error:
             self._end()
             raise RenderError("its process ended") from error
@@ -108,8 +140,8 @@ class Renderer:
             self._end()
             raise
         if not fine:
-            raise RenderError(text)
-        return str(text)
+            raise RenderError(answer)
+        return answer
 
     def _end(self) -> None:
         if self._running is not None:
@@ -132,7 +164,7 @@ def _way() -> str:
 def _work(pipe: Connection, source: Path, text: str | None) -> None:
     """Run the process: report that it is ready, then answer each conversation with success and a text.
 
-    A conversation is messages and tools; None asks for `tools_text`.
+    A conversation is messages, tools and variables; None asks for `facts`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server, which closes the pipe
     try:
@@ -148,23 +180,31 @@ def _work(pipe: Connection, source: Path, text: str | None) -> None:
         while True:
             asked = pipe.recv()
             if asked is None:
-                pipe.send((True, _tools_text(tokenizer, text)))
+                pipe.send((True, _facts(tokenizer, text)))
             else:
-                messages, tools = asked
-                pipe.send(rendered(tokenizer, messages, text, tools=tools))
+                messages, tools, variables = asked
+                pipe.send(rendered(tokenizer, messages, text, tools=tools, variables=variables))
 
 
-def _tools_text(tokenizer: Any, text: str | None) -> str:
-    """Return the template's text if a conversation with a tool shows it to the model, otherwise "".
-
-    Some templates ignore tools, or expect them under other names.
-    """
+def _facts(tokenizer: Any, text: str | None) -> TemplateFacts:
+    """Return what is known of a template. Some templates ignore tools, or expect them under other names."""
     tool = {"type": "function", "function": {"name": _TOOL, "description": "", "parameters": NO_PARAMETERS}}
     fine, shown = rendered(tokenizer, [{"role": "user", "content": "a question"}], text, tools=[tool])
     try:
-        return str(tokenizer.get_chat_template(text, tools=[tool])) if fine and _TOOL in shown else ""
+        plain, called = (str(tokenizer.get_chat_template(text, tools=tools)) for tools in (None, [tool]))
+        given = {*_GIVEN, *tokenizer.special_tokens_map}
+        variables = frozenset(_variables(plain) | _variables(called)) - given
     except Exception:  # a checkpoint may cause any exception
-        return ""
+        return TemplateFacts()
+    return TemplateFacts(plain, called if fine and _TOOL in shown else "", variables)
+
+
+def _variables(template: str) -> set[str]:
+    """Return the variables that a template reads and does not set before."""
+    from jinja2 import Environment, meta
+
+    plain = _GENERATION.sub("", template)  # a tag of transformers' own
+    return set(meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)))
 
 
 def rendered(
@@ -173,6 +213,7 @@ def rendered(
     text: str | None,
     answers: bool = True,
     tools: list[dict[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> tuple[bool, str]:
     """Render a conversation in this process.
 
@@ -182,6 +223,7 @@ def rendered(
         text: a template to use instead of the tokenizer's.
         answers: whether an answer begins at the end of the text.
         tools: the functions that the model may call.
+        variables: values of the template's own variables.
 
     Returns:
         Whether the template accepted the conversation, and the text or the reason.
@@ -189,7 +231,12 @@ def rendered(
     try:
         found = str(
             tokenizer.apply_chat_template(
-                messages, tools=tools or None, chat_template=text, tokenize=False, add_generation_prompt=answers
+                messages,
+                tools=tools or None,
+                chat_template=text,
+                tokenize=False,
+                add_generation_prompt=answers,
+                **(variables or {}),
             )
         )
     except MemoryError:
@@ -211,6 +258,8 @@ def limit_memory() -> None:
 
 _ANSWER = "an answer"
 _TOOL = "look_up_this"
+_GIVEN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")  # by transformers
+_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
 def load_template(source: Path, chosen: Path | None = None) -> Renderer | None:

@@ -12,7 +12,15 @@ from shardmill.decode.generate import agreement
 from shardmill.serve.answer import LEAST
 from shardmill.serve.engine_worker import DecideWork
 from shardmill.serve.model import Model
-from shardmill.serve.protocol import NO_EFFECT, ApiError, ChatMessage, ChatRequest, Strict, invalid
+from shardmill.serve.protocol import (
+    NO_EFFECT,
+    ApiError,
+    ChatMessage,
+    ChatRequest,
+    Strict,
+    TemplateVariables,
+    invalid,
+)
 
 MOST_TEXTS = 2048  # as for the endpoints of encoders
 MOST_LABELS = 128
@@ -26,19 +34,23 @@ class DecideRequest(Strict):
     model: str
     input: Text | Annotated[list[Text], Field(min_length=1, max_length=MOST_TEXTS)] | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     labels: Annotated[list[Text], Field(min_length=1, max_length=MOST_LABELS)]
 
     @model_validator(mode="after")
     def _is_about_one_thing(self) -> DecideRequest:
         if (self.input is None) == (self.messages is None):
             raise ValueError("give either input or messages")
+        if self.chat_template_kwargs and self.messages is None:
+            raise ValueError("chat_template_kwargs needs messages")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("labels: two labels are the same")
         return self
 
     def as_chat(self) -> ChatRequest:
         """Return the messages as a request for an answer."""
-        return ChatRequest.model_validate({"model": self.model, "messages": self.messages})
+        asked = {"messages": self.messages, "chat_template_kwargs": self.chat_template_kwargs}
+        return ChatRequest.model_validate({"model": self.model, **asked})
 
     @property
     def texts(self) -> list[str]:

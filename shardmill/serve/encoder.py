@@ -22,10 +22,11 @@ from starlette.types import ASGIApp
 
 from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, rank, redacted
-from shardmill.serve.app import add_error_shape, add_pages, check_model_name, json_response
+from shardmill.serve.app import add_error_shape, add_pages, json_response
 from shardmill.serve.http import AdmissionMiddleware
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings
+from shardmill.serve.prepare import check_model_name
 from shardmill.serve.protocol import ApiError, Strict, broken, client_gone, invalid, shutting_down, too_busy
 from shardmill.serve.stream import while_connected
 

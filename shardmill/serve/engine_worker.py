@@ -45,13 +45,19 @@ from shardmill.serve.protocol import ApiError, broken, invalid, shutting_down, t
 
 @dataclass(frozen=True)
 class Work:
-    """A request to the engine for an answer; `adapter` is None for the bare model."""
+    """A request to the engine for an answer.
+
+    Attributes:
+        adapter: the adapter that answers; None: the bare model.
+        thinks: whether the prompt has opened a thought.
+    """
 
     prompt: tuple[int, ...]
     max_new_tokens: int
     drafter: str
     options: Options
     adapter: str | None = None
+    thinks: bool = False
 
 
 @dataclass(frozen=True)

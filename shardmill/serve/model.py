@@ -27,8 +27,9 @@ from shardmill.files import digest, load_json, parse_json
 from shardmill.runtime import process
 from shardmill.runtime.adapters import adapter_names
 from shardmill.runtime.manifest import read_manifest, verify_width
-from shardmill.serve.chat import ChatTemplate, load_template, turn_end
-from shardmill.serve.protocol import invalid
+from shardmill.serve.chat import ChatTemplate, TemplateFacts, load_template, turn_end
+from shardmill.serve.protocol import ChatRequest, GenerationRequest, invalid
+from shardmill.serve.thoughts import ThoughtFormat, find_thoughts
 from shardmill.serve.tools import ToolFormat, find_format
 
 if TYPE_CHECKING:
@@ -146,7 +147,9 @@ class Model:
         tokenizer: the model's tokenizer.
         eos: tokens that end an answer.
         template: messages -> text that ends where the assistant's answer begins; None if the checkpoint has none.
+        template_variables: the template's own variables, which a request may set.
         tools: how the template teaches the model to call functions; None if it does not, or in an unknown way.
+        thoughts: the marks around the model's thoughts; None if the template contains none.
         sampling: the sampling of requests that name no temperature; empty: OpenAI's defaults.
         draft_session: a session on a second model's engine, for the drafter `draft_model`.
         head: the engine of the build's own drafter, if it has one.
@@ -164,7 +167,9 @@ class Model:
     tokenizer: Tokenizer
     eos: tuple[int, ...]
     template: ChatTemplate | None = None
+    template_variables: frozenset[str] = frozenset()
     tools: ToolFormat | None = None
+    thoughts: ThoughtFormat | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     draft_session: Session | None = None
     head: TrainedEngine | None = None
@@ -185,6 +190,13 @@ class Model:
     def adapters(self) -> list[str]:
         """Return the names of the model's adapters; one that was added a moment ago is among them."""
         return adapter_names(self.build) if self.build else []
+
+    def tools_of(self, request: GenerationRequest) -> ToolFormat | None:
+        """Return the format by which an answer is read for calls; None if it is text. Harmony always has channels."""
+        if self.tools is None or not isinstance(request, ChatRequest):
+            return None
+        channels = self.tools.style == "harmony" and request.response_format is None
+        return self.tools if request.functions or channels else None
 
     def grammar_tokenizer(self) -> GrammarTokenizer:
         """Return the tokenizer in the form that grammars need; built by the first request while others wait.
@@ -222,9 +234,9 @@ class Model:
         return text
 
     def decoder(self, kept: Sequence[str]) -> Detokenize:
-        """Return a function that decodes tokens, and writes the special tokens `kept` as text."""
+        """Return a function that decodes tokens, and writes the special tokens in the texts `kept` as text."""
         added = self.tokenizer.get_added_tokens_decoder().items()
-        dropped = {i for i, token in added if token.special and token.content not in kept}
+        dropped = {i for i, token in added if token.special and not any(token.content in text for text in kept)}
 
         def decode(tokens: Sequence[int]) -> str:
             shown = [token for token in tokens if token not in dropped]
@@ -277,6 +289,7 @@ def load_model(
     choose_layout(context_policy, manifest["context"], verify_width(manifest))
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     template = load_template((build / manifest["tokenizer"]["path"]).parent, chat_template)
+    facts = template.facts() if template else TemplateFacts()
     texts = manifest.get("texts", {})
     calibrated = DECIDE_CALIBRATION in texts.get("files", {})
     engine = process.load_engine(build, precision)
@@ -284,7 +297,9 @@ def load_model(
         name=manifest["model"],
         tokenizer=tokenizer,
         template=template,
-        tools=find_format(template.tools_text()) if template else None,
+        template_variables=facts.variables,
+        tools=find_format(facts.tools),
+        thoughts=find_thoughts(facts.text + facts.tools),
         engine=engine,
         engine_name=machine.engine_name(precision),
         eos=_ends(manifest, tokenizer, template, chosen=chat_template is not None),

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from shardmill.decode import DRAFTERS
 from shardmill.errors import ShardmillError
@@ -291,16 +291,22 @@ class ChatMessage(Strict):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> ChatMessage:
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} can't have tool_calls")
-        if self.content is None and not self.tool_calls:
-            raise ValueError("content is missing: only a message with tool_calls may leave it out")
+        if self.content is None and not (self.tool_calls or self.thought):
+            raise ValueError("content is missing: only a message with tool_calls or a thought may leave it out")
         if self.role == "tool" and not self.tool_call_id:
             raise ValueError("a message of role tool needs the tool_call_id of the call that it answers")
         return self
+
+    @property
+    def thought(self) -> str | None:
+        """Return the thought before an earlier answer, under its older or newer name."""
+        return self.reasoning_content or self.reasoning
 
     def as_template_input(self) -> dict[str, Any]:
         """Return the message as templates expect it; `developer` is the newer name of `system`, unknown to them."""
@@ -311,9 +317,20 @@ class ChatMessage(Strict):
             message["tool_calls"] = calls
         if self.role == "tool":
             message["tool_call_id"] = self.tool_call_id
-        if self.reasoning_content:  # templates have two names for it
-            message |= {"reasoning_content": self.reasoning_content, "thinking": self.reasoning_content}
+        if self.thought:  # templates have two names for it
+            message |= {"reasoning_content": self.thought, "thinking": self.thought}
         return message
+
+
+def _checked_variables(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return a template's variables. A template would take the text "false" for true."""
+    for name in ("enable_thinking", "thinking"):
+        if not isinstance(given.get(name, True), bool):
+            raise ValueError(f"{name} must be true or false")
+    return given
+
+
+TemplateVariables = Annotated[dict[str, JsonValue], AfterValidator(_checked_variables)]
 
 
 class ChatRequest(GenerationRequest):
@@ -324,6 +341,7 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     reasoning_effort: Literal["none"] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

@@ -215,12 +215,13 @@ class ResponsesAnswer:
         request: the request.
         chat: the chat request that asks the same.
         model: the model that answers.
+        thinks: whether the prompt has opened a thought.
     """
 
     done: ClassVar[bytes] = b""
 
-    def __init__(self, request: ResponsesRequest, chat: ChatRequest, model: Model) -> None:
-        self._choice = Choice(chat, model)
+    def __init__(self, request: ResponsesRequest, chat: ChatRequest, model: Model, *, thinks: bool = False) -> None:
+        self._choice = Choice(chat, model, thinks=thinks)
         self._output: list[Json] = []
         self._open: AnswerDelta | None = None  # the kind of the last item, if it may grow
         self._events = 0

@@ -18,6 +18,7 @@ from shardmill.serve.tools import CALL_KEYS, NO_PARAMETERS, Style, ToolFormat
 
 Schema = Mapping[str, Any]
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
+_COMPACT = {"whitespace_flexible": False}
 _ANY = "/(.|\\n)*/"
 _GAP = "[ \\t\\n]{0,20}"  # within an unmarked call, whose layout is the model's
 
@@ -30,7 +31,7 @@ def write_grammar(
     required: bool,
     parallel: bool,
     answer: Schema | None = None,
-    thinks: bool = False,
+    thought_end: str = "",
 ) -> str:
     """Return the grammar of an answer.
 
@@ -41,12 +42,18 @@ def write_grammar(
         required: whether the answer must be a call.
         parallel: whether it may hold several calls.
         answer: the JSON schema of an answer without calls; None: any text.
-        thinks: whether the prompt has opened a thought, which comes first.
+        thought_end: the text that ends the thought that the prompt has opened; empty if it has opened none.
 
     Raises:
         ApiError: a schema has no spelling in the format.
     """
-    return _Writer(form, special).written(functions, required, parallel, answer, thinks)
+    return _Writer(form, special).written(functions, required, parallel, answer, thought_end)
+
+
+def write_json_after_thought(schema: Schema, thought_end: str, special: Mapping[str, int]) -> str:
+    """Return the grammar of an answer in JSON after the rest of a thought. See `write_grammar`."""
+    thought, rules = _opened(thought_end, special)
+    return _grammar(f"{thought} /\\n*/ {_json(schema, _COMPACT)}", rules)
 
 
 class _Writer:
@@ -64,7 +71,7 @@ class _Writer:
         required: bool,
         parallel: bool,
         answer: Schema | None,
-        thinks: bool,
+        thought_end: str,
     ) -> str:
         form, harmony = self._form, self._form.style == "harmony"
         marked = (form.around[0] + form.call).startswith(form.begin)
@@ -100,14 +107,14 @@ class _Writer:
             start = f"FREE ({calls} FREE){any_number}"
         if free and form.unmarked:
             start = f"({start}) | {self._unmarked(form, functions, parallel)}"
-        if thinks:
-            start = f"{self._text('', 'TEXT', '</think>')} /\\n*/ ({start})"
-        self._rules |= {"TEXT": _ANY, "FREE": _free(form)}
-        return "\n".join(["%llguidance {}", f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())]) + "\n"
+        if thought_end:
+            thought, rules = _opened(thought_end, self._special)
+            start, self._rules = f"{thought} /\\n*/ ({start})", self._rules | rules
+        return _grammar(start, self._rules | {"TEXT": _ANY, "FREE": _free(form)})
 
     def _answered(self, schema: Schema) -> str:
         """Return an answer in JSON, compact as other answers in JSON are."""
-        value = _json(schema, {"whitespace_flexible": False})
+        value = _json(schema, _COMPACT)
         return (
             f"thought* {self._text('<|channel|>final<|message|>', value)}" if self._form.style == "harmony" else value
         )
@@ -216,6 +223,17 @@ class _Writer:
         needed = [given[name] for name in given if name in (schema.get("required") or ())]
         others = [given[name] for name in given if name not in (schema.get("required") or ())]
         return f"({_sequence(needed, others, json.dumps(separator) if separator else '')})"
+
+
+def _grammar(start: str, rules: Mapping[str, str]) -> str:
+    return "\n".join(["%llguidance {}", f"start: {start}", *(f"{name}: {rule}" for name, rule in rules.items())]) + "\n"
+
+
+def _opened(end: str, special: Mapping[str, int]) -> tuple[str, dict[str, str]]:
+    """Return the rest of a thought up to its first mark `end`: an expression, and the rules that it needs."""
+    if end in special:
+        return f"TEXT <[{special[end]}]>", {"TEXT": _ANY}
+    return "opened", {f"opened[suffix={json.dumps(end)}]": _ANY}
 
 
 def _parameters(function: FunctionDefinition) -> dict[str, Any]:

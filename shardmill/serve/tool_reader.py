@@ -134,7 +134,7 @@ class CallReader:
         """Add text until the rest begins with one of `marks`; return False if the answer ends before."""
         while True:
             found = [at for mark in marks if (at := self._text.find(mark)) >= 0]
-            end = min(found, default=len(self._text) - (0 if self._ended else _begun(self._text, marks)))
+            end = min(found, default=len(self._text) - (0 if self._ended else mark_begun(self._text, marks)))
             text, self._text = self._text[:end], self._text[end:]
             if kind == "content":
                 self._tell(text)
@@ -284,7 +284,7 @@ class _Value:
         return False
 
 
-def _begun(text: str, marks: tuple[str, ...]) -> int:
+def mark_begun(text: str, marks: tuple[str, ...]) -> int:
     """Return the length of the longest end of `text` that begins a mark."""
     longest = min(max(map(len, marks)) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if any(mark.startswith(text[-n:]) for mark in marks)), 0)

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shardmill.serve.chat import Message
 from shardmill.serve.model import Model
+from shardmill.serve.thoughts import find_thoughts
 from shardmill.serve.tools import FORMATS
 
 CHARACTERS = [c.encode() for c in "etaoin shrdlu.,ABé東🙂"]
@@ -134,15 +135,16 @@ class Broken(Speaker):
 
 
 class Answerer(Speaker):
-    """Answers every conversation with the same text, and ends there."""
+    """Answers every conversation with the same text, and ends there. A prompt ends with the text `opening`."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, opening: str = "assistant: ") -> None:
         super().__init__(slots=2048)
         self._answer = [*byte_tokenizer().encode(text).ids, END]
+        self._opening = opening.encode()
 
     def _row(self, position: int) -> NDArray[np.float32]:
         visible = sorted(entry for entry in self._held.values() if entry[0] <= position)
-        _, _, said = bytes(token_bytes().get(token, 0) for _, token in visible).rpartition(b"assistant: ")
+        _, _, said = bytes(token_bytes().get(token, 0) for _, token in visible).rpartition(self._opening)
         row: NDArray[np.float32] = np.eye(VOCAB, dtype=np.float32)[self._answer[min(len(said), len(self._answer) - 1)]]
         return row * 20
 
@@ -161,8 +163,10 @@ def template(messages: Sequence[Message], tools: Sequence[Message] | None = None
     return "".join([*listed, *said]) + "assistant: "
 
 
-def fake_model(engine: Speaker | None = None, *, chat: bool = True, tools: str | None = None) -> Model:
-    """The engine with the byte tokenizer; `tools` names the format of calls that its template teaches."""
+def fake_model(
+    engine: Speaker | None = None, *, chat: bool = True, tools: str | None = None, thoughts: str = ""
+) -> Model:
+    """The engine with the byte tokenizer; its template teaches the format `tools` of calls, and the mark `thoughts`."""
     return Model(
         name=NAME,
         engine=engine or Speaker(),
@@ -171,5 +175,6 @@ def fake_model(engine: Speaker | None = None, *, chat: bool = True, tools: str |
         eos=(END,),
         template=template if chat else None,
         tools=next((form for form in FORMATS if form.name == tools), None),
+        thoughts=find_thoughts(thoughts),
         fingerprint="fake-1",
     )

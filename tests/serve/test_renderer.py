@@ -116,3 +116,24 @@ def test_conversations_that_hang_hold_up_no_completion() -> None:
         for thread in asked:
             thread.join()
         assert up.post(ask())[0] == 200
+
+
+def test_what_is_known_of_a_template(tmp_path: Path) -> None:
+    """Its text, and the variables that a request may set: not what transformers or the tokenizer gives it."""
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|end|>"}
+    byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    text = (
+        "{%- set keep = keep | default(false) %}{{ bos_token }}"
+        "{% if thinking is defined and thinking %}<think>{% endif %}"
+        "{% set date = strftime_now('%d') %}{% for m in messages %}{% if not m %}{% continue %}{% endif %}"
+        "{%- generation -%}{{ m.content }}{{ style }}{% endgeneration %}{% endfor %}"
+    )
+    (tmp_path / "chat_template.jinja").write_text(text)
+    render = Renderer(tmp_path, None)
+    facts = render.facts()
+    assert facts.variables == {"keep", "thinking", "style"} and facts.text == text and not facts.tools
+    assert render(HELLO) == "<|end|>hi" and render(HELLO, variables={"style": "!"}) == "<|end|>hi!"
+    assert render(HELLO, variables={"thinking": True, "keep": 1}) == "<|end|><think>hi"
+    render._end()
+    assert Renderer(tmp_path, "{% if %}").facts().variables == frozenset()

@@ -170,7 +170,7 @@ def test_a_grammar_that_fails_in_mid_answer_is_told_in_the_stream_and_leaves_not
     with running(fake_model()) as server:
         expected = server.client().completions.create(**ask()).choices[0].text
         with monkeypatch.context() as context:
-            context.setattr("shardmill.serve.app._constraint", lambda *_: Failing())
+            context.setattr("shardmill.serve.prepare._constraint", lambda *_: Failing())
             pieces: list[str] = []
             with pytest.raises(openai.APIError, match="grammar rejected: too complex") as told:
                 for chunk in server.client().completions.create(**ask(), stream=True):

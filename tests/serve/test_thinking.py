@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import tiny
 from bench.folder import build_folder
@@ -15,12 +17,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from shardmill.serve.chat import rendered, turn_end
-from shardmill.serve.model import load_model
+from shardmill.serve.model import Model, Settings, load_model
+from shardmill.serve.prepare import prepare
+from shardmill.serve.protocol import ChatRequest
+from shardmill.serve.thoughts import find_thoughts
 from shardmill.serve.tools import find_format
 
 from . import templates
 from .fake import NAME, Answerer, byte_tokenizer, fake_model
-from .running import running
+from .running import Running, running
 
 SPECIAL = ["<|end|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 OFF = "{% set enable_thinking = false %}" + templates.QWEN_3_5  # as a file for --chat-template says it
@@ -29,6 +34,7 @@ WEATHER: Any = {
     "type": "function",
     "function": {
         "name": "weather",
+        "description": "",
         "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
     },
 }
@@ -60,23 +66,141 @@ def test_thinking_is_begun_or_already_over() -> None:
         assert text == shown(QUESTION, template)
 
 
-def test_functions_are_called_and_thoughts_before_the_last_question_left_out() -> None:
+def render(messages: Any, tools: Any = None, variables: Any = None) -> str:
+    """Qwen3.5's template as a model has it."""
+    theirs = transformers_of(byte_tokenizer(), templates.QWEN_3_5)
+    return str(
+        theirs.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True, **variables or {})
+    )
+
+
+def thinker(said: str, opening: str = "<|im_start|>assistant\n<think>\n", tools: str | None = None) -> Model:
+    """A model with that template that says this after every prompt."""
+    model = fake_model(Answerer(said, opening), tools=tools, thoughts=templates.QWEN_3_5)
+    return replace(model, template=render, template_variables=frozenset({"enable_thinking"}))
+
+
+def say(up: Running, **more: Any) -> Any:
+    asked: Any = {"model": NAME, "messages": QUESTION, "temperature": 0, **more}
+    return up.client().chat.completions.create(**asked)
+
+
+def test_a_thought_has_its_own_field_whole_and_streamed() -> None:
+    """For every choice, and however short the answer is cut."""
+    with running(thinker("It may\n rain.\n</think>\n\nYes.")) as up:
+        for choice in say(up, n=2).choices:
+            assert choice.message.reasoning_content == "It may\n rain." and choice.message.content == "Yes."
+        chunks = [chunk.choices[0] for chunk in say(up, n=2, stream=True)]
+        for index in range(2):
+            deltas = [one.delta for one in chunks if one.index == index]
+            assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == "It may\n rain."
+            assert "".join(delta.content or "" for delta in deltas) == "Yes."
+        cut = say(up, max_tokens=6).choices[0]
+        assert cut.message.content is None and cut.message.reasoning_content == "It may"
+        assert cut.finish_reason == "length"
+        later: Any = {"role": "user", "content": "And in Athens?"}  # before it thoughts are left out
+        asked = say(up, messages=[*QUESTION, cut.message, later]).usage.prompt_tokens
+        assert asked == len(render([*QUESTION, {"role": "assistant", "content": ""}, later]))
+        plain = up.client().completions.create(model=NAME, prompt=render(QUESTION), temperature=0, max_tokens=50)
+        assert plain.choices[0].text == "It may\n rain.\n</think>\n\nYes."
+
+
+def test_variables_of_the_template_are_set_by_a_request() -> None:
+    """As transformers sets them; without thinking, the answer is text from its beginning."""
+    off = {"enable_thinking": False}
+    with running(thinker("</think> ends a thought.", "</think>\n\n")) as up:
+        answer = say(up, extra_body={"chat_template_kwargs": off})
+        assert answer.usage.prompt_tokens == len(render(QUESTION, variables=off))
+        assert answer.choices[0].message.content == "</think> ends a thought."
+        assert "reasoning_content" not in answer.choices[0].message.model_extra
+        wrong: Any = {"thinking": True}, {"enable_thinking": "false"}, {"messages": []}, {"enable_thinking": 0}, [1]
+        says = "no variable 'thinking'; it has enable_thinking", "must be true or false", "no variable 'messages'"
+        for given, why in zip(wrong, [*says, "must be true or false", "chat_template_kwargs: "], strict=True):
+            with pytest.raises(openai.BadRequestError, match=why) as caught:
+                say(up, extra_body={"chat_template_kwargs": given})
+            assert caught.value.param == "chat_template_kwargs"
+
+
+def test_the_model_may_begin_the_thought_itself() -> None:
+    """As Qwen 3 does; where the template knows no thoughts, the marks are text."""
+    said = "<think>\nHm.\n</think>\n\nYes."
+    for thoughts, expected in ((templates.THINKING, ("Hm.", "Yes.")), ("", (None, said))):
+        with running(fake_model(Answerer(said), thoughts=thoughts)) as up:
+            message = say(up).choices[0].message
+            assert (getattr(message, "reasoning_content", None), message.content) == expected
+
+
+def test_channels_are_read_without_functions_too() -> None:
+    """gpt-oss always writes them."""
+    said = "<|channel|>analysis<|message|>Hm.<|start|>assistant<|channel|>final<|message|>Yes."
+    with running(fake_model(Answerer(said), tools="harmony")) as up:
+        message = say(up).choices[0].message
+        assert (message.reasoning_content, message.content) == ("Hm.", "Yes.")
+
+
+def test_special_tokens_around_a_thought_are_no_part_of_it() -> None:
+    """Gemma 4's marks are special tokens, which other answers do not show."""
+    made = Tokenizer.from_str(byte_tokenizer().to_str())
+    made.add_special_tokens(["<|channel>", "<channel|>"])
+    model = replace(fake_model(), tokenizer=made, thoughts=find_thoughts("<|channel>thought"))
+    said = "<|channel>thought\nHm.<channel|>Yes.<|end|>"
+    asked = ChatRequest.model_validate({"model": NAME, "messages": QUESTION})
+    options = prepare(asked, model, Settings())[0].options
+    assert options.detokenize is not None
+    assert options.detokenize(made.encode(said).ids) == said.removesuffix("<|end|>")
+
+
+def test_json_follows_a_thought() -> None:
+    """The thought is free, and the answer obeys the schema, though the model would recite otherwise."""
+    pytest.importorskip("llguidance")
+    schema: Any = {"type": "object", "properties": {"rain": {"type": "boolean"}}, "required": ["rain"]}
+    schema["additionalProperties"] = False
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with running(thinker("It may. {</think>\n\nIt rains.")) as up:
+        message = say(up, response_format=wanted, max_tokens=200).choices[0].message
+        assert message.reasoning_content == "It may. {" and json.loads(message.content)["rain"] in (True, False)
+    with running(thinker("It rains.", "</think>\n\n")) as up:
+        body = {"chat_template_kwargs": {"enable_thinking": False}}
+        message = say(up, response_format=wanted, max_tokens=200, extra_body=body).choices[0].message
+        assert json.loads(message.content)["rain"] in (True, False)
+
+
+def test_functions_are_called_after_a_thought_which_is_sent_back() -> None:
     """With OpenAI's client: the calls of an answer, and the conversation that goes on from it."""
     form = find_format(templates.QWEN_3_5)
     assert form is not None and form.name == "qwen-xml"
-    with running(fake_model(Answerer(SAID), tools=form.name)) as up:
-        said: Any = {"model": NAME, "messages": QUESTION, "tools": [WEATHER], "temperature": 0}
-        choice: Any = up.client().chat.completions.create(**said).choices[0]
-    assert choice.finish_reason == "tool_calls"
-    (call,) = choice.message.tool_calls
-    assert call.function.name == "weather" and json.loads(call.function.arguments) == {"city": "Rome", "days": 2}
-    assert choice.message.content == "The city is Rome.\n</think>"
-    function = {"name": "weather", "arguments": {"city": "Rome", "days": 2}}
-    turn = {"role": "assistant", "content": choice.message.content, "tool_calls": [{"function": function}]}
-    talk = [*QUESTION, turn, {"role": "tool", "content": "dry"}]
-    assert f"<think>\nThe city is Rome.\n</think>\n\n{CALL}" in shown(talk, tools=[WEATHER])
-    later = shown([*talk, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Sure?"}])
+    with running(thinker(SAID, tools=form.name)) as up:
+        choice = say(up, tools=[WEATHER]).choices[0]
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "weather" and json.loads(call.function.arguments) == {"city": "Rome", "days": 2}
+        assert choice.message.reasoning_content == "The city is Rome."
+        function = {"name": "weather", "arguments": {"city": "Rome", "days": 2}}
+        turn = {"role": "assistant", "content": "", "reasoning_content": "The city is Rome."}
+        talk = [*QUESTION, turn | {"tool_calls": [{"function": function}]}, {"role": "tool", "content": "dry"}]
+        shown = render(talk, [WEATHER])
+        assert f"<think>\nThe city is Rome.\n</think>\n\n{CALL}" in shown
+        result = {"role": "tool", "tool_call_id": call.id, "content": "dry"}
+        theirs = choice.message.model_dump(exclude={"reasoning_content"}) | {"reasoning": "The city is Rome."}
+        for message in (choice.message, theirs):  # vLLM calls it `reasoning`
+            usage = say(up, messages=[*QUESTION, message, result], tools=[WEATHER]).usage
+            assert usage.prompt_tokens == len(shown)
+    later = render([*talk, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Sure?"}])
     assert "The city is Rome" not in later and CALL in later and "<tool_response>\ndry\n" in later
+
+
+def test_no_label_is_decided_inside_a_thought() -> None:
+    with running(thinker("")) as up:
+        asked: Any = {"model": NAME, "messages": QUESTION, "labels": ["yes", "no"]}
+        status, answer = up.post(asked, "/v1/decide")
+        assert status == 400 and "turn thinking off by chat_template_kwargs" in answer["error"]["message"]
+        off = {"enable_thinking": False}
+        status, answer = up.post(asked | {"chat_template_kwargs": off}, "/v1/decide")
+        assert status == 200 and answer["usage"]["prompt_tokens"] == len(render(QUESTION, variables=off))
+        status, answer = up.post(
+            {"model": NAME, "input": "x", "labels": ["a"], "chat_template_kwargs": off}, "/v1/decide"
+        )
+        assert status == 400 and "chat_template_kwargs needs messages" in answer["error"]["message"]
 
 
 def tokenizer() -> Tokenizer:
@@ -113,16 +237,20 @@ def test_the_tiny_model_chats_with_thoughts_and_without(tmp_path: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     theirs = transformers_of(tokenizer(), templates.QWEN_3_5)
     answers = []
-    ways: Any = ((None, {}), (off, {"enable_thinking": False}))
-    for file, more in ways:
+    without = {"enable_thinking": False}
+    ways: Any = ((None, {}, {}), (off, {}, without), (None, without, without))
+    for file, given, more in ways:
         model = load_model(folder, None, "fp32", chat_template=file)
         assert set(model.eos) == {SPECIAL.index(name) for name in SPECIAL[1:]}
+        assert ("enable_thinking" in model.template_variables) == (file is None)
         prompt: Any = theirs.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False, **more)
         with running(model) as up:
             asked: Any = {"model": model.name, "temperature": 0, "max_tokens": 12}
-            said: Any = up.client().chat.completions.create(messages=QUESTION, **asked)
+            body = {"chat_template_kwargs": given}
+            said: Any = up.client().chat.completions.create(messages=QUESTION, extra_body=body, **asked)
             expected: Any = up.client().completions.create(prompt=prompt, **asked)
         assert said.usage.prompt_tokens == len(prompt)
-        assert said.choices[0].message.content == expected.choices[0].text
-        answers.append(said.choices[0].message.content)
-    assert answers[0] != answers[1]
+        message = said.choices[0].message
+        answers.append(message.content if more else message.reasoning_content)
+        assert answers[-1] == (expected.choices[0].text if more else expected.choices[0].text.strip())
+    assert answers[0] != answers[1] == answers[2]

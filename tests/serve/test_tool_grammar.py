@@ -63,7 +63,7 @@ def functions(form: ToolFormat) -> list[FunctionDefinition]:
 def tokenizers(form: str, special: bool) -> tuple[Tokenizer, GrammarTokenizer]:
     """Bytes, and the format's own tokens if they are special."""
     tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
-    tokenizer.add_special_tokens([*(FORM[form].tokens if special else ()), "</think>", "<|stop|>"])
+    tokenizer.add_special_tokens([*((*FORM[form].tokens, "</think>") if special else ()), "<|stop|>"])
     end = tokenizer.encode("<|stop|>").ids[0]
     return tokenizer, GrammarTokenizer(tokenizer.to_str(), vocab=tokenizer.get_vocab_size(), eos=end)
 
@@ -179,8 +179,10 @@ def test_an_answer_in_json_may_take_the_place_of_calls(form: str) -> None:
     assert check(form, text, pieces)
 
 
-def test_a_thought_that_the_prompt_began_comes_first() -> None:
-    text, pieces, _ = drawn("hermes", True, 0, "It rains.</think>\n\n", required=True, thinks=True)
+@pytest.mark.parametrize("special", [False, True])
+def test_a_thought_that_the_prompt_began_comes_first(special: bool) -> None:
+    """It ends at its first mark, which is a special token or text."""
+    text, pieces, _ = drawn("hermes", special, 0, "It rains.</think>\n\n", required=True, thought_end="</think>")
     assert check("hermes", text, pieces) and text.startswith("It rains.</think>")
 
 

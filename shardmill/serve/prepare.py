@@ -1,0 +1,235 @@
+"""Checks requests against the model and the server's limits, and turns them into the engine's work."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, JsonSchema, Options, Sampling
+from shardmill.decode.drafters import TRAINED
+from shardmill.serve.decide import DecideRequest, place_of, split_labels
+from shardmill.serve.engine_worker import DecideWork, Work
+from shardmill.serve.model import Model, Settings
+from shardmill.serve.protocol import (
+    ApiError,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    NamedTool,
+    invalid,
+)
+from shardmill.serve.tool_grammar import write_grammar, write_json_after_thought
+from shardmill.serve.tools import FORMATS
+
+
+def check_model_name(name: str, own: str, adapters: Sequence[str] = ()) -> str | None:
+    """Return the adapter that a model's name asks for, as vLLM spells it: MODEL:ADAPTER; None for the bare model.
+
+    Raises:
+        ApiError: 404 for any other model than the served one, or another adapter than those of the model.
+    """
+    model, _, adapter = name.partition(":")
+    if model != own or (adapter not in adapters if ":" in name else False):
+        served = " and ".join(map(repr, [own, *(f"{own}:{one}" for one in adapters)]))
+        message = f"the model {name!r} is not served here; {served} {'are' if adapters else 'is'}"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return adapter or None
+
+
+COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
+
+
+def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> list[Work]:
+    """Check a request against the model and the limits, and return the engine's work, one for each choice.
+
+    The choices differ by their seeds, which count up from the request's.
+
+    Raises:
+        ApiError: the request can't be honoured.
+    """
+    adapter = check_model_name(request.model, model.name, model.adapters())
+    thinks = False
+    if isinstance(request, ChatRequest):
+        text = _chat_text(request, model)
+        prompt: Sequence[int] = model.encode(text, special=False)
+        thinks = model.thoughts is not None and model.thoughts.opened_by(text)
+    else:
+        prompt = _text_prompt(request, model)
+    room = _check_prompt(prompt, model, settings)
+    drafter = request.shardmill.drafter or settings.drafter
+    if drafter == "draft_model" and model.draft_session is None:
+        raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
+    if drafter in TRAINED and model.head_name != drafter:
+        why = f"drafter {drafter} needs a build with an {TRAINED[drafter]}, which this one lacks"
+        raise invalid(why, "shardmill.drafter")
+    tools = model.tools_of(request)
+    kept = [] if tools is None else [*tools.tokens]
+    if isinstance(request, ChatRequest) and model.thoughts is not None:
+        kept += [model.thoughts.begin, model.thoughts.end]
+    try:
+        sampling = _sampling(request, model)
+        sampling.check_vocab(model.engine.vocab)
+        options = [
+            Options(
+                sampling=replace(sampling, seed=(sampling.seed + i) % SEEDS),
+                detokenize=model.decoder(kept) if kept else model.decode,
+                stop=request.stops,
+                constraint=_constraint(request, model, thinks),
+                top_logprobs=request.top,
+                guard_margin=settings.guard_margin,
+                private=request.shardmill.private,
+            )
+            for i in range(request.n or 1)
+        ]
+    except DecodeError as error:
+        raise invalid(str(error)) from error
+    most = _max_tokens(request, room, settings)
+    return [Work(tuple(prompt), most, drafter, one, adapter, thinks) for one in options]
+
+
+def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
+    """Return the tokens of a text to continue; a prompt may already be tokens."""
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return model.encode(prompt)
+    if isinstance(prompt[0] if prompt else 0, str):
+        return model.encode(str(prompt[0]))
+    return [int(token) for token in prompt]
+
+
+def _chat_text(request: ChatRequest, model: Model) -> str:
+    """Return a conversation as text, rendered by its template, which also writes the beginning-of-text token."""
+    if model.template is None:
+        raise invalid(f"{model.name!r} has no chat template: use /v1/completions", code="no_chat_template")
+    if request.functions and model.tools is None:
+        known = ", ".join(form.name for form in FORMATS)
+        message = f"the chat template of {model.name!r} teaches no calls in a known format ({known}): leave out tools"
+        raise invalid(message, "tools")
+    given = request.chat_template_kwargs or {}
+    for name in given:
+        if name not in model.template_variables:
+            known = ", ".join(sorted(model.template_variables)) or "none"
+            message = f"chat_template_kwargs: the chat template has no variable {name!r}; it has {known}"
+            raise invalid(message, "chat_template_kwargs")
+    more: dict[str, Any] = {"variables": given} if given else {}
+    if request.functions:
+        more["tools"] = [tool.as_template_input() for tool in request.tools or ()]
+    try:
+        return model.template(request.conversation(), **more)
+    except Exception as error:  # templates may raise any exception
+        raise invalid(f"the chat template refused the messages: {error}", "messages") from error
+
+
+def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
+    """Raise ApiError for a prompt that is empty, too long or of another vocabulary.
+
+    Returns:
+        The most tokens to generate: one more than fit, so that an answer that fills the context reports it.
+    """
+    if not prompt:
+        raise invalid("the prompt is empty: give at least one token", "prompt")
+    slots = model.engine.slots
+    slides = settings.context_policy == "slide"
+    most = settings.limits.prompt_tokens or slots
+    if not slides:
+        most = min(slots, most)
+    if len(prompt) > most:
+        message = f"the prompt has {len(prompt)} tokens, at most {most} are allowed: shorten it"
+        raise invalid(message, code="context_length_exceeded")
+    if not all(0 <= token < model.engine.vocab for token in prompt):
+        raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
+    if slides:
+        return settings.limits.max_tokens or slots
+    return slots - len(prompt) + 2  # the last token needs no slot
+
+
+def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: Settings) -> int:
+    wanted = request.max_tokens
+    if isinstance(request, ChatRequest):
+        wanted = request.max_completion_tokens or wanted or room
+    wanted = wanted or COMPLETION_TOKENS
+    most = settings.limits.max_tokens or (room if settings.context_policy == "slide" else None)
+    if most is None or wanted <= most:
+        return min(wanted, room)
+    if request.max_tokens is None and getattr(request, "max_completion_tokens", None) is None:
+        return min(most, room)
+    raise invalid(f"max_tokens is {wanted}, at most {most} are allowed", "max_tokens")
+
+
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+def _sampling(request: GenerationRequest, model: Model) -> Sampling:
+    """Return the request's sampling options.
+
+    What it does not name is the model's if it names no temperature, otherwise OpenAI's default.
+    """
+    names = ("temperature", "top_k", "top_p", "min_p", *PENALTIES)
+    named = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    usual = model.sampling if request.temperature is None else {}
+    return Sampling(
+        **({"temperature": 1.0} | dict(usual) | named),
+        seed=secrets.randbits(63) if request.seed is None else request.seed % SEEDS,
+        logit_bias=request.logit_bias or {},
+        accept_top_p=request.shardmill.accept_top_p,
+    )
+
+
+def _constraint(request: CompletionRequest | ChatRequest, model: Model, thinks: bool) -> Constraint | None:
+    """Return the grammar that an answer must obey; None if it may be any text. A thought that was opened stays free."""
+    wanted = request.response_format
+    schema: dict[str, Any] | None = None
+    if wanted is not None and wanted.type != "text":
+        schema = wanted.json_schema.schema_ if wanted.json_schema else {"type": "object"}
+    functions = request.functions if isinstance(request, ChatRequest) else []
+    named = isinstance(request, ChatRequest) and isinstance(request.tool_choice, NamedTool)
+    required = named or (isinstance(request, ChatRequest) and request.tool_choice == "required")
+    calls = bool(functions) and (required or schema is not None or any(function.strict for function in functions))
+    if schema is None and not calls:
+        return None
+    if not model.eos:
+        what = "response_format" if schema is not None else "tools"
+        raise invalid(f"{what} needs a model with an end-of-text token", what)
+    tokenizer = model.grammar_tokenizer()
+    thought_end = model.thoughts.end if thinks and model.thoughts else ""
+    if not calls or model.tools is None or not isinstance(request, ChatRequest):
+        if thought_end:
+            return Grammar(write_json_after_thought(schema or {}, thought_end, tokenizer.special), tokenizer)
+        return JsonSchema(schema or {}, tokenizer)
+    if isinstance(request.tool_choice, NamedTool):
+        functions = [one for one in functions if one.name == request.tool_choice.function.name]
+    grammar = write_grammar(
+        model.tools,
+        functions,
+        tokenizer.special,
+        required=required,
+        parallel=not named and request.parallel_tool_calls is not False,
+        answer=schema,
+        thought_end=thought_end,
+    )
+    return Grammar(grammar, tokenizer)
+
+
+def prepare_decisions(request: DecideRequest, model: Model, settings: Settings) -> list[DecideWork]:
+    """Check a request against the model and the limits, and return the engine's work, one for each text.
+
+    Raises:
+        ApiError: the request can't be honoured.
+    """
+    adapter = check_model_name(request.model, model.name, model.adapters())
+    most = min(model.engine.slots, settings.limits.prompt_tokens or model.engine.slots)
+    if request.messages is not None:
+        text = _chat_text(request.as_chat(), model)
+        if model.thoughts is not None and model.thoughts.opened_by(text):
+            why = "the chat template opens a thought, in which a label is no answer"
+            raise invalid(f"{why}: turn thinking off by chat_template_kwargs, or send a text as input", "messages")
+        return [replace(split_labels(model, text, request.labels, special=False, most=most), adapter=adapter)]
+    found: list[DecideWork] = []
+    for i, text in enumerate(request.texts):
+        try:
+            found.append(split_labels(model, text, request.labels, special=True, most=most))
+        except ApiError as error:
+            raise (error if isinstance(request.input, str) else place_of(error, i)) from error
+    return [replace(work, adapter=adapter) for work in found]

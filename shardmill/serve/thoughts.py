@@ -1,0 +1,97 @@
+"""Thoughts: what a model writes before its answer, between marks that the checkpoint's chat template knows.
+
+Some templates open the thought at the end of the prompt, otherwise the model writes both marks. An answer that does not
+begin with a thought has none: marks further on are text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardmill.serve.tool_reader import mark_begun
+from shardmill.serve.tools import ToolFormat
+
+
+@dataclass(frozen=True)
+class ThoughtFormat:
+    """The marks around a thought. A mark may be, or begin with, a special token.
+
+    Attributes:
+        begin: the text before a thought.
+        end: the text after it.
+    """
+
+    begin: str
+    end: str
+
+    def opened_by(self, prompt: str) -> bool:
+        """Return whether a prompt ends in a thought, which the model continues."""
+        return prompt.rstrip().endswith(self.begin.rstrip())
+
+
+FORMATS = (  # as vLLM's parsers know them (vllm/reasoning)
+    ThoughtFormat("<|channel>thought\n", "<channel|>"),  # gemma4_reasoning_parser.py
+    ThoughtFormat("[THINK]", "[/THINK]"),  # mistral_reasoning_parser.py
+    ThoughtFormat("<think>", "</think>"),  # qwen3_reasoning_parser.py and most others
+)
+
+
+def find_thoughts(template: str) -> ThoughtFormat | None:
+    """Return the marks of thoughts that a chat template's text contains; None if it contains none."""
+    return next((form for form in FORMATS if form.begin.rstrip() in template or form.end in template), None)
+
+
+class ThoughtReader:
+    """Splits one answer into its thought and the text after it. However the answer is cut into pieces, both are equal.
+
+    White space around the thought is left out. A call may end a thought too: Qwen3.5 sometimes forgets the mark.
+
+    Args:
+        form: the marks.
+        opened: whether the prompt has opened the thought.
+        tools: how the model writes calls, if it may call functions.
+    """
+
+    def __init__(self, form: ThoughtFormat, *, opened: bool, tools: ToolFormat | None = None) -> None:
+        self._begin, self._end = form.begin, form.end
+        call = tools.around[0] + tools.call.partition("NAME")[0] if tools else ""
+        self._ends = (form.end, call) if tools and call.startswith(tools.begin) else (form.end,)
+        self._place: Literal["before", "begun", "inside", "gap", "after"] = "begun" if opened else "before"
+        self._text = ""
+
+    def push(self, text: str, *, ended: bool) -> tuple[str, str]:
+        """Return what became certain of the thought, and of the text after it, with the answer's next text.
+
+        Args:
+            text: the next text.
+            ended: whether the answer ends with it.
+        """
+        self._text += text
+        if self._place == "before":
+            shown = self._text.lstrip()
+            if shown.startswith(self._begin):
+                self._place, self._text = "begun", shown.removeprefix(self._begin)
+            elif ended or not self._begin.startswith(shown):
+                self._place = "after"
+        thought = self._thought(ended) if self._place in ("begun", "inside") else ""
+        if self._place == "gap":
+            self._text = self._text.lstrip()
+            self._place = "after" if self._text else "gap"
+        rest = ""
+        if self._place == "after":
+            rest, self._text = self._text, ""
+        return thought, rest
+
+    def _thought(self, ended: bool) -> str:
+        """Return what became certain of the thought. White space at its end waits for more of it."""
+        if self._place == "begun":
+            self._text = self._text.lstrip()
+        places = [at for mark in self._ends if (at := self._text.find(mark)) >= 0]
+        at = min(places, default=len(self._text) - (0 if ended else mark_begun(self._text, self._ends)))
+        thought = self._text[:at].rstrip()
+        if places:
+            self._place, self._text = "gap", self._text[at:].removeprefix(self._end)
+        else:
+            self._place, self._text = "inside" if thought else self._place, self._text[len(thought) :]
+        return thought
