@@ -33,3 +33,18 @@ def read_tokenizer(file: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def encode_beginning(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the tokens of a text that is to be continued.
+
+    They are the tokens that transformers feeds, without the special tokens that some tokenizers put after a text, such
+    as an end-of-text token.
+    """
+    after = 0
+    for special in reversed(tokenizer.encode("a").special_tokens_mask):
+        if not special:
+            break
+        after += 1
+    tokens: list[int] = tokenizer.encode(text).ids
+    return tokens[: len(tokens) - after]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from shardmill import machine
-from shardmill.checkpoint.tokenizer import read_tokenizer
+from shardmill.checkpoint.tokenizer import encode_beginning, read_tokenizer
 from shardmill.commands.arguments import (
     AdapterName,
     Build,
@@ -162,7 +162,7 @@ def generate(
     if adapter is not None:
         check_adapter(build, manifest, adapter)
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
-    tokens: list[int] = tokenizer.encode(text).ids
+    tokens = encode_beginning(tokenizer, text)
     check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
     engine = process.load_engine(build, precision)
     head = engine.load_drafter() if drafter in TRAINED else None

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from shardmill import machine
-from shardmill.checkpoint.tokenizer import read_tokenizer
+from shardmill.checkpoint.tokenizer import encode_beginning, read_tokenizer
 from shardmill.decode import (
     ContextPolicy,
     Detokenize,
@@ -216,7 +216,7 @@ class Model:
 
         Args:
             text: the text.
-            special: True to add the tokenizer's special tokens around the text.
+            special: True to add the special tokens that the tokenizer puts before a text.
 
         Raises:
             ApiError: the text contains half of a surrogate pair, which no tokenizer accepts.
@@ -225,7 +225,9 @@ class Model:
             text.encode()
         except UnicodeEncodeError as error:
             raise invalid("the prompt is not valid Unicode: it contains half of a surrogate pair") from error
-        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
+        if special:
+            return encode_beginning(self.tokenizer, text)
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -17,6 +17,7 @@ import tiny
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import LabelCalibration
@@ -61,11 +62,13 @@ def logprobs(row: dict[str, Any]) -> dict[str, float]:
     return {one["label"]: one["logprob"] for one in row["labels"]}
 
 
-def expected(model: Any, tokenizer: Any, text: str, labels: Sequence[str]) -> dict[str, float]:
+def expected(
+    model: Any, tokenizer: Any, text: str, labels: Sequence[str], before: Sequence[int] = ()
+) -> dict[str, float]:
     """The log-probability of each label, from transformers' logits over the tokens of the whole text."""
-    prompt, found = tokenizer.encode(text).ids, {}
+    prompt, found = [*before, *tokenizer.encode(text, add_special_tokens=False).ids], {}
     for label in labels:
-        whole = tokenizer.encode(text + label).ids
+        whole = [*before, *tokenizer.encode(text + label, add_special_tokens=False).ids]
         assert whole[: len(prompt)] == prompt  # of these texts no token reaches into a label
         with torch.no_grad():
             rows = model(torch.tensor([whole])).logits[0].double().log_softmax(-1)
@@ -88,6 +91,27 @@ def test_probabilities_are_those_of_transformers(built: tiny.Build, decider: Mod
         assert probabilities(row) == pytest.approx({label: one / total for label, one in shares.items()}, abs=1e-5)
         assert row["label"] == max(shares, key=shares.__getitem__)
     assert len({row["label"] for row in answer["data"]}) > 1
+
+
+@pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+@pytest.mark.parametrize("form", ["$A <|end|>", "<|end|> $A", "<|end|> $A <|end|> <|end|>"])
+def test_no_special_token_comes_between_a_text_and_its_label(built: tiny.Build, decider: Model, form: str) -> None:
+    """Some tokenizers put one after every text, and a label would be judged by whether the text ends with it."""
+    witness = tiny.transformers_model(built.source, tiny.dequantised(built))
+    added = read_tokenizer(built.source / "tokenizer.json")
+    end = added.encode("<|end|>").ids[0]
+    added.post_processor = processors.TemplateProcessing(single=form, special_tokens=[("<|end|>", end)])
+    assert added.encode(TEXTS[0]).special_tokens_mask.count(1) == form.count("end")
+    before = [end] if form.startswith("<") else []
+    with running(replace(decider, tokenizer=added)) as server:
+        row = decide(server, input=TEXTS[0], labels=LABELS)["data"][0]
+        said = server.client().completions.create(**ask(prompt=TEXTS[0], max_tokens=1, logprobs=1)).choices[0]
+    assert logprobs(row) == pytest.approx(expected(witness, added, TEXTS[0], LABELS, before), abs=1e-4)
+    with torch.no_grad():
+        fed = torch.tensor([[*before, *added.encode(TEXTS[0], add_special_tokens=False).ids]])
+        likeliest = witness(fed).logits[0, -1]
+    assert said.logprobs is not None and said.logprobs.token_logprobs is not None
+    assert said.logprobs.token_logprobs[0] == pytest.approx(float(likeliest.log_softmax(-1).max()), abs=1e-4)
 
 
 @pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
