@@ -25,6 +25,7 @@ from shardmill.commands.arguments import (
     check_policy,
 )
 from shardmill.errors import ShardmillError
+from shardmill.files import read_text
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
 LIMIT = "default: as many tokens as the context holds"
@@ -59,6 +60,10 @@ DraftTable = Annotated[
 PrefixCacheBytes = Annotated[
     int, typer.Option(min=0, help="Memory for the prefixes of earlier prompts, so that conversations may take turns.")
 ]
+SystemPrompt = Annotated[
+    Path | None,
+    typer.Option(help="File with the system prompt of many requests: it is kept from the start, and for later starts."),
+]
 Queue = Annotated[int, typer.Option(min=0, help="Requests that may wait; more are answered 429.")]
 LongestPrompt = Annotated[int | None, typer.Option(min=1, help=f"Longest prompt; {LIMIT}.")]
 LongestAnswer = Annotated[int | None, typer.Option(min=1, help=f"Longest answer; {LIMIT}.")]
@@ -89,6 +94,7 @@ def serve(
     context_policy: ContextOption = "stop",
     chat_template: TemplateFile = None,
     prefix_cache_bytes: PrefixCacheBytes = 1 << 30,
+    system_prompt: SystemPrompt = None,
     queue: Queue = 64,
     max_prompt_tokens: LongestPrompt = None,
     max_tokens: LongestAnswer = None,
@@ -127,6 +133,7 @@ def serve(
         guard_margin=guard_margin,
         context_policy=context_policy,
         prefix_cache=prefix_cache_bytes,
+        system_prompt=_read_prompt(system_prompt, prefix_cache_bytes),
         limits=Limits(
             queue=queue,
             prompt_tokens=max_prompt_tokens,
@@ -165,6 +172,25 @@ def _check_table(file: Path) -> None:
     if not os.access(file.parent, os.W_OK | os.X_OK):
         why = "may not be written to" if file.parent.is_dir() else "is no folder"
         raise ShardmillError(f"--draft-table {file}: {file.parent} {why}; name a file in another")
+
+
+def _read_prompt(file: Path | None, prefix_cache_bytes: int) -> str:
+    """Return the system prompt in a file; "" without a file.
+
+    Raises:
+        ShardmillError: the file can't be read or is empty, or no prefixes are kept.
+    """
+    if file is None:
+        return ""
+    if not prefix_cache_bytes:
+        raise ShardmillError("--system-prompt needs --prefix-cache-bytes above 0")
+    try:
+        text = read_text(file)
+    except (OSError, ValueError) as error:
+        raise ShardmillError(f"--system-prompt {file}: can't be read: {error}") from error
+    if not text:
+        raise ShardmillError(f"--system-prompt {file}: is empty; leave it out")
+    return text
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -8,6 +8,7 @@ are therefore hidden until they are overwritten, and nothing is ever rolled back
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -41,7 +42,7 @@ class Engine(Protocol):
     - `pads`: True if wider calls may have fewer tokens than a width, and must have only tokens that are kept.
     - `fit`: called with the number of slots that a text needs from now on; the engine may forget the others.
     - `renew`: called after a result that is not finite; the engine makes its states anew, since no mask hides NaN.
-    - `copy_bytes`, `copy_out`, `copy_in`, `drop_copies`: see `Copying`.
+    - `copy_bytes`, `copy_out`, `copy_in`, `drop_copies`, `save_copies`, `load_copies`: see `Copying`.
     - `adapt`: called with the name of an adapter to compute with from now on, or with None for the bare model. It
       returns a text that tells these weights from others; the text is empty for the bare model.
     """
@@ -87,6 +88,16 @@ class Copying(Protocol):
 
     def drop_copies(self, keys: Sequence[int]) -> None:
         """Free copies."""
+
+    def save_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> None:
+        """Write the copies of a text's tokens to a file."""
+
+    def load_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> dict[int, int]:
+        """Read copies in the order in which they were written, give them keys, and return their bytes by key.
+
+        Raises any exception if the file is missing or damaged, or if its copies are not those that this engine would
+        make of the tokens.
+        """
 
 
 def decode_widths(engine: Engine) -> tuple[int, ...]:

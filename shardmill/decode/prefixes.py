@@ -14,10 +14,11 @@ its beginning.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 
 from shardmill.decode.engine import Copying
 
@@ -136,21 +137,53 @@ class PrefixCache:
         if not parts or size > room:
             return
         self._make_room(size)
-        new: list[Node] = []
+        new = self._chain(parts, last)
         spans: dict[int, tuple[int, int]] = {}
         at = BLOCK * len(known)
+        for node in new:
+            spans[node.key] = (at, at + len(node.tokens))
+            at += len(node.tokens)
+        self._enter(new, self._engine.copy_out(spans, new[-1].key if rest else None))
+        self._touch([*known, *new])
+        self._make_room(0)  # the size was an estimate
+
+    def save(self, tokens: Sequence[int], file: Path) -> None:
+        """Write a kept text to a file for `load`; nothing if the budget was too small for the whole text."""
+        nodes = self.find(tokens).nodes
+        if [node.tokens for node in nodes] == self._parts(tokens):
+            self._engine.save_copies([node.key for node in nodes], file, tokens)
+
+    def load(self, tokens: Sequence[int], file: Path) -> None:
+        """Read a text that an earlier process has saved; nothing may be kept yet.
+
+        Raises any exception if that is not possible; then nothing is kept.
+        """
+        new = self._chain(self._parts(tokens), self._root(""))
+        sizes = self._engine.load_copies([node.key for node in new], file, tokens)
+        self._enter(new, sizes)
+        self._touch(new)
+        self._make_room(0)
+
+    def _parts(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the tokens of the copies of a whole text."""
+        whole = len(tokens) // BLOCK * BLOCK
+        parts = [tuple(tokens[at : at + BLOCK]) for at in range(0, whole, BLOCK)]
+        return [*parts, tuple(tokens[whole:])] if self.whole else parts
+
+    def _chain(self, parts: Sequence[tuple[int, ...]], last: Node) -> list[Node]:
+        """Return nodes for copies that follow each other after `last`; they do not stand in the tree yet."""
+        new: list[Node] = []
         for part in parts:
             last = Node(next(self._keys), part, last)
             new.append(last)
-            spans[last.key] = (at, at + len(part))
-            at += len(part)
-        sizes = self._engine.copy_out(spans, last.key if rest else None)
-        for node in new:
+        return new
+
+    def _enter(self, nodes: Sequence[Node], sizes: Mapping[int, int]) -> None:
+        """Put nodes with copies of these sizes into the tree."""
+        for node in nodes:
             node.enter(sizes[node.key])
             self._used[node.key] = node
             self.bytes += node.bytes
-        self._touch([*known, *new])
-        self._make_room(0)  # the size was an estimate
 
     def clear(self) -> None:
         """Free all copies."""

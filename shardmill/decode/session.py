@@ -124,7 +124,7 @@ class Session:
             raise DecodeError("the engine takes no adapters")
         weights: str = adapt(name)
         if weights != self._weights:
-            self._keep()
+            self.keep()
             self._weights = weights
             self.truncate(0)
 
@@ -193,7 +193,7 @@ class Session:
             self.commit(count)
             passes += 1
             if self._prefixes and self._prefixes.whole and done in (branch, len(prompt)):
-                self._keep()
+                self.keep()
             yield Prefill(row, done, reused, passes, width)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
@@ -232,6 +232,12 @@ class Session:
         self._fed = []
         return length
 
+    def keep(self) -> None:
+        """Copy the committed text out of the slots, unless it is private, has slid, or a ring has overtaken its end."""
+        length = len(self._tokens)
+        if self._prefixes and length and not self._private and self._is_plain(length) and self._intact(length):
+            self._prefixes.keep(self._tokens, self._weights)
+
     def _resume(self, prompt: Sequence[int]) -> tuple[int, int]:
         """Make the slots hold as much of a prompt's beginning as they, or the kept prefixes, have.
 
@@ -245,7 +251,7 @@ class Session:
             self._fit(len(prompt))
             return held, 0
         if shared < len(self._tokens):
-            self._keep()
+            self.keep()
         found = self._prefixes.find(prompt, self._weights)
         held = self.truncate(shared)
         self._fit(len(prompt))
@@ -255,12 +261,6 @@ class Session:
             held = self.truncate(min(found.length, len(prompt) - 1))
             self._fit(len(prompt))
         return held, found.known if held < found.known else 0
-
-    def _keep(self) -> None:
-        """Copy the committed text out of the slots, unless it is private, has slid, or a ring has overtaken its end."""
-        length = len(self._tokens)
-        if self._prefixes and length and not self._private and self._is_plain(length) and self._intact(length):
-            self._prefixes.keep(self._tokens, self._weights)
 
     def _is_plain(self, length: int) -> bool:
         """Return whether each of the first `length` positions has the slot of its number, and nothing was evicted."""

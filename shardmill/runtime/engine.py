@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from shardmill import files
 from shardmill.errors import ShardmillError
+from shardmill.files import digest
 from shardmill.machine import load_programs_as
 from shardmill.models.contract import PER_LAYER
 from shardmill.models.host import Floats, KVLayout, token_rows
 from shardmill.runtime.adapters import adapter_digest, load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
+from shardmill.runtime.copies import Copy, engine_identity, load_copies, save_copies
 from shardmill.runtime.manifest import folds_blocks, lengths, read_manifest, reshape_frequency, verify_width
 from shardmill.runtime.program import Program
 
@@ -79,32 +81,6 @@ class Layers:
     inputs: Sequence[str]
     experts: list[tuple[Program, int]]  # each program and its number of experts
     start: int  # the first layer's index
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A copy of what the programs keep for some positions of a text, and perhaps for what follows them.
-
-    Attributes:
-        start, stop: the positions; each had the slot of its number.
-        rows: by program and cache, the rows of these positions.
-        taps: the rows of these positions that a drafter reads.
-        rest: by program and cache, the content of the caches that have no slot for each position, after `stop`
-            positions.
-        rings: the positions in the slots of rings, see `KVLayout.rings`; None if `rest` was not copied.
-    """
-
-    start: int
-    stop: int
-    rows: dict[tuple[int, str], NDArray[np.floating]]
-    taps: NDArray[np.float16]
-    rest: dict[tuple[int, str], NDArray[np.floating]]
-    rings: Mapping[str, NDArray[np.int64]] | None
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of the arrays."""
-        return self.taps.nbytes + sum(array.nbytes for array in (*self.rows.values(), *self.rest.values()))
 
 
 class Engine:
@@ -275,6 +251,21 @@ class Engine:
         """Free copies."""
         for key in keys:
             del self.copies[key]
+
+    def save_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> None:
+        """Write the copies of a text's tokens to a file, see `copies.save_copies`."""
+        save_copies([self.copies[key] for key in keys], file, self._identity(tokens))
+
+    def load_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> dict[int, int]:
+        """Read the copies of a text's tokens, give them keys, and return their bytes; see `copies.load_copies`."""
+        found = load_copies(file, self._identity(tokens))
+        self.copies |= dict(zip(keys, found, strict=True))
+        return {key: self.copies[key].nbytes for key in keys}
+
+    def _identity(self, tokens: Sequence[int]) -> str:
+        """Return a digest of all that decides what the programs keep of a text."""
+        engine = engine_identity(self.layers[0].program.precision)
+        return digest({"model": self.manifest, "adapter": self._adapter, "tokens": list(tokens), "engine": engine})
 
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at an earlier position, or at the end."""

@@ -238,6 +238,15 @@ class EngineProcess(Process):
         """Free copies."""
         self.call("drop_copies", list(keys))
 
+    def save_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> None:
+        """Write copies to a file; see `Engine.save_copies`."""
+        self.call("save_copies", list(keys), file, list(tokens))
+
+    def load_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> dict[int, int]:
+        """Read copies from a file; see `Engine.load_copies`."""
+        found: dict[int, int] = self.call("load_copies", list(keys), file, list(tokens))
+        return found
+
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at an earlier position, or at the end."""
         return bool(self.call("rewindable", position))

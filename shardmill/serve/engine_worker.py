@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -40,6 +40,7 @@ from shardmill.errors import AdapterError
 from shardmill.printable import one_line
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
+from shardmill.serve.opening import keep_opening
 from shardmill.serve.protocol import ApiError, broken, invalid, shutting_down, too_busy
 
 
@@ -172,14 +173,17 @@ class Worker:
         draft_table: file that `learned` starts with, if it exists; `close` writes it.
         context_policy: what happens when the context is full.
         prefix_cache: bytes for prefixes of earlier texts.
+        opening: tokens with which many prompts will begin, kept before the first request; a later process reads them
+            from a file.
 
     Attributes:
         stop: ends the server; called if the engine can't be used any more.
         error: why the engine can't be used.
 
     Raises:
-        DecodeError: the context is too small to slide, the draft model has another vocabulary, or no policy has that
-            name. Also if the table is damaged or another model's, because it would be overwritten at the end.
+        DecodeError: the context is too small to slide or for the opening, the draft model has another vocabulary, or no
+            policy has that name. Also if the table is damaged or another model's, because it would be overwritten at
+            the end.
     """
 
     def __init__(
@@ -192,6 +196,7 @@ class Worker:
         draft_table: Path | None = None,
         context_policy: ContextPolicy = "stop",
         prefix_cache: int = 0,
+        opening: Sequence[int] = (),
     ) -> None:
         self._model = model
         self._metrics = metrics
@@ -208,6 +213,8 @@ class Worker:
             self._prefixes = PrefixCache(model.engine, prefix_cache)
             metrics.watch(self._prefixes)
         self._session = self._new_session()
+        if opening and self._prefixes is not None:
+            keep_opening(model, self._session, self._prefixes, opening)
         self._policy, self._draft_table = policy, draft_table
         self._numbering = Numbering(model.engine.vocab, model.tokenizer_digest)
         self._learned = LearnedDrafter()

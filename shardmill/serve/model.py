@@ -120,6 +120,7 @@ class Settings:
             logits are closer than this run again alone; 0: none.
         context_policy: what happens when the context is full: stop, or slide on.
         prefix_cache: bytes for prefixes of earlier texts, see `decode.prefixes`; 0 keeps none.
+        system_prompt: the system prompt of many requests, which is kept from the start; empty: none.
         limits: limits on requests and connections.
     """
 
@@ -133,6 +134,7 @@ class Settings:
     guard_margin: float = 0.0
     context_policy: ContextPolicy = "stop"
     prefix_cache: int = 1 << 30
+    system_prompt: str = ""
     limits: Limits = field(default_factory=Limits)
 
 

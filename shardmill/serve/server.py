@@ -27,6 +27,7 @@ from shardmill.serve.engine_worker import Worker
 from shardmill.serve.http import AdmissionMiddleware, Connection, IdleConnections, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
+from shardmill.serve.opening import opening_of
 from shardmill.serve.protocol import ApiError
 
 RETRY_AFTER = 5  # seconds
@@ -218,6 +219,7 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
         draft_table=settings.draft_table,
         context_policy=settings.context_policy,
         prefix_cache=settings.prefix_cache,
+        opening=opening_of(model, settings.system_prompt) if settings.system_prompt else (),
     )
     greeting = _greeting(model.name, model.engine_name, model.threads, settings, listener)
     return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting)

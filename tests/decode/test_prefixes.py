@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,15 @@ class CopyingEngine(ScriptedEngine):
     def drop_copies(self, keys: Sequence[int]) -> None:
         for key in keys:
             del self.copies[key]
+
+    def save_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> None:
+        file.write_bytes(pickle.dumps((list(tokens), [self.copies[key] for key in keys])))
+
+    def load_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> dict[int, int]:
+        text, copies = pickle.loads(file.read_bytes())
+        assert text == list(tokens)
+        self.copies |= dict(zip(keys, copies, strict=True))
+        return {key: self.size(key) for key in keys}
 
     def size(self, key: int) -> int:
         start, stop, _, rest = self.copies[key]
@@ -268,3 +279,39 @@ def test_clear_frees_all_copies() -> None:
     assert engine.copies
     prefixes.clear()
     assert not engine.copies and prefixes.bytes == 0 and prefixes.find(system).known == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [BLOCK, 2 * BLOCK, 2 * BLOCK + 9])
+def test_a_text_is_saved_and_loaded_as_it_was_kept(kind: str, length: int, tmp_path: Path) -> None:
+    """A later engine goes on from the file; texts of which only a part is kept are not saved."""
+    file, text = tmp_path / "file", system[:length]
+    session, prefixes = keeping(KINDS[kind](slots=SLOTS, widths=(1, 2, 4)))
+    session.prefill(text)
+    session.keep()
+    prefixes.save(text, file)
+    later, found = keeping(KINDS[kind](slots=SLOTS, widths=(1, 2, 4)))
+    found.load(text, file)
+    assert found.bytes == prefixes.bytes
+    prompt = [*text, 3, 1, 4]
+    said = run(later, prompt, max_new_tokens=NEW)
+    assert said.tokens == said_alone(kind, prompt)
+    assert said.reused_tokens == (length if kind == "rings" else length // BLOCK * BLOCK)
+    file.unlink()
+    session, prefixes = keeping(KINDS[kind](slots=SLOTS, widths=(1, 2, 4)), A_POSITION * (length - 1))
+    session.prefill(text)
+    session.keep()
+    prefixes.save(text, file)
+    assert not file.exists() or length % BLOCK
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_loaded_keeps_the_budget(kind: str, tmp_path: Path) -> None:
+    session, prefixes = keeping(KINDS[kind](slots=SLOTS))
+    session.prefill(system)
+    session.keep()
+    prefixes.save(system, tmp_path / "file")
+    later, found = keeping(KINDS[kind](slots=SLOTS), A_POSITION * BLOCK)
+    found.load(system, tmp_path / "file")
+    assert found.bytes <= A_POSITION * BLOCK
+    assert run(later, system, max_new_tokens=NEW).tokens == said_alone(kind, system)

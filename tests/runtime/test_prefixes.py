@@ -17,6 +17,7 @@ from models import tiny_families
 from shardmill.decode import Copying, PrefixCache, Session, create_drafter, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.decode.prefixes import BLOCK
+from shardmill.errors import ShardmillError
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
@@ -25,6 +26,7 @@ from shardmill.runtime.engine import Engine
 from shardmill.runtime.process import EngineProcess
 
 CONTEXT, NEW, PLENTY = 192, 8, 10**9
+OTHER = "made by another engine, version or number of threads"
 FORMS: dict[str, dict[str, Any]] = {
     "fixed": program_forms.FORMS["fixed"] | {"contexts": [96]},
     "fixed, host": program_forms.FORMS["fixed, host"] | {"contexts": [96]},
@@ -82,6 +84,51 @@ def test_conversations_in_another_process(built: tiny.Build, tmp_path: Path) -> 
     assert prefixes.bytes > 0
 
 
+@pytest.mark.usefixtures("fp32")
+def test_a_saved_text_comes_back_in_another_process(built: tiny.Build, tmp_path: Path) -> None:
+    """To the bit; a file that is damaged, or of another text, model or engine, is refused in one line."""
+    (tmp_path / "build").mkdir()
+    folder, file, text = build_folder(built, tmp_path / "build"), tmp_path / "kept" / "file", list(built.text[:40])
+    prompt = [*text, *built.text[20:24]]
+    engines = [EngineProcess(folder, "fp32") for _ in range(2)]
+    said, kept = [], []
+    for engine in engines:
+        prefixes = PrefixCache(engine, PLENTY)
+        session = Session(engine, prefixes=prefixes)
+        if not file.exists():
+            session.prefill(text)
+            session.keep()
+            prefixes.save(text, file)
+        else:
+            prefixes.load(text, file)
+        kept.append(prefixes.bytes)
+        session.prefill(list(built.text[::-1]))  # other content in the slots
+        said.append(session.prefill(prompt))
+    assert said[0].reused == said[1].reused == BLOCK and kept[0] == kept[1] > 0
+    assert np.array_equal(said[0].row, said[1].row)
+
+    def refused(engine: Any, tokens: list[int]) -> str:
+        with pytest.raises(ShardmillError) as caught:
+            PrefixCache(engine, PLENTY).load(tokens, file)
+        return str(caught.value)
+
+    engine = engines[1]
+    assert refused(engine, [*text[:-1], text[-1] + 1]).endswith(OTHER)
+    assert refused(program_forms.load(built), text).endswith(OTHER)  # whose manifest has other paths
+    fp16 = EngineProcess(folder, "fp16")
+    assert refused(fp16, text).endswith(OTHER)
+    whole = file.read_bytes()
+    for place in (3, 60, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        found = refused(engine, text)
+        assert found.startswith(f"{file}: ") and "\n" not in found
+    for damaged in (b"", whole[:-1], whole + b"1"):
+        file.write_bytes(damaged)
+        refused(engine, text)
+    with pytest.raises(FileNotFoundError):
+        PrefixCache(engine, PLENTY).load(text, tmp_path / "none")
+
+
 @pytest.fixture(scope="module", params=FAMILIES)
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
     """A family's programs in each form."""
@@ -129,6 +176,31 @@ def test_every_family_and_form_says_in_turns_what_it_says_alone(engines: dict[st
             assert prefixes.hits > 0
             prefixes.clear()
             assert not engine.copies
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+def test_every_family_and_form_goes_on_from_a_file(engines: dict[str, Engine], tmp_path: Path) -> None:
+    """As from the copies that were written to it."""
+    for engine in engines.values():
+        rng = random.Random(6)
+        system, other = ([rng.randrange(1, engine.vocab) for _ in range(75)] for _ in range(2))
+        prompt = [*system, *other[:5]]
+        found = []
+        for later in (False, True):
+            prefixes = PrefixCache(engine, PLENTY)
+            session = Session(engine, prefixes=prefixes)
+            if later:
+                prefixes.load(system, tmp_path / "file")
+            else:
+                session.prefill(system)
+                session.keep()
+                prefixes.save(system, tmp_path / "file")
+            session.prefill(other)
+            found.append(session.prefill(prompt))
+            prefixes.clear()
+        assert found[0].reused == found[1].reused >= 64
+        assert np.array_equal(found[0].row, found[1].row)
 
 
 def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
