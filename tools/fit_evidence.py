@@ -30,7 +30,7 @@ from drafters import Recorded, tekken
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from shardmill.decode.drafters.follow import ONCE, Followers
+from shardmill.decode.drafters.follow import Followers, only
 from shardmill.decode.drafters.learned import FILE, OFTEN, FollowerCounts, LearnedDrafter, situation
 from shardmill.decode.drafters.learned import parse_weights as parse_evidence
 from shardmill.decode.generate import agreement
@@ -87,7 +87,7 @@ def followers(found: int | Followers | None) -> list[tuple[int, float, int]]:
     if found is None:
         return []
     if isinstance(found, int):
-        return [(found, ONCE, 1)]
+        found = Followers(*only(found))
     return [(token, found.share(token), found.counts[token]) for token in found.top]
 
 

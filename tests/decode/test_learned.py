@@ -1,5 +1,6 @@
 """The learned drafter: this text before others, earlier requests where they help, private ones never."""
 
+import tracemalloc
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import log1p
@@ -120,6 +121,20 @@ def test_a_full_table_forgets_no_more_than_it_learns() -> None:
         least.append(drafter.pairs)
     assert min(least[30:]) > 2900 and drafter.pairs == len(drafter._table)
     assert proposal(drafter, text(59, 100, vocab=10_000)[:50])[0] == text(59, 100, vocab=10_000)[50]
+
+
+def test_texts_that_come_again_take_hardly_more_memory() -> None:
+    """Bound the memory, not only the number of pairs: an agent's system prompt comes with each of its requests."""
+    drafter, texts, sizes = LearnedDrafter(), [text(seed, 200, vocab=10_000) for seed in range(20)], []
+    tracemalloc.start()
+    try:
+        for _ in range(5):
+            learn(drafter, *texts)
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert max(sizes) < 1.5 * sizes[0]
+    assert max(sizes) < 150 * drafter.pairs
 
 
 def test_forgetting_halves_counts_and_drops_single_ones_of_the_oldest_contexts() -> None:

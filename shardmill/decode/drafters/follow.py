@@ -27,6 +27,7 @@ LONGEST = 2  # kind of the longest context
 TAIL = 3  # length of a context in tokens
 NO_TOKEN = -1
 BITS = 21  # bits per token in a key, for vocabularies of up to two million
+_MASK = (1 << BITS) - 1
 _TOP = 4  # followers that a context proposes
 _SPREAD = 0.5  # occurrences that each additional follower counts against the others
 ONCE = 1 / (1 + _SPREAD)  # share of the only follower, seen once
@@ -51,7 +52,7 @@ def context_keys(tail: Sequence[int], previous: int) -> tuple[int, ...]:
 
 
 class Followers:
-    """The followers of a context that occurred more than once. `top` lists its most frequent followers, unordered."""
+    """The followers of a context that has several. `top` lists its most frequent followers, unordered."""
 
     __slots__ = ("counts", "least", "top", "total")
 
@@ -82,14 +83,19 @@ class Followers:
         return self.counts[token] / (self.total + _SPREAD * len(self.counts))
 
 
-Found = Sequence[int | Followers | None]  # the followers of a context of each kept kind; a bare token was seen once
+def only(packed: int) -> tuple[int, int]:
+    """Return the token and the count of a context's only follower, see `FollowTable`."""
+    return packed & _MASK, (packed >> BITS) + 1
+
+
+Found = Sequence[int | Followers | None]  # the followers of a context of each kept kind
 
 
 class FollowTable:
     """A table from context to followers, one mapping per kind.
 
-    A follower seen only once is stored as the bare token: most contexts have just one, and a large table is read at the
-    speed of memory.
+    An only follower is one integer: the token, and above its bits how often it was seen after the first time. Most
+    contexts have just one, however often a text comes again, and a large table is read at the speed of memory.
 
     Args:
         weights: by kind; None for kinds that are neither stored nor looked up.
@@ -121,12 +127,15 @@ class FollowTable:
         table = self.kinds[kind]
         found = table.get(key)
         if found is None:
-            table[key] = token if count == 1 else Followers(token, count)
+            table[key] = token | (count - 1) << BITS
             return True
         if isinstance(found, int):
-            table[key] = followers = Followers(found, 1)
+            if found & _MASK == token:
+                table[key] = found + (count << BITS)
+                return False
+            table[key] = followers = Followers(*only(found))
             followers.add(token, count)
-            return token != found
+            return True
         new = token not in found.counts
         found.add(token, count)
         return new
@@ -143,7 +152,7 @@ class FollowTable:
             for key in list(islice(table, 1 + len(table) // _PART)):
                 self._age[kind] += 1 / len(table)
                 found = table.pop(key)
-                counts = {found: 1} if isinstance(found, int) else found.counts
+                counts = dict([only(found)]) if isinstance(found, int) else found.counts
                 for token, count in counts.items():
                     if count > 1 and looked < _PATIENCE * pairs:
                         self.put(kind, key, token, count // 2)  # moves to the young end
@@ -163,8 +172,13 @@ class FollowTable:
         for followers, weight, (by_share, by_count, once) in zip(found, trust, self._weights, strict=False):
             if followers is None:
                 continue
-            if type(followers) is int:
+            if type(followers) is int and followers <= _MASK:
                 into[followers] += weight * once
+                continue
+            if type(followers) is int:
+                token, count = only(followers)
+                share = by_share / (count + _SPREAD)
+                into[token] += weight * (share * count + by_count[count if count < _COUNTS else _COUNTS])
                 continue
             counts = followers.counts  # type: ignore[union-attr]
             share = by_share / (followers.total + _SPREAD * len(counts))  # type: ignore[union-attr]
@@ -176,7 +190,7 @@ class FollowTable:
         """Yield every (kind, key, token, count)."""
         for kind, table in enumerate(self.kinds):
             for key, found in table.items():
-                pairs = ((found, 1),) if isinstance(found, int) else found.counts.items()
+                pairs = (only(found),) if isinstance(found, int) else found.counts.items()
                 for token, count in pairs:
                     yield kind, key, token, count
 
@@ -185,9 +199,6 @@ def _count_followers(weights: Weights) -> tuple[float, ...]:
     """Return the part of a follower's score that does not depend on its share, by the follower's count."""
     _, present, per_log = weights
     return tuple(present + per_log * log1p(count) for count in range(_COUNTS + 1))
-
-
-_MASK = (1 << BITS) - 1
 
 
 @dataclass(frozen=True)

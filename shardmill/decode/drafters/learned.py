@@ -103,7 +103,7 @@ class LearnedDrafter:
     """A drafter that proposes the likeliest token by all contexts, of the text and of a table kept across requests.
 
     Args:
-        size: (context, follower) pairs that the table may contain; one takes about 100 bytes.
+        size: (context, follower) pairs that the table may contain; one takes about 120 bytes.
         evidence: the weights of contexts; by default the fitted ones.
     """
 
