@@ -3,7 +3,7 @@ import Foundation
 /// model.json of an encoder's build, format 2. docs/model-json.md in the repository explains every key.
 public struct EncoderManifest: Sendable {
     /// What the model is for, by the hub's names.
-    public enum Task: String, Decodable, Sendable {
+    public enum Task: String, Sendable {
         /// A label for each token.
         case tokens = "token-classification"
         /// A label for each text.
@@ -13,7 +13,7 @@ public struct EncoderManifest: Sendable {
     }
 
     /// How an embedding is made from the rows of a text.
-    public enum Pooling: String, Decodable, Sendable {
+    public enum Pooling: String, Sendable {
         /// The mean of all rows.
         case mean
         /// The first row.
@@ -59,12 +59,10 @@ public struct EncoderManifest: Sendable {
         }
 
         let format, vocab: Int
-        let model: String
-        let task: Task
+        let model, task, pooling: String
         let buckets: [Int]
         let labels: [String]
         let band, reach: Int?
-        let pooling: Pooling
         let rope: [String: RopeTable]
         let embedding, tokenizer: RawManifest.Entry
         let texts: Texts?
@@ -91,17 +89,19 @@ public struct EncoderManifest: Sendable {
         if raw.format != 2 {
             throw ShardmillError(.build, "model.json is of format \(raw.format); this version reads format 2")
         }
-        if let unknown = raw.uses?.first(where: { $0 != "int8-table" }) {
-            throw ShardmillError(
-                .build, "model.json: the build uses '\(unknown.prefix(40))', which this version can't run")
+        func refuse(_ what: String, _ name: String) -> ShardmillError {
+            ShardmillError(.build, "model.json: the build \(what) '\(name.prefix(40))', which this version can't run")
         }
+        guard let task = Task(rawValue: raw.task) else { throw refuse("is for", raw.task) }
+        guard let pooling = Pooling(rawValue: raw.pooling) else { throw refuse("pools rows by", raw.pooling) }
+        if let unknown = raw.uses?.first(where: { $0 != "int8-table" }) { throw refuse("uses", unknown) }
         model = raw.model
-        task = raw.task
+        self.task = task
         buckets = raw.buckets
         labels = raw.labels
         band = raw.band
         reach = raw.reach
-        pooling = raw.pooling
+        self.pooling = pooling
         vocab = raw.vocab
         rope = raw.rope
         embedding = try Manifest.inside(folder, raw.embedding.path)

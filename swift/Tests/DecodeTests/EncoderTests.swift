@@ -119,5 +119,48 @@ func damaged() throws {
         changed["parts"] = [part]
         #expect(throws: ShardmillError.self) { try read(changed) }
     }
-    #expect(throws: ShardmillError.self) { try Manifest(folder: try ToyBuild { $0["buckets"] = [8] }.folder) }
+}
+
+@Test(
+    "an encoder's build that this version can't run is refused by the name of what it has",
+    arguments: [
+        ("task", "text-ranking"), ("task", "summarization"), ("pooling", "last"), ("uses", "causal"), ("uses", "dense"),
+        ("format", "3"), ("context", "no encoder's"), ("kind", "layers"), ("input", "kv_write_mask"),
+    ])
+func refused(key: String, named: String) throws {
+    var changed = manifest()
+    var part = try #require((changed["parts"] as? [[String: Any]])?.first)
+    switch key {
+    case "uses": changed[key] = [named]
+    case "format": changed[key] = 3
+    case "context": changed = ToyBuild.manifest()  // a decoder's
+    case "kind": part["kind"] = named
+    case "input": part["inputs"] = ["x": [1, 32, "T", 1], named: [1, 1, "T", "T"]]
+    default: changed[key] = named
+    }
+    if key == "kind" || key == "input" { changed["parts"] = [part] }
+    #expect("\(key): \(named)") { try read(changed) } throws: {
+        let error = $0 as? ShardmillError
+        return error?.kind == .build
+            && error?.message.contains(key == "kind" ? "not of the kind encoder" : named) == true
+    }
+}
+
+@Test("an encoder is asked for what it is for, with texts that fit")
+func otherTasks() throws {
+    let build = try ToyBuild { $0 = manifest() }
+    let reader = try Reader(Encoder(try EncoderManifest(folder: build.folder), backend: ToyBackend()))
+    func refusal(_ kind: ShardmillError.Kind, _ named: String, _ ask: () throws -> Void) {
+        #expect("\(named)") { try ask() } throws: {
+            let error = $0 as? ShardmillError
+            return error?.kind == kind && error?.message.contains(named) == true
+        }
+    }
+    refusal(.request, "not for text-classification") { _ = try reader.classify([[1]]) }
+    refusal(.request, "not for feature-extraction") { _ = try reader.embed([[1]]) }
+    let text = ReadText(ids: Array(0..<9), offsets: (0..<9).map { $0..<$0 + 1 }, inside: 4..<5)
+    refusal(.build, "special tokens alone fill a pass of 8 tokens") { _ = try reader.label([text]) }
+    let texts = try ToyBuild { $0 = manifest().merging(["task": "text-classification"]) { $1 } }
+    let classifier = try Reader(Encoder(try EncoderManifest(folder: texts.folder), backend: ToyBackend()))
+    refusal(.promptTooLong, "the text has 9 tokens") { _ = try classifier.classify([Array(0..<9)]) }
 }

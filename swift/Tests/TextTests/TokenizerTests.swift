@@ -108,6 +108,51 @@ func unknownParts(from: String, to: String, named: String) throws {
     }
 }
 
+@Test("each part of a tokenizer that is not supported is refused by its name")
+func refusedParts() throws {
+    let one = try #require(made.first { $0.name == "gpt2" })
+    let whole = try #require(try JSONSerialization.jsonObject(with: Data(one.file.utf8)) as? [String: Any])
+    let single: [String: Any] = ["SpecialToken": ["id": "<s>", "type_id": 0]]
+    let refused: [(key: String, changes: [String: Any], named: String)] = [
+        ("model", ["type": "WordLevel"], "the model 'WordLevel'"),
+        ("model", ["continuing_subword_prefix": "##"], "continuing_subword_prefix"),
+        ("model", ["end_of_word_suffix": "</w>"], "end_of_word_suffix"),
+        ("model", ["unk_token": "<none>"], "lacks unk_token"),
+        ("normalizer", ["type": "Nmt"], "the normalizer 'Nmt'"),
+        ("pre_tokenizer", ["type": "CharDelimiterSplit"], "the pre-tokenizer 'CharDelimiterSplit'"),
+        ("pre_tokenizer", ["type": "Punctuation", "behavior": "Sideways"], "the behavior 'Sideways'"),
+        ("pre_tokenizer", ["type": "Metaspace", "prepend_scheme": "twice"], "the prepend_scheme 'twice'"),
+        ("pre_tokenizer", ["type": "Split", "pattern": ["Regex": "("]], "the pattern '('"),
+        ("pre_tokenizer", ["type": "Split", "pattern": ["Glob": "*"]], "neither a text nor a regular expression"),
+        ("decoder", ["type": "CTC"], "the decoder 'CTC'"),
+        ("decoder", ["type": "Replace", "pattern": ["Regex": "a"], "content": ""], "a decoder that replaces"),
+        ("post_processor", ["type": "Rerank"], "the post-processor 'Rerank'"),
+        ("post_processor", ["type": "BertProcessing"], "the post-processor has no cls"),
+        ("post_processor", ["type": "TemplateProcessing", "single": [single]], "does not list '<s>'"),
+    ]
+    for (key, changes, named) in refused {
+        let before = key == "model" ? whole[key] as? [String: Any] ?? [:] : [:]
+        let file = whole.merging([key: before.merging(changes) { $1 }]) { $1 }
+        let data = try JSONSerialization.data(withJSONObject: file)
+        #expect("\(key): \(named)") { try Tokenizer(data: data) } throws: {
+            let error = $0 as? ShardmillError
+            return error?.kind == .tokenizer && error?.message.contains(named) == true
+        }
+    }
+}
+
+@Test("a tokenizer that hides where tokens lie is refused by the part that does, though it encodes")
+func hiddenPlaces() throws {
+    for (name, named) in [("gemma", "the normalizer"), ("metaspace", "the pre-tokenizer")] {
+        let one = try #require(made.first { $0.name == name })
+        let tokenizer = try Tokenizer(data: Data(one.file.utf8))
+        #expect(try !tokenizer.encode("a b").isEmpty)
+        #expect("\(name)") { try tokenizer.encodeWithOffsets("a b") } throws: {
+            ($0 as? ShardmillError)?.message.contains(named) == true
+        }
+    }
+}
+
 @Test("brackets, a wrong text and a truncated file are errors")
 func noJSON() throws {
     let brackets = String(repeating: "[", count: 5_000_000)
