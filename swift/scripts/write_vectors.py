@@ -36,6 +36,7 @@ def layouts() -> Iterator[dict[str, Any]]:
     masked = plain | {"rope": {"rope": ROPE, "rope_local": LOCAL}, "window": 4}
     ring = masked | {"window_slots": 8}
     conv = plain | {"context": 64, "conv_taps": 3}
+    recurrent = plain | {"context": 64, "recurrent": {"block": 3, "taps": 3}}
     forward = [["pass", [0, 1, 2], [0, 1, 2]], ["pass", [3], [3]], ["pass", [4, 5, 6, 7], [4, 5, 6, 7]]]
     rejected = [["pass", [5, 6], [5, 6]], ["rewindable", 2], ["rewindable", 5]]
     slide = [["forget", [4, 5]], ["pass", [4, 5], [12, 13]]]
@@ -49,11 +50,19 @@ def layouts() -> Iterator[dict[str, Any]]:
     ]
     far = [["pass", list(range(8, 12)), list(range(8, 12))], ["pass", [0, 1], [0, 1]]]
     long = [["pass", list(range(s, s + 8)), list(range(s, s + 8))] for s in range(8, 48, 8)]
+    # Passes from these positions, of these widths. Some come back to before drafts; some are where no pass may begin.
+    passes = [(0, 2), (2, 1), (3, 2), (4, 3), (5, 1), (6, 1), (7, 3), (4, 1), (10, 4), (20, 1), (0, 2), (2, 3)]
+    folded = [["undoable", 0]]
+    for start, count in passes:
+        where = list(range(start, start + count))
+        folded += [["rewindable", start], ["pass", where, where], ["undoable", start + 1], ["rewindable", start - 1]]
+    folded += [["pass", [6, 8], [6, 8]], ["reset"], ["rewindable", 1], ["undoable", 0], ["pass", [0], [0]]]
     for runtime, script in (
         (plain, [*forward, *rejected, *slide]),
         (masked, [*forward, *rejected, *lengths]),
         (ring, [*forward, *rejected, *far]),
         (conv, [*forward, *rejected, *long, ["rewindable", 20], ["pass", [9], [9]], ["rewindable", 40]]),
+        (recurrent, folded),
     ):
         yield {
             "runtime": runtime,
@@ -71,8 +80,8 @@ def _stepped(step: Sequence[Any], layout: KVLayout) -> dict[str, Any]:
         except ValueError as error:
             return found | {"error": str(error)}
         return found | {"arrays": {key: [list(a.shape), a.ravel().tolist()] for key, a in arrays.items()}}
-    if name == "rewindable":
-        return found | {"result": layout.rewindable(*given)}
+    if name in ("rewindable", "undoable"):
+        return found | {"result": getattr(layout, name)(*given)}
     getattr(layout, name)(*given)
     return found
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import adapters
 import program_forms
 import pytest
 import routed
@@ -22,6 +23,7 @@ from models import tiny_families
 from shardmill.decode import Sampling, Session, create_drafter
 from shardmill.decode.generate import GenerationResult, Options, TokenEvent, generate
 from shardmill.machine import is_portable, load_programs_as
+from shardmill.runtime.adding import add_adapter
 from shardmill.runtime.drafter import load_drafter
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import entries, in_place
@@ -50,6 +52,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the family and the form of i
     "fixed functions": ("phi3", {"shapes": "fixed"}),
     "lengths": ("phi3", {"shapes": "fixed", "contexts": [40, 96]}),
     "lengths, rings and host caches": ("lfm2", {"shapes": "fixed", "state": "host", "contexts": [40, 96]}),
+    "recurrence": ("qwen3_5_text", {}),
+    "recurrence, lengths and host states": ("qwen3_5_text", {"shapes": "fixed", "state": "host", "contexts": [40, 96]}),
 }
 Answer = Mapping[str, Any]
 Ask = Callable[[dict[str, Any]], Answer]
@@ -99,8 +103,13 @@ def drawn_prompts(vocab: int) -> list[list[int]]:
     return found
 
 
-def conversation(ask: Ask, prompts: Sequence[Sequence[int]], new: int) -> list[tuple[dict[str, Any], Answer]]:
-    """Ask for texts, every other one seeded; for three turns; and for texts that are cancelled and go on."""
+def conversation(
+    ask: Ask, prompts: Sequence[Sequence[int]], new: int, adapters: Sequence[str | None] = (None,)
+) -> list[tuple[dict[str, Any], Answer]]:
+    """Ask for texts, every other one seeded; for three turns; and for texts that are cancelled and go on.
+
+    Each prompt is for each adapter, one after the other.
+    """
     asked: list[tuple[dict[str, Any], Answer]] = []
 
     def say(prompt: Sequence[int], tokens: int = new, **changes: Any) -> list[int]:
@@ -109,8 +118,9 @@ def conversation(ask: Ask, prompts: Sequence[Sequence[int]], new: int) -> list[t
         return [*prompt, *asked[-1][1]["tokens"]]
 
     for prompt, sampling in zip(prompts, itertools.cycle(({}, SEEDED[0], {}, SEEDED[1])), strict=False):
-        say(prompt, **sampling)
-    for sampling in ({}, SEEDED[0]):
+        for adapter in adapters:
+            say(prompt, **sampling, adapter=adapter)
+    for sampling in ({"adapter": adapters[-1]}, SEEDED[0] | {"adapter": adapters[-1]}):
         text: list[int] = []
         for turn in range(3):
             text = say([*text, *prompts[turn][:12]], 30, **sampling)
@@ -123,7 +133,8 @@ def conversation(ask: Ask, prompts: Sequence[Sequence[int]], new: int) -> list[t
 
 def python_answers(session: Session, manifest: Mapping[str, Any], request: Mapping[str, Any]) -> Answer:
     """Return what the Python runtime answers, in the words of shardmill-check."""
-    given = {key: request[key] for key in request if key not in ("prompt", "max_tokens", "cancel_after")}
+    given = {key: request[key] for key in request if key not in ("prompt", "max_tokens", "cancel_after", "adapter")}
+    session.use_adapter(request.get("adapter"))
     events = generate(
         session,
         request["prompt"],
@@ -153,12 +164,18 @@ def swift_answers(build: Path, requests: Sequence[Mapping[str, Any]], folder: Pa
     return answers
 
 
-def assert_same_texts(build: Path, prompts: Sequence[Sequence[int]], folder: Path, new: int = NEW) -> None:
-    """Compare both runtimes without drafts in everything but time, and with drafts in tokens."""
+def assert_same_texts(
+    build: Path,
+    prompts: Sequence[Sequence[int]],
+    folder: Path,
+    new: int = NEW,
+    adapters: Sequence[str | None] = (None,),
+) -> list[tuple[dict[str, Any], Answer]]:
+    """Compare both runtimes without drafts in everything but time, and with drafts in tokens; return the answers."""
     manifest = json.loads((build / "model.json").read_text())
     with load_programs_as("fp32"):
         session = Session(Engine(manifest, build))
-    asked = conversation(lambda request: python_answers(session, manifest, request), prompts, new)
+    asked = conversation(lambda request: python_answers(session, manifest, request), prompts, new, adapters)
     plain = swift_answers(build, [request for request, _ in asked], folder)
     assert [{key: mine[key] for key in wanted} for mine, (_, wanted) in zip(plain, asked, strict=True)] == [
         wanted for _, wanted in asked
@@ -173,6 +190,7 @@ def assert_same_texts(build: Path, prompts: Sequence[Sequence[int]], folder: Pat
     keys = ("tokens", "reason")
     assert [[mine[key] for key in keys] for mine in found] == [[wanted[key] for key in keys] for _, wanted in asked]
     assert sum(mine["accepted"] for mine in found) > 0
+    return asked
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,6 +199,20 @@ def test_tiny_models_say_the_same(kind: str, tmp_path: Path) -> None:
     build = tiny_build(kind, tmp_path)
     vocab = json.loads((build / "model.json").read_text())["vocab"]
     assert_same_texts(build, drawn_prompts(vocab), tmp_path)
+
+
+@pytest.mark.parametrize("program", [{"shapes": "fixed", "contexts": [40, 96]}, {"state": "host"}])
+def test_adapters_say_the_same(program: dict[str, Any], tmp_path: Path) -> None:
+    """Each in turn with the bare model, whose texts are others."""
+    demand_check()
+    made = adapters.build(tmp_path / "build", "phi3", program | {"adapters": 8}, context=CONTEXT)
+    for seed, name in enumerate(("one", "two")):
+        lora = adapters.write_lora(made / "source", tmp_path / name, seed)
+        add_adapter(made, lora, name)
+    vocab = json.loads((made / "model.json").read_text())["vocab"]
+    asked = assert_same_texts(made, drawn_prompts(vocab)[:4], tmp_path, adapters=(None, "one", "two"))
+    assert len({tuple(answer["tokens"]) for _, answer in asked[:3]}) == 3
+    assert any(wanted.get("reused") for request, wanted in asked if request["adapter"])
 
 
 @pytest.mark.parametrize("program", [{}, {"shapes": "fixed", "state": "host", "contexts": [40, 96]}])

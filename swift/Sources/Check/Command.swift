@@ -18,6 +18,7 @@ struct Usage: Error {
                              frequency_penalty, seed, logit_bias
                              drafter            none (which is the default), ngram, suffix, head, or recite
                              recite             the tokens that the drafter recite proposes as the text
+                             adapter            the name of an adapter of the build
                              cancel_after       take so many tokens, drop the request, and go on with the next
           --result FILE    write the report there; without this option it is printed, or sent through the pipe
           --engine NAME    coreml (which is the default on a Mac), or pipe: programs run in the process at the other end

@@ -15,9 +15,10 @@ struct Request: Decodable {
     let drafter: Drafting
     let recite: [Int]
     let cancelAfter: Int?
+    let adapter: String?
 
     private enum Keys: String, CodingKey, CaseIterable {
-        case prompt, text, drafter, recite, temperature, seed
+        case prompt, text, drafter, recite, temperature, seed, adapter
         case maxTokens = "max_tokens"
         case cancelAfter = "cancel_after"
         case topK = "top_k"
@@ -70,6 +71,7 @@ struct Request: Decodable {
         drafter = try keys.decodeIfPresent(Drafting.self, forKey: .drafter) ?? .none
         recite = try keys.decodeIfPresent([Int].self, forKey: .recite) ?? []
         cancelAfter = try keys.decodeIfPresent(Int.self, forKey: .cancelAfter)
+        adapter = try keys.decodeIfPresent(String.self, forKey: .adapter)
     }
 
     func makeDrafter(_ head: HeadDrafter?) -> (any Drafter)? {
@@ -168,6 +170,7 @@ private func answer(
     let clock = ContinuousClock()
     let start = clock.now
     let drafter = request.makeDrafter(head)
+    try session.useAdapter(request.adapter)
     let generation = try Generation(session, prompt: prompt, options: options, drafter: drafter)
     let prefilled = clock.now
     let (inPrograms, before) = (programs.seconds, cpuSeconds())

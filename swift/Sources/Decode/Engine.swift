@@ -15,6 +15,8 @@ public class Engine {
     private var layers: [(program: Program, experts: [(program: Program, count: Int)])] = []
     private var heads: [Program] = []
     private let columns = ColumnMemory()
+    /// The name of the adapter that the programs compute with; nil for the bare model.
+    private var adapter: String?
     /// What a drafter reads of each slot; nil if no drafter does.
     private(set) var taps: Taps?
 
@@ -77,11 +79,33 @@ public class Engine {
         layout.resize(length)
     }
 
+    /// Forget every slot, and make all states and caches anew: no mask hides what is not a number.
+    public func renew() throws {
+        for part in layers { try part.program.renew() }
+        try reset()
+    }
+
+    /// Compute with an adapter of the build from now on, or with none; return whether another one was used before.
+    ///
+    /// What the slots hold then belongs to the adapter before.
+    ///
+    /// - Throws: `ShardmillError` if the build has no such adapter, or it is damaged; the adapter before then stays.
+    public func adapt(_ name: String?) throws -> Bool {
+        if name == adapter { return false }
+        let matrices = try name.map(manifest.adapter) ?? [:]
+        for part in layers { try part.program.adapt(matrices[part.program.part.name] ?? [:]) }
+        adapter = name
+        return true
+    }
+
     /// Hide slots until they are written again.
     public func forget(_ slots: [Int]) { layout.forget(slots) }
 
     /// Return whether the next pass may start at a position, given what rings still hold.
     public func rewindable(_ position: Int) -> Bool { layout.rewindable(position) }
+
+    /// Return how many tokens fed one by one from a position on can be undone; nil if any number.
+    public func undoable(_ position: Int) -> Int? { layout.undoable(position) }
 
     /// Keep from now on what a drafter reads of each slot.
     func keepTaps(_ layers: [Int]) {

@@ -19,29 +19,34 @@ public struct KVLayout {
     let windowSlots: Int
     let taps: Int
     let rope: [String: RopeTable]
+    let recurrence: Recurrence?
     /// The position that each slot was last written with.
     private(set) var held: [Int]
     /// The positions in the ring of the sliding layers.
     private(set) var recent: [Int]
-    /// The positions in the ring of the convolutions.
+    /// The positions in the rings of convolutions and recurrences.
     private(set) var ring: [Int]
+    /// A recurrence's state holds every position before this one, and no other.
+    private(set) var folded = 0
     private var tables: [String: (cos: [Float], sin: [Float])] = [:]
 
     /// Make empty slots for a build, and the rotary tables, with a row for each slot.
     public init(_ manifest: Manifest) {
         self.init(
             slots: manifest.context, window: manifest.window, windowSlots: manifest.windowSlots,
-            taps: manifest.convTaps,
-            rope: manifest.rope)
+            taps: manifest.convTaps, rope: manifest.rope, recurrence: manifest.recurrence)
     }
 
-    init(slots: Int, window: Int?, windowSlots: Int, taps: Int, rope: [String: RopeTable]) {
+    init(
+        slots: Int, window: Int?, windowSlots: Int, taps: Int, rope: [String: RopeTable], recurrence: Recurrence? = nil
+    ) {
         self.slots = slots
         length = slots
         self.window = window
         self.windowSlots = windowSlots
         self.taps = taps
         self.rope = rope
+        self.recurrence = recurrence
         held = [Int](repeating: never, count: slots)
         recent = [Int](repeating: never, count: windowSlots)
         ring = [Int](repeating: never, count: convRing)
@@ -53,6 +58,7 @@ public struct KVLayout {
         held = [Int](repeating: never, count: slots)
         recent = [Int](repeating: never, count: windowSlots)
         ring = [Int](repeating: never, count: convRing)
+        folded = 0
     }
 
     /// Whether no slot holds anything.
@@ -76,7 +82,16 @@ public struct KVLayout {
         if taps > 0 {
             for p in max(position - taps + 1, 0)..<max(position, 0) where ring[p % convRing] != p { return false }
         }
+        if let recurrence, !isFoldable(position, recurrence) { return false }
         return windowSlots == 0 || overtaken(position) == nil
+    }
+
+    /// Return how many tokens may be fed one by one from a position on, so that a pass may still start there; nil if no
+    /// recurrence limits this.
+    public func undoable(_ position: Int) -> Int? {
+        guard let recurrence else { return nil }
+        let left = (position == 0 ? 0 : folded) + recurrence.block - position
+        return left == 0 ? recurrence.block : left  // a block that is full is folded by the first token
     }
 
     /// Return the first earlier position that a sliding layer would look at and whose slot a later position took.
@@ -99,6 +114,7 @@ public struct KVLayout {
         }
         var found = rotary(positions)
         if taps > 0 { try found.merge(ringMasks(positions)) { $1 } }
+        if let recurrence { try found.merge(recurrentMasks(positions, recurrence)) { $1 } }
         for (slot, position) in zip(where_, positions) { held[slot] = position }
         found["attn_mask"] = attentionMask(held[..<length], positions)
         found["kv_write_mask"] = writeMask(length, where_)
@@ -156,6 +172,56 @@ public struct KVLayout {
         }
         ring = next
         return ["conv_write_mask": write, "conv_read_mask": read]
+    }
+
+    /// Return whether a recurrence can go on at a position.
+    ///
+    /// Nothing after it may be folded, and what is pending before it must be in the ring, with what the convolution
+    /// reads. A text may always begin.
+    private func isFoldable(_ position: Int, _ recurrence: Recurrence) -> Bool {
+        if position == 0 { return true }
+        if !(folded...folded + recurrence.block).contains(position) { return false }
+        return (max(folded - recurrence.taps + 1, 0)..<position).allSatisfy { ring[$0 % convRing] == $0 }
+    }
+
+    /// Return conv_write_mask [1, 1, T, R] and the three masks of a recurrence.
+    ///
+    /// Pending tokens are folded only when a window has no room for them beside the pass' own tokens. Each fold rounds
+    /// the state, and a session can go back as far as the state is not folded.
+    private mutating func recurrentMasks(_ positions: [Int], _ recurrence: Recurrence) throws -> [String: HostArray] {
+        let (first, count, block, back) = (positions[0], positions.count, recurrence.block, recurrence.taps - 1)
+        if count > block || positions != Array(first..<first + count) {
+            throw ShardmillError(
+                .request, "positions \(positions): a recurrence takes up to \(block) that follow one another")
+        }
+        if !isFoldable(first, recurrence) {
+            throw ShardmillError(
+                .request, "position \(first): the recurrence is folded up to \(folded); feed the text again")
+        }
+        let before = first == 0 ? 0 : folded
+        let stays = first - before + count <= block
+        let begin = stays ? before : first  // of the second window, and of what is pending after the pass
+        var write = HostArray(zeros: [1, 1, count, convRing])
+        var out = HostArray(zeros: [1, 1, count, block])
+        for (t, p) in positions.enumerated() {
+            ring[p % convRing] = p
+            write.values[t * convRing + p % convRing] = 1
+            out.values[t * block + p - begin] = 1
+        }
+        var read = HostArray(zeros: [1, 2 * (block + back), convRing, count])
+        for (window, (start, end)) in [(before, stays ? 0 : first), (begin, first + count)].enumerated() {
+            for p in start - back..<start + block where p >= 0 && p < end {
+                let column = window * (block + back) + p - (start - back)
+                read.values[(column * convRing + p % convRing) * count] = 1
+            }
+        }
+        var keep = HostArray(zeros: [1, 1, 1, count])
+        keep.values[0] = before > 0 ? 1 : 0
+        folded = begin
+        return [
+            "conv_write_mask": write, "recurrent_read_mask": read, "recurrent_out_mask": out,
+            "recurrent_keep_mask": keep,
+        ]
     }
 }
 

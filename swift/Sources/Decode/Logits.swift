@@ -48,6 +48,11 @@ public final class Logits {
         return likeliest[t]
     }
 
+    /// Return the first logit after each of `count` tokens.
+    func firsts(_ count: Int) throws -> [Float] {
+        try parts[0].withColumns { columns in (0..<count).map { columns.value(0, $0) } }
+    }
+
     /// Return the logits [V] after token t.
     public func row(_ t: Int) throws -> [Float] {
         var found = [Float](repeating: 0, count: vocab)
@@ -181,7 +186,7 @@ public struct Columns {
         (tokenStep == 1 || tokens == 1) && channelStep <= 16 && 16 % channelStep == 0
     }
 
-    private func value(_ channel: Int, _ t: Int) -> Float {
+    fileprivate func value(_ channel: Int, _ t: Int) -> Float {
         let place = channel * channelStep + t * tokenStep
         switch elements {
         case .single(let values): return values[place]

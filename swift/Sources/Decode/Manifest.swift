@@ -2,7 +2,8 @@ import Foundation
 
 /// Features that this version knows, as `uses` of model.json names them.
 private let features: Set = [
-    "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "per-layer", "drafter", "int8-table",
+    "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "recurrent", "per-layer", "drafter",
+    "int8-table", "adapters",
 ]
 
 /// model.json of a decoder's build, format 2. docs/model-json.md in the repository explains every key.
@@ -35,6 +36,10 @@ public struct Manifest: Sendable {
     public private(set) var windowSlots: Int
     /// The number of taps of short convolutions; 0 if there are none.
     public private(set) var convTaps: Int
+    /// The numbers of layers that are a recurrence; nil if there are none.
+    public private(set) var recurrence: Recurrence?
+    /// The largest rank of adapters that the programs take; nil if they take none.
+    public let adapterRank: Int?
     /// The file with the host's table.
     public let embedding: URL
     /// tokenizer.json.
@@ -75,7 +80,7 @@ public struct Manifest: Sendable {
     func of(_ drafter: DraftHead) -> Manifest {
         var found = withoutDrafter
         (found.parts, found.rope) = (drafter.parts, drafter.rope)
-        (found.window, found.windowSlots, found.convTaps) = (nil, 0, 0)
+        (found.window, found.windowSlots, found.convTaps, found.recurrence) = (nil, 0, 0, nil)
         return found
     }
 
@@ -119,6 +124,8 @@ public struct Manifest: Sendable {
         window = raw.window.value
         windowSlots = raw.window_slots
         convTaps = raw.conv_taps
+        recurrence = raw.recurrent
+        adapterRank = raw.adapters
         embedding = try Self.inside(folder, raw.embedding.path)
         tokenizer = try Self.inside(folder, raw.tokenizer.path)
         parts = try raw.parts.filter { $0.drafter != true }.map { try Part($0, folder: folder) }
@@ -160,6 +167,12 @@ public struct Manifest: Sendable {
         try demand((1...tokensMax).contains(verify), "verify is \(verify)")
         try demand((0...most).contains(windowSlots), "window_slots is \(windowSlots)")
         try demand((0...convRing).contains(convTaps), "conv_taps is \(convTaps)")
+        if let recurrence {
+            let (block, taps) = (recurrence.block, recurrence.taps)
+            let fits = (1...convRing).contains(block) && (1...convRing).contains(taps)
+            try demand(fits && 2 * block + taps - 1 <= convRing, "recurrent does not fit a ring of \(convRing)")
+            try demand(tokensMax <= block, "passes of \(tokensMax) tokens are too wide for a recurrence of \(block)")
+        }
         try demand(window.map { (1...most).contains($0) } ?? (windowSlots == 0), "window does not fit window_slots")
         try demand(chat?.stop.allSatisfy { (0..<vocab).contains($0) } ?? true, "chat.stop is not in the vocabulary")
         try demand(eos.allSatisfy { (0..<vocab).contains($0) }, "eos_token_ids are not in the vocabulary")

@@ -1,3 +1,11 @@
+/// The numbers of a recurrence (gated DeltaNet).
+public struct Recurrence: Decodable, Sendable {
+    /// B, the most tokens of a pass, and the most by which its state may lag behind the text.
+    public let block: Int
+    /// L, the number of taps of its convolution.
+    public let taps: Int
+}
+
 /// model.json as it is written; `Manifest` is what it means.
 struct RawManifest: Decodable {
     struct Entry: Decodable {
@@ -30,6 +38,8 @@ struct RawManifest: Decodable {
     let rope: [String: RopeTable]
     let window: Window
     let window_slots, conv_taps: Int
+    let recurrent: Recurrence?
+    let adapters: Int?
     let embedding, tokenizer: Entry
     let parts: [RawPart]
     let packages: [String: Entry]?
@@ -42,8 +52,8 @@ struct RawManifest: Decodable {
     private enum Keys: String, CodingKey {
         case format, model, context, tokens_max, widths, verify, margin, reshape_frequency, contexts, vocab,
             eos_token_ids
-        case rope, window, window_slots, conv_taps, embedding, tokenizer, parts, packages, chat, sampling, uses
-        case drafter, requires, buckets
+        case rope, window, window_slots, conv_taps, recurrent, adapters, embedding, tokenizer, parts, packages, chat
+        case sampling, uses, drafter, requires, buckets
     }
 
     init(from decoder: Decoder) throws {
@@ -69,6 +79,8 @@ struct RawManifest: Decodable {
         window = try keys.decode(Window.self, forKey: .window)  // null is a value, absence is an error
         window_slots = try keys.decode(Int.self, forKey: .window_slots)
         conv_taps = try keys.decode(Int.self, forKey: .conv_taps)
+        recurrent = try keys.decodeIfPresent(Recurrence.self, forKey: .recurrent)
+        adapters = try keys.decodeIfPresent(Int.self, forKey: .adapters)
         embedding = try keys.decode(Entry.self, forKey: .embedding)
         tokenizer = try keys.decode(Entry.self, forKey: .tokenizer)
         parts = try keys.decode([RawPart].self, forKey: .parts)
@@ -122,6 +134,7 @@ struct RawPart: Decodable {
     let written: [String: String]?
     let taps: [String: Int]?
     let drafter: Bool?
+    let adapters: [String: [Int]]?
     let functions: [String: String]?
     let contexts: [String: Shorter]?
     let program: Program

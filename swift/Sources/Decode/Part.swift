@@ -50,6 +50,8 @@ public struct Part: Sendable {
     public let written: [String: String]
     /// Outputs that a drafter reads, each with the layer whose input it is.
     public let taps: [String: Int]
+    /// The inputs that hold an adapter's matrices; zeros without an adapter.
+    public let adapters: Set<String>
     /// The name of the function for each width; empty if one function accepts every width up to `tokens_max`.
     public let functions: [Int: String]
     /// The lengths by number of slots; empty if all passes use `functions`.
@@ -76,6 +78,7 @@ public struct Part: Sendable {
         states = raw.states
         written = raw.written ?? [:]
         taps = raw.taps ?? [:]
+        adapters = Set((raw.adapters ?? [:]).keys)
         functions = try Self.byNumber(raw.functions ?? [:], raw.name)
         program = try Manifest.inside(folder, raw.program.path)
         bundles = try (raw.program.bundles ?? [:]).mapValues { try Manifest.inside(folder, $0) }
@@ -134,14 +137,17 @@ public struct Part: Sendable {
         let needed = kind == .experts ? ["x", "weights"] : kind == .head ? ["hidden"] : ["x"]
         for input in needed where inputs[input] == nil { throw refuse("it has no \(input)") }
         for state in states.values where state.count != 4 { throw refuse("a state has \(state.count) extents") }
-        try checkInputs(inputs, slots: manifest.context, manifest)
-        for (slots, length) in lengths { try checkInputs(length.inputs, slots: slots, manifest) }
         if inputs["attn_mask_sliding"] != nil && manifest.window == nil {
             throw refuse("it slides, but window is null")
+        }
+        if inputs["recurrent_keep_mask"] != nil && manifest.recurrence == nil {
+            throw refuse("it has a recurrence, but recurrent is missing")
         }
         if inputs["conv_read_mask"] != nil && manifest.convTaps < 2 {
             throw refuse("it has convolutions, but conv_taps is small")
         }
+        try checkInputs(inputs, slots: manifest.context, manifest)
+        for (slots, length) in lengths { try checkInputs(length.inputs, slots: slots, manifest) }
     }
 
     /// Check that every input has the shape that the host gives it at a length of `slots` slots.
@@ -152,6 +158,7 @@ public struct Part: Sendable {
         func half(_ table: String) -> Extent { .fixed(manifest.rope[table]?.inv_freq.count ?? 0) }
         let one = Extent.fixed(1), whole = Extent.fixed(slots), taps = Extent.fixed(manifest.convTaps - 1)
         let ring = manifest.windowSlots == 0 ? whole : .fixed(manifest.windowSlots), conv = Extent.fixed(convRing)
+        let block = manifest.recurrence?.block ?? 0
         let known: [String: [Extent?]] = [  // nil: any number
             "x": [one, nil, .tokens, one], "hidden": [one, nil, .tokens, one],
             "weights": [one, .fixed(end - start), .tokens, one],
@@ -160,9 +167,11 @@ public struct Part: Sendable {
             "attn_mask": [one, one, .tokens, whole], "attn_mask_sliding": [one, one, .tokens, ring],
             "kv_write_mask": [one, one, whole, .tokens], "kv_write_mask_sliding": [one, one, ring, .tokens],
             "conv_write_mask": [one, one, .tokens, conv], "conv_read_mask": [one, taps, conv, .tokens],
+            "recurrent_read_mask": [one, .fixed(2 * (block + (manifest.recurrence?.taps ?? 1) - 1)), conv, .tokens],
+            "recurrent_out_mask": [one, one, .tokens, .fixed(block)], "recurrent_keep_mask": [one, one, one, .tokens],
             "embedded": [one, nil, .tokens, one],
         ]
-        for (input, shape) in inputs where written[input] == nil {
+        for (input, shape) in inputs where written[input] == nil && !adapters.contains(input) {
             let row: [Extent?]? = Self.layer(ofRow: input) == nil ? nil : [one, nil, .tokens, one]
             guard let expected = known[input] ?? row else { throw refuse(input, "is unknown to this version") }
             let fits = zip(shape, expected).allSatisfy { $1 == nil ? $0 != .tokens : $0 == $1 }
@@ -170,8 +179,13 @@ public struct Part: Sendable {
                 throw refuse(input, "has another shape than model.json implies")
             }
         }
-        for input in written.keys where inputs[input]?.count != 4 || inputs[input]?.contains(.tokens) == true {
-            throw refuse(input, "is no cache")
+        for input in adapters.union(written.keys) {
+            guard let shape = inputs[input], shape.count == 4, !shape.contains(.tokens) else {
+                throw refuse(input, "has not the shape of a cache or of matrices")
+            }
+            // Beyond any model; more would only exhaust the memory.
+            let elements = shape.reduce(1.0) { $0 * Double($1.count(tokens: 1)) }
+            if elements > 0x1p31 { throw refuse(input, "has \(elements) elements") }
         }
     }
 }

@@ -12,6 +12,8 @@ final class Program {
     private var state: (any ProgramState)?
     private var buffers: [BufferKey: any Buffer] = [:]
     private var caches: [String: any Buffer] = [:]
+    /// The inputs with an adapter's matrices.
+    private var adapter: [String: any Buffer] = [:]
     /// The outputs of the last run that a drafter reads, by the layer whose input they are; valid until the next run.
     private(set) var tapped: [Int: any Buffer] = [:]
 
@@ -29,6 +31,10 @@ final class Program {
         slots = part.lengths.keys.min() ?? 0
         state = try loadFunctions(slots)
         caches = try makeCaches(slots)
+        for input in part.adapters {
+            let shape = part.inputs[input]!.map { $0.count(tokens: 1) }
+            adapter[input] = try loaded[names(slots)[0]]!.makeBuffer(input, shape: shape)
+        }
     }
 
     private func names(_ slots: Int) -> [String] {
@@ -53,10 +59,7 @@ final class Program {
     private func cacheShapes(_ slots: Int) -> [String: [Int]] {
         let inputs = part.length(slots).inputs
         return part.written.reduce(into: [:]) { found, item in
-            found[item.key] = inputs[item.key]!.map { extent in
-                if case .fixed(let number) = extent { return number }
-                return 1
-            }
+            found[item.key] = inputs[item.key]!.map { $0.count(tokens: 1) }
         }
     }
 
@@ -96,6 +99,11 @@ final class Program {
         caches = try makeCaches(slots)
     }
 
+    /// Take an adapter's matrices, by input; zeros into inputs that have none.
+    func adapt(_ matrices: [String: HostArray]) throws {
+        for (input, buffer) in adapter { try buffer.write((matrices[input] ?? HostArray(zeros: buffer.shape)).values) }
+    }
+
     /// Run a pass and return its output [1, channels, T, 1]; the rows of caches are written into the host's caches.
     ///
     /// - Parameters:
@@ -109,10 +117,10 @@ final class Program {
     /// Run a pass and return its output where it lies, valid until the next run. It may have more tokens than the pass.
     func output(_ given: [String: HostArray], tokens: Int) throws -> any Buffer {
         let (function, width) = try choose(tokens)
-        var inputs = caches
-        for (name, _) in part.inputs where part.written[name] == nil {
+        var inputs = caches.merging(adapter) { $1 }
+        for name in part.inputs.keys where inputs[name] == nil {
             guard let array = given[name] else { throw ShardmillError(.program, "\(part.name) needs \(name)") }
-            let padded = axes[name].map { array.padded(axis: $0, to: width, withZeros: isWriteMask(name)) } ?? array
+            let padded = axes[name].map { array.padded(axis: $0, to: width, withZeros: padsWithZeros(name)) } ?? array
             let key = BufferKey(function: function, input: name, shape: padded.shape)
             if buffers[key] == nil { buffers[key] = try loaded[function]!.makeBuffer(name, shape: padded.shape) }
             try buffers[key]!.write(padded.values)
@@ -154,6 +162,10 @@ final class Program {
     ) throws {
         let values = try rows.read()
         let shape = cache.shape
+        if name.hasPrefix("s_") {  // a recurrence's state, new as a whole
+            if rows.shape != shape { throw ShardmillError(.program, "\(part.name): \(name) is now \(rows.shape)") }
+            return try cache.write(values)
+        }
         if name.hasPrefix("c_") {  // [1, 1, channels, R]: a token's row goes into one slot of every channel
             let slots = slotsByRow(given["conv_write_mask"]!)
             let width = rows.shape[3]
@@ -180,9 +192,9 @@ final class Program {
     }
 }
 
-/// Return whether an input says what is written; its added tokens are 0.
-private func isWriteMask(_ name: String) -> Bool {
-    name.hasPrefix("kv_write_mask") || name.hasPrefix("conv_write_mask")
+/// Return whether an input is 0 for added tokens: it says what is written, or programs sum it over the tokens.
+private func padsWithZeros(_ name: String) -> Bool {
+    ["kv_write_mask", "conv_write_mask", "recurrent_"].contains { name.hasPrefix($0) }
 }
 
 /// Return the slot of each token of a mask [1, 1, T, R].

@@ -106,7 +106,17 @@ public final class Session {
         widths = engine.manifest.widths.filter { $0 <= max(1, engine.manifest.verify) }
         layout = try SlotLayout(contextPolicy, slots: engine.manifest.context, lookahead: widths.last!)
         first = layout.firstVisible(0)
+        _ = try engine.adapt(nil)
         try engine.reset()
+    }
+
+    /// Compute with an adapter of the build from now on, or with the bare model.
+    ///
+    /// If that changes the weights, the committed tokens are dropped: another model computed their keys and values.
+    ///
+    /// - Throws: `ShardmillError` if the build has no such adapter; the session then stays as it was.
+    public func useAdapter(_ name: String?) throws {
+        if try engine.adapt(name) { _ = try truncate(0) }
     }
 
     /// Return the most tokens that one `feed` may take; 0 when the context is full.
@@ -121,7 +131,9 @@ public final class Session {
 
     /// Return how many tokens may be committed from here on and still be dropped by `truncate`.
     func undoable() -> Int {
-        layout.sameWindow(tokens.count).map { min($0, widths.last!) } ?? layout.room(tokens.count) ?? 0
+        let position = tokens.count
+        let found = layout.sameWindow(position).map { min($0, widths.last!) } ?? layout.room(position) ?? 0
+        return min(found, engine.undoable(position) ?? found)
     }
 
     /// Return the width of the pass that `feed` would use for `count` tokens.
@@ -180,7 +192,7 @@ public final class Session {
     public func refeed(_ index: Int) throws -> Logits {
         let position = tokens.count + index
         slide(position)
-        return try engine.forward([fed[index]], slots: [layout.slot(position)], positions: [position])
+        return try finite(engine.forward([fed[index]], slots: [layout.slot(position)], positions: [position]), 1)
     }
 
     /// Keep the first `count` tokens of the last `feed`.
@@ -234,7 +246,18 @@ public final class Session {
         let (slots, positions) = places(width)
         let logits = try engine.forward(padded(next, width), slots: slots, positions: positions)
         fed = next
-        return logits
+        return try finite(logits, next.count)
+    }
+
+    /// Return the logits of a pass; if the model has computed what is no number, forget the text and throw.
+    ///
+    /// One logit of each of the `count` tokens tells: if a hidden state is not finite, neither is any of its logits.
+    private func finite(_ logits: Logits, _ count: Int) throws -> Logits {
+        if try logits.firsts(count).allSatisfy({ $0 < .infinity }) { return logits }  // not so if it is no number
+        (tokens, fed) = ([], [])
+        first = layout.firstVisible(0)
+        try engine.renew()
+        throw ShardmillError(.program, "the model has computed a number that is not finite, so the text can't go on")
     }
 
     private func write(_ next: [Int], _ width: Int) throws {

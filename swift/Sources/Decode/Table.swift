@@ -10,70 +10,28 @@ public struct Table: Sendable {
     private let start: Int
     private let scales: Int?
 
-    private struct Entry: Decodable {
-        let dtype: String
-        let shape: [Int]
-        let data_offsets: [Int]
-    }
-
-    private static func refusal(_ file: URL, _ reason: String) -> ShardmillError {
-        ShardmillError(.build, "\(file.path): \(reason)")
-    }
-
-    /// Map a safetensors file; return it, its tensors by name, and the first byte after its header.
-    private static func map(_ file: URL) throws -> (Data, [String: Entry], Int) {
-        guard let data = try? Data(contentsOf: file, options: .alwaysMapped) else {
-            throw refusal(file, "it can't be read")
-        }
-        guard data.count >= 8 else { throw refusal(file, "it is truncated") }
-        let size = data.prefix(8).enumerated().reduce(UInt64(0)) { $0 | UInt64($1.element) << (8 * UInt64($1.offset)) }
-        guard size <= UInt64(data.count - 8), size <= 100_000_000 else {
-            throw refusal(file, "its header is truncated")
-        }
-        do {
-            var all = try JSONSerialization.jsonObject(with: data[8..<8 + Int(size)]) as? [String: Any] ?? [:]
-            all["__metadata__"] = nil
-            let text = try JSONSerialization.data(withJSONObject: all)
-            return (data, try JSONDecoder().decode([String: Entry].self, from: text), 8 + Int(size))
-        } catch {
-            throw refusal(file, "its header is damaged: \(describe(error))")
-        }
-    }
-
     /// Return whether a safetensors file has a tensor.
-    static func contains(_ name: String, _ file: URL) throws -> Bool { try map(file).1[name] != nil }
+    static func contains(_ name: String, _ file: URL) throws -> Bool { try TensorFile(file).entries[name] != nil }
 
     /// Map the tensor `name` of a safetensors file. The file's header says where it lies.
     ///
     /// - Throws: `ShardmillError` of kind `build` if the file is truncated, or contains no such table.
     public init(_ file: URL, name: String = "embedding") throws {
-        func refuse(_ reason: String) -> ShardmillError { Self.refusal(file, reason) }
-        let (data, entries, content) = try Self.map(file)
-        /// Return the first byte of a tensor after checking its type, shape and place.
-        func place(_ name: String, _ types: [String: Int], _ extents: Int) throws -> (Int, Entry) {
-            guard let entry = entries[name] else { throw refuse("it contains no tensor '\(name)'") }
-            guard let bytes = types[entry.dtype], entry.shape.count == extents,
-                entry.shape.allSatisfy({ (1...1 << 28).contains($0) }), entry.data_offsets.count == 2
-            else { throw refuse("the tensor '\(name)' is \(entry.dtype) \(entry.shape)") }
-            let begin = entry.data_offsets[0]
-            let end = entry.data_offsets[1]
-            guard begin >= 0, end <= data.count - content, begin <= end,
-                end - begin == entry.shape.reduce(bytes, *)
-            else { throw refuse("the tensor '\(name)' is truncated") }
-            return (content + begin, entry)
-        }
-        let (start, entry) = try place(name, ["F16": 2, "I8": 1], 2)
+        let tensors = try TensorFile(file)
+        let (start, entry) = try tensors.place(name, ["F16": 2, "I8": 1], 2)
         rows = entry.shape[0]
         columns = entry.shape[1]
         if entry.dtype == "I8" {
-            let (at, scale) = try place(name + ".scale", ["F16": 2], 1)
-            guard scale.shape[0] == rows else { throw refuse("it has \(scale.shape[0]) scales for \(rows) rows") }
+            let (at, scale) = try tensors.place(name + ".scale", ["F16": 2], 1)
+            guard scale.shape[0] == rows else {
+                throw tensors.refusal("it has \(scale.shape[0]) scales for \(rows) rows")
+            }
             scales = at
         } else {
             scales = nil
         }
         self.start = start
-        self.data = data
+        data = tensors.data
     }
 
     /// Return rows as columns: [1, columns + carry, T, 1], the last `carry` channels zero.
@@ -96,6 +54,73 @@ public struct Table: Sendable {
                     }
                 }
             }
+        }
+        return found
+    }
+}
+
+/// A safetensors file, mapped.
+struct TensorFile {
+    struct Entry: Decodable {
+        let dtype: String
+        let shape: [Int]
+        let data_offsets: [Int]
+    }
+
+    let data: Data
+    /// The tensors by name.
+    let entries: [String: Entry]
+    private let file: URL
+    /// The first byte after the header.
+    private let content: Int
+
+    /// - Throws: `ShardmillError` of kind `build` if the file is missing, or its header is damaged.
+    init(_ file: URL) throws {
+        func refusal(_ reason: String) -> ShardmillError { ShardmillError(.build, "\(file.path): \(reason)") }
+        self.file = file
+        guard let data = try? Data(contentsOf: file, options: .alwaysMapped) else { throw refusal("it can't be read") }
+        guard data.count >= 8 else { throw refusal("it is truncated") }
+        let size = data.prefix(8).enumerated().reduce(UInt64(0)) { $0 | UInt64($1.element) << (8 * UInt64($1.offset)) }
+        guard size <= UInt64(data.count - 8), size <= 100_000_000 else { throw refusal("its header is truncated") }
+        do {
+            var all = try JSONSerialization.jsonObject(with: data[8..<8 + Int(size)]) as? [String: Any] ?? [:]
+            all["__metadata__"] = nil
+            let text = try JSONSerialization.data(withJSONObject: all)
+            entries = try JSONDecoder().decode([String: Entry].self, from: text)
+        } catch {
+            throw refusal("its header is damaged: \(describe(error))")
+        }
+        self.data = data
+        content = 8 + Int(size)
+    }
+
+    func refusal(_ reason: String) -> ShardmillError { ShardmillError(.build, "\(file.path): \(reason)") }
+
+    /// Return the first byte of a tensor after checking its type, shape and place.
+    ///
+    /// - Parameters:
+    ///   - name: the tensor's name.
+    ///   - types: the bytes of an element of each type that the tensor may have.
+    ///   - extents: the number of its extents.
+    func place(_ name: String, _ types: [String: Int], _ extents: Int) throws -> (Int, Entry) {
+        guard let entry = entries[name] else { throw refusal("it contains no tensor '\(name)'") }
+        guard let bytes = types[entry.dtype], entry.shape.count == extents,
+            entry.shape.allSatisfy({ (1...1 << 28).contains($0) }), entry.data_offsets.count == 2
+        else { throw refusal("the tensor '\(name)' is \(entry.dtype) \(entry.shape)") }
+        let (begin, end) = (entry.data_offsets[0], entry.data_offsets[1])
+        let size = entry.shape.reduce(Double(bytes)) { $0 * Double($1) }
+        guard begin >= 0, end <= data.count - content, begin <= end, Double(end - begin) == size
+        else { throw refusal("the tensor '\(name)' is truncated") }
+        return (content + begin, entry)
+    }
+
+    /// Return a tensor of fp16 that must have a shape.
+    func halves(_ name: String, shape: [Int]) throws -> HostArray {
+        let (start, entry) = try place(name, ["F16": 2], shape.count)
+        if entry.shape != shape { throw refusal("the tensor '\(name)' is \(entry.shape), not \(shape)") }
+        var found = HostArray(zeros: shape)
+        data.withUnsafeBytes { bytes in
+            for place in found.values.indices { found.values[place] = half(bytes, start + 2 * place) }
         }
         return found
     }

@@ -95,6 +95,7 @@ public actor ShardmillModel {
         let clock = ContinuousClock()
         let start = clock.now
         let drafter = try options.drafter.make(head)
+        try session.useAdapter(options.adapter)
         let generation = try Generation(session, prompt: prompt, options: decoding, drafter: drafter) { _ in
             try self.check(began)
         }
@@ -167,6 +168,8 @@ public struct ShardmillOptions: Sendable {
     public var stop: [String] = []
     /// Where drafts come from.
     public var drafter = Drafting.suffix
+    /// The name of an adapter of the build to compute with, one of `manifest.adapterNames`; nil for the bare model.
+    public var adapter: String?
 
     /// Choose how much to generate, and how.
     public init(maxTokens: Int = 512, temperature: Double = 0, stop: [String] = []) {

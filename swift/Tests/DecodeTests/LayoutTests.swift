@@ -14,12 +14,14 @@ private struct Runtime: Decodable {
     let window: Int?
     let window_slots: Int
     let conv_taps: Int
+    let recurrent: Recurrence?
 }
 
 private struct Step: Decodable {
     let step: String
     let error: String?
     let result: Bool?
+    let left: Int?
     let arrays: [String: Recorded]?
     let numbers: [Int]
     let lists: [[Int]]
@@ -30,7 +32,8 @@ private struct Step: Decodable {
         let keys = try decoder.container(keyedBy: Keys.self)
         step = try keys.decode(String.self, forKey: .step)
         error = try keys.decodeIfPresent(String.self, forKey: .error)
-        result = try keys.decodeIfPresent(Bool.self, forKey: .result)
+        result = try? keys.decode(Bool.self, forKey: .result)
+        left = try? keys.decode(Int.self, forKey: .result)
         arrays = try keys.decodeIfPresent([String: Recorded].self, forKey: .arrays)
         numbers = (try? keys.decode([Int].self, forKey: .given)) ?? []
         lists = (try? keys.decode([[Int]].self, forKey: .given)) ?? []
@@ -52,18 +55,19 @@ private struct Recorded: Decodable {
 @Test("every array of every scripted pass is Python's: masks equal, rotary rows to the last bit of fp16")
 func layoutsAreThoseOfPython() throws {
     let cases = try vectors("layouts", Case.self)
-    #expect(cases.count == 4)
+    #expect(cases.count == 5)
     var (rows, other) = (0, 0)
     for one in cases {
         var layout = KVLayout(
             slots: one.runtime.context, window: one.runtime.window, windowSlots: one.runtime.window_slots,
-            taps: one.runtime.conv_taps, rope: one.runtime.rope)
+            taps: one.runtime.conv_taps, rope: one.runtime.rope, recurrence: one.runtime.recurrent)
         for step in one.steps {
             switch step.step {
             case "forget": layout.forget(step.lists[0])
             case "resize": layout.resize(step.numbers[0])
             case "reset": layout.reset()
             case "rewindable": #expect(layout.rewindable(step.numbers[0]) == step.result)
+            case "undoable": #expect(layout.undoable(step.numbers[0]) == step.left)
             default:
                 if let error = step.error {
                     let (slots, positions) = (step.lists[0], step.lists[1])

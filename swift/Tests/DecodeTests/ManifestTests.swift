@@ -99,10 +99,29 @@ func everyKey() throws {
     )
 }
 
-@Test("a build that uses an unknown feature is refused by its name")
-func unknownFeature() throws {
-    let error = try outcome(full() + ["uses": ["conv", "adapters"]])
-    #expect(error?.kind == .build && error?.message.contains("'adapters'") == true)
+@Test("a build that this version can't run is refused by the name of what it has")
+func refusedByName() throws {
+    let refused: [(place: [String], value: Any, named: String)] = [
+        (["uses"], ["conv", "warp"], "uses 'warp'"), (["format"], 3, "format 3"),
+        (["buckets"], [8], "ShardmillEncoder"),
+        (["parts", "0", "kind"], "mamba", "of the kind 'mamba'"),
+        (["parts", "0", "kind"], "join", "of the kind 'join'"),
+        (["parts", "0", "kind"], "mtp", "of the kind 'mtp'"),
+        (["parts", "0", "kind"], "encoder", "an encoder's or a drafter's"),
+        (["parts", "0", "inputs", "pixels"], [1, 3, "T", 1], "'pixels' is unknown"),
+        (["parts", "0", "inputs", "attn_mask_sliding"], [1, 1, "T", 64], "window is null"),
+        (["parts", "0", "inputs", "conv_read_mask"], [1, 2, 32, "T"], "conv_taps is small"),
+        (["parts", "0", "inputs", "recurrent_keep_mask"], [1, 1, 1, "T"], "recurrent is missing"),
+        (["drafter"], ["kind": "assistant", "taps": [], "vocab": 32, "rope": [:]], "kind 'assistant'"),
+        (["drafter"], ["kind": "mtp", "taps": [1], "vocab": 32, "rope": [:]], "kind 'mtp'"),
+        (["recurrent"], ["block": 15, "taps": 4], "recurrent does not fit"),
+        (["recurrent"], ["block": 2, "taps": 4], "passes of 4 tokens are too wide"),
+    ]
+    for (place, value, named) in refused {
+        let error = try outcome(changed(full(), place[...], value))
+        let message = error?.message ?? "none"
+        #expect(error?.kind == .build && message.contains(named), "\(named): \(message)")
+    }
 }
 
 @Test("each required key that is missing is named")

@@ -118,4 +118,65 @@ func refusals() throws {
     ] {
         #expect { try session.check(prompt) } throws: { ($0 as? ShardmillError)?.kind == kind }
     }
+    #expect(throws: ShardmillError.self) { try session.feed([1, 2, 3, 4, 5]) }
+    #expect(throws: ShardmillError.self) { try Generation(session, prompt: [1], options: Options(maxTokens: 0)) }
+    let small = try ToyBuild { $0 = ToyBuild.manifest(slots: 8) }
+    let engine = try Engine(try Manifest(folder: small.folder), backend: ToyBackend())
+    #expect("a context of 8 tokens is too small to slide") { try Session(engine, contextPolicy: .slide) } throws: {
+        ($0 as? ShardmillError)?.kind == .request
+    }
+}
+
+@Test("after a number that is not finite the states are made anew, and the next text is as if nothing had happened")
+func notFinite() throws {
+    let build = try ToyBuild()
+    let backend = ToyBackend()
+    let session = try Session(try Engine(try Manifest(folder: build.folder), backend: backend))
+    let whole = try text(session, [1, 2, 3], 20)
+    let made = backend.states
+    for bad in [Float.nan, .infinity] {
+        backend.spoiled = bad
+        #expect("\(bad)") { try text(session, [1, 2, 3, 24], 20) } throws: { ($0 as? ShardmillError)?.kind == .program }
+        backend.spoiled = nil
+        #expect(session.tokens.isEmpty)
+    }
+    #expect(backend.states == made + 2)
+    #expect(try text(session, [1, 2, 3], 20) == whole)
+}
+
+@Test("an adapter's matrices go into every pass until another one is used, and the text before is dropped")
+func adapters() throws {
+    let build = try ToyBuild { manifest in
+        var parts = manifest["parts"] as! [[String: Any]]
+        var inputs = parts[0]["inputs"] as! [String: Any]
+        inputs["adapter_attn"] = [1, 1, 2, 3]
+        (parts[0]["inputs"], parts[0]["adapters"]) = (inputs, ["adapter_attn": [0]])
+        (manifest["parts"], manifest["adapters"], manifest["uses"]) = (parts, 2, ["adapters"])
+    }
+    try build.addAdapter("one", "layers_00_01.adapter_attn", shape: [1, 1, 2, 3], [1, 2, 3, 4, 5, 6])
+    try build.addAdapter("small", "layers_00_01.adapter_attn", shape: [1, 1, 1, 3], [1, 2, 3])
+    try build.addAdapter("other", "layers_01_02.adapter_attn", shape: [1, 1, 2, 3], [1, 2, 3, 4, 5, 6])
+    let manifest = try Manifest(folder: build.folder)
+    #expect(manifest.adapterRank == 2 && manifest.adapterNames == ["one", "other", "small"])
+    let backend = ToyBackend()
+    let session = try Session(try Engine(manifest, backend: backend))
+    let zeros = [Float](repeating: 0, count: 6)
+    func fed(_ name: String?) throws -> Int {
+        try session.useAdapter(name)
+        let reused = try session.prefill([1, 2, 3]).reused
+        #expect(backend.matrices == (name == nil ? zeros : [1, 2, 3, 4, 5, 6]))
+        return reused
+    }
+    #expect(try [nil, "one", "one", nil, nil].map(fed) == [0, 0, 2, 0, 2])
+    _ = try fed("one")
+    for name in ["two", "small", "other", "../one", "", "."] {
+        #expect("\(name)") { try session.useAdapter(name) } throws: {
+            let error = $0 as? ShardmillError
+            return ["small", "other"].contains(name)
+                ? error?.kind == .build && error?.message.contains("layers_00_01.adapter_attn") == true
+                : error?.kind == .request && error?.message.contains("it has one, other, small") == true
+        }
+    }
+    #expect(try fed("one") == 2)  // the session stays as it was
+    #expect(throws: ShardmillError.self) { try toy().useAdapter("one") }
 }

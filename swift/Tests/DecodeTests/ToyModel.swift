@@ -9,6 +9,12 @@ final class ToyBackend: Backend {
     var functions: [String] = []
     /// T of each run.
     var runs: [Int] = []
+    /// How many states were made.
+    var states = 0
+    /// What the layer writes in place of its output.
+    var spoiled: Float?
+    /// What the last run found in the input adapter_attn.
+    var matrices: [Float] = []
 
     func load(_ part: Part, function: String) throws -> any LoadedFunction {
         functions.append(function)
@@ -25,7 +31,10 @@ private final class ToyFunction: LoadedFunction {
         self.part = part
     }
 
-    func makeState() throws -> any ProgramState { ToyState() }
+    func makeState() throws -> any ProgramState {
+        backend.states += 1
+        return ToyState()
+    }
 
     func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { HostBuffer(HostArray(zeros: shape)) }
 
@@ -35,6 +44,11 @@ private final class ToyFunction: LoadedFunction {
             let count = mask.shape[3]
             backend.slots.append(
                 (0..<count).compactMap { t in (0..<mask.shape[2]).first { mask.values[$0 * count + t] == 1 } })
+        }
+        if let array = (inputs["adapter_attn"] as? HostBuffer)?.array { backend.matrices = array.values }
+        if let spoiled = backend.spoiled, let shape = inputs["x"]?.shape {
+            let values = [Float](repeating: spoiled, count: shape.reduce(1, *))
+            return ["hidden": HostBuffer(HostArray(shape: shape, values: values))]
         }
         return part.kind == .head ? ["logits": inputs["hidden"]!] : ["hidden": inputs["x"]!]
     }
@@ -83,6 +97,16 @@ final class ToyBuild {
             "window": NSNull(), "window_slots": 0, "conv_taps": 0, "embedding": ["path": "embedding.safetensors"],
             "tokenizer": ["path": "tokenizer.json"], "parts": [layers, head],
         ]
+    }
+
+    /// Add an adapter with one tensor.
+    func addAdapter(_ name: String, _ tensor: String, shape: [Int], _ values: [Float]) throws {
+        let own = folder.appendingPathComponent("adapters/\(name)")
+        try FileManager.default.createDirectory(at: own, withIntermediateDirectories: true)
+        let header = #"{"\#(tensor)":{"dtype":"F16","shape":\#(shape),"data_offsets":[0,\#(2 * values.count)]}}"#
+        var data = withUnsafeBytes(of: UInt64(header.utf8.count).littleEndian) { Data($0) } + Data(header.utf8)
+        for value in values { withUnsafeBytes(of: Half.bits(value).littleEndian) { data.append(contentsOf: $0) } }
+        try data.write(to: own.appendingPathComponent("adapter.safetensors"))
     }
 
     /// Row t is 1 at (7 t + 3) mod 32: a text goes on by a rule that drafters can learn.
