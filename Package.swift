@@ -46,7 +46,8 @@ let package = Package(
         .executableTarget(
             name: "shardmill-check", dependencies: ["Shardmill", "ShardmillCoreML", "ShardmillPipe"],
             path: "swift/Sources/Check"),
-        .testTarget(name: "DecodeTests", dependencies: ["ShardmillDecode"], path: "swift/Tests/DecodeTests"),
+        .testTarget(
+            name: "DecodeTests", dependencies: ["ShardmillDecode", "Shardmill"], path: "swift/Tests/DecodeTests"),
         .testTarget(name: "TextTests", dependencies: ["ShardmillText"], path: "swift/Tests/TextTests"),
     ],
     swiftLanguageModes: [.v6]

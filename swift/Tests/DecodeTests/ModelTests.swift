@@ -1,0 +1,55 @@
+import Foundation
+import Shardmill
+import ShardmillText
+import Testing
+
+@testable import ShardmillDecode
+
+/// A token for each letter.
+private struct Letters: TextCodec {
+    func encode(_ text: String, addSpecialTokens: Bool) throws -> [Int] { text.utf8.map { Int($0) % ToyBuild.vocab } }
+
+    func decode(_ tokens: [Int], skipSpecialTokens: Bool) -> String {
+        String(decoding: tokens.map { UInt8(65 + $0) }, as: UTF8.self)
+    }
+}
+
+/// Return the error of some work, which has to be typed; nil if all went well.
+private func refusal(_ work: () async throws -> Void) async throws -> ShardmillError? {
+    do { try await work() } catch let error as ShardmillError { return error }
+    return nil
+}
+
+@Test("what an app asks for and can't have is an error that says so, and the model goes on")
+func refusedRequests() async throws {
+    let build = try ToyBuild()
+    let model = try ShardmillModel(at: build.folder, codec: Letters()) { _, _ in ToyBackend() }
+    func complete(_ text: String = "A", _ change: (inout ShardmillOptions) -> Void = { _ in }) async throws -> String {
+        var options = ShardmillOptions(maxTokens: 5)
+        change(&options)
+        var found = ""
+        for try await piece in model.complete(text, options: options) { found += piece }
+        return found
+    }
+    let whole = try await complete()
+    #expect(whole.count == 5)
+    let refused: [(kind: ShardmillError.Kind, named: String, change: (inout ShardmillOptions) -> Void)] = [
+        (.request, "no head is loaded", { $0.drafter = .head }),
+        (.request, "takes no adapters", { $0.adapter = "one" }),
+        (.request, "stop string", { $0.stop = [""] }), (.request, "maxTokens is 0", { $0.maxTokens = 0 }),
+        (.request, "temperature", { $0.sampling.temperature = -1 }),
+    ]
+    for (kind, named, change) in refused {
+        let error = try await refusal { _ = try await complete("A", change) }
+        #expect(error?.kind == kind && error?.message.contains(named) == true, "\(named)")
+    }
+    let long = try await refusal { _ = try await complete(String(repeating: "A", count: 65)) }
+    #expect(long?.kind == .promptTooLong)
+    let chat = try await refusal { _ = try await model.chat().respond(to: "A") }
+    #expect(chat?.kind == .request && chat?.message.contains("has no chat format") == true)
+    model.pause()
+    #expect(try await refusal { _ = try await complete() }?.kind == .interrupted)
+    model.resume()
+    await model.unload()
+    #expect(try await complete() == whole)
+}
