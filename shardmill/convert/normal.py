@@ -91,7 +91,10 @@ def normal_form(spec: Any) -> Normal:
     pieces: dict[str, tuple[Any, ...]] = {}
     kept = {name for name in main_block(spec).outputs[1:] if not name.startswith(TAP)}
     left = {name: op for name, op in weights.items() if WEIGHT.match(name)}
-    for piece, its_steps in pieces_of(_with_rows_early(moving, kept), weights, states, stream).items():
+    moving = _with_rows_early(moving, kept)
+    # Layers without caches have the stream alone; an encoder has masks, too, and belongs together.
+    layered = bool(states) or (len(inputs) == 1 and bool(left))
+    for piece, its_steps in (pieces_of(moving, weights, states, stream) if layered else {WHOLE: moving}).items():
         names[stream] = f"{piece}_in"
         pieces[piece] = tuple(_piece(piece, its_steps, constants, left, names, kept))
         stream = its_steps[-1].outputs[0].name
@@ -101,7 +104,7 @@ def normal_form(spec: Any) -> Normal:
 def pieces_of(
     steps: Sequence[Any], weights: Collection[str], states: Collection[str], stream: str
 ) -> dict[str, Sequence[Any]]:
-    """Return the operations of each piece by its name: of each layer, or of the whole if nothing is kept by layers.
+    """Return the operations of each layer by the name of its piece.
 
     A layer ends at the last place before the next layer's first weight or state where only one value leads on, caches
     aside.
@@ -115,8 +118,6 @@ def pieces_of(
     Raises:
         StampError: if more than one value leads from a layer to the next.
     """
-    if not states:
-        return {WHOLE: steps}
     own = {int(found[1]) for found in map(WEIGHT.match, weights) if found}  # lent caches belong to no layer here
     first: dict[int, int] = {}  # place of the first step that reads a layer's weight or state
     for place, step in enumerate(steps):

@@ -172,10 +172,14 @@ class Reference:
         return str(names[names.index("layers") + 1])
 
     @property
+    def tables(self) -> list[str]:
+        """Return the names of the decoder's tables of tokens: the embedding, and possibly the table of its layers."""
+        return [name for name, child in self.decoder.named_children() if isinstance(child, nn.Embedding)]
+
+    @property
     def second(self) -> str:
         """Return the name of the decoder's second table of tokens, which its layers read; '' if it has none."""
-        tables = [name for name, child in self.decoder.named_children() if isinstance(child, nn.Embedding)]
-        return next((name for name in tables if name != "embed_tokens"), "")
+        return "".join(self.tables[1:])
 
     def given(self, embedded: Tensor, rows: Tensor) -> None:
         """Keep what the tables give for the tokens of hidden states, for a decoder with a second table.
@@ -226,7 +230,7 @@ class Reference:
         """Return the first layer's input [n, d] for tokens; the arguments are the same as for `run`."""
         with (
             self._only((), None, weights) as outputs,
-            embedded_rows(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
+            embedded_rows(self.decoder.get_input_embeddings(), torch.tensor([list(tokens)]), table) as places,
             replaced(self.decoder, self.final_norm, Unnormed()),
         ):
             self.decoder(input_ids=places, use_cache=False)
@@ -281,7 +285,7 @@ class Reference:
         with (
             self._only(every, None, weights) as outputs,
             self._headed(head, weights),
-            embedded_rows(self.decoder.embed_tokens, torch.tensor([list(tokens)]), table) as places,
+            embedded_rows(self.decoder.get_input_embeddings(), torch.tensor([list(tokens)]), table) as places,
             routed.observed(self.model) as chosen,
             ExitStack() as stack,
         ):
@@ -304,7 +308,7 @@ class Reference:
         if not self.second:
             yield {"inputs_embeds": self._stream(hidden)[None]}
             return
-        tables = [getattr(self.decoder, name) for name in ("embed_tokens", self.second)]
+        tables = [getattr(self.decoder, name) for name in self.tables]
         found = self.embedded or [torch.zeros(len(hidden), table.embedding_dim) for table in tables]
         with ExitStack() as stack:
             for table, rows in zip(tables, found, strict=True):

@@ -249,17 +249,21 @@ def _first_row(tensor: Constant) -> int:
 
 
 def held_weights(all_held: Sequence[StoredWeights]) -> tuple[Callable[[str], Tensor], Iterator[Tensor]]:
-    """Return a lookup of a model's layer and norm weights by transformers' names, and the LM head's rows in blocks."""
+    """Return a lookup of a model's layer and norm weights, and the LM head's rows in blocks.
+
+    The lookup takes transformers' names or the checkpoint's.
+    """
     owners: dict[str, list[StoredWeights]] = {}
     for one in all_held:
-        for name in {transformers_name(tensor, one.prefix) for tensor in one.part.tensors}:
+        for name in {tensor.source.tensor for tensor in one.part.tensors}:
             owners.setdefault(name, []).append(one)
     heads = [one for one in all_held if one.part.kind == "head"]
 
     def weights(name: str) -> Tensor:
         if name == "lm_head.bias":
             return torch.cat([one(name) for one in heads])
-        first, *others = owners[name]  # several if a tensor's experts are in different programs
+        # Several if a tensor's experts are in different programs.
+        first, *others = owners[name_under(all_held[0].prefix, name)]
         found = first(name)
         for other in others:
             other.fill(found, name)

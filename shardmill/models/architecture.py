@@ -73,14 +73,14 @@ class LayerSpec:
     """The options that tell the graphs of a model's layers apart; a layer's index does not change its graph."""
 
     # Or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention; or a recurrence: "delta", gated
-    # DeltaNet, or "mamba", Mamba-2.
+    # DeltaNet, or "mamba", Mamba-2; or "", no mixer.
     mixer: str = "attention"
     rope: str | None = ROPE  # the rotary table that turns its heads; None for a layer without rotary embedding
     mask: str = MASK  # which positions its tokens see
     normed: bool = True  # whether its mixer has the norm that the graph puts before it
     paired: bool = False  # its mixer reads a token's embedding too, which lies before the stream; each has a norm
     norm_before_residual: bool = False  # the branches of a paired layer are added to the norm of the stream
-    ffn: str = "mlp"  # or "experts"
+    ffn: str = "mlp"  # or "experts"; or "", no feed-forward block
     carries: bool = False  # its router adds the router state of the layer before
     head_dim: int = 0  # of its heads; 0 stands for the graph's, also in the next two
     kv_heads: int = 0

@@ -33,7 +33,7 @@ Weights = Mapping[str, Tensor]
 # A mixer's path in its layer.
 MIXERS, ATTENTION = {"conv": "conv", "delta": "linear_attn", "mamba": "mamba"}, "self_attn"
 # The first letters of the names of a mixer's caches.
-CACHES = {"conv": "c", "attention": "kv", "cca": "kvc", "delta": "cs", "mamba": "cs"}
+CACHES = {"conv": "c", "attention": "kv", "cca": "kvc", "delta": "cs", "mamba": "cs", "": ""}
 
 
 class ShortConv(nn.Module):
@@ -171,6 +171,26 @@ def _mixer(g: Graph, kind: LayerSpec, weights: Weights, path: str) -> nn.Module:
     return attention(g, kind, weights, path + "self_attn.")
 
 
+class SingleLayer(nn.Module):
+    """A layer of one branch, a mixer or a feed-forward block (transformers, models/nemotron_h)."""
+
+    def __init__(self, g: Graph, kind: LayerSpec, index: int, weights: Weights) -> None:
+        super().__init__()
+        path, self.g, self.kind = f"layers.{index}.", g.of(kind), kind
+        if kind.mixer:
+            self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
+            setattr(self, MIXERS.get(kind.mixer, ATTENTION), _mixer(self.g, kind, weights, path))
+        else:
+            self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", g.stream_eps)
+            self.mlp = (GatedMLP if g.gated else PlainMLP)(self.g, weights, path + "mlp.")
+
+    def forward(self, x: Tensor, shared: Shared, *states: Tensor) -> Tensor:
+        if not self.kind.mixer:
+            return x + scale(self.mlp(self.post_attention_layernorm(x), shared.adapter), self.g.branch_scale)
+        mixer = getattr(self, MIXERS.get(self.kind.mixer, ATTENTION))
+        return x + scale(mixer(self.input_layernorm(x), shared, *states), self.g.branch_scale)
+
+
 class Layer(nn.Module):
     """A mixer and a feed-forward block, each a branch of the residual stream, with the norms that the family has."""
 
@@ -257,3 +277,8 @@ class Layer(nn.Module):
         if self.routed:  # y are the experts' weights, and the branch holds only what is added to it
             return torch.cat([self.post_mlp_residual_scale(z * 0, x), state, z, y], dim=1)
         return torch.cat([self.post_mlp_residual_scale(y, x), state], dim=1)
+
+
+def layer_of(g: Graph, kind: LayerSpec, index: int, weights: Weights) -> nn.Module:
+    """Return a layer of a kind."""
+    return (Layer if kind.mixer and kind.ffn else SingleLayer)(g, kind, index, weights)

@@ -183,13 +183,11 @@ def _end_sources(
     architecture: Architecture, named: Mapping[str, Sources], final_norm: str, table: TensorSource | None
 ) -> dict[str, Sources]:
     """Return the sources of the constants outside the layers: the last norm, the embedding and the LM head."""
-    head = "embed_tokens" if architecture.tied else "lm_head"
+    embedding = table or TensorSource("embed_tokens.weight")
     found: dict[str, Sources] = {
         "norm.weight": _placed(named.get("norm.weight", TensorSource(final_norm)), PREFIX),
-        "embedding": _placed(
-            replace(table or TensorSource("embed_tokens.weight"), times=architecture.embedding_scale), PREFIX
-        ),
-        "lm_head.weight": TensorSource(f"{PREFIX}{head}.weight" if architecture.tied else "lm_head.weight"),
+        "embedding": _placed(replace(embedding, times=architecture.embedding_scale), PREFIX),
+        "lm_head.weight": TensorSource(PREFIX + embedding.tensor if architecture.tied else "lm_head.weight"),
     }
     if architecture.graph.norm == "layer" and architecture.graph.norm_bias:
         found["norm.bias"] = _placed(TensorSource("norm.bias"), PREFIX)

@@ -28,9 +28,13 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     """
     g = g.of(kind)
     others = {"conv": _convolution, "cca": _cca, "delta": _delta, "mamba": _mamba}
+    if not kind.mixer:
+        return {**norm_constants("post_attention_layernorm", g), **_feed_forward(g)}
     mixer = _attention(g, kind) if kind.mixer == "attention" else others[kind.mixer](g)
-    ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
     first = norm_constants("input_layernorm", g) if kind.normed else {}
+    if not kind.ffn:
+        return {**first, **mixer}
+    ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
     first |= norm_constants("hidden_norm", g) if kind.paired else {}
     second, last = norm_constants("post_attention_layernorm", g), norm_constants("post_feedforward_layernorm", g)
     if g.outer_norms:

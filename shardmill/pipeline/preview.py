@@ -254,6 +254,8 @@ def _kind_name(kind: LayerSpec) -> str:
     """Return a readable name of a kind of layer."""
     if kind.mixer == "conv":
         return "convolution"
+    if not kind.mixer:
+        return "feed-forward block"
     if kind.recurs:
         return {"delta": "gated DeltaNet", "mamba": "Mamba-2"}[kind.mixer]
     name = "sliding attention" if kind.mask == SLIDING_MASK else "attention"

@@ -18,7 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shardmill.gates.naming import Weights
-from shardmill.gates.stored import StoredWeights, held_weights, transformers_name
+from shardmill.gates.stored import StoredWeights, held_weights
+from shardmill.models.architecture import name_under
 from shardmill.precision.original import Original, last_states
 
 CLEAR = 0.1  # nat between the two best tokens; below it a position does not count as decided
@@ -124,10 +125,11 @@ def measured_forms(model: Original, original: Path, held: Sequence[StoredWeights
         cut: list[list[int]] = stored.get_tensor("tokens").tolist()
         last = list(stored.get_tensor("last"))
     found, rows = held_weights(held)
-    names = {transformers_name(tensor, one.prefix) for one in held for tensor in one.part.tensors} | {"lm_head.bias"}
+    names = {tensor.source.tensor for one in held for tensor in one.part.tensors}
 
     def weights(name: str) -> Tensor:
-        return found(name) if name in names else model.weights(name)
+        held_here = name == "lm_head.bias" or name_under(held[0].prefix, name) in names
+        return found(name) if held_here else model.weights(name)
 
     states = _run(model, cut, weights)
     tallies = [Tally(torch.tensor([*window[1:], -1])) for window in cut]

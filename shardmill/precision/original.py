@@ -44,9 +44,10 @@ def original(source: Path, plan: Mapping[str, Any], often: bool = False) -> Orig
         often: whether its layers are run thousands of times, see Reference.
     """
     weights = checkpoint_weights(source, plan["prefix"])
-    table = weights("model.embed_tokens.weight")
+    model = Reference(source, plan["context"], often=often)
+    table = weights(f"model.{model.tables[0]}.weight")
     head = table if plan["architecture"]["tied"] else weights("lm_head.weight")
-    return Original(Reference(source, plan["context"], often=often), weights, table, head)
+    return Original(model, weights, table, head)
 
 
 def last_states(model: Original, states: Sequence[Tensor], first: int, weights: Weights) -> list[Tensor]:

@@ -113,6 +113,7 @@ def test_layers_that_more_than_one_value_joins_are_refused() -> None:
     assert lengths(STEPS, {"k_0"}) == {"layer_0": 1, "layer_1": 3}
 
 
-def test_a_program_that_keeps_nothing_is_one_piece() -> None:
+def test_layers_that_keep_nothing_are_pieces_too() -> None:
+    """As layers of an MLP alone are."""
     steps = [step("a", "x", "layers_0_w"), step("b", "a", "layers_1_w")]
-    assert lengths(steps, set()) == {"whole": 2}
+    assert lengths(steps, set()) == {"layer_0": 1, "layer_1": 1}

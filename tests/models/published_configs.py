@@ -155,6 +155,41 @@ def cohere(sizes: tuple[int, ...], scale: float, **more: Any) -> dict[str, Any]:
     }
 
 
+def nemotron_h(sizes: tuple[int, ...], heads: tuple[int, int], pattern: str, **more: Any) -> dict[str, Any]:
+    """A dense Nemotron-H; the heads are Mamba-2's and their width."""
+    return causal("NemotronH", "nemotron_h", sizes) | {
+        "attention_bias": False,
+        "auto_map": {"AutoConfig": "configuration_nemotron_h.NemotronHConfig"},
+        "chunk_size": 128,
+        "conv_kernel": 4,
+        "expand": 2,
+        "head_dim": 128,
+        "hybrid_override_pattern": pattern,
+        "layer_norm_epsilon": 1e-5,
+        "mamba_head_dim": heads[1],
+        "mamba_hidden_act": "silu",
+        "mamba_num_heads": heads[0],
+        "mamba_proj_bias": False,
+        "mlp_bias": False,
+        "mlp_hidden_act": "relu2",
+        "n_groups": 8,
+        "num_logits_to_keep": 1,
+        "rescale_prenorm_residual": True,
+        "residual_in_fp32": False,
+        "rms_norm_eps": 1e-5,
+        "ssm_state_size": 128,
+        "tie_word_embeddings": False,
+        "time_step_floor": 1e-4,
+        "time_step_limit": [0.0, float("inf")],
+        "time_step_max": 0.1,
+        "time_step_min": 0.001,
+        "use_bias": False,
+        "use_conv_bias": True,
+        "use_mamba_kernels": True,
+        **more,
+    }
+
+
 def granite_h(attention: tuple[int, ...], layers: int, head: int) -> dict[str, Any]:
     """What a Granite 4 with Mamba-2 layers has, but for attention on some layers; the width of a Mamba-2 head."""
     types = ["attention" if i in attention else "mamba" for i in range(layers)]
@@ -294,6 +329,32 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         4.19,
         causal("Nemotron", "nemotron", (3072, 9216, 32, 24, 8, 256000, 4096))
         | {"head_dim": 128, "partial_rotary_factor": 0.5, "rope_theta": 10000, "norm_eps": 1e-5, "hidden_act": "relu2"},
+    ),
+    "Nemotron-H-8B": (
+        8.1,
+        nemotron_h(
+            (4096, 21504, 52, 32, 8, 131072, 8192),
+            (128, 64),
+            "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+            attention_head_dim=128,
+        ),
+    ),
+    "Nemotron-Nano-9B-v2": (
+        8.89,
+        nemotron_h(
+            (4480, 15680, 56, 40, 8, 131072, 131072),
+            (128, 80),
+            "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-",
+        ),
+    ),
+    "Nemotron-3-Nano-4B": (
+        3.97,
+        nemotron_h(
+            (3136, 12544, 42, 40, 8, 131072, 262144),
+            (96, 80),
+            "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-",
+            chunk_size=256,
+        ),
     ),
     "helium-1-2b": (
         1.89,

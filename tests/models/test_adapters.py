@@ -16,6 +16,7 @@ REFUSED = {
     "gemma4_unified": "without projections for keys or values",
     "gemma4_unified_text": "without projections for keys or values",
     "granitemoehybrid": "a recurrence, or queries and gates in one matrix",
+    "nemotron_h": "a recurrence, or queries and gates in one matrix",
     "qwen3_5": "a recurrence, or queries and gates in one matrix",
     "qwen3_5_text": "a recurrence, or queries and gates in one matrix",
     "zaya": "convolutions between its projections",

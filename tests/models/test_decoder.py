@@ -76,6 +76,7 @@ def test_every_family_refuses_an_unknown_field(model_type: str) -> None:
 BUILDABLE: dict[str, dict[str, Any]] = {  # where transformers has no default, or defaults that are refused
     "lfm2_moe": {"num_hidden_layers": 1, "layer_types": ["conv"]},
     "granitemoehybrid": {"num_hidden_layers": 1, "layer_types": ["full_attention"], "num_local_experts": 0},
+    "nemotron_h": {"layers_block_type": ["linear_attention"]},
 }
 
 

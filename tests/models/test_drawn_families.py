@@ -302,6 +302,26 @@ def granitemoehybrid(draw: Draw, layers: int) -> dict[str, Any]:
     }
 
 
+def nemotron_h(draw: Draw, layers: int) -> dict[str, Any]:
+    """Any order of layers of one branch, and Mamba-2 of many sizes; never tied."""
+    eps = draw(st.sampled_from([1e-6, 1e-2]))
+    return {
+        "layers_block_type": layer_types(draw, layers, "linear_attention", "full_attention", "mlp"),
+        "mamba_num_heads": 8,
+        "mamba_head_dim": draw(st.sampled_from([2, 8])),
+        "ssm_state_size": draw(st.sampled_from([8, 32])),
+        "n_groups": draw(st.sampled_from([1, 2, 8])),
+        "conv_kernel": draw(st.integers(2, 8)),
+        "use_conv_bias": draw(st.booleans()),
+        "time_step_min": draw(st.sampled_from([0.001, 0.05])),
+        "mlp_bias": draw(st.booleans()),
+        "mlp_hidden_act": draw(st.sampled_from(["relu2", "silu"])),
+        "layer_norm_epsilon": eps,
+        "rms_norm_eps": eps,
+        "tie_word_embeddings": False,
+    }
+
+
 def gemma4_text(draw: Draw, layers: int) -> dict[str, Any]:
     """Any order of layers; the last ones may share caches; rows of a second table or not; keys as values."""
     layers = draw(st.integers(2, 6))
@@ -374,6 +394,7 @@ OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "mistral3": ministral3,
     "mixtral": mixtral,
     "nemotron": nemotron,
+    "nemotron_h": nemotron_h,
     "olmo2": olmo2,
     "olmo3": olmo3,
     "olmoe": olmoe,

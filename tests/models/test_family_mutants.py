@@ -200,11 +200,18 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
     "nemotron: gain without 1 in layers": ("nemotron", sources("layernorm.weight", add=0.0)),
     "nemotron: gain without 1 at the end": ("nemotron", sources("norm.weight", add=0.0)),
     "nemotron: ReLU not squared": ("nemotron", graph(activation="relu")),
+    "nemotron_h: ReLU not squared": ("nemotron_h", graph(activation="relu")),
+    "nemotron_h: gain of 1 + weight": ("nemotron_h", sources("layernorm.weight", add=1.0)),
+    "nemotron_h: scores not divided": ("nemotron_h", graph(attention_scale=1.0)),
+    "nemotron_h: gate and x exchanged": ("nemotron_h", sources("in_proj_z.weight", rows=(128, 256, 1))),
     "apertus: no beta": ("apertus", sources("alpha_n", add=0.0)),
     "apertus: beta in both numbers": ("apertus", sources("alpha_p", add=0.5)),
     "apertus: no softplus": ("apertus", sources("alpha_p", softplus=False)),
     "apertus: the two numbers exchanged": ("apertus", swapped("alpha_p", "alpha_n")),
-    **{f"{name}: another epsilon": (name, graph(rms_norm_eps=1e-5)) for name in ("cohere2", "nemotron", "stablelm")},
+    **{
+        f"{name}: another epsilon": (name, graph(rms_norm_eps=1e-5))
+        for name in ("cohere2", "nemotron", "nemotron_h", "stablelm")
+    },
     **{
         f"{name}: window {by:+d}": (name, window(by))
         for name in ("cohere2", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "mistral", "olmo3", "qwen3")

@@ -114,6 +114,34 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"normalization_function": "layernorm"},
         "normalization_function is 'layernorm': transformers computes a granitemoehybrid with 'rmsnorm'",
     ),
+    "Nemotron-H with experts": (
+        "nemotron_h",
+        {"layers_block_type": ["linear_attention", "moe"] * 3},
+        "layers_block_type: 'moe': programs have linear_attention, full_attention, mlp only",
+    ),
+    "a tied Nemotron-H": ("nemotron_h", {"tie_word_embeddings": True}, "tie_word_embeddings is true"),
+    "Nemotron-H's other activation": (
+        "nemotron_h",
+        {"mamba_hidden_act": "gelu"},
+        "mamba_hidden_act is 'gelu': programs have Mamba-2 with SiLU only",
+    ),
+    "Nemotron-H with biases": ("nemotron_h", {"use_bias": True}, "use_bias is True: nemotron_h programs have no place"),
+    "Nemotron-H with a window": ("nemotron_h", {"sliding_window": 8}, "sliding_window is 8: nemotron_h programs have"),
+    "Nemotron-H with a layer that drafts": (
+        "nemotron_h",
+        {"num_nextn_predict_layers": 2},
+        "num_nextn_predict_layers is 2: nemotron_h programs have no place",
+    ),
+    "Nemotron-H's state in bf16": (
+        "nemotron_h",
+        {"mamba_ssm_cache_dtype": "bfloat16"},
+        "mamba_ssm_cache_dtype is 'bfloat16'",
+    ),
+    "Nemotron-H's other limit of steps": (
+        "nemotron_h",
+        {"time_step_limit": [0.0, 0.5]},
+        "time_step_limit is .0.0, 0.5.: transformers computes a nemotron_h with time_step_min",
+    ),
     "queries that grow": (
         "ministral3",
         {"rope_parameters": tiny_families.MINISTRAL["rope_parameters"] | {"original_max_position_embeddings": 32}},
@@ -262,6 +290,7 @@ def test_a_pass_that_a_convolution_s_ring_does_not_hold_is_refused(tmp_path: Pat
             "fixed",
             r"tokens\.verify: 9 is too many for a recurrence: 8 of its",
         ),
+        ("nemotron_h", {"max": 16}, "fixed", r"tokens\.max: 16 is too many for Mamba-2: a pass takes 8 tokens"),
         ("granitemoehybrid", {"max": 16}, "fixed", r"tokens\.max: 16 is too many for Mamba-2: a pass takes 8 tokens"),
     ],
 )

@@ -272,6 +272,21 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "mixtral": BASE | WIDE | EXPERTS | {"intermediate_size": 48, "sliding_window": WINDOW},
     "nemotron": BASE | {"head_dim": 32, "norm_eps": 1e-3, "attention_bias": True, "mlp_bias": True},
+    "nemotron_h": BASE
+    | {
+        "num_hidden_layers": 6,
+        "layers_block_type": [
+            *("linear_attention", "mlp", "full_attention", "linear_attention", "linear_attention", "mlp"),
+        ],
+        "head_dim": 32,
+        "mamba_num_heads": 16,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 32,
+        "n_groups": 4,
+        "time_step_min": 0.05,
+        "layer_norm_epsilon": 1e-3,
+        "mlp_bias": True,
+    },
     "olmo2": BASE | WIDE,
     "olmo3": BASE
     | WIDE

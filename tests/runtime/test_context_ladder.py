@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, list[int]]] = {  # the shorter contexts by family and
     "gemma3_text": {"fixed": [40]},  # rings of sliding layers
     "lfm2": {"fixed, host": [40]},  # rings of convolutions
     "qwen3_5_text": {"fixed": [40], "fixed, host": [40]},  # recurrences
+    "nemotron_h": {"fixed": [40], "fixed, host": [40]},
 }
 
 

@@ -37,7 +37,7 @@ FAMILIES = {  # the forms of each
     "lfm2": ["fixed, host"],  # rings of convolutions
     "gemma4_text": ["fixed, host"],  # rings, and layers that share caches
     "qwen3_5_text": ["fixed", "fixed, host"],  # recurrences
-    "granitemoehybrid": ["fixed", "fixed, host"],
+    "nemotron_h": ["fixed", "fixed, host"],
     "zaya": ["fixed"],  # rings of queries and keys
 }
 
@@ -217,7 +217,7 @@ def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engines", ["qwen3_5_text", "granitemoehybrid"], indirect=True)
+@pytest.mark.parametrize("engines", ["qwen3_5_text", "nemotron_h"], indirect=True)
 @pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 def test_a_chat_of_three_turns_goes_on_from_copies(engines: dict[str, Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     """Another chat takes the slots between its turns, and the first half of an answer, its thoughts, is left out."""
@@ -249,7 +249,7 @@ def test_a_chat_of_three_turns_goes_on_from_copies(engines: dict[str, Engine], m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engines", ["qwen3_5_text", "granitemoehybrid"], indirect=True)
+@pytest.mark.parametrize("engines", ["qwen3_5_text", "nemotron_h"], indirect=True)
 @pytest.mark.parametrize("off", [0, -1, 1])
 @pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 def test_a_copy_of_another_position_is_found_out(

@@ -45,7 +45,7 @@ def checkpoint(family: str, folder: Path) -> Path:
     return tiny.write_checkpoint(folder) if family == "phi3" else tiny_families.write_tiny(family, folder)
 
 
-@pytest.fixture(scope="module", params=["phi3", "gemma3_text", "lfm2", "qwen3_5_text"])
+@pytest.fixture(scope="module", params=["phi3", "gemma3_text", "lfm2", "qwen3_5_text", "nemotron_h"])
 def forms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forms]:
     folder = tmp_path_factory.mktemp("forms")
     source = tiny.fetched(checkpoint(request.param, folder / "checkpoint"), folder / "source")

@@ -54,7 +54,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         ropes={ROPE: rope(config, context)} if turns else {},
         tensors=row_halves("shared_mlp.input_linear.weight", ffn, config.hidden_size)
         | {"mlp.down_proj.weight": TensorSource("shared_mlp.output_linear.weight")}
-        | (_mamba_sources(mamba, config.hidden_size, "mamba.") if mamba else {}),
+        | (mamba_sources(mamba, config.hidden_size, "mamba.") if mamba else {}),
         ffn=ffn,
         mamba=mamba,
         **granite_options(config),
@@ -70,7 +70,7 @@ def _mamba(config: Any) -> Mamba2:
     least, most = config.time_step_limit or (0.0, inf)
     if most != inf:
         raise CheckpointError(f"time_step_limit: {most} is an upper limit of steps, which programs do not have")
-    return _checked(
+    return checked_mamba(
         Mamba2(
             heads=config.mamba_n_heads,
             groups=config.mamba_n_groups,
@@ -83,7 +83,7 @@ def _mamba(config: Any) -> Mamba2:
     )
 
 
-def _checked(mamba: Mamba2) -> Mamba2:
+def checked_mamba(mamba: Mamba2) -> Mamba2:
     """Return the sizes themselves. Raises CheckpointError for sizes that no program has."""
     for name in ("heads", "groups", "head_dim", "state_dim"):
         if (size := getattr(mamba, name)) < 1:
@@ -97,7 +97,7 @@ def _checked(mamba: Mamba2) -> Mamba2:
     return mamba
 
 
-def _mamba_sources(mamba: Mamba2, hidden: int, path: str) -> dict[str, Sources]:
+def mamba_sources(mamba: Mamba2, hidden: int, path: str) -> dict[str, Sources]:
     """Return the sources of a Mamba-2 layer's constants, whose tensors' names begin with `path`."""
     ends = {"in_proj_z": mamba.width, "in_proj_xbc": mamba.width + mamba.mixed}
     rows = mamba.width + mamba.pending  # of the gate; of x, B and C; of steps

@@ -53,10 +53,10 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         if plan["buckets"]:
             save_file({"tokens": torch.tensor(tokens), **_outputs(source, plan, tokens, weights)}, made["states"])
             return
-        table_name = "model.embed_tokens.weight"
+        model = reference.Reference(source, plan["context"], reference.carried_channels(plan))
+        table_name = f"model.{model.tables[0]}.weight"
         table = weights(table_name)
         head = table_name if plan["architecture"]["tied"] else "lm_head.weight"
-        model = reference.Reference(source, plan["context"], reference.carried_channels(plan))
         second = weights(f"model.{model.second}.weight") if model.second else None
         rows = None if second is None else (lambda ids: second[ids])
         trace = model.run(tokens, lambda ids: table[ids], reference.mapped_rows(weights, head), weights, rows)
