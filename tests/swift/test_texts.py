@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import adapters
+import assistants
 import program_forms
 import pytest
 import routed
@@ -215,15 +216,33 @@ def test_adapters_say_the_same(program: dict[str, Any], tmp_path: Path) -> None:
     assert any(wanted.get("reused") for request, wanted in asked if request["adapter"])
 
 
-@pytest.mark.parametrize("program", [{}, {"shapes": "fixed", "state": "host", "contexts": [40, 96]}])
-def test_a_head_proposes_what_it_does_in_python(program: dict[str, Any], tmp_path: Path) -> None:
+LENGTHS = {"shapes": "fixed", "state": "host", "contexts": [40, 96]}
+
+
+def with_assistant(folder: Path, kind: str, program: dict[str, Any]) -> tiny.Build:
+    """A tiny Gemma 4 with its assistant."""
+    model, helper = assistants.target(kind), assistants.assistant(kind)
+    return assistants.build(folder, model, helper, context=CONTEXT, program=program)
+
+
+DRAFTERS: dict[str, Callable[[Path], tiny.Build]] = {
+    "head": lambda folder: tiny.build_with_head(folder, "fp16", context=CONTEXT),
+    "head, lengths": lambda folder: tiny.build_with_head(folder, "fp16", context=CONTEXT, program=LENGTHS),
+    "assistant": lambda folder: with_assistant(folder, "gemma4_text", assistants.STATE),
+    "assistant, lengths": lambda folder: with_assistant(folder, "gemma4_unified_text", LENGTHS),
+}
+
+
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_a_drafter_proposes_what_it_does_in_python(kind: str, tmp_path: Path) -> None:
     """And the texts are Python's without drafts."""
     demand_check()
-    build = finished(tiny.build_with_head(tmp_path, "fp16", context=CONTEXT, program=program), tmp_path)
+    build = finished(DRAFTERS[kind](tmp_path), tmp_path)
     manifest = json.loads((build / "model.json").read_text())
     with load_programs_as("fp32"):
         session = Session(Engine(manifest, build))
-        drafter = create_drafter("eagle3", head=load_drafter(session.engine))  # type: ignore[arg-type]  # is the runtime's
+        head = load_drafter(session.engine)
+        drafter = create_drafter(manifest["drafter"]["kind"], head=head)  # type: ignore[arg-type]  # is the runtime's
     prompts = [prompt for prompt in drawn_prompts(manifest["vocab"]) if len(prompt) > 1][:8]
     asked = conversation(lambda request: python_answers(session, manifest, request), prompts, NEW)
     found = swift_answers(build, [request | {"drafter": "head"} for request, _ in asked], tmp_path)

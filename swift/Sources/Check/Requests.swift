@@ -74,7 +74,7 @@ struct Request: Decodable {
         adapter = try keys.decodeIfPresent(String.self, forKey: .adapter)
     }
 
-    func makeDrafter(_ head: HeadDrafter?) -> (any Drafter)? {
+    func makeDrafter(_ head: (any Drafter)?) -> (any Drafter)? {
         switch drafter {
         case .none: nil
         case .head: head.map(Recorder.init)
@@ -144,7 +144,7 @@ func answer(_ command: Command) async throws {
     let programs = Stopwatch(backend)
     // Idle programs are not timed: to read the clock takes longer than they do.
     let session = try Session(Engine(manifest, backend: command.idle == nil ? programs : backend))
-    let head = requests.contains { $0.drafter == .head } ? try HeadDrafter(session, backend: programs) : nil
+    let head = requests.contains { $0.drafter == .head } ? try loadDrafter(session, backend: programs) : nil
     var answers: [[String: Any]] = []
     for request in requests {
         let prompt = try request.prompt ?? tokenizer?.encode(request.text ?? "") ?? []
@@ -162,7 +162,7 @@ func answer(_ command: Command) async throws {
 }
 
 private func answer(
-    _ request: Request, _ prompt: [Int], _ session: Session, _ head: HeadDrafter?, _ programs: Stopwatch,
+    _ request: Request, _ prompt: [Int], _ session: Session, _ head: (any Drafter)?, _ programs: Stopwatch,
     _ tokenizer: Tokenizer?
 ) throws -> [String: Any] {
     var options = request.options

@@ -19,6 +19,8 @@ public class Engine {
     private var adapter: String?
     /// What a drafter reads of each slot; nil if no drafter does.
     private(set) var taps: Taps?
+    /// The last layer's output in the last pass, and the position of its first row.
+    private(set) var last: (position: Int, rows: HostArray)?
 
     /// Load every program, at the shortest length of its context.
     ///
@@ -46,7 +48,7 @@ public class Engine {
             case .layers: layers.append((program, []))
             case .experts: layers[layers.count - 1].experts.append((program, part.end - part.start))
             case .head: heads.append(program)
-            case .encoder, .fuse: throw ShardmillError(.build, "\(part.name) is no part of a pass")
+            case .encoder, .fuse, .join: throw ShardmillError(.build, "\(part.name) is no part of a pass")
             }
         }
     }
@@ -71,9 +73,9 @@ public class Engine {
         if length == layout.length { return }
         let (before, keep) = (layout.length, !layout.isEmpty)
         do {
-            for part in layers { try part.program.move(to: length, context: manifest.context, keep: keep) }
+            for part in layers { try part.program.move(to: length, keep: keep) }
         } catch {
-            for part in layers { try part.program.move(to: before, context: manifest.context, keep: keep) }
+            for part in layers { try part.program.move(to: before, keep: keep) }
             throw error
         }
         layout.resize(length)
@@ -85,7 +87,7 @@ public class Engine {
         try reset()
     }
 
-    /// Compute with an adapter of the build from now on, or with none; return whether another one was used before.
+    /// Compute with an adapter of the build from now on, or with none; return whether that changes the weights.
     ///
     /// What the slots hold then belongs to the adapter before.
     ///
@@ -106,6 +108,16 @@ public class Engine {
 
     /// Return how many tokens fed one by one from a position on can be undone; nil if any number.
     public func undoable(_ position: Int) -> Int? { layout.undoable(position) }
+
+    /// The caches that the host keeps for all layers, by the names of inputs.
+    var caches: [String: any Buffer] { layers.reduce(into: [:]) { $0.merge($1.program.caches) { $1 } } }
+
+    /// Return the last layer's output at a position, without what a token carries beside it; nil if the last pass was
+    /// elsewhere.
+    func lastOutput(_ position: Int) -> [Float]? {
+        guard let (first, rows) = last, first <= position, position < first + rows.shape[2] else { return nil }
+        return (0..<table.columns).map { rows.values[$0 * rows.shape[2] + position - first] }
+    }
 
     /// Keep from now on what a drafter reads of each slot.
     func keepTaps(_ layers: [Int]) {
@@ -156,6 +168,7 @@ public class Engine {
             }
             x = part.experts.isEmpty ? hidden : try join(hidden, width: width, part.experts)
         }
+        last = (positions[0], x)
         taps?.write(x, layer: layers.last?.program.part.end ?? 0, slots: slots)
         return x
     }

@@ -44,8 +44,6 @@ final class HeadEngine: Engine {
     var known = 0
     private let model: Engine
     private let fuse: Program
-    /// The output of the last pass, and its first position.
-    private var last: (position: Int, rows: HostArray)?
 
     init(_ model: Engine, _ head: DraftHead, backend: any Backend) throws {
         self.model = model
@@ -59,9 +57,7 @@ final class HeadEngine: Engine {
         let states = positions[0] < known ? try taken(slots) : try own(positions)
         let channels = embedded.shape[1] + states.shape[1]
         let x = HostArray(shape: [1, channels, tokens.count, 1], values: embedded.values + states.values)
-        let found = try through(x, slots: slots, positions: positions)
-        last = (positions[0], found)
-        return found
+        return try through(x, slots: slots, positions: positions)
     }
 
     /// Return what the model computed at slots. Padding reads what is left there from before; nobody reads its outputs.
@@ -108,7 +104,7 @@ public final class HeadDrafter: Drafter {
     /// - Throws: `ShardmillError` if the build has no head, or the head can't be loaded.
     public init(_ model: Session, backend: any Backend) throws {
         let manifest = model.engine.manifest
-        guard let format = manifest.drafter else {
+        guard let format = manifest.drafter, format.kind == .head else {
             throw ShardmillError(.request, "\(manifest.model) has no head to draft with")
         }
         drafted = format.tokens
@@ -167,8 +163,16 @@ public final class HeadDrafter: Drafter {
     }
 }
 
+/// Load what a session's build has to draft with, a head or an assistant.
+///
+/// - Throws: `ShardmillError` if the build has neither, or it can't be loaded.
+public func loadDrafter(_ model: Session, backend: any Backend) throws -> any Drafter {
+    model.engine.manifest.drafter?.kind == .assistant
+        ? try AssistantDrafter(model, backend: backend) : try HeadDrafter(model, backend: backend)
+}
+
 /// Return the place of the largest logit, among equals the first, and its share in the softmax.
-private func likeliest(_ logits: [Float]) -> (Int, Double) {
+func likeliest(_ logits: [Float]) -> (Int, Double) {
     let highest = logits.max() ?? 0
     let total = logits.reduce(0.0) { $0 + exp(Double($1) - Double(highest)) }
     return (logits.firstIndex(of: highest) ?? 0, 1 / total)

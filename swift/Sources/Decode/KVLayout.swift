@@ -129,6 +129,21 @@ public struct KVLayout {
         return found
     }
 
+    /// Return the arrays of a pass of one token that is written nowhere, and sees the positions before its own.
+    ///
+    /// - Parameters:
+    ///   - position: the token's.
+    ///   - tables: whose rotary tables it takes.
+    func before(_ position: Int, tables: KVLayout) -> [String: HostArray] {
+        var found = tables.rotary([position])
+        found["attn_mask"] = attentionMask(held[..<length], [position - 1])
+        if let window {
+            let there = windowSlots > 0 ? recent[...] : held[..<length]
+            found["attn_mask_sliding"] = attentionMask(there, [position - 1], window - 1)
+        }
+        return found
+    }
+
     /// Return the rotary rows of positions, each [T, rope_dim / 2]. A sliding context goes past the tables.
     private func rotary(_ positions: [Int]) -> [String: HostArray] {
         var found: [String: HostArray] = [:]

@@ -76,11 +76,11 @@ public struct Manifest: Sendable {
         return found
     }
 
-    /// Return the manifest as if the drafter were the model, without the part `fuse`.
+    /// Return the manifest as if the drafter were the model, without the drafter's first part.
     func of(_ drafter: DraftHead) -> Manifest {
         var found = withoutDrafter
-        (found.parts, found.rope) = (drafter.parts, drafter.rope)
-        (found.window, found.windowSlots, found.convTaps, found.recurrence) = (nil, 0, 0, nil)
+        (found.parts, found.rope, found.convTaps, found.recurrence) = (drafter.parts, drafter.rope, 0, nil)
+        if drafter.kind == .head { (found.window, found.windowSlots) = (nil, 0) }
         return found
     }
 
@@ -190,15 +190,15 @@ public struct Manifest: Sendable {
     }
 
     /// Check the programs of a pass, whose LM head gives `rows` logits.
-    func checkParts(rows wanted: Int) throws {
+    func checkParts(rows wanted: Int, lenders: [Part] = []) throws {
         func demand(_ good: Bool, _ reason: @autoclosure () -> String) throws {
             if !good { throw ShardmillError(.build, "model.json: \(reason())") }
         }
         var before: Part.Kind?
         for part in parts {
-            let isOurs = part.kind != .encoder && part.kind != .fuse
+            let isOurs = [.layers, .experts, .head].contains(part.kind)
             try demand(isOurs, "\(part.name.prefix(40)) is an encoder's or a drafter's, in a decoder's build")
-            try part.check(self)
+            try part.check(self, lenders: lenders)
             let inPlace = part.kind != .experts || before == .layers || before == .experts
             try demand(inPlace, "\(part.name) follows no layers")
             before = part.kind
@@ -215,15 +215,26 @@ extension Manifest {
     var headRows: Int { parts.filter { $0.kind == .head }.map { $0.end - $0.start }.reduce(0, +) }
 }
 
-/// A head that proposes tokens, from hidden states that a pass of the model has left (EAGLE-3).
+/// A head that proposes tokens, from hidden states that a pass of the model has left (EAGLE-3), or an assistant, which
+/// reads the model's caches too (Gemma 4).
 public struct DraftHead: Sendable {
+    /// What drafts.
+    public enum Kind: String, Sendable {
+        /// A head with keys and values of its own.
+        case head = "eagle3"
+        /// An assistant, which has none.
+        case assistant
+    }
+
+    /// What drafts.
+    public let kind: Kind
     /// The layers of the model whose inputs it reads, in order. The last may be the number of layers: their output.
     public let taps: [Int]
     /// The model's token for each row of its logits.
     public let tokens: [Int]
     /// Its rotary tables, by name.
     public let rope: [String: RopeTable]
-    /// The program that makes one row of the taps of a token.
+    /// The program that makes one row of the taps of a token, or of what an assistant begins with.
     public let fuse: Part
     /// Its other programs, in the order of a pass.
     public let parts: [Part]
@@ -236,10 +247,17 @@ public struct DraftHead: Sendable {
             if own.isEmpty { return nil }
             throw refuse("it is missing, but \(own[0].name.prefix(40)) is a drafter's")
         }
-        if drafter.kind != "eagle3" {
+        guard let known = Kind(rawValue: drafter.kind) else {
             throw refuse("it is of the kind '\(drafter.kind.prefix(40))', which this version can't run")
         }
-        guard let first = own.first, first.kind == .fuse else { throw refuse("its first part is not of the kind fuse") }
+        kind = known
+        let begins = kind == .head ? Part.Kind.fuse : .join
+        guard let first = own.first, first.kind == begins else {
+            throw refuse("its first part is not of the kind \(begins.rawValue)")
+        }
+        if kind == .assistant && own.map(\.kind) != [.join, .layers, .head] {
+            throw refuse("an assistant has parts of the kinds join, layers and head")
+        }
         (taps, rope, fuse, parts) = (drafter.taps, drafter.rope, first, Array(own.dropFirst()))
         if !(1...1 << 24).contains(drafter.vocab) { throw refuse("vocab is \(drafter.vocab)") }
         if let coded = drafter.tokens {
@@ -259,12 +277,12 @@ public struct DraftHead: Sendable {
     func check(_ model: Manifest) throws {
         let layers = model.parts.filter { $0.kind == .layers }
         let known = Set(layers.flatMap { [$0.start] + $0.taps.values } + [layers.last?.end ?? 0])
-        if taps.isEmpty || taps.count > 16 || !taps.allSatisfy(known.contains) {
+        if kind == .head && taps.isEmpty || taps.count > 16 || !taps.allSatisfy(known.contains) {
             throw ShardmillError(.build, "model.json: drafter: no part gives its taps")
         }
         let own = model.of(self)
         try fuse.check(own)
-        try own.checkParts(rows: tokens.count)
+        try own.checkParts(rows: tokens.count, lenders: kind == .assistant ? layers : [])
     }
 }
 

@@ -14,6 +14,8 @@ public struct Part: Sendable {
         case encoder
         /// What makes one row of the taps that a drafter reads.
         case fuse
+        /// What makes an assistant's first row from a token and a hidden state of the model.
+        case join
     }
 
     /// Functions by width, and the shapes of inputs and states, at one context length.
@@ -121,7 +123,12 @@ public struct Part: Sendable {
         inputs.compactMapValues { $0.firstIndex(of: .tokens) }
     }
 
-    func check(_ manifest: Manifest) throws {
+    /// Check what the types can't say.
+    ///
+    /// - Parameters:
+    ///   - manifest: the model that the part belongs to.
+    ///   - lenders: parts whose caches the part reads, as inputs of the same names.
+    func check(_ manifest: Manifest, lenders: [Part] = []) throws {
         func refuse(_ reason: String) -> ShardmillError { ShardmillError(.build, "model.json: \(name): \(reason)") }
         let shapes = inputs.values.map { $0 } + lengths.values.flatMap { $0.inputs.values }
         let extents = shapes.flatMap { $0 } + states.values.flatMap { $0.map(Extent.fixed) }
@@ -146,8 +153,14 @@ public struct Part: Sendable {
         if inputs["conv_read_mask"] != nil && manifest.convTaps < 2 {
             throw refuse("it has convolutions, but conv_taps is small")
         }
-        try checkInputs(inputs, slots: manifest.context, manifest)
-        for (slots, length) in lengths { try checkInputs(length.inputs, slots: slots, manifest) }
+        for slots in [manifest.context] + lengths.keys {
+            var own = length(slots).inputs
+            for lender in lenders {
+                let caches = lender.length(slots).inputs
+                for name in lender.written.keys where own[name] != nil && own[name] == caches[name] { own[name] = nil }
+            }
+            try checkInputs(own, slots: slots, manifest)
+        }
     }
 
     /// Check that every input has the shape that the host gives it at a length of `slots` slots.

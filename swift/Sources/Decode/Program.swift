@@ -11,7 +11,8 @@ final class Program {
     private var loaded: [String: any LoadedFunction] = [:]
     private var state: (any ProgramState)?
     private var buffers: [BufferKey: any Buffer] = [:]
-    private var caches: [String: any Buffer] = [:]
+    /// The caches that the host keeps, by input.
+    private(set) var caches: [String: any Buffer] = [:]
     /// The inputs with an adapter's matrices.
     private var adapter: [String: any Buffer] = [:]
     /// The outputs of the last run that a drafter reads, by the layer whose input they are; valid until the next run.
@@ -69,7 +70,7 @@ final class Program {
     /// Move to another length. States or caches are copied as far as both reach, unless their contents are not needed.
     ///
     /// - Throws: if the functions of that length can't be loaded; the program then stays at its length.
-    func move(to slots: Int, context: Int, keep: Bool) throws {
+    func move(to slots: Int, keep: Bool) throws {
         let target = part.lengths[slots] == nil ? 0 : slots
         if !hasLengths || target == self.slots { return }
         let newState = try loadFunctions(target)
@@ -109,15 +110,16 @@ final class Program {
     /// - Parameters:
     ///   - given: arrays of the pass; those that are no inputs of this program are ignored.
     ///   - tokens: T.
-    func run(_ given: [String: HostArray], tokens: Int) throws -> HostArray {
-        let result = try output(given, tokens: tokens)
+    ///   - lent: caches of other programs, by input.
+    func run(_ given: [String: HostArray], tokens: Int, lent: [String: any Buffer] = [:]) throws -> HostArray {
+        let result = try output(given, tokens: tokens, lent: lent)
         return HostArray(shape: result.shape, values: try result.read()).firstTokens(tokens)
     }
 
     /// Run a pass and return its output where it lies, valid until the next run. It may have more tokens than the pass.
-    func output(_ given: [String: HostArray], tokens: Int) throws -> any Buffer {
+    func output(_ given: [String: HostArray], tokens: Int, lent: [String: any Buffer] = [:]) throws -> any Buffer {
         let (function, width) = try choose(tokens)
-        var inputs = caches.merging(adapter) { $1 }
+        var inputs = caches.merging(adapter) { $1 }.merging(lent.filter { part.inputs[$0.key] != nil }) { $1 }
         for name in part.inputs.keys where inputs[name] == nil {
             guard let array = given[name] else { throw ShardmillError(.program, "\(part.name) needs \(name)") }
             let padded = axes[name].map { array.padded(axis: $0, to: width, withZeros: padsWithZeros(name)) } ?? array

@@ -70,7 +70,7 @@ extension ShardmillModel {
             _ = try engine.forward([Int](repeating: 0, count: width), slots: places, positions: places)
         }
         let session = try Session(engine)
-        head = manifest.drafter == nil ? nil : try HeadDrafter(session, backend: backend)
+        head = manifest.drafter == nil ? nil : try loadDrafter(session, backend: backend)
         if otherBackend == nil { try compiler.setWarm(manifest, bundles: bundles, units: units.rawValue) }
         self.session = session
         return session

@@ -23,7 +23,7 @@ public actor ShardmillModel {
     let otherBackend: (@Sendable (Manifest, [String: URL]) throws -> any Backend)?
     let interrupt = Interrupt()
     var session: Session?
-    var head: HeadDrafter?
+    var head: (any Drafter)?
     var isLoading = false
 
     /// Where programs may run.
@@ -42,7 +42,7 @@ public actor ShardmillModel {
     ///   - cache: where bundles are kept that had to be compiled for this system; Application Support if left out.
     ///   - units: where programs may run. The package never changes it by itself.
     ///   - checksMemory: whether to refuse a model that takes more memory than the system leaves the app.
-    ///   - loadsHead: whether to load the head that a build may have to draft with; `Drafting.head` needs it.
+    ///   - loadsHead: whether to load the build's head or assistant, if it has one; `Drafting.head` needs it.
     ///   - backend: what runs programs, in place of Core ML.
     /// - Throws: `ShardmillError` if the build can't be run by this version.
     public init(
@@ -143,10 +143,10 @@ public struct ShardmillOptions: Sendable {
         case ngram
         /// From the longest earlier text that ends in the same way.
         case suffix
-        /// From the build's own head, if the model was opened with `loadsHead`.
+        /// From the build's own head or assistant, if the model was opened with `loadsHead`.
         case head
 
-        func make(_ head: HeadDrafter?) throws -> (any Drafter)? {
+        func make(_ head: (any Drafter)?) throws -> (any Drafter)? {
             switch self {
             case .none: return nil
             case .ngram: return NgramDrafter()

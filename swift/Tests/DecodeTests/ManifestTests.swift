@@ -51,7 +51,8 @@ private func full() -> [String: Any] {
     return manifest
 }
 
-private func chat(system: Bool, strip: Bool) -> [String: Any] {
+/// A chat format, as model.json has it.
+func chat(system: Bool, strip: Bool) -> [String: Any] {
     func around(_ role: String) -> [String: Any] {
         ["before": "<\(role)>"] + (strip ? ["strip": true] : [:]) + ["after": "</\(role)>"]
     }
@@ -105,14 +106,14 @@ func refusedByName() throws {
         (["uses"], ["conv", "warp"], "uses 'warp'"), (["format"], 3, "format 3"),
         (["buckets"], [8], "ShardmillEncoder"),
         (["parts", "0", "kind"], "mamba", "of the kind 'mamba'"),
-        (["parts", "0", "kind"], "join", "of the kind 'join'"),
+        (["parts", "0", "kind"], "join", "an encoder's or a drafter's"),
         (["parts", "0", "kind"], "mtp", "of the kind 'mtp'"),
         (["parts", "0", "kind"], "encoder", "an encoder's or a drafter's"),
         (["parts", "0", "inputs", "pixels"], [1, 3, "T", 1], "'pixels' is unknown"),
         (["parts", "0", "inputs", "attn_mask_sliding"], [1, 1, "T", 64], "window is null"),
         (["parts", "0", "inputs", "conv_read_mask"], [1, 2, 32, "T"], "conv_taps is small"),
         (["parts", "0", "inputs", "recurrent_keep_mask"], [1, 1, 1, "T"], "recurrent is missing"),
-        (["drafter"], ["kind": "assistant", "taps": [], "vocab": 32, "rope": [:]], "kind 'assistant'"),
+        (["drafter"], ["kind": "assistant", "taps": [], "vocab": 32, "rope": [:]], "not of the kind join"),
         (["drafter"], ["kind": "mtp", "taps": [1], "vocab": 32, "rope": [:]], "kind 'mtp'"),
         (["recurrent"], ["block": 15, "taps": 4], "recurrent does not fit"),
         (["recurrent"], ["block": 2, "taps": 4], "passes of 4 tokens are too wide"),
@@ -266,16 +267,20 @@ func rowsForEachLayer() throws {
     #expect(throws: ShardmillError.self) { try rows(["p_0": shape("T")]) }
 }
 
+/// A part of a drafter.
+private func part(_ name: String, _ kind: String, _ rows: Int, _ inputs: [String: Any]) -> [String: Any] {
+    [
+        "name": name, "kind": kind, "start": 0, "end": rows, "states": [String: Any](), "output": "hidden",
+        "inputs": inputs, "program": ["path": "\(name).mlmodelc"], "drafter": true,
+    ]
+}
+
+/// The shape of an input that is a column for each token.
+private func rows(_ channels: Int) -> [Any] { [1, channels, "T", 1] }
+
 /// The toy with a head that drafts 3 of its tokens.
 private func withHead() -> [String: Any] {
     var manifest = full()
-    func part(_ name: String, _ kind: String, _ rows: Int, _ inputs: [String: Any]) -> [String: Any] {
-        [
-            "name": name, "kind": kind, "start": 0, "end": rows, "states": [String: Any](), "output": "hidden",
-            "inputs": inputs, "program": ["path": "\(name).mlmodelc"], "drafter": true,
-        ]
-    }
-    let rows = { (channels: Int) -> [Any] in [1, channels, "T", 1] }
     manifest["parts"] =
         (manifest["parts"] as? [Any] ?? []) + [
             part("draft_fuse", "fuse", 1, ["x": rows(64)]),
@@ -291,18 +296,68 @@ private func withHead() -> [String: Any] {
     return manifest
 }
 
+/// The toy with caches that the host keeps, and an assistant that reads them.
+private func withAssistant() -> [String: Any] {
+    var manifest = full()
+    var parts = manifest["parts"] as? [[String: Any]] ?? []
+    let cache = ["k_0": [1, 1, 64, 4]]
+    parts[0]["inputs"] = (parts[0]["inputs"] as? [String: Any] ?? [:]) + cache
+    (parts[0]["states"], parts[0]["written"]) = ([String: Any](), ["k_0": "k_0_new"])
+    manifest["parts"] =
+        parts + [
+            part("draft_join", "join", 1, ["x": rows(96)]),
+            part("draft_layers", "layers", 1, ["x": rows(32), "attn_mask": [1, 1, "T", 64]] + cache),
+            part("draft_head", "head", 32, ["hidden": rows(32)]),
+        ]
+    manifest["drafter"] = ["kind": "assistant", "taps": [Int](), "lent": [0], "vocab": 32, "rope": [String: Any]()]
+    manifest["uses"] = ["drafter", "written"]
+    return manifest
+}
+
+/// Load the drafter of a toy.
+private func opened(_ content: Any) throws -> any Drafter {
+    let build = try ToyBuild { $0 = content as? [String: Any] ?? [:] }
+    let session = try Session(try Engine(try Manifest(folder: build.folder), backend: ToyBackend()))
+    return try loadDrafter(session, backend: ToyBackend())
+}
+
+/// Change everything about a drafter, one after the other; each time it is read, or refused by a typed error.
+private func mutateDrafter(_ content: [String: Any]) throws {
+    for place in places(content)
+    where place[0] == "drafter" || (place[0] == "parts" && place.dropFirst().first ?? "" > "1") {
+        for value in [nil, NSNull(), -1, 0, 1 << 40, 1e300, true, "", "T", [Any](), [String: Any](), [-1, 1 << 62]]
+            as [Any?]
+        {
+            do { _ = try opened(changed(content, place[...], value)) } catch is ShardmillError {}
+        }
+    }
+}
+
+@Test("an assistant is read, and whatever is changed in it, the outcome is a typed error or an assistant: no crash")
+func assistants() throws {
+    #expect(try opened(withAssistant()) is AssistantDrafter)
+    let refused: [(place: [String], value: Any?)] = [
+        (["parts", "2", "kind"], "fuse"), (["parts", "4", "kind"], "layers"), (["parts", "4"], nil),
+        (["parts", "3", "inputs", "k_0"], [1, 1, 64, 5]), (["parts", "3", "inputs", "k_1"], [1, 1, 64, 4]),
+        (["parts", "4", "end"], 31), (["drafter", "kind"], "eagle3"), (["drafter"], nil),
+    ]
+    for (place, value) in refused {
+        #expect("\(place) = \(String(describing: value))") {
+            try opened(changed(withAssistant(), place[...], value))
+        } throws: {
+            ($0 as? ShardmillError)?.kind == .build
+        }
+    }
+    try mutateDrafter(withAssistant())
+}
+
 @Test("a head is read, and whatever is changed in it, the outcome is a typed error or a head: no crash")
 func heads() throws {
-    func opened(_ content: Any) throws -> HeadDrafter {
-        let build = try ToyBuild { $0 = content as? [String: Any] ?? [:] }
-        let session = try Session(try Engine(try Manifest(folder: build.folder), backend: ToyBackend()))
-        return try HeadDrafter(session, backend: ToyBackend())
-    }
     let build = try ToyBuild { $0 = withHead() }
     let manifest = try Manifest(folder: build.folder)
     #expect(manifest.parts.count == 2 && manifest.allParts.count == 5 && manifest.withoutDrafter.drafter == nil)
     #expect(manifest.drafter?.tokens == [7, 16, 28] && manifest.drafter?.fuse.name == "draft_fuse")
-    _ = try opened(withHead())
+    #expect(try opened(withHead()) is HeadDrafter)
     #expect(throws: ShardmillError.self) { try opened(full()) }
     let refused: [(place: [String], value: Any?)] = [
         (["drafter", "kind"], "eagle2"), (["drafter", "taps"], [Int]()), (["drafter", "taps"], [2]),
@@ -319,52 +374,5 @@ func heads() throws {
             ($0 as? ShardmillError)?.kind == .build
         }
     }
-    for place in places(withHead())
-    where place[0] == "drafter" || (place[0] == "parts" && place.dropFirst().first ?? "" > "1") {
-        for value in [nil, NSNull(), -1, 0, 1 << 40, 1e300, true, "", "T", [Any](), [String: Any](), [-1, 1 << 62]]
-            as [Any?]
-        {
-            do { _ = try opened(changed(withHead(), place[...], value)) } catch is ShardmillError {}
-        }
-    }
-}
-
-private struct RecordedChat: Decodable {
-    struct Talk: Decodable {
-        let messages: [[String]]
-        let text: String
-    }
-
-    let format: ChatFormat
-    let talks: [Talk]
-}
-
-@Test("conversations are written as chat templates write them")
-func chats() throws {
-    let cases = try vectors("chats", RecordedChat.self)
-    #expect(cases.count >= 5)
-    for one in cases {
-        for talk in one.talks {
-            let messages = try talk.messages.map { (try #require(ChatFormat.Role(rawValue: $0[0])), $0[1]) }
-            #expect(try one.format.text(of: messages).utf8.elementsEqual(talk.text.utf8))
-        }
-    }
-}
-
-@Test("a conversation of another form is refused")
-func oddChats() throws {
-    func format(system: Bool) throws -> ChatFormat {
-        let build = try ToyBuild { $0["chat"] = chat(system: system, strip: false) }
-        return try #require(try Manifest(folder: build.folder).chat)
-    }
-    let (plain, whole) = (try format(system: false), try format(system: true))
-    #expect(try plain.text(of: [(.user, " a ")]) == "<s><user> a </user><model>")
-    #expect(try whole.text(of: [(.user, "a")]) == "<s><none/><user>a</user><model>")
-    #expect(try whole.text(of: [(.system, "b"), (.user, "a")]) == "<s><system>b</system><user>a</user><model>")
-    #expect(throws: ShardmillError.self) { try plain.text(of: [(.system, "b"), (.user, "a")]) }
-    let odd: [[(role: ChatFormat.Role, content: String)]] = [
-        [], [(.system, "a")], [(.assistant, "a")], [(.user, "a"), (.user, "b")], [(.user, "a"), (.assistant, "b")],
-        [(.user, "a"), (.system, "b"), (.user, "c")], [(.system, "a"), (.system, "b"), (.user, "c")],
-    ]
-    for messages in odd { #expect(throws: ShardmillError.self) { try whole.text(of: messages) } }
+    try mutateDrafter(withHead())
 }
