@@ -39,7 +39,7 @@ def project(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
         made = Project(folder / "project").create(checkpoint)
         assistants.write(assistants.assistant(vocab_size=256), made.folder / "head")
     elif kind == "mtp":
-        model = mtp_layers.target()
+        model = mtp_layers.target("qwen3_5")  # as it is published, with its vision tower
         checkpoint = mtp_layers.write(model, mtp_layers.drawn(model), folder / "checkpoint")
         made = Project(folder / "project").create(checkpoint)
         form = {"topology": "auto"}
