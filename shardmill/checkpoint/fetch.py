@@ -5,6 +5,9 @@ weights even if the checkpoint is replaced or deleted later. Otherwise symbolic 
 because people edit them in place. `source.json` holds nothing that varies with machine, path or time:
 
     {"commit": "<40 hex>" | "local", "files": {name: {"sha256": ..., "size": bytes}}, "repo": "owner/name" | null}
+
+If a LoRA adapter is merged into the weights, the weight files that it changes are copies, and `files` describes these.
+`adapter` then has the sha256 of the adapter's files, and of the weight files as they were: {"files", "base"}.
 """
 
 import os
@@ -14,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.cache import HashCache, file_state
-from shardmill.checkpoint.hashing import hash_files
+from shardmill.checkpoint.hashing import hash_file, hash_files
+from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.checkpoint.hub import HubAccess, download
 from shardmill.checkpoint.layout import text_files, weight_files
+from shardmill.checkpoint.merging import merge, merged_places
 from shardmill.checkpoint.paths import RECORD_FILE, checked_file
+from shardmill.checkpoint.peft import CONFIG, WEIGHTS, LoraHeader, read_lora
 from shardmill.errors import CheckpointError
-from shardmill.files import dumps, replacing, write_json
+from shardmill.files import dumps, parse_json, replacing, write_json
 
 
 def fetch(
@@ -31,11 +37,12 @@ def fetch(
     cache: HashCache | None,
     access: HubAccess | None = None,
     before_change: Callable[[], None] = lambda: None,
+    adapter: Path | None = None,
 ) -> dict[str, Any]:
     """Fill `dest` from a local folder (`path`) or from a commit of a hub repository, and return source.json.
 
     `dest` appears whole or not at all, and is left alone if it already holds the same files. `before_change` is called
-    before the files of `dest` are replaced.
+    before the files of `dest` are replaced. `adapter` is the folder of a LoRA adapter to merge into the weights.
     Raises CheckpointError if not exactly one source is given, or if the source is not a sound checkpoint.
     """
     if (path is None) == (repo is None):
@@ -46,15 +53,38 @@ def fetch(
     else:
         assert repo is not None
         folder, hashes = download(repo, revision, access or HubAccess(), cache)
-    record = {
+    record: dict[str, Any] = {
         "repo": repo,
         "commit": revision if repo else "local",
         "files": source_description(folder, hashes),
     }
-    if not _is_there(dest, record, cache):
+    lora = None if adapter is None else read_lora(adapter)
+    places = merged_places(lora, read_tensors(folder)) if lora else {}
+    record |= _adapter_record(lora, places, record["files"]) if lora else {}
+    there = _record_there(dest, record, cache)
+    if there is None:
         before_change()
-        _land(folder, dest, record, cache)
-    return record
+        there = _land(folder, dest, record, cache, lora, places)
+    return there
+
+
+def _adapter_record(
+    lora: LoraHeader, places: Mapping[str, TensorInfo], files: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return source.json's `adapter`.
+
+    Args:
+        lora: the adapter that is merged.
+        places: the places of the weights that it changes.
+        files: the checkpoint's files before they change, as in source.json.
+    """
+    changed = sorted({info.file for info in places.values()})
+    return {"adapter": {"base": {n: files[n]["sha256"] for n in changed}, "files": adapter_hashes(lora.folder)}}
+
+
+def adapter_hashes(folder: Path) -> dict[str, str]:
+    """Return the sha256 of an adapter's files in PEFT's layout, by name. Raises CheckpointError if one is missing."""
+    return {name: hash_file(checked_file(folder, name, ours=False)) for name in (CONFIG, WEIGHTS)}
 
 
 def source_description(folder: Path, hashes: Mapping[str, str]) -> dict[str, Any]:
@@ -78,31 +108,55 @@ def _check_replaceable(dest: Path) -> None:
         raise CheckpointError(f"{dest}: holds files but no {RECORD_FILE}, so it is not ours to replace; remove it")
 
 
-def _is_there(dest: Path, record: dict[str, Any], cache: HashCache | None) -> bool:
+def _record_there(dest: Path, record: dict[str, Any], cache: HashCache | None) -> dict[str, Any] | None:
+    """Return source.json if `dest` holds what `record` describes before a merge; None if it does not."""
     try:
-        if (dest / RECORD_FILE).read_text("utf-8") != dumps(record):
-            return False
-        hashes = hash_files([dest / name for name in record["files"]], cache)
-    except (OSError, CheckpointError):
-        return False
-    return all(hashes[dest / name] == entry["sha256"] for name, entry in record["files"].items())
+        text = (dest / RECORD_FILE).read_text("utf-8")
+        there: dict[str, Any] = parse_json(text)
+        if dumps(unmerged(there)) != dumps(unmerged(record)) or text != dumps(there):
+            return None
+        hashes = hash_files([dest / name for name in there["files"]], cache)
+        same = all(hashes[dest / name] == entry["sha256"] for name, entry in there["files"].items())
+    except (OSError, CheckpointError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return there if same else None
 
 
-def _land(folder: Path, dest: Path, record: dict[str, Any], cache: HashCache | None) -> None:
-    weights = [name for name in record["files"] if name.endswith(".safetensors")]
+def unmerged(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a source.json whose merged files have the hashes that they had before."""
+    base = record["adapter"]["base"] if "adapter" in record else {}
+    files = {name: entry | ({"sha256": base[name]} if name in base else {}) for name, entry in record["files"].items()}
+    return {**record, "files": files}
+
+
+def _land(
+    folder: Path,
+    dest: Path,
+    record: dict[str, Any],
+    cache: HashCache | None,
+    lora: LoraHeader | None,
+    places: Mapping[str, TensorInfo],
+) -> dict[str, Any]:
+    changed = {info.file for info in places.values()}
+    weights = [name for name in record["files"] if name.endswith(".safetensors") and name not in changed]
     before = {name: file_state(folder / name) for name in weights}
     with replacing(dest) as fresh:
         for name in record["files"]:
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            _place((folder / name).resolve(), fresh / name)
+            _place((folder / name).resolve(), fresh / name, linked=name in weights)
+        if lora is not None:
+            merge(lora, places, fresh)
+            hashes = {name: hash_file(fresh / name) for name in changed}
+            record = record | {"files": record["files"] | source_description(fresh, hashes)}
         write_json(fresh / RECORD_FILE, record)
     for name, state in before.items():  # after the last link is made: a new or removed hard link changes ctime
         if cache:
             cache.carry(state, file_state(dest / name))
+    return record
 
 
-def _place(original: Path, link: Path) -> None:
-    if not link.name.endswith(".safetensors"):
+def _place(original: Path, link: Path, *, linked: bool) -> None:
+    if not linked:
         shutil.copyfile(original, link)
         return
     try:

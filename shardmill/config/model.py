@@ -44,6 +44,12 @@ class Source:
     path: Annotated[str | None, Field(description="Folder in Hugging Face layout, relative to the project.")] = None
     repo: Annotated[str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub.")] = None
     revision: Annotated[str | None, Field(description="Commit of the repository, 40 hexadecimal digits.")] = None
+    adapter: Annotated[
+        str | None,
+        Field(
+            description="Folder of a LoRA adapter in PEFT's layout, merged into the weights before they are quantised."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, config=STRICT)

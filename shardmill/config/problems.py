@@ -11,8 +11,9 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from shardmill import files
+from shardmill.checkpoint.peft import read_lora
 from shardmill.config.model import GIVEN, NAMED, Budget, Config, Head, Program, Search, Source, Tokens
-from shardmill.errors import ConfigError
+from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, hf_config
@@ -34,6 +35,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _name_problems(config.model)
     yield from _source_problems(config.source)
     yield from _kind_problems(config)
+    yield from _merge_problems(config, root)
     yield from _drafter_problems(config)
     yield from _topology_problems(config)
     yield from _size_problems(config)
@@ -65,6 +67,18 @@ def _source_problems(source: Source) -> list[str]:
         return [f"source.revision: needs the repository's commit, 40 hexadecimal digits; `{how}` prints it"]
     if source.path and source.revision:
         return ["source.revision: only a repo has one, a path does not"]
+    return []
+
+
+def _merge_problems(config: Config, root: Path) -> list[str]:
+    """Return the problem of an adapter that can't be merged, as far as it can be told without the checkpoint."""
+    if isinstance(config.drafter, Source) and config.drafter.adapter:
+        return ["drafter.adapter: a drafter has none; leave it out"]
+    try:
+        if config.source.adapter:
+            read_lora(root / config.source.adapter)
+    except CheckpointError as error:
+        return [f"source.adapter: {error}"]
     return []
 
 

@@ -47,8 +47,8 @@ def split_settings(config: Config) -> dict[str, Any]:
 
 
 def source_files(config: Config) -> list[str]:
-    """Return the files of local checkpoints, so that Snakemake sees changes; a checkpoint on the hub has none."""
-    folders = [Path(source.path) for source in config.sources if source.path is not None]
+    """Return the files of local checkpoints and of an adapter to merge, so that Snakemake sees changes."""
+    folders = [Path(path) for source in config.sources for path in (source.path, source.adapter) if path is not None]
     files = (file for folder in folders for file in folder.iterdir() if file.is_file())
     return sorted(str(file) for file in files if not is_left_by_macos(file))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shardmill.checkpoint.fetch import hash_local, source_description
+from shardmill.checkpoint.fetch import adapter_hashes, hash_local, source_description, unmerged
 from shardmill.config import Config, Source
 from shardmill.files import read_json, write_json
 from shardmill.imports import quiet, quiet_transformers
@@ -67,7 +67,7 @@ def _link_checkpoints(config: Config, fetched: Path, source: Path) -> None:
         fetched: the build's folder source/.
         source: the folder to make.
     """
-    checkpoint = Path(config.source.path) if config.source.path else fetched
+    checkpoint = Path(config.source.path) if config.source.path and not config.source.adapter else fetched
     if len(config.sources) == 1:
         source.symlink_to(checkpoint.resolve())
         return
@@ -91,7 +91,16 @@ def _source_record(config: Config, build: Path, store: Store) -> Any:
 
 
 def _record(source: Source, fetched: Mapping[str, Any], store: Store) -> dict[str, Any] | None:
-    """Return the record of one checkpoint, given what the last fetch wrote; None if this takes a download."""
+    """Return a checkpoint's record, given what the last fetch wrote; None if this takes a download or a merge."""
+    if source.adapter:
+        adapted = fetched.get("adapter", {}).get("files") == adapter_hashes(Path(source.adapter))
+        bare = unmerged(fetched)["files"] if adapted else {}
+        if source.path is None:
+            return dict(fetched) if bare and fetched.get("commit") == source.revision else None
+        known = hash_local(Path(source.path), store.hashes)
+        return dict(fetched) if {name: entry["sha256"] for name, entry in bare.items()} == known else None
+    if source.path is None and "adapter" in fetched:
+        return None
     if source.path is None:
         return dict(fetched) if fetched.get("commit") == source.revision else None
     folder = Path(source.path)

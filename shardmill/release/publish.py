@@ -6,7 +6,7 @@ import glob
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from shardmill import __version__
@@ -202,7 +202,7 @@ def _card_text(build: Path, repo: str, license: License, key: str) -> str:
         license_name=license.name,
         license_link=license.link,
         base_model=base,
-        base_model_relation="quantized" if base else None,
+        base_model_relation=("finetune" if "adapter" in config["source"] else "quantized") if base else None,
         pipeline_tag=_task(model),
         tags=[*TAGS, called(config["convert"]).lower()],
         model_name=model["model"],
@@ -213,6 +213,7 @@ def _card_text(build: Path, repo: str, license: License, key: str) -> str:
         encodes=_task(model) != TEXT,
         base=base,
         commit=config["source"].get("revision"),
+        adapter=PurePosixPath(config["source"].get("adapter", "")).name,
         weights=called(config["convert"]),
         home=HOME,
         version=__version__,

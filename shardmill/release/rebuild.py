@@ -24,9 +24,11 @@ import yaml
 from safetensors import safe_open
 
 from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.peft import CONFIG as PEFT_CONFIG
+from shardmill.checkpoint.peft import WEIGHTS
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
-from shardmill.pipeline.attest import BUILD_TYPE, OURS, installed, read_provenance, versions
+from shardmill.pipeline.attest import ADAPTER, BASE, BUILD_TYPE, OURS, installed, read_provenance, versions
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools
@@ -180,8 +182,10 @@ def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | N
     """
     _check_apart(original, out)
     config = original.config
+    adapter = {"adapter": str(_adapter(original).resolve())} if "adapter" in config["source"] else {}
     if "repo" not in config["source"]:
         config["source"] = {"path": str(_checkpoint(original, source).resolve())}
+    config["source"] |= adapter
     for key, file in _named_files(original).items():
         *sections, last = key.split(".")
         reduce(lambda found, section: found[section], sections, config)[last] = str(file.resolve())
@@ -216,12 +220,28 @@ def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
     folder = given or _here(named)
     if folder is None:
         raise ShardmillError(f"built from the folder {named}, which is not here; name its place with --source")
-    prefix = f"{SOURCE}/"
-    for row in original.definition["resolvedDependencies"]:
-        name = row["name"].removeprefix(prefix)
-        if row["name"].startswith(prefix) and not _is(folder / name, row["digest"]["sha256"]):
+    prefix, hashes = f"{SOURCE}/", _dependency_hashes(original)
+    for row, sha256 in hashes.items():
+        name = row.removeprefix(prefix)
+        if row.startswith(prefix) and not _is(folder / name, hashes.get(f"{BASE}/{name}", sha256)):
             raise ShardmillError(f"{folder / name}: not the file of the original build; give another --source")
     return folder
+
+
+def _adapter(original: RebuildTarget) -> Path:
+    """Return the folder of the adapter that was merged, after a check of its hashes against the provenance."""
+    named, hashes = original.config["source"]["adapter"], _dependency_hashes(original)
+    folder = _here(named)
+    same = folder and all(_is(folder / name, hashes.get(f"{ADAPTER}/{name}", "")) for name in (PEFT_CONFIG, WEIGHTS))
+    if folder is None or not same:
+        raise ShardmillError(f"{named}: the adapter that was merged into the weights is not here; run where it is")
+    return folder
+
+
+def _dependency_hashes(original: RebuildTarget) -> dict[str, str]:
+    """Return the sha256 of each file among the dependencies of a build, by name."""
+    rows = original.definition["resolvedDependencies"]
+    return {row["name"]: row["digest"]["sha256"] for row in rows if "sha256" in row.get("digest", {})}
 
 
 def _named_files(original: RebuildTarget) -> dict[str, Path]:

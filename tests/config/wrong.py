@@ -70,6 +70,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"shapes": "fixed", "adapters": 65}},
         "program.adapters: input should be less than or equal to 64, is 65",
     ),
+    "an adapter to merge that is not there": (
+        {"source": HUB | {"adapter": "no/such"}},
+        "source.adapter: no/such: no such folder; give a folder with adapter_config.json and adapter_model.safetensors",
+    ),
+    "an adapter of a drafter": (
+        {"drafter": HUB | {"adapter": "a"}},
+        "drafter.adapter: a drafter has none; leave it out",
+    ),
     "a hint on shapes that never change": (
         {"program": {"shapes": "fixed", "reshape_frequency": "frequent"}},
         "program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out",

@@ -38,6 +38,7 @@ def task(
                 dest=dest,
                 cache=hashes,
                 before_change=before_change,
+                adapter=Path(one["adapter"]) if one["adapter"] else None,
             )
             log.info("%d files at %s", len(found["files"]), found["commit"])
             return found

@@ -20,6 +20,8 @@ from shardmill.checkpoint.paths import RECORD_FILE
 from shardmill.files import dumps, read_json, read_sealed, write_json, write_text
 from shardmill.models.eagle3 import FOLDER
 from shardmill.pipeline.attest import (
+    ADAPTER,
+    BASE,
     BUILD_TYPE,
     BUILDER,
     PROVENANCE,
@@ -170,8 +172,14 @@ def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dic
     if source["repo"]:
         url = _huggingface(source["repo"], source["commit"])
         yield {"name": folder, "uri": url, "digest": {"gitCommit": source["commit"]}}
+    merged = source.get("adapter", {"base": {}, "files": {}})
     for name, file in source["files"].items():
-        yield resource_descriptor(f"{folder}/{name}", file["sha256"]) | ({"uri": f"{url}#{name}"} if url else {})
+        uri = {"uri": f"{url}#{name}"} if url and name not in merged["base"] else {}
+        yield resource_descriptor(f"{folder}/{name}", file["sha256"]) | uri
+    for name, sha in merged["base"].items():
+        yield resource_descriptor(f"{BASE}/{name}", sha) | ({"uri": f"{url}#{name}"} if url else {})
+    for name, sha in merged["files"].items():
+        yield resource_descriptor(f"{ADAPTER}/{name}", sha)
     if "drafter" in source:
         yield from _checkpoint(source["drafter"], f"{folder}/{FOLDER.rstrip('/')}")
 
