@@ -1,14 +1,15 @@
 """Fits an EAGLE-3 head to a model: the head learns the model's distribution of the tokens that a draft would hold.
 
-The loss is the cross-entropy with the model's own distribution, summed over the steps of a draft with falling weights.
-Each step draws its windows by its own number, and what a run has reached is written now and then. So a run that was
-interrupted ends with the weights, to the last bit, of one that was not, if it computes with as many threads.
+The loss is the cross-entropy with the model's own distribution, summed over the steps of a draft. A draft goes on only
+while it is right, so later steps count as often as decoding would reach them. Each step of training draws its windows
+by its own number, and what a run has reached is written now and then. So a run that was interrupted ends with the
+weights, to the last bit, of one that was not, if it computes with as many threads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear
 
-from shardmill.draft.states import WINDOW, Windows
-from shardmill.draft.unrolled import unrolled
+from shardmill.draft.measure import measure_acceptance
+from shardmill.draft.states import (
+    WINDOW,
+    Windows,
+    embedding_table,
+    kept_windows,
+    load_reference,
+    multiplies_bf16,
+    multiply_in_bf16,
+    write,
+)
+from shardmill.draft.unrolled import Rows, agreement, asked_rows, rows_of, unrolled
 from shardmill.errors import ShardmillError
-from shardmill.files import replacing
+from shardmill.files import replacing, write_json
 from shardmill.gates.eagle3 import ReferenceHead
 from shardmill.models.eagle3 import EAGLE3, LAYER_IDS, TAPS, default_taps
 from shardmill.printable import first_line
@@ -30,12 +41,11 @@ from shardmill.printable import first_line
 THREADS = 2  # sums depend on it, so it is no setting of the machine
 BATCH = 8  # windows of a step
 UNROLLED = 5  # steps of a draft
-FADING = 0.8  # weight of a step, relative to the step before it
-RATE = 2e-3  # of a head that is NARROW wide; a wider one learns at a rate that falls as the root of its width
-NARROW = 96
+RATE = 6e-3 * 96  # over the head's width; 6e-3 was the best for a head that is 96 wide (docs/benchmarks.md)
 WARM = 0.05  # share of the steps in which the rate rises
 SAVED = 25  # steps between two files of progress
 MOST_ROWS = 32000  # tokens that a head drafts, as published heads have them
+REPORT = "training.json"
 LEAST_LAYERS = 6  # of a model whose usual taps are three different layers in order
 
 
@@ -44,14 +54,61 @@ class Run:
     """Where a run keeps its progress, and how long it is.
 
     Attributes:
-        folder: the folder of its files, for this run only.
+        folder: the folder of its progress, for this run only.
+        texts: the folder of the texts that it learns from, for this model and these texts only.
         steps: steps of training.
         say: told how far it is.
     """
 
     folder: Path
+    texts: Path
     steps: int
     say: Callable[[str], None]
+
+
+def train_head(
+    source: Path,
+    plan: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    held: Sequence[Sequence[int]],
+    run: Run,
+    out: Path,
+) -> None:
+    """Train a head for a model, measure it on held-out texts, and write both.
+
+    Args:
+        source: the model's checkpoint.
+        plan: its plan.json's content.
+        prompts: what the head learns from, see `states.write`.
+        held: prompts of the texts on which it is measured.
+        run: where the run keeps its progress, and how long it is.
+        out: the head's folder.
+    """
+    from shardmill.imports import quiet_transformers
+
+    with _threads(THREADS), quiet_transformers():
+        model = load_reference(source)
+        config, taps = model.config.get_text_config(), default_taps(plan["architecture"]["layers"])
+        table, lm_head = embedding_table(model, plan), model.get_output_embeddings().weight
+        texts = write(model, held, taps, WINDOW)
+        multiply_in_bf16(model)
+        seen = kept_windows(run.texts, model, prompts, taps, run.say)
+        ids = drafted_tokens(seen.tokens[seen.own], config.vocab_size)
+        head = new_head(head_config(config, len(ids)), lm_head[ids], seen)
+        found = measure_acceptance(trained(head, seen, table, lm_head[ids], ids, run).eval(), texts, table, ids)
+    write_head(out, head, ids, config.vocab_size)
+    write_json(out / REPORT, {"steps": run.steps, "text_tokens": int(seen.own.sum()), "held_out": found.plain()})
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with as many threads in this context."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def head_config(config: Any, rows: int) -> Any:
@@ -89,7 +146,7 @@ def head_config(config: Any, rows: int) -> Any:
     return made
 
 
-def drafted_rows(tokens: Tensor, vocab: int) -> Tensor:
+def drafted_tokens(tokens: Tensor, vocab: int) -> Tensor:
     """Return the tokens that a head drafts, ascending: all, or the most frequent of a text in a large vocabulary."""
     if vocab <= MOST_ROWS:
         return torch.arange(vocab)
@@ -97,10 +154,14 @@ def drafted_rows(tokens: Tensor, vocab: int) -> Tensor:
     return counts.sort(descending=True, stable=True).indices[:MOST_ROWS].sort().values
 
 
-def new_head(config: Any, lm_head: Tensor) -> ReferenceHead:
-    """Return a head to be trained: it begins with the model's LM head and the last of its taps."""
+def new_head(config: Any, lm_head: Tensor, seen: Windows) -> ReferenceHead:
+    """Return a head to be trained: it begins with the model's LM head and the last of its taps.
+
+    Its last norm gives every channel the size that the channel has before the model's LM head.
+    """
     torch.manual_seed(0)
     head, width = ReferenceHead(config), config.hidden_size
+    tap, last = seen.taps[::8, :, (TAPS - 1) * width :][seen.own[::8]].float(), seen.last[::8][seen.own[::8]].float()
     with torch.no_grad():
         for parameter in head.parameters():
             if parameter.ndim > 1:
@@ -108,10 +169,16 @@ def new_head(config: Any, lm_head: Tensor) -> ReferenceHead:
         head.fc.weight.zero_()
         head.fc.weight[:, (TAPS - 1) * width :] = torch.eye(width)
         head.lm_head.weight.copy_(lm_head)
+        head.norm.weight.copy_(_size(last) / _size(head.norm(tap)))
     return head
 
 
-def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, run: Run) -> ReferenceHead:
+def _size(x: Tensor) -> Tensor:
+    """Return the root of the mean square of each channel: [d] of [n, d]."""
+    return x.square().mean(0).sqrt()
+
+
+def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, ids: Tensor, run: Run) -> ReferenceHead:
     """Return the head after training on windows.
 
     Args:
@@ -119,31 +186,21 @@ def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, 
         seen: the windows to learn.
         table: the embedding of each token, as the model's first layer reads it, [vocab, d].
         lm_head: the rows of the model's LM head that the head drafts, [rows, d].
+        ids: the tokens of these rows.
         run: what to do.
+
+    Raises:
+        ShardmillError: the texts hold nothing to draft.
     """
-    with _threads(THREADS):
-        return _trained(head, seen, table, lm_head, run)
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Compute with as many threads in this context."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, run: Run) -> ReferenceHead:
-    """Do the same as `trained`, with the threads that are set."""
-    rate = RATE * (NARROW / head.config.hidden_size) ** 0.5
+    usable = asked_rows(seen.own).any(1).nonzero()[:, 0]
+    if not len(usable):
+        raise ShardmillError("the model answers every prompt with a single token, so there is nothing to draft")
+    rate = RATE / head.config.hidden_size
     optimizer = torch.optim.AdamW(head.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
     file = run.folder / "progress.safetensors"
     for step in range(_resumed(file, head, optimizer), run.steps):
-        chosen = torch.randint(len(seen.tokens), (BATCH,), generator=torch.Generator().manual_seed(step))
-        loss = _loss(head, seen, chosen, table, lm_head)
+        chosen = usable[torch.randint(len(usable), (BATCH,), generator=torch.Generator().manual_seed(step))]
+        loss = _loss(head, seen, chosen, table, lm_head, ids)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         for group in optimizer.param_groups:
@@ -152,21 +209,26 @@ def _trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor,
         optimizer.zero_grad()
         if (step + 1) % SAVED == 0 or step + 1 == run.steps:
             _save(file, head, optimizer, step + 1)
-            run.say(f"step {step + 1} of {run.steps}, {(step + 1) * BATCH * WINDOW} tokens: loss {loss.item():.3f}")
+            run.say(f"step {step + 1} of {run.steps}, {(step + 1) * BATCH} texts: loss {loss.item():.3f}")
     return head
 
 
-def _loss(head: ReferenceHead, seen: Windows, chosen: Tensor, table: Tensor, lm_head: Tensor) -> Tensor:
-    """Return the loss of some windows, in nats of a token."""
-    tokens, taps, last = seen.tokens[chosen], seen.taps[chosen].float(), seen.last[chosen].float()
-    truth = linear(last, lm_head).softmax(-1)  # [texts, n, rows]
-    losses = [
-        -(truth[:, 1 + step : 1 + step + logits.shape[1]] * logits.log_softmax(-1)).sum(-1).mean()
-        for step, logits in enumerate(unrolled(head, table[tokens], taps, UNROLLED))
-    ]
-    weights = [FADING**step for step in range(UNROLLED)]
-    total: Tensor = sum((weight * loss for weight, loss in zip(weights, losses, strict=True)), torch.zeros(()))
-    return total / sum(weights)
+def _loss(head: ReferenceHead, seen: Windows, chosen: Tensor, table: Tensor, lm_head: Tensor, ids: Tensor) -> Tensor:
+    """Return the loss of some windows, in nats of a position at which a draft begins."""
+    tokens, own = seen.tokens[chosen], seen.own[chosen]
+    taps, last = seen.taps[chosen].float(), seen.last[chosen].float()
+    asked, compare, losses = asked_rows(own), agreement(tokens, own, ids), list[Tensor]()
+
+    def goes_on(step: int, rows: Rows) -> Tensor:
+        at = (rows.places + step + 1).clamp(max=tokens.shape[1] - 1)
+        truth = linear(rows_of(last, at), lm_head).float().softmax(-1)
+        losses.append(-((truth * rows.logits.float().log_softmax(-1)).sum(-1) * rows.real).sum())
+        return compare(step, rows)[1]
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bf16()):
+        for _ in unrolled(head, table[tokens], taps, asked, UNROLLED, goes_on):
+            pass
+    return torch.stack(losses).sum() / asked.sum()
 
 
 def _share(step: int, steps: int) -> float:
@@ -215,3 +277,10 @@ def write_head(folder: Path, head: ReferenceHead, rows: Tensor, vocab: int) -> N
         tensors |= {"d2t": rows - torch.arange(len(rows)), "t2d": torch.isin(torch.arange(vocab), rows)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "drafter": EAGLE3})
     head.config.save_pretrained(folder)
+
+
+def head_tokens(folder: Path) -> Tensor:
+    """Return the token of each row of a written head's LM head."""
+    held = load_file(folder / "model.safetensors")
+    ids = torch.arange(len(held["lm_head.weight"]))
+    return ids + held["d2t"] if "d2t" in held else ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shardmill.draft import measure, states, train
-from shardmill.draft.unrolled import unrolled
+from shardmill.draft.unrolled import Rows, unrolled
+from shardmill.errors import ShardmillError
 from shardmill.gates import eagle3
 from shardmill.models.eagle3 import default_taps
 
@@ -29,66 +31,120 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture(scope="module")
-def windows() -> Tensor:
-    return torch.randint(1, tiny.VOCAB, (12, WINDOW), generator=torch.Generator().manual_seed(2))
+def prompts() -> list[list[int]]:
+    draw = torch.Generator().manual_seed(2)
+    return [torch.randint(1, tiny.VOCAB, (length,), generator=draw).tolist() for length in (9, 7, 8, 8, 12, 7, 9)]
+
+
+@pytest.fixture(scope="module")
+def seen(model: Any, prompts: list[list[int]]) -> states.Windows:
+    return states.write(model, prompts, TAPS, WINDOW)
 
 
 @pytest.fixture
-def trained(
-    model: Any, windows: Tensor, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Path, int], eagle3.ReferenceHead]:
-    """Trains on the windows for some steps, with a file of progress after every other one."""
+def trained(model: Any, seen: states.Windows, monkeypatch: pytest.MonkeyPatch) -> Callable[..., eagle3.ReferenceHead]:
+    """Trains on the texts for some steps, with a file of progress after every other one."""
     monkeypatch.setattr(train, "SAVED", 2)
-    seen = states.compute_windows(model, windows, TAPS)
-    table, rows = model.get_input_embeddings().weight, torch.arange(tiny.VOCAB)
+    table, ids = model.get_input_embeddings().weight, torch.arange(tiny.VOCAB)
 
     def run(folder: Path, steps: int, say: Callable[[str], None] = lambda _: None) -> eagle3.ReferenceHead:
-        head = train.new_head(train.head_config(model.config, len(rows)), table)
-        return train.trained(head, seen, table, table, train.Run(folder, steps, say))
+        head = train.new_head(train.head_config(model.config, len(ids)), table, seen)
+        return train.trained(head, seen, table, table, ids, train.Run(folder, folder, steps, say))
 
     return run
 
 
 def test_steps_at_once_are_those_of_the_published_code(tmp_path: Path) -> None:
-    """Each row of each step equals the last row of a separate text, fed as decoding feeds it."""
+    """Each row of each step is the last row of a separate text, fed as decoding feeds it; no other row is computed."""
     folder = heads.write_head(tmp_path / "head")
     head, w = eagle3.load_head(folder), heads.read_head(folder)
     random = torch.Generator().manual_seed(3)
-    embedded = torch.randn(1, 9, tiny.HIDDEN, generator=random)
-    taps = torch.randn(1, 9, 3 * tiny.HIDDEN, generator=random)
-    found = list(unrolled(head, embedded, taps, 3))
-    assert [one.shape[1] for one in found] == [8, 7, 6]
-    for row in range(6):
-        read = taps[0, : row + 1] @ w["fc.weight"].T
-        for step in range(3):
-            out = heads.published(w, embedded[0, 1 : row + step + 2], read)
-            torch.testing.assert_close(found[step][0, row], heads.logits(w, out[-1]), rtol=1e-4, atol=1e-4)
-            read = torch.cat([read, out[-1:]])
+    embedded = torch.randn(2, 9, tiny.HIDDEN, generator=random)
+    taps = torch.randn(2, 9, 3 * tiny.HIDDEN, generator=random)
+    going = [{0: {1, 3, 4, 6}, 1: {0, 5}}, {0: {3, 4}, 1: {0}}, {0: {4}, 1: set()}]  # by step and text
+
+    def goes_on(step: int, rows: Rows) -> Tensor:
+        assert {t: set(rows.places[t][rows.real[t]].tolist()) for t in (0, 1)} == going[step]
+        wanted = going[step + 1] if step < 2 else {0: set(), 1: set()}
+        return torch.tensor([[place in wanted[t] for place in rows.places[t].tolist()] for t in (0, 1)])
+
+    asked = torch.tensor([[place in going[0][t] for place in range(9)] for t in (0, 1)])
+    found = list(unrolled(head, embedded, taps, asked, 5, goes_on))
+    assert len(found) == 3  # no row is left then
+    for text in (0, 1):
+        for place in going[0][text]:
+            read = taps[text, : place + 1] @ w["fc.weight"].T
+            for step in range(min(3, 8 - place)):  # the text has no token for further steps
+                out = heads.published(w, embedded[text, 1 : place + step + 2], read)
+                for row in (found[step].places[text].eq(place) & found[step].real[text]).nonzero()[:, 0].tolist():
+                    logits = found[step].logits[text, row]
+                    torch.testing.assert_close(logits, heads.logits(w, out[-1]), rtol=1e-4, atol=1e-4)
+                read = torch.cat([read, out[-1:]])
 
 
-def test_states_are_those_of_whole_texts_and_files_are_kept(
-    model: Any, windows: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_texts_are_those_that_transformers_writes(model: Any, prompts: list[list[int]], seen: states.Windows) -> None:
+    """Whatever stands beside them; and the states are the states of whole texts."""
+    for row, prompt in enumerate(prompts):
+        given = torch.tensor([prompt])
+        text = model.generate(given, max_length=WINDOW, min_length=WINDOW, do_sample=False)[0]
+        assert seen.tokens[row].tolist() == text.tolist()
+        assert seen.own[row].tolist() == [False] * len(prompt) + [True] * (WINDOW - len(prompt))
+        with torch.no_grad():
+            out = model(text[None], output_hidden_states=True)
+        expected = torch.cat([out.hidden_states[layer] for layer in TAPS], dim=-1)[0]
+        torch.testing.assert_close(seen.taps[row].float(), expected, rtol=2e-3, atol=2e-3)
+        logits = model.lm_head(seen.last[row].float())
+        torch.testing.assert_close(logits, out.logits[0], rtol=1e-2, atol=1e-2)
+
+
+def test_a_text_ends_where_the_model_ends_it(
+    model: Any, prompts: list[list[int]], seen: states.Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "KEPT_TOGETHER", 5)
-    found = states.kept_windows(tmp_path, model, windows, TAPS, lambda _: None)
-    with torch.no_grad():
-        out = model(windows[7:8], output_hidden_states=True)
-    expected = torch.cat([out.hidden_states[layer] for layer in TAPS], dim=-1)
-    torch.testing.assert_close(found.taps[7:8].float(), expected, rtol=2e-3, atol=2e-3)
-    logits = model.lm_head(found.last[7:8].float())
-    torch.testing.assert_close(logits, out.logits, rtol=1e-2, atol=1e-2)
+    end = int(seen.tokens[0, 11])
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [end, tiny.VOCAB - 1])
+    found = states.write(model, prompts[:2], TAPS, WINDOW)
+    for text, own, whole in zip(found.tokens, found.own, seen.tokens, strict=False):
+        length = int(own.long().argmax()) + int(own.sum())
+        assert own.sum() > 0 and text[:length].tolist() == whole[:length].tolist()
+        assert end not in text[own][:-1] and (length == WINDOW or text[length - 1] == end)
+    assert int(found.own[0].sum()) <= 3
+    monkeypatch.setattr(model.generation_config, "eos_token_id", int(seen.tokens[0, 9]))
+    assert states.write(model, prompts[:1], TAPS, WINDOW).taps.shape == (1, WINDOW, 3 * tiny.HIDDEN)
+
+
+def test_a_text_that_fills_its_window_is_learnt_as_it_is(model: Any, seen: states.Windows) -> None:
+    whole = seen.tokens[0].tolist()
+    found = states.write(model, [whole, whole[:5]], TAPS, WINDOW)
+    assert found.own.tolist() == [[True] * WINDOW, [False] * 5 + [True] * (WINDOW - 5)]
+    torch.testing.assert_close(found.taps[0].float(), seen.taps[0].float(), rtol=2e-3, atol=2e-3)
+
+
+def test_files_are_kept(model: Any, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "TOGETHER", 3)
+    monkeypatch.setattr(states, "WINDOW", WINDOW)
+    found = states.kept_windows(tmp_path, model, prompts, TAPS, lambda _: None)
     made = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
-    assert len(made) == 3
-    again = states.kept_windows(tmp_path, None, windows, TAPS, lambda _: None)
+    assert len(made) == 3 and found.tokens.shape == (7, WINDOW)
+    again = states.kept_windows(tmp_path, None, prompts, TAPS, lambda _: None)
     assert torch.equal(again.taps, found.taps) and made == {f: f.stat().st_mtime_ns for f in tmp_path.iterdir()}
 
 
-def test_an_interrupted_run_ends_like_one_that_was_not(
-    trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_matrices_alone_multiply_in_bf16(
+    model: Any, seen: states.Windows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And neither leaves its number of threads to the rest of the process."""
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(train, "THREADS", threads + 1)
+    again = states.load_reference(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS))
+    monkeypatch.setattr(states, "multiplies_bf16", lambda: True)
+    states.multiply_in_bf16(again)
+    assert torch.equal(again.get_input_embeddings().weight, model.get_input_embeddings().weight)
+    with torch.no_grad():
+        rough, exact = (each(seen.tokens[:2]).logits for each in (again, model))
+    error = (rough - exact).norm() / exact.norm()
+    assert rough.dtype == torch.float32 and 1e-4 < error < 2e-2
+
+
+def test_an_interrupted_run_ends_like_one_that_was_not(
+    trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path
+) -> None:
     whole = trained(tmp_path / "whole", 6)
 
     def stop(line: str) -> None:
@@ -100,9 +156,16 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
     done = load_file(tmp_path / "halves/progress.safetensors")["done"]
     assert int(done) == 4
     rest = trained(tmp_path / "halves", 6)
-    assert torch.get_num_threads() == threads
     for (name, one), other in zip(whole.named_parameters(), rest.parameters(), strict=True):
         assert torch.equal(one, other), name
+
+
+def test_answers_of_one_token_teach_nothing(model: Any, seen: states.Windows, tmp_path: Path) -> None:
+    table, ids = model.get_input_embeddings().weight, torch.arange(tiny.VOCAB)
+    first = replace(seen, own=seen.own & (seen.own.long().cumsum(1) == 1))
+    head = train.new_head(train.head_config(model.config, len(ids)), table, seen)
+    with pytest.raises(ShardmillError, match="nothing to draft"):
+        train.trained(head, first, table, table, ids, train.Run(tmp_path, tmp_path, 1, print))
 
 
 def test_it_learns(trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path) -> None:
@@ -112,34 +175,26 @@ def test_it_learns(trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path)
 
 
 def test_what_is_measured_is_what_decoding_would_accept(
-    model: Any,
-    trained: Callable[..., eagle3.ReferenceHead],
-    windows: Tensor,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    model: Any, trained: Callable[..., eagle3.ReferenceHead], seen: states.Windows, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(measure, "PROMPT", 8)
-    monkeypatch.setattr(measure, "NEW", 24)
+    """In texts of several lengths, the shortest of two tokens."""
     head, table = trained(tmp_path, 30).eval().requires_grad_(False), model.get_input_embeddings().weight
-    rows = torch.arange(tiny.VOCAB)
-    found = measure.measure_acceptance(head, model, windows[:3], TAPS, table, rows)
-    texts = measure.continued(model, windows[:3, :8])
-    assert texts.tolist() == [
-        model.generate(one[None], max_new_tokens=24, min_new_tokens=24, do_sample=False)[0].tolist()
-        for one in windows[:3, :8]
-    ]
+    ends = torch.tensor([WINDOW, WINDOW, 20, 10, WINDOW, 15, 18])
+    texts = replace(seen, own=seen.own & (torch.arange(WINDOW) < ends[:, None]))
+    found = measure.measure_acceptance(head, texts, table, torch.arange(tiny.VOCAB))
     w = {name: value for name, value in head.state_dict().items()}
     for cap in measure.CAPS:
         tokens = passes = 0
-        for text in texts.tolist():
-            taps, known = states.compute_windows(model, torch.tensor([text]), TAPS).taps[0].float(), 9
-            while known < 32:
+        for text, own, taps in zip(texts.tokens.tolist(), texts.own.tolist(), texts.taps.float(), strict=True):
+            known, end = own.index(True) + 1, own.index(True) + sum(own)
+            while known < end:
                 drafts = drafted(w, table, text[:known], taps[: known - 1], cap)
-                accepted = next((i for i, t in enumerate(drafts) if text[known + i : known + i + 1] != [t]), cap)
-                accepted = min(accepted, 32 - known - 1)
+                following = text[known:end]
+                accepted = next((i for i, t in enumerate(drafts) if following[i : i + 1] != [t]), cap)
+                accepted = min(accepted, end - known - 1)
                 known, passes, tokens = known + accepted + 1, passes + 1, tokens + accepted + 1
         assert found.tokens_per_pass[str(cap)] == pytest.approx(tokens / passes, abs=1e-3)
-    assert sum(found.by_place) > 0 and found.tokens == 3 * 23
+    assert sum(found.by_place) > 0 and found.tokens == tokens
 
 
 def drafted(w: dict[str, Tensor], table: Tensor, context: list[int], taps: Tensor, count: int) -> list[int]:
@@ -156,14 +211,14 @@ def drafted(w: dict[str, Tensor], table: Tensor, context: list[int], taps: Tenso
 
 
 def test_a_written_head_is_built_like_a_published_one(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Any, seen: states.Windows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head with a smaller vocabulary too: the most frequent tokens of the text."""
     monkeypatch.setattr(train, "MOST_ROWS", 100)
     text = torch.arange(60, 200).repeat(3)[:300]  # its first 20 tokens occur more often
-    rows = train.drafted_rows(text, tiny.VOCAB)
+    rows = train.drafted_tokens(text, tiny.VOCAB)
     assert rows.tolist() == list(range(60, 160))
-    head = train.new_head(train.head_config(model.config, 100), model.lm_head.weight[rows])
+    head = train.new_head(train.head_config(model.config, 100), model.lm_head.weight[rows], seen)
     train.write_head(tmp_path / "head", head, rows, tiny.VOCAB)
     source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS), tmp_path / "source")
     tiny.fetched(tmp_path / "head", source / "drafter")

@@ -16,7 +16,7 @@ from shardmill.models import FOLDERS, supported
 from shardmill.pipeline import code_digest
 from shardmill.pipeline.cache import entry
 from shardmill.pipeline.cache.entry import PREFIX
-from shardmill.pipeline.cache.store import TEMPLATES
+from shardmill.pipeline.cache.store import TEMPLATES, TRAINING
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import RECEIPT
 
@@ -83,6 +83,7 @@ def garbage(builds: Path) -> Iterator[Path]:
     yield from entries
     yield from entry.unused(store, [file for folder in entries for file in folder.rglob("*") if file.is_file()])
     yield from _outdated_templates(store / TEMPLATES)
+    yield from sorted((store / TRAINING).glob("*"))
     yield from sorted(folder for folder in builds.rglob(f"{SCRATCH}*") if folder.is_dir())
 
 

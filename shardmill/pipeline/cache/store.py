@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 
 LAST = ".last"  # the folder beside the store that keeps the last action of each receipt
 TEMPLATES = "templates"  # the folder with conversion results that all parts share
+TRAINING = "training"  # the folder with the progress of training, and with the texts that heads learn from
 
 
 def _nothing() -> None:
