@@ -79,7 +79,6 @@ class GatedDeltaNet(nn.Module):
         self.in_proj_ba = nn.ParameterDict({"weight": unquantized(weights[f"{path}in_proj_ba.weight"])})
         self.dt_bias = vector(weights[f"{path}dt_bias"])
         self.rate = vector(weights[f"{path}rate"])
-        self.tap_0: nn.Parameter
         for j in range(delta.taps):
             setattr(self, f"tap_{j}", nn.Parameter(weights[f"{path}tap_{j}"].reshape(1, 1, 1, -1), requires_grad=False))
         self.norm = RMSNorm(weights[f"{path}norm.weight"], g.rms_norm_eps * (Q_SCALE * V_SCALE) ** 2, axis=3)
@@ -96,12 +95,7 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
         delta, own = self.sizes, self.own(x)
-        if shared.rows is None:
-            ring[:] = write_ring(ring, own, shared.ring_write, shared.ring_keep)
-        else:
-            shared.rows.append(own)
-            ring = write_ring(ring, own, shared.ring_write, shared.ring_keep)
-        read = torch.matmul(shared.windows, ring.transpose(2, 3))  # [1, 1, 2 (B + taps - 1), C]
+        read = put(own, ring, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
         q, k, v, beta, decay = self.heads(self.cut(read, own, n), n)
         blocks = self.solved(k, v, beta, decay, shared.constants, n)
@@ -177,9 +171,7 @@ class GatedDeltaNet(nn.Module):
         """
         delta, back = self.sizes, self.sizes.taps - 1
         raw, rest = torch.split(windows, [delta.mixed, 2 * delta.value_heads], dim=3)
-        y = self.tap_0 * raw[:, :, 0:BLOCK]
-        for j in range(1, delta.taps):
-            y = y + getattr(self, f"tap_{j}") * raw[:, :, j : j + BLOCK]
+        y = convolved([getattr(self, f"tap_{j}") for j in range(delta.taps)], raw)
         qk, v = torch.split(y, [sum(self.widths[:2]), self.widths[2]], dim=3)
         qk, v = ((z * (factor / 2)) * (torch.tanh(z * 0.5) + 1) for z, factor in ((qk, 1.0), (v, V_SCALE)))  # SiLU
         qk = self.unit(qk.reshape(n, BLOCK, 2 * delta.key_heads, delta.key_dim)).transpose(1, 2)
@@ -193,13 +185,9 @@ class GatedDeltaNet(nn.Module):
         self, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor, constants: Mapping[str, Tensor], n: int
     ) -> Solved:
         """Return what n blocks do, given the results of `heads` but the query, and the part's triangles."""
-        causal, later, after, both = (constants[name] for name in ("causal", "later", "later_decays", "decay_sums"))
-        delta = self.sizes
+        delta, later = self.sizes, constants["later"]
         heads = delta.key_heads, delta.value_heads
-        pairs = torch.exp(torch.matmul(decay.reshape(n, delta.value_heads, 1, BLOCK) * causal, after)) * causal
-        sums = torch.matmul(both, decay)  # [n, heads, 2 B, 1]
-        since, until = torch.split(torch.exp(sums), BLOCK, dim=2)
-        lost = (since[:, :, BLOCK - 1 :] + 1) * torch.tanh(sums[:, :, BLOCK - 1 : BLOCK] * -0.5)
+        pairs, since, until, lost = decayed(decay, n, delta.value_heads, constants)
         alike = spread(torch.matmul(k, k.transpose(2, 3)), n, *heads, (BLOCK, BLOCK))
         k = spread(k, n, *heads, (BLOCK, delta.key_dim))
         found = substituted(
@@ -222,6 +210,56 @@ class GatedDeltaNet(nn.Module):
         """Return what the tokens of a block read, given the state before it, [1, heads, B, value_dim]."""
         own = torch.matmul(q, block.k.transpose(2, 3)) * block.pairs
         return torch.matmul(q * block.since, state) + torch.matmul(own, block.u - torch.matmul(block.w, state))
+
+
+def put(own: Tensor, ring: Tensor, shared: Shared) -> Tensor:
+    """Put what the tokens of a pass would add into the ring of a recurrence, and read both windows.
+
+    Args:
+        own: what the tokens would add, [1, 1, C, T].
+        ring: the ring before the pass, [1, 1, C, R].
+        shared: the inputs of the part.
+
+    Returns:
+        The positions of both windows, [1, 1, 2 (B + taps - 1), C].
+    """
+    if shared.rows is None:
+        ring[:] = write_ring(ring, own, shared.ring_write, shared.ring_keep)
+    else:
+        shared.rows.append(own)
+        ring = write_ring(ring, own, shared.ring_write, shared.ring_keep)
+    return torch.matmul(shared.windows, ring.transpose(2, 3))
+
+
+def convolved(taps: Sequence[Tensor], raw: Tensor) -> Tensor:
+    """Return the convolution of blocks [., ., B + taps - 1, C], the last tap for the token itself: [., ., B, C]."""
+    y = taps[0] * raw[:, :, 0:BLOCK]
+    for j, tap in enumerate(taps[1:], start=1):
+        y = y + tap * raw[:, :, j : j + BLOCK]
+    return y
+
+
+def decayed(
+    decay: Tensor, n: int, heads: int, constants: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what blocks forget.
+
+    Args:
+        decay: of each token, times DECAY_SCALE, [n, heads, B, 1].
+        n: blocks.
+        heads: heads with a decay each.
+        constants: the part's triangles.
+
+    Returns:
+        exp(G_ij), [n, heads, B, B]; exp of the decays since the start and until the end, [n, heads, B, 1]; and the
+        share of the state that the block forgets, [n, heads, 1, 1].
+    """
+    causal, after, both = (constants[name] for name in ("causal", "later_decays", "decay_sums"))
+    pairs = torch.exp(torch.matmul(decay.reshape(n, heads, 1, BLOCK) * causal, after)) * causal
+    sums = torch.matmul(both, decay)  # [n, heads, 2 B, 1]
+    since, until = torch.split(torch.exp(sums), BLOCK, dim=2)
+    lost = (since[:, :, BLOCK - 1 :] + 1) * torch.tanh(sums[:, :, BLOCK - 1 : BLOCK] * -0.5)
+    return pairs, since, until, lost
 
 
 def spread(x: Tensor, n: int, key_heads: int, value_heads: int, sizes: tuple[int, int]) -> Tensor:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from shardmill.models.architecture import Graph
 from shardmill.models.attention import Shared
 from shardmill.models.contract import BLOCK, DECAY_SCALE
+from shardmill.models.delta_net import convolved, decayed, put
 from shardmill.models.primitives import (
     RMSNorm,
     multiply,
@@ -37,7 +38,6 @@ from shardmill.models.primitives import (
     softplus,
     unquantized,
     vector,
-    write_ring,
 )
 
 Weights = Mapping[str, Tensor]
@@ -57,7 +57,6 @@ class MambaMixer(nn.Module):
         self.in_proj_dt = nn.ParameterDict({"weight": unquantized(weights[f"{path}in_proj_dt.weight"])})
         self.dt_bias = vector(weights[f"{path}dt_bias"])
         self.rate, self.skip = (_by_head(weights[f"{path}{name}"]) for name in ("rate", "skip"))
-        self.tap_0: nn.Parameter
         self.conv_bias: nn.Parameter
         for name in (*(f"tap_{j}" for j in range(mamba.taps)), *(("conv_bias",) if mamba.conv_bias else ())):
             setattr(self, name, nn.Parameter(weights[f"{path}{name}"].reshape(1, 1, 1, -1), requires_grad=False))
@@ -68,16 +67,10 @@ class MambaMixer(nn.Module):
         self.out_proj = projection(weights[f"{path}out_proj.weight"])
 
     def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
-        mamba, own = self.sizes, self.own(x)
-        if shared.rows is None:
-            ring[:] = write_ring(ring, own, shared.ring_write, shared.ring_keep)
-        else:
-            shared.rows.append(own)
-            ring = write_ring(ring, own, shared.ring_write, shared.ring_keep)
-        read = torch.matmul(shared.windows, ring.transpose(2, 3))  # [1, 1, 2 (B + taps - 1), C]
+        mamba, read = self.sizes, put(self.own(x), ring, shared)
         v, b, c, dt = self.heads(read.reshape(1, 2, BLOCK + mamba.taps - 1, mamba.pending))
         decay = torch.maximum(dt * self.rate, torch.full((1, 1, 1, 1), -MOST_DECAY, dtype=dt.dtype))
-        pairs, since, until, lost = decayed(decay, mamba.heads, shared.constants)
+        pairs, since, until, lost = decayed(decay, 2, mamba.heads, shared.constants)
         u = v * dt
         folded = self.folded(state, u[0:1], self.spread(b[0:1], until[0:1], (mamba.state_dim, 1)), lost[0:1], shared)
         if shared.rows is None:
@@ -112,9 +105,7 @@ class MambaMixer(nn.Module):
         """
         mamba, back, n = self.sizes, self.sizes.taps - 1, 2
         raw, dt = torch.split(windows, [mamba.mixed, mamba.heads], dim=3)
-        y = self.tap_0 * raw[:, :, 0:BLOCK]
-        for j in range(1, mamba.taps):
-            y = y + getattr(self, f"tap_{j}") * raw[:, :, j : j + BLOCK]
+        y = convolved([getattr(self, f"tap_{j}") for j in range(mamba.taps)], raw)
         y = y + self.conv_bias if mamba.conv_bias else y
         x, bc = torch.split(y, [mamba.width, mamba.mixed - mamba.width], dim=3)
         x, bc = ((z * (factor / 2)) * (torch.tanh(z * 0.5) + 1) for z, factor in ((x, X_SCALE), (bc, 1.0)))  # SiLU
@@ -157,26 +148,6 @@ class MambaMixer(nn.Module):
         y = y.transpose(2, 3).reshape(1, groups, width // groups, -1)
         out: Tensor = self.norm(y * silu_tanh(gate.reshape(1, groups, width // groups, -1)))
         return out.reshape(1, width, -1, 1)
-
-
-def decayed(decay: Tensor, heads: int, constants: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what two blocks forget, given the decay of each token, [2, heads, B, 1].
-
-    Args:
-        decay: times DECAY_SCALE.
-        heads: how many.
-        constants: the part's triangles.
-
-    Returns:
-        exp(G_ij), [2, heads, B, B]; exp of the decays since the start and until the end, [2, heads, B, 1]; and the
-        share of the state that the block forgets, [2, heads, 1, 1].
-    """
-    causal, after, both = (constants[name] for name in ("causal", "later_decays", "decay_sums"))
-    pairs = torch.exp(torch.matmul(decay.reshape(2, heads, 1, BLOCK) * causal, after)) * causal
-    sums = torch.matmul(both, decay)  # [2, heads, 2 B, 1]
-    since, until = torch.split(torch.exp(sums), BLOCK, dim=2)
-    lost = (since[:, :, BLOCK - 1 :] + 1) * torch.tanh(sums[:, :, BLOCK - 1 : BLOCK] * -0.5)
-    return pairs, since, until, lost
 
 
 def _by_head(values: Tensor) -> nn.Parameter:

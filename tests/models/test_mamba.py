@@ -156,10 +156,10 @@ def folded_twice(real: Any) -> Any:
 def decayed_after(real: Any) -> Any:
     """The state decays after a token is added, its own update too."""
 
-    def decayed(decay: Tensor, heads: int, constants: Any) -> Any:
+    def decayed(decay: Tensor, n: int, heads: int, constants: Any) -> Any:
         causal = constants["causal"]
         sums = torch.cat([causal * (1 - causal.transpose(2, 3)), causal.transpose(2, 3)], dim=2) / DECAY_SCALE
-        return real(decay, heads, {**constants, "decay_sums": sums})
+        return real(decay, n, heads, {**constants, "decay_sums": sums})
 
     return decayed
 
