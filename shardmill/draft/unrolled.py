@@ -107,7 +107,7 @@ def rows_of(x: Tensor, order: Tensor) -> Tensor:
     """Return rows of each text: [texts, r, ...] of [texts, n, ...], by their numbers [texts, r]."""
     texts, n = x.shape[:2]
     flat = (torch.arange(texts)[:, None] * n + order).flatten()
-    return x.flatten(0, 1).index_select(0, flat).unflatten(0, (texts, -1))
+    return x.flatten(0, 1).index_select(0, flat).reshape(*order.shape, *x.shape[2:])
 
 
 def _normed(head: ReferenceHead, embedded: Tensor, read: Tensor) -> Tensor:
