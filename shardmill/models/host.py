@@ -55,7 +55,7 @@ class KVLayout:
         self.held = np.full(self.slots, NEVER)  # position that each slot was last written with
         self.recent = np.full(self.window_slots, NEVER)  # position in each slot of the sliding layers' rings
         self.ring = np.full(RING, NEVER)  # position in each slot of the rings of convolutions and recurrences
-        sizes = dict(runtime.get("recurrent", {}))
+        sizes = dict(runtime.get("recurrent") or {})
         self.narrow: int | None = sizes.pop("narrow", None)  # a pass of more tokens has several blocks of a recurrence
         self.recurrent: Mapping[str, int] | None = sizes or None
         self.folded = 0  # a recurrence's state holds every position before this one, and no other

@@ -183,6 +183,7 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
                 "experts": a.graph.experts is not None,
                 "per_layer": a.graph.per_layer,
                 "delta": a.graph.delta is not None,
+                "mamba": a.graph.mamba is not None,
             },
         },
         "item_bytes": 2,

@@ -215,7 +215,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     )  # mapped: only what is read counts
     table = rows["embedding"]["parameters"] - looked_up
     layer = layers / plan["architecture"]["layers"] / MILLION
-    if shape["graph"].get("delta"):  # which has a longer text, too
+    if shape["graph"].get("delta") or shape["graph"].get("mamba"):  # which have a longer text, too
         positions += len(sampled(LONG))
     encoders = [name for name, row in rows.items() if row["kind"] == "encoder"]
     buckets = dict(zip(encoders, plan.get("buckets") or (), strict=True))

@@ -15,7 +15,7 @@ from shardmill.decode import PrefixCache, Session, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates import measurement, residency, stack
 from shardmill.gates.nonfinite import audit_values
-from shardmill.gates.parity import relative_error
+from shardmill.gates.parity import PartRunner, part_schedules, relative_error
 from shardmill.gates.passes import in_passes
 from shardmill.gates.stack import TurningDrafter, decode_one_by_one
 from shardmill.gates.thresholds import THRESHOLDS
@@ -66,6 +66,20 @@ def test_the_gates_of_the_stack_pass_with_several_blocks(blocks: Blocks) -> None
     rows = measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
     measurement.demand("stack", rows)
     assert {row["detail"] for row in rows} >= {"T=32", "mixed", "padded", "rejected drafts", "moving between contexts"}
+
+
+def test_a_part_leaves_the_same_rings_and_caches(blocks: Blocks) -> None:
+    """However its tokens are cut, by the schedules of its gate."""
+    part, plan = blocks.shipped.parts["layers_00_04"], blocks.shipped.plan
+    runner = PartRunner(blocks.shipped.packages[part.name], part, plan)
+    rows = {"x": np.random.default_rng(0).normal(size=(80, part.graph.hidden)).astype(np.float32)}
+    with load_programs_as("fp32"):
+        plain, states = runner.run(rows, in_passes(80, [1]))
+        for name, passes in part_schedules(part, 80, plan["verify"]).items():
+            found, left = runner.run(rows, passes)
+            assert relative_error(found, plain) <= LIMIT, name
+            assert {*left} == {*states} and "c_0" in left
+            assert all(relative_error(left[key].ravel(), states[key].ravel()) <= LIMIT for key in states), name
 
 
 @pytest.mark.parametrize("length", [5, 12, 31, 32, 33, 40, 63, 64, 65, 97])

@@ -129,6 +129,15 @@ def test_only_what_transformers_is_given_whole_counts_as_a_whole_layer() -> None
     assert Need(1, whole=1).mb(Sizes(wide=7)) == 8
 
 
+@pytest.mark.parametrize("kind", ["delta", "mamba"])
+def test_a_recurrence_has_the_logits_of_a_longer_text_too(kind: str) -> None:
+    """At 256 of 2,048 positions."""
+    recurrent = phi_4_mini()
+    recurrent["architecture"] |= {"graph": {"experts": None, kind: {"taps": 4}}}
+    plain = resources.job_sizes(phi_4_mini(), 100).logits
+    assert resources.job_sizes(recurrent, 100).logits == pytest.approx(3.56 * plain)
+
+
 def test_a_need_counts_every_size() -> None:
     found = Sizes(part=1, largest=10, layer=100, model=1000, table=10000, whole=100000)
     assert Need(100, part=1, largest=2, layer=3, model=4, table=5, whole=6).mb(found) == 654421

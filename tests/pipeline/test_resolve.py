@@ -152,6 +152,8 @@ def test_of_a_repository_only_config_json_is_fetched_and_only_once(
         ("granitemoe", {}),
         ("granitemoe", {"experts": "routed"}),
         ("lfm2", {"tokens": {"max": 4}}),
+        ("qwen3_5_text", {"tokens": {"max": 8}}),
+        ("nemotron_h", {"tokens": {"max": 8}}),
     ],
 )
 def test_memory_is_expected_as_the_plan_says_it(
