@@ -37,6 +37,7 @@ def layouts() -> Iterator[dict[str, Any]]:
     ring = masked | {"window_slots": 8}
     conv = plain | {"context": 64, "conv_taps": 3}
     recurrent = plain | {"context": 64, "recurrent": {"block": 3, "taps": 3}}
+    blocks = plain | {"context": 64, "recurrent": {"block": 2, "taps": 3, "narrow": 2}}
     forward = [["pass", [0, 1, 2], [0, 1, 2]], ["pass", [3], [3]], ["pass", [4, 5, 6, 7], [4, 5, 6, 7]]]
     rejected = [["pass", [5, 6], [5, 6]], ["rewindable", 2], ["rewindable", 5]]
     slide = [["forget", [4, 5]], ["pass", [4, 5], [12, 13]]]
@@ -57,12 +58,15 @@ def layouts() -> Iterator[dict[str, Any]]:
         where = list(range(start, start + count))
         folded += [["rewindable", start], ["pass", where, where], ["undoable", start + 1], ["rewindable", start - 1]]
     folded += [["pass", [6, 8], [6, 8]], ["reset"], ["rewindable", 1], ["undoable", 0], ["pass", [0], [0]]]
+    wide = [["pass", list(range(s, s + n)), list(range(s, s + n))] for s, n in ((0, 6), (6, 1), (7, 5), (12, 2))]
+    wide += [["rewindable", 12], ["undoable", 13], ["pass", [14], [14]], ["rewindable", 12]]
     for runtime, script in (
         (plain, [*forward, *rejected, *slide]),
         (masked, [*forward, *rejected, *lengths]),
         (ring, [*forward, *rejected, *far]),
         (conv, [*forward, *rejected, *long, ["rewindable", 20], ["pass", [9], [9]], ["rewindable", 40]]),
         (recurrent, folded),
+        (blocks, [*wide, ["reset"], wide[0]]),
     ):
         yield {
             "runtime": runtime,

@@ -54,7 +54,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the family and the form of i
     "lengths": ("phi3", {"shapes": "fixed", "contexts": [40, 96]}),
     "lengths, rings and host caches": ("lfm2", {"shapes": "fixed", "state": "host", "contexts": [40, 96]}),
     "recurrence": ("qwen3_5_text", {}),
-    "recurrence, lengths and host states": ("qwen3_5_text", {"shapes": "fixed", "state": "host", "contexts": [40, 96]}),
+    "recurrence in blocks, lengths and host states": (
+        "qwen3_5_text",
+        {"shapes": "fixed", "state": "host", "contexts": [40, 96]},
+    ),
 }
 Answer = Mapping[str, Any]
 Ask = Callable[[dict[str, Any]], Answer]
@@ -91,6 +94,7 @@ def tiny_build(kind: str, folder: Path) -> Path:
     programs.mkdir()
     source = tiny.fetched(written, folder / "source")
     changes: dict[str, Any] = {"topology": "auto", "head": {"slices": 2}, "context": CONTEXT}
+    changes |= {"tokens": {"max": 16, "verify": 4}} if "blocks" in kind else {}
     return finished(program_forms.build(source, programs, program, **changes), folder)
 
 

@@ -27,7 +27,9 @@ public struct KVLayout {
     /// The positions in the rings of convolutions and recurrences.
     private(set) var ring: [Int]
     /// A recurrence's state holds every position before this one, and no other.
-    private(set) var folded = 0
+    private var folded = 0
+    /// Positions that a recurrence has folded without putting them into its ring.
+    private var skipped = 0
     private var tables: [String: (cos: [Float], sin: [Float])] = [:]
 
     /// Make empty slots for a build, and the rotary tables, with a row for each slot.
@@ -58,7 +60,7 @@ public struct KVLayout {
         held = [Int](repeating: never, count: slots)
         recent = [Int](repeating: never, count: windowSlots)
         ring = [Int](repeating: never, count: convRing)
-        folded = 0
+        (folded, skipped) = (0, 0)
     }
 
     /// Whether no slot holds anything.
@@ -196,16 +198,22 @@ public struct KVLayout {
     private func isFoldable(_ position: Int, _ recurrence: Recurrence) -> Bool {
         if position == 0 { return true }
         if !(folded...folded + recurrence.block).contains(position) { return false }
-        return (max(folded - recurrence.taps + 1, 0)..<position).allSatisfy { ring[$0 % convRing] == $0 }
+        return (max(folded - recurrence.taps + 1, 0)..<position).allSatisfy { ring[ringSlot($0)] == $0 }
     }
+
+    /// Return the slot of a position in the ring of a recurrence.
+    private func ringSlot(_ position: Int) -> Int { ((position - skipped) % convRing + convRing) % convRing }
 
     /// Return conv_write_mask [1, 1, T, R] and the three masks of a recurrence.
     ///
     /// Pending tokens are folded only when a window has no room for them beside the pass' own tokens. Each fold rounds
-    /// the state, and a session can go back as far as the state is not folded.
+    /// the state, and a session can go back as far as the state is not folded. A pass of more than `narrow` tokens
+    /// folds all its own blocks but the last. It puts into the ring what the next pass needs, in the slots after the
+    /// slots that it reads.
     private mutating func recurrentMasks(_ positions: [Int], _ recurrence: Recurrence) throws -> [String: HostArray] {
         let (first, count, block, back) = (positions[0], positions.count, recurrence.block, recurrence.taps - 1)
-        if count > block || positions != Array(first..<first + count) {
+        let isWide = recurrence.narrow.map { count > $0 } ?? false
+        if count > block && !isWide || positions != Array(first..<first + count) {
             throw ShardmillError(
                 .request, "positions \(positions): a recurrence takes up to \(block) that follow one another")
         }
@@ -214,25 +222,30 @@ public struct KVLayout {
                 .request, "position \(first): the recurrence is folded up to \(folded); feed the text again")
         }
         let before = first == 0 ? 0 : folded
-        let stays = first - before + count <= block
-        let begin = stays ? before : first  // of the second window, and of what is pending after the pass
+        let stays = first - before + count <= block && !isWide
+        let begin = stays ? before : first  // of the second window
+        var read = HostArray(zeros: [1, 2 * (block + back), convRing, count])
+        let windows = [(before, stays ? 0 : first), (begin, isWide ? first : first + count)]
+        for (window, (start, end)) in windows.enumerated() {
+            for p in start - back..<start + block where p >= 0 && p < end {
+                let column = window * (block + back) + p - (start - back)
+                read.values[(column * convRing + ringSlot(p)) * count] = 1
+            }
+        }
+        let pending = isWide ? first + (count - 1) / block * block : begin  // after the pass
+        let left = max(pending - back - first, 0)  // tokens at the beginning that the ring does not get
+        skipped += left
         var write = HostArray(zeros: [1, 1, count, convRing])
         var out = HostArray(zeros: [1, 1, count, block])
         for (t, p) in positions.enumerated() {
-            ring[p % convRing] = p
-            write.values[t * convRing + p % convRing] = 1
-            out.values[t * block + p - begin] = 1
-        }
-        var read = HostArray(zeros: [1, 2 * (block + back), convRing, count])
-        for (window, (start, end)) in [(before, stays ? 0 : first), (begin, first + count)].enumerated() {
-            for p in start - back..<start + block where p >= 0 && p < end {
-                let column = window * (block + back) + p - (start - back)
-                read.values[(column * convRing + p % convRing) * count] = 1
-            }
+            out.values[t * block + (p - begin) % block] = 1
+            if t < left { continue }
+            ring[ringSlot(p)] = p
+            write.values[t * convRing + ringSlot(p)] = 1
         }
         var keep = HostArray(zeros: [1, 1, 1, count])
         keep.values[0] = before > 0 ? 1 : 0
-        folded = begin
+        folded = pending
         return [
             "conv_write_mask": write, "recurrent_read_mask": read, "recurrent_out_mask": out,
             "recurrent_keep_mask": keep,

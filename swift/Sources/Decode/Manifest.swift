@@ -2,8 +2,8 @@ import Foundation
 
 /// Features that this version knows, as `uses` of model.json names them.
 private let features: Set = [
-    "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "recurrent", "per-layer", "drafter",
-    "int8-table", "adapters",
+    "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "recurrent", "recurrent-blocks",
+    "per-layer", "drafter", "int8-table", "adapters",
 ]
 
 /// model.json of a decoder's build, format 2. docs/model-json.md in the repository explains every key.
@@ -171,7 +171,10 @@ public struct Manifest: Sendable {
             let (block, taps) = (recurrence.block, recurrence.taps)
             let fits = (1...convRing).contains(block) && (1...convRing).contains(taps)
             try demand(fits && 2 * block + taps - 1 <= convRing, "recurrent does not fit a ring of \(convRing)")
-            try demand(tokensMax <= block, "passes of \(tokensMax) tokens are too wide for a recurrence of \(block)")
+            let (narrow, count) = (recurrence.narrow ?? tokensMax, tokensMax)
+            let inBlocks = count <= block || recurrence.narrow != nil && count % block == 0
+            try demand(inBlocks, "passes of \(count) tokens are too wide for a recurrence of \(block)")
+            try demand((verify...max(verify, block)).contains(narrow), "recurrent.narrow is \(narrow)")
         }
         try demand(window.map { (1...most).contains($0) } ?? (windowSlots == 0), "window does not fit window_slots")
         try demand(chat?.stop.allSatisfy { (0..<vocab).contains($0) } ?? true, "chat.stop is not in the vocabulary")

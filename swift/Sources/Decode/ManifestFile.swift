@@ -1,9 +1,11 @@
-/// The numbers of a recurrence (gated DeltaNet).
+/// The numbers of a recurrence (gated DeltaNet, Mamba-2).
 public struct Recurrence: Decodable, Sendable {
-    /// B, the most tokens of a pass, and the most by which its state may lag behind the text.
+    /// B, the most tokens that are folded at once, and the most by which its state may lag behind the text.
     public let block: Int
     /// L, the number of taps of its convolution.
     public let taps: Int
+    /// A pass of more tokens has several blocks; nil if no pass has more than B.
+    public let narrow: Int?
 }
 
 /// model.json as it is written; `Manifest` is what it means.

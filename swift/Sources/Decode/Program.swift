@@ -172,7 +172,7 @@ final class Program {
             let slots = slotsByRow(given["conv_write_mask"]!)
             let width = rows.shape[3]
             for channel in 0..<shape[1] * shape[2] {
-                for (t, slot) in slots.enumerated() {
+                for case (let t, let slot?) in slots.enumerated() {  // a recurrence's ring does not get every token
                     try cache.write(
                         values[channel * width + t..<channel * width + t + 1], at: channel * shape[3] + slot)
                 }
@@ -199,9 +199,9 @@ private func padsWithZeros(_ name: String) -> Bool {
     ["kv_write_mask", "conv_write_mask", "recurrent_"].contains { name.hasPrefix($0) }
 }
 
-/// Return the slot of each token of a mask [1, 1, T, R].
-private func slotsByRow(_ mask: HostArray) -> [Int] {
-    (0..<mask.shape[2]).map { t in (0..<mask.shape[3]).first { mask.values[t * mask.shape[3] + $0] == 1 } ?? 0 }
+/// Return the slot of each token of a mask [1, 1, T, R]; nil if it is written nowhere.
+private func slotsByRow(_ mask: HostArray) -> [Int?] {
+    (0..<mask.shape[2]).map { t in (0..<mask.shape[3]).first { mask.values[t * mask.shape[3] + $0] == 1 } }
 }
 
 /// Return the slot of each token of a mask [1, 1, S, T].

@@ -243,8 +243,9 @@ public final class Session {
     }
 
     private func rows(_ next: [Int], _ width: Int) throws -> Logits {
-        let (slots, positions) = places(width)
-        let logits = try engine.forward(padded(next, width), slots: slots, positions: positions)
+        let filled = padded(next, width)
+        let (slots, positions) = places(filled.count)
+        let logits = try engine.forward(filled, slots: slots, positions: positions)
         fed = next
         return try finite(logits, next.count)
     }
@@ -261,9 +262,17 @@ public final class Session {
     }
 
     private func write(_ next: [Int], _ width: Int) throws {
-        let (slots, positions) = places(width)
-        try engine.hidden(padded(next, width), slots: slots, positions: positions)
+        let filled = padded(next, width)
+        let (slots, positions) = places(filled.count)
+        try engine.hidden(filled, slots: slots, positions: positions)
         fed = next
+    }
+
+    /// Fill a pass up by its last token. A pass of several blocks of a recurrence has only tokens that are kept; the
+    /// program fills it up.
+    private func padded(_ tokens: [Int], _ width: Int) -> [Int] {
+        if width > widths.last! && engine.manifest.recurrence?.narrow != nil { return tokens }
+        return tokens + [Int](repeating: tokens.last!, count: width - tokens.count)
     }
 
     private func places(_ width: Int) -> (slots: [Int], positions: [Int]) {
@@ -280,8 +289,4 @@ public final class Session {
             first = visible
         }
     }
-}
-
-private func padded(_ tokens: [Int], _ width: Int) -> [Int] {
-    tokens + [Int](repeating: tokens.last!, count: width - tokens.count)
 }

@@ -117,6 +117,8 @@ func refusedByName() throws {
         (["drafter"], ["kind": "mtp", "taps": [1], "vocab": 32, "rope": [:]], "kind 'mtp'"),
         (["recurrent"], ["block": 15, "taps": 4], "recurrent does not fit"),
         (["recurrent"], ["block": 2, "taps": 4], "passes of 4 tokens are too wide"),
+        (["recurrent"], ["block": 3, "taps": 4, "narrow": 4], "passes of 4 tokens are too wide"),
+        (["recurrent"], ["block": 4, "taps": 4, "narrow": 9], "recurrent.narrow is 9"),
     ]
     for (place, value, named) in refused {
         let error = try outcome(changed(full(), place[...], value))
