@@ -18,7 +18,7 @@ from shardmill.printable import printable
 DECODERS = ("model.language_model.", "language_model.model.", "model.")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 LAYER = re.compile(r"(^|\.)layers\.\d+\.")
-ROWS = 1024  # of a matrix at a time
+ROWS = 256  # of a matrix at a time
 
 
 def merged_places(lora: LoraHeader, tensors: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:

@@ -26,7 +26,7 @@ _ROWS = (  # each after the steps whose files it reads
             "source": lambda config: options.settings(config)["source"],
             "drafter": lambda config: options.settings(config)["drafter"],
         },
-        needs=Need(300),
+        needs=Need(450),  # with an adapter to merge, by torch
         packages=("huggingface-hub",),
         kept=False,
         delivered=True,

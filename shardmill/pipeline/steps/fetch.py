@@ -1,4 +1,4 @@
-"""fetch: the checkpoint's files and the drafter's, linked into the build, and source.receipt.json."""
+"""fetch: the checkpoint's files, perhaps with an adapter merged, and the drafter's, and source.receipt.json."""
 
 from __future__ import annotations
 
