@@ -189,6 +189,18 @@ def test_functions_are_called_after_a_thought_which_is_sent_back() -> None:
     assert "The city is Rome" not in later and CALL in later and "<tool_response>\ndry\n" in later
 
 
+def test_a_thought_is_an_item_of_a_response() -> None:
+    """Whole and in events; it may be sent back."""
+    with running(thinker("It may.\n</think>\n\nYes.")) as up:
+        create: Any = up.client().responses.create
+        answer = create(model=NAME, input=QUESTION, temperature=0)
+        assert [item.type for item in answer.output] == ["reasoning", "message"]
+        assert answer.output[0].content[0].text == "It may." and answer.output_text == "Yes."
+        events = create(model=NAME, input=[*QUESTION, *answer.output, *QUESTION], temperature=0, stream=True)
+        told = "".join(event.delta for event in events if event.type == "response.reasoning_text.delta")
+        assert told == "It may."
+
+
 def test_no_label_is_decided_inside_a_thought() -> None:
     with running(thinker("")) as up:
         asked: Any = {"model": NAME, "messages": QUESTION, "labels": ["yes", "no"]}
