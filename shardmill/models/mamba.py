@@ -15,7 +15,8 @@ after token j up to token i, and G_i the sum up to i, a block of B tokens comput
     S = exp(G_B) S + sum_j exp(G_Bj) dt_j x_j^T B_j
 
 A token with a step of 0 changes nothing, whatever the bias of the convolution makes of it. Steps in the ring are 64
-times the model's, x is a quarter of the model's, and so S and y are 16 times the model's.
+times the model's, x is a quarter of the model's, and so S and y are 16 times the model's. The gate takes this factor
+away again, since it may be large where y is.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from shardmill.models.primitives import (
     multiply,
     projection,
     scale,
-    silu_tanh,
     softplus,
     unquantized,
     vector,
@@ -42,6 +42,7 @@ from shardmill.models.primitives import (
 
 Weights = Mapping[str, Tensor]
 X_SCALE = 0.25
+GATE_SCALE = 1 / (DECAY_SCALE * X_SCALE)
 FLOOR = 2.0**-4  # what the least step becomes before it is compared, since fp16 holds this number exactly
 MOST_DECAY = 6e4  # of a token, times DECAY_SCALE: exp(-937) is 0 in any precision, and fp16 has no infinity here
 
@@ -61,7 +62,7 @@ class MambaMixer(nn.Module):
         for name in (*(f"tap_{j}" for j in range(mamba.taps)), *(("conv_bias",) if mamba.conv_bias else ())):
             setattr(self, name, nn.Parameter(weights[f"{path}{name}"].reshape(1, 1, 1, -1), requires_grad=False))
         self.in_proj_z = projection(weights[f"{path}in_proj_z.weight"])
-        self.norm = RMSNorm(None, g.rms_norm_eps * (DECAY_SCALE * X_SCALE) ** 2, axis=2)
+        self.norm = RMSNorm(None, g.rms_norm_eps, axis=2)
         gains = weights[f"{path}norm.weight"].reshape(1, mamba.groups, -1, 1)
         self.norm.weight = nn.Parameter(gains, requires_grad=False)
         self.out_proj = projection(weights[f"{path}out_proj.weight"])
@@ -146,7 +147,9 @@ class MambaMixer(nn.Module):
         """Return the heads' output [1, heads, T, P], gated and then normed: [1, heads * P, T, 1]."""
         groups, width = self.sizes.groups, self.sizes.width
         y = y.transpose(2, 3).reshape(1, groups, width // groups, -1)
-        out: Tensor = self.norm(y * silu_tanh(gate.reshape(1, groups, width // groups, -1)))
+        gate = gate.reshape(1, groups, width // groups, -1)
+        gate = gate * ((torch.tanh(gate * 0.5) + 1) * (GATE_SCALE / 2))  # SiLU
+        out: Tensor = self.norm(y * gate)
         return out.reshape(1, width, -1, 1)
 
 
