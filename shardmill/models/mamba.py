@@ -16,7 +16,7 @@ after token j up to token i, and G_i the sum up to i, a block of B tokens comput
 
 A token with a step of 0 changes nothing, whatever the bias of the convolution makes of it. Steps in the ring are 64
 times the model's, x is a quarter of the model's, and so S and y are 16 times the model's. The gate takes this factor
-away again, since it may be large where y is.
+away again, since a gate may be large where y is.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Weights = Mapping[str, Tensor]
 X_SCALE = 0.25
 GATE_SCALE = 1 / (DECAY_SCALE * X_SCALE)
 FLOOR = 2.0**-4  # what the least step becomes before it is compared, since fp16 holds this number exactly
-MOST_DECAY = 6e4  # of a token, times DECAY_SCALE: exp(-937) is 0 in any precision, and fp16 has no infinity here
+MOST_DECAY = 6e4  # of a token, times DECAY_SCALE: exp(-937) is 0 in any precision, and infinity times 0 would be NaN
 
 
 class MambaMixer(nn.Module):
