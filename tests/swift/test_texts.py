@@ -49,6 +49,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {  # the family and the form of i
     "convolution's ring": ("lfm2", {}),
     "routed experts": ("granitemoe", {}),
     "rows for each layer": ("gemma4_text", {}),
+    "caches of other parts": ("gemma4_text", {"shapes": "fixed", "state": "host", "contexts": [40, 96]}),
     "host caches": ("lfm2", {"shapes": "fixed", "state": "host"}),
     "fixed functions": ("phi3", {"shapes": "fixed"}),
     "lengths": ("phi3", {"shapes": "fixed", "contexts": [40, 96]}),
@@ -95,6 +96,7 @@ def tiny_build(kind: str, folder: Path) -> Path:
     source = tiny.fetched(written, folder / "source")
     changes: dict[str, Any] = {"topology": "auto", "head": {"slices": 2}, "context": CONTEXT}
     changes |= {"tokens": {"max": 16, "verify": 4}} if "blocks" in kind else {}
+    changes |= {"topology": [[0, 4], [4, 6], [6, 8]]} if kind == "caches of other parts" else {}
     return finished(program_forms.build(source, programs, program, **changes), folder)
 
 

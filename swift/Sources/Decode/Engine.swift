@@ -136,30 +136,37 @@ public class Engine {
         return logits
     }
 
-    /// Return the last layer's output [1, d, T, 1], without running the LM head.
-    @discardableResult
-    public func hidden(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> HostArray {
+    /// Do the same as `forward`, but run only the programs that keep something for later passes.
+    public func write(_ tokens: [Int], slots: [Int], positions: [Int]) throws {
+        let keeping = layers.lastIndex { !$0.program.part.states.isEmpty || !$0.program.part.written.isEmpty }
+        let parts = taps == nil ? keeping.map { $0 + 1 } : nil
+        _ = try hidden(tokens, slots: slots, positions: positions, parts: parts)
+    }
+
+    /// Return the output [1, d, T, 1] of the last layer, or of the last of the first `parts` parts of layers.
+    func hidden(_ tokens: [Int], slots: [Int], positions: [Int], parts: Int? = nil) throws -> HostArray {
         let x = try table.columns(of: tokens, carry: carry)
         var byToken: [String: HostArray] = [:]
         if let rows {
             byToken = try rows.arrays(tokens)
             byToken["embedded"] = carry == 0 ? x : try table.columns(of: tokens)
         }
-        return try through(x, slots: slots, positions: positions, byToken)
+        return try through(x, slots: slots, positions: positions, byToken, parts: parts)
     }
 
     /// Do the same as `hidden`, given the first part's x [1, channels, T, 1] and the inputs that depend on tokens.
     final func through(
-        _ first: HostArray, slots: [Int], positions: [Int], _ byToken: [String: HostArray] = [:]
+        _ first: HostArray, slots: [Int], positions: [Int], _ byToken: [String: HostArray] = [:], parts: Int? = nil
     ) throws -> HostArray {
         var x = first
         if slots.max()! >= layout.length { try fit(slots.max()! + 1) }
         var given = try layout.arrays(slots: slots, positions: positions).merging(byToken) { $1 }
-        for part in layers {
+        for part in layers.prefix(parts ?? layers.count) {
             let width = x.shape[1]
             given["x"] = x
             taps?.write(x, layer: part.program.part.start, slots: slots)
-            let hidden = try part.program.run(given, tokens: slots.count)
+            let lent = part.program.part.lent.isEmpty ? [:] : caches
+            let hidden = try part.program.run(given, tokens: slots.count, lent: lent)
             if taps != nil {
                 for (layer, output) in part.program.tapped {
                     let rows = HostArray(shape: output.shape, values: try output.read()).firstTokens(slots.count)
@@ -168,7 +175,7 @@ public class Engine {
             }
             x = part.experts.isEmpty ? hidden : try join(hidden, width: width, part.experts)
         }
-        last = (positions[0], x)
+        last = (parts ?? layers.count) < layers.count ? nil : (positions[0], x)
         taps?.write(x, layer: layers.last?.program.part.end ?? 0, slots: slots)
         return x
     }

@@ -52,7 +52,7 @@ final class HeadEngine: Engine {
         model.keepTaps(head.taps)
     }
 
-    override func hidden(_ tokens: [Int], slots: [Int], positions: [Int]) throws -> HostArray {
+    override func hidden(_ tokens: [Int], slots: [Int], positions: [Int], parts: Int?) throws -> HostArray {
         let embedded = try table.columns(of: tokens)
         let states = positions[0] < known ? try taken(slots) : try own(positions)
         let channels = embedded.shape[1] + states.shape[1]

@@ -3,7 +3,7 @@ import Foundation
 /// Features that this version knows, as `uses` of model.json names them.
 private let features: Set = [
     "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "recurrent", "recurrent-blocks",
-    "per-layer", "drafter", "int8-table", "adapters",
+    "per-layer", "drafter", "int8-table", "adapters", "lent",
 ]
 
 /// model.json of a decoder's build, format 2. docs/model-json.md in the repository explains every key.
@@ -198,10 +198,10 @@ public struct Manifest: Sendable {
             if !good { throw ShardmillError(.build, "model.json: \(reason())") }
         }
         var before: Part.Kind?
-        for part in parts {
+        for (place, part) in parts.enumerated() {
             let isOurs = [.layers, .experts, .head].contains(part.kind)
             try demand(isOurs, "\(part.name.prefix(40)) is an encoder's or a drafter's, in a decoder's build")
-            try part.check(self, lenders: lenders)
+            try part.check(self, lenders: lenders + (part.lent.isEmpty ? [] : parts[..<place]))
             let inPlace = part.kind != .experts || before == .layers || before == .experts
             try demand(inPlace, "\(part.name) follows no layers")
             before = part.kind

@@ -137,6 +137,7 @@ struct RawPart: Decodable {
     let taps: [String: Int]?
     let drafter: Bool?
     let adapters: [String: [Int]]?
+    let lent: [String]?
     let functions: [String: String]?
     let contexts: [String: Shorter]?
     let program: Program

@@ -52,6 +52,8 @@ public struct Part: Sendable {
     public let written: [String: String]
     /// Outputs that a drafter reads, each with the layer whose input it is.
     public let taps: [String: Int]
+    /// The inputs that are caches which the host keeps for earlier parts, or for the model of an assistant.
+    public let lent: Set<String>
     /// The inputs that hold an adapter's matrices; zeros without an adapter.
     public let adapters: Set<String>
     /// The name of the function for each width; empty if one function accepts every width up to `tokens_max`.
@@ -80,6 +82,7 @@ public struct Part: Sendable {
         states = raw.states
         written = raw.written ?? [:]
         taps = raw.taps ?? [:]
+        lent = Set(raw.lent ?? [])
         adapters = Set((raw.adapters ?? [:]).keys)
         functions = try Self.byNumber(raw.functions ?? [:], raw.name)
         program = try Manifest.inside(folder, raw.program.path)

@@ -264,7 +264,7 @@ public final class Session {
     private func write(_ next: [Int], _ width: Int) throws {
         let filled = padded(next, width)
         let (slots, positions) = places(filled.count)
-        try engine.hidden(filled, slots: slots, positions: positions)
+        try engine.write(filled, slots: slots, positions: positions)
         fed = next
     }
 
