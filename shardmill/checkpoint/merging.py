@@ -15,9 +15,10 @@ from shardmill.errors import CheckpointError
 from shardmill.printable import printable
 
 # Where transformers and checkpoints have the layers of a decoder: in a model that is more, the names may differ.
-DECODERS = ("model.language_model.", "language_model.model.", "model.")
+DECODERS = ("model.language_model.", "language_model.model.", "model.", "backbone.")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 LAYER = re.compile(r"(^|\.)layers\.\d+\.")
+DECODER_LAYER = re.compile(rf"({'|'.join(map(re.escape, DECODERS))})?layers\.\d+\.")  # and of no other tower, or MTP head
 ROWS = 256  # of a matrix at a time
 
 
@@ -44,8 +45,9 @@ def merged_places(lora: LoraHeader, tensors: Mapping[str, TensorInfo]) -> dict[s
             raise CheckpointError(f"{lora.folder}: {printable(module)} is for a weight of {list(shape)}; {base}")
         found[module] = info
     known = {info.name: module for module, info in found.items()}
-    adaptable = (name for name in tensors if name.removesuffix(".weight").endswith(PROJECTIONS) and LAYER.search(name))
-    check_targets(lora, [known.get(name, name.removesuffix(".weight")) for name in adaptable if "expert" not in name])
+    layers = (name for name in tensors if DECODER_LAYER.match(name) and "expert" not in name)
+    adaptable = [name for name in layers if name.removesuffix(".weight").endswith(PROJECTIONS)]
+    check_targets(lora, [known.get(name, name.removesuffix(".weight")) for name in adaptable])
     return found
 
 

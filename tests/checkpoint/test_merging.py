@@ -20,12 +20,13 @@ from shardmill.checkpoint.paths import RECORD_FILE
 from shardmill.checkpoint.peft import WEIGHTS
 from shardmill.errors import CheckpointError
 
-FAMILIES = ("phi3", "qwen3", "gemma3", "qwen3_5_text", "lfm2", "mixtral")
+FAMILIES = ("phi3", "qwen3", "gemma3", "qwen3_5_text", "lfm2", "mixtral", "nemotron_h")
 OPTIONS: dict[str, dict[str, Any]] = {  # of each adapter
     "phi3": {"use_rslora": True},
     "qwen3": {"alpha_pattern": {"q_proj": 3}, "rank_pattern": {"v_proj": 2}},
     "gemma3": {"target_modules": r".*language_model.*\.(q_proj|up_proj)"},
     "mixtral": {"target_modules": ["q_proj", "o_proj"]},
+    "nemotron_h": {"target_modules": ["q_proj", "up_proj", "down_proj"]},  # PEFT refuses Mamba's out_proj
 }
 
 
@@ -91,6 +92,22 @@ def test_only_changed_files_are_copies_and_the_record_tells_both(pair: tuple[Pat
     assert fetched(source, dest, other, changes)["files"] != record["files"] and len(changes) == 3
     assert fetched(source, dest, None, changes) == plain and len(changes) == 4
     assert (dest / changed).samefile(source / changed)
+
+
+@pytest.mark.parametrize("beside", ["mtp.layers.0", "vision_tower.vision_model.encoder.layers.0"])
+def test_an_adapter_of_the_decoder_needs_nothing_for_what_lies_beside_it(
+    pair: tuple[Path, Path], beside: str, tmp_path: Path
+) -> None:
+    """An MTP head and a vision tower have projections of the same names, which transformers' decoder does not load."""
+    source, _ = pair
+    lora = adapters.write_lora(source, tmp_path / "whole", target_modules=["q_proj"])
+    index = source / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"][f"{beside}.self_attn.q_proj.weight"] = "beside.safetensors"
+    index.write_text(json.dumps(content))
+    save_file({f"{beside}.self_attn.q_proj.weight": torch.zeros(4, 4)}, source / "beside.safetensors")
+    record = fetched(source, tmp_path / "dest", lora)
+    assert len(record["adapter"]["base"]) > 1 and "beside.safetensors" not in record["adapter"]["base"]
 
 
 def test_what_can_not_be_merged_is_refused_and_nothing_lands(pair: tuple[Path, Path], tmp_path: Path) -> None:
