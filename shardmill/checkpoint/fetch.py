@@ -42,7 +42,8 @@ def fetch(
     """Fill `dest` from a local folder (`path`) or from a commit of a hub repository, and return source.json.
 
     `dest` appears whole or not at all, and is left alone if it already holds the same files. `before_change` is called
-    before the files of `dest` are replaced. `adapter` is the folder of a LoRA adapter to merge into the weights.
+    before the files of `dest` are replaced by others. `adapter` is the folder of a LoRA adapter to merge into the
+    weights. They are merged in every call, since other code, or another version of torch, may give other weights.
     Raises CheckpointError if not exactly one source is given, or if the source is not a sound checkpoint.
     """
     if (path is None) == (repo is None):
@@ -62,10 +63,26 @@ def fetch(
     places = merged_places(lora, read_tensors(folder)) if lora else {}
     record |= _adapter_record(lora, places, record["files"]) if lora else {}
     there = _record_there(dest, record, cache)
-    if there is None:
-        before_change()
-        there = _land(folder, dest, record, cache, lora, places)
-    return there
+    if there is not None and lora is None:
+        return there
+    changed = {info.file for info in places.values()}
+    linked = {name for name in record["files"] if name.endswith(".safetensors")} - changed
+    before = {name: file_state(folder / name) for name in linked}
+    with replacing(dest) as fresh:
+        for name in record["files"]:
+            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+            _place((folder / name).resolve(), fresh / name, linked=name in linked)
+        if lora is not None:
+            merge(lora, places, fresh)
+            hashes = {name: hash_file(fresh / name) for name in changed}
+            record["files"] |= source_description(fresh, hashes)
+        write_json(fresh / RECORD_FILE, record)
+        if record != there:
+            before_change()
+    for name, state in before.items():  # after the last link is made: a new or removed hard link changes ctime
+        if cache:
+            cache.carry(state, file_state(dest / name))
+    return record
 
 
 def _adapter_record(
@@ -127,32 +144,6 @@ def unmerged(record: Mapping[str, Any]) -> dict[str, Any]:
     base = record["adapter"]["base"] if "adapter" in record else {}
     files = {name: entry | ({"sha256": base[name]} if name in base else {}) for name, entry in record["files"].items()}
     return {**record, "files": files}
-
-
-def _land(
-    folder: Path,
-    dest: Path,
-    record: dict[str, Any],
-    cache: HashCache | None,
-    lora: LoraHeader | None,
-    places: Mapping[str, TensorInfo],
-) -> dict[str, Any]:
-    changed = {info.file for info in places.values()}
-    weights = [name for name in record["files"] if name.endswith(".safetensors") and name not in changed]
-    before = {name: file_state(folder / name) for name in weights}
-    with replacing(dest) as fresh:
-        for name in record["files"]:
-            (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-            _place((folder / name).resolve(), fresh / name, linked=name in weights)
-        if lora is not None:
-            merge(lora, places, fresh)
-            hashes = {name: hash_file(fresh / name) for name in changed}
-            record = record | {"files": record["files"] | source_description(fresh, hashes)}
-        write_json(fresh / RECORD_FILE, record)
-    for name, state in before.items():  # after the last link is made: a new or removed hard link changes ctime
-        if cache:
-            cache.carry(state, file_state(dest / name))
-    return record
 
 
 def _place(original: Path, link: Path, *, linked: bool) -> None:

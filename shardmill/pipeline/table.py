@@ -27,7 +27,7 @@ _ROWS = (  # each after the steps whose files it reads
             "drafter": lambda config: options.settings(config)["drafter"],
         },
         needs=Need(450),  # with an adapter to merge, by torch
-        packages=("huggingface-hub",),
+        packages=("huggingface-hub", "torch"),
         kept=False,
         delivered=True,
     ),

@@ -94,6 +94,18 @@ def test_only_changed_files_are_copies_and_the_record_tells_both(pair: tuple[Pat
     assert (dest / changed).samefile(source / changed)
 
 
+def test_other_code_merges_anew(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint and an adapter that stay the same do not tell whether the merged weights do."""
+    source, lora = pair
+    dest, changes = tmp_path / "dest", list[str]()
+    first = fetched(source, dest, lora, changes)
+    monkeypatch.setattr("shardmill.checkpoint.fetch.merge", lambda *_: None)
+    second = fetched(source, dest, lora, changes)
+    (name,) = first["adapter"]["base"]
+    assert second == unmerged(first) != first and changes == ["changed", "changed"]
+    assert hash_file(dest / name) == first["adapter"]["base"][name]
+
+
 @pytest.mark.parametrize("beside", ["mtp.layers.0", "vision_tower.vision_model.encoder.layers.0"])
 def test_an_adapter_of_the_decoder_needs_nothing_for_what_lies_beside_it(
     pair: tuple[Path, Path], beside: str, tmp_path: Path
