@@ -13,7 +13,7 @@ import typer
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.commands.arguments import Build, read_prompt_file
 from shardmill.errors import ShardmillError
-from shardmill.files import digest, read_json
+from shardmill.files import digest, parse_json, read_json
 
 HELD = 10  # one text in ten is held out, from the end of the file
 TEXTS, PROMPT = 16, 64  # the most held-out texts that are measured, and the tokens of plain text that begin one
@@ -96,11 +96,14 @@ def read_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
     from shardmill.serve.chat import rendered
 
     tokenizer, found = AutoTokenizer.from_pretrained(source, trust_remote_code=False), list[list[int]]()
-    for number, line in enumerate(read_prompt_file(file).splitlines(), 1):
+    lines = read_prompt_file(file).removesuffix("\n").split("\n")  # a string in JSON may hold other ends of lines
+    for number, line in enumerate(lines, 1):
         try:
-            prompt = json.loads(line)["prompt"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ShardmillError(f'{file}, line {number}: must be {{"prompt": "..."}}') from error
+            prompt = parse_json(line)["prompt"]
+        except (ValueError, KeyError, TypeError):
+            prompt = None
+        if not isinstance(prompt, str):
+            raise ShardmillError(f'{file}, line {number}: must be {{"prompt": "..."}}')
         fine, said = rendered(tokenizer, [{"role": "user", "content": prompt}], None)
         if not fine:
             raise ShardmillError(f"{file}, line {number}: the chat template refuses it: {said}")

@@ -72,8 +72,9 @@ def test_prompts_are_answered_by_the_model(build: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     text = tmp_path / "prompts.jsonl"
-    asked = [f"{word} {number}" for number in range(6) for word in ("def", "class")]
-    text.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in (*asked, "long " * 40)))
+    asked = [f"{word} {number}" for number in range(6) for word in ("def", "a line\u2028another", "class")]
+    lines = (json.dumps({"prompt": one}, ensure_ascii=False) + "\n" for one in (*asked, "long " * 40))
+    text.write_text("".join(lines), encoding="utf-8")
     trained(build, text)
     tokenizer = AutoTokenizer.from_pretrained(build / "source")
     expected = [tokenizer.encode(f"[{one}]", add_special_tokens=False) for one in asked[:-1]]
@@ -88,6 +89,8 @@ def test_prompts_are_answered_by_the_model(build: Path, tmp_path: Path) -> None:
     [
         ("text.txt", "a few words", "gives 0 texts of up to 32 tokens; give at least 10"),
         ("prompts.jsonl", '{"prompt": "a"}\n{"text": "b"}\n', r'line 2: must be {"prompt": "..."}'),
+        ("prompts.jsonl", '{"prompt": ["a"]}\n', r'line 1: must be {"prompt": "..."}'),
+        ("prompts.jsonl", "[" * 100_000, r'line 1: must be {"prompt": "..."}'),
         ("prompts.jsonl", '{"prompt": "a"}\n', "gives 1 texts"),
     ],
 )
