@@ -46,7 +46,7 @@ def keep_opening(model: Model, session: Session, prefixes: PrefixCache, opening:
         DecodeError: the opening does not fit into the context.
     """
     session.check_prompt(opening)
-    folder = cache_folder() / "prefixes" / model.name
+    folder = cache_folder() / "prefixes" / digest({"name": model.name})[:32]  # a build may have any text as its name
     file = folder / f"{digest({'model': model.fingerprint, 'tokens': list(opening)})[:32]}.safetensors"
     try:
         prefixes.load(opening, file)
@@ -60,6 +60,6 @@ def keep_opening(model: Model, session: Session, prefixes: PrefixCache, opening:
     try:
         prefixes.save(opening, file)
         for old in sorted(folder.glob("*.safetensors"), key=lambda one: one.stat().st_mtime)[:-MOST_FILES]:
-            old.unlink()
+            old.unlink(missing_ok=True)  # another server may be faster
     except OSError as error:
         log.warning("%s: can't be written (%s); the next start computes the system prompt again", file, error.strerror)
