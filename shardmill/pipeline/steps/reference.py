@@ -89,9 +89,9 @@ def positions(parity: Mapping[str, Any], context: int) -> int:
 def seen(states: Path, part: Part) -> str:
     """Return the content hash of a part's reference values.
 
-    The values are the hidden states at the part's edges; for a head, the last hidden state and the logits; for a part
-    of a drafter, all hidden states. The edges of experts are the edges of their layer. So a change in one layer does
-    not affect the parts before that layer.
+    The values are the hidden states at the part's edges, and at the edges of layers whose caches it reads; for a head,
+    the last hidden state and the logits; for a part of a drafter, all hidden states. The edges of experts are the edges
+    of their layer. So a change in one layer does not affect the parts before that layer.
 
     Args:
         states: the output of this step, or a link to that file.
@@ -110,6 +110,7 @@ def seen(states: Path, part: Part) -> str:
     edges = {"layers": (part.start, part.end), "experts": (part.layer, part.layer + 1)}
     first, last = edges.get(part.kind, (end, end))
     spans = [(hidden.start + first * edge, hidden.start + (last + 1) * edge)]
+    spans += [(hidden.start + i * edge, hidden.start + (i + 2) * edge) for i, _ in part.lent]
     spans += [] if part.kind in edges else [(logits.start, logits.end)]
     if "experts" in held and part.kind == "layers":
         row = (held["experts"].end - held["experts"].start) // held["experts"].shape[0]

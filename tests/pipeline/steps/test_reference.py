@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,15 @@ def test_a_part_sees_its_own_edges_and_a_head_the_last_one_with_the_logits(built
         {"layers_03_04"} | heads,
     ]
     assert moved("logits", 7) == heads
+
+
+def test_a_part_sees_the_layers_whose_caches_it_reads(built: tiny.Build, build: Path) -> None:
+    """Transformers' keys and values of layer 0 follow from its input and its weights, which its output shows."""
+    run(build)
+    states, part = build / "reference.safetensors", built.parts["layers_03_04"]
+    reader = replace(part, lent=((0, part.kinds[0]),))
+    others = [changed(states, build, "hidden", edge).rename(build / f"{edge}.safetensors") for edge in range(3)]
+    assert [reference.seen(other, reader) != reference.seen(states, reader) for other in others] == [True, True, False]
 
 
 def test_what_a_head_sees_is_hashed_a_block_at_a_time(
