@@ -44,8 +44,7 @@ class FollowerCounts:
 
     Attributes:
         own, table: weights by kind of context, for this text and for earlier texts; None for kinds that are not kept.
-            The
-            first three, the contexts without a gap, are always kept: they determine the situation.
+            The first three, the contexts without a gap, are always kept: they determine the situation.
         own_trust, table_trust: by situation (see `situation`), one trust for each kept kind.
         held: bonus of a token that occurs 0, 1, ... `OFTEN` times in the text.
         none: exponential of the score of "no candidate".
