@@ -46,7 +46,7 @@ WARM = 0.05  # share of the steps in which the rate rises
 SAVED = 25  # steps between two files of progress
 MOST_ROWS = 32000  # tokens that a head drafts, as published heads have them
 REPORT = "training.json"
-LEAST_LAYERS = 6  # of a model whose usual taps are three different layers in order
+LEAST_LAYERS = 6  # of a model whose usual taps are not all one layer
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,18 @@ def train_head(
         held: prompts of the texts on which it is measured.
         run: where the run keeps its progress, and how long it is.
         out: the head's folder.
+
+    Raises:
+        ShardmillError: no head can be made for such a model, or the texts hold nothing to draft.
     """
     from shardmill.imports import quiet_transformers
 
+    layers = plan["architecture"]["layers"]
+    if layers < LEAST_LAYERS:
+        raise ShardmillError(f"the model has {layers} layers; a head needs {LEAST_LAYERS} or more")
     with _threads(THREADS), quiet_transformers():
         model = load_reference(source)
-        config, taps = model.config.get_text_config(), default_taps(plan["architecture"]["layers"])
+        config, taps = model.config.get_text_config(), default_taps(layers)
         table, lm_head = embedding_table(model, plan), model.get_output_embeddings().weight
         texts = write(model, held, taps, WINDOW)
         multiply_in_bf16(model)
@@ -117,14 +123,9 @@ def head_config(config: Any, rows: int) -> Any:
     Args:
         config: the model's.
         rows: tokens that the head drafts.
-
-    Raises:
-        ShardmillError: no head can be made for such a model.
     """
     from transformers import LlamaConfig
 
-    if config.num_hidden_layers < LEAST_LAYERS:
-        raise ShardmillError(f"the model has {config.num_hidden_layers} layers; a head needs {LEAST_LAYERS} or more")
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     taps = default_taps(config.num_hidden_layers)

@@ -101,3 +101,13 @@ def test_what_is_too_short_or_no_prompt_is_refused(
     with pytest.raises(ShardmillError) as caught:
         trained(build, tmp_path / name)
     assert reason in str(caught.value)
+
+
+def test_a_model_of_few_layers_is_refused_before_it_writes_anything(
+    build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "LEAST_LAYERS", 7)
+    (tmp_path / "text.txt").write_text(tiny.sample_text()[:1500])
+    with pytest.raises(ShardmillError, match="the model has 6 layers; a head needs 7 or more"):
+        trained(build, tmp_path / "text.txt")
+    assert not texts_of(build)
