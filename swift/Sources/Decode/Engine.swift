@@ -161,23 +161,34 @@ public class Engine {
         var x = first
         if slots.max()! >= layout.length { try fit(slots.max()! + 1) }
         var given = try layout.arrays(slots: slots, positions: positions).merging(byToken) { $1 }
-        for part in layers.prefix(parts ?? layers.count) {
-            let width = x.shape[1]
-            given["x"] = x
-            taps?.write(x, layer: part.program.part.start, slots: slots)
-            let lent = part.program.part.lent.isEmpty ? [:] : caches
-            let hidden = try part.program.run(given, tokens: slots.count, lent: lent)
-            if taps != nil {
-                for (layer, output) in part.program.tapped {
-                    let rows = HostArray(shape: output.shape, values: try output.read()).firstTokens(slots.count)
-                    taps?.write(rows, layer: layer, slots: slots)
-                }
-            }
-            x = part.experts.isEmpty ? hidden : try join(hidden, width: width, part.experts)
+        do {
+            for part in layers.prefix(parts ?? layers.count) { x = try output(of: part, x, &given, slots) }
+        } catch {
+            // Some programs may have folded tokens of a recurrence, and others not: no position may go on from there.
+            if manifest.recurrence != nil { layout.reset() }
+            throw error
         }
         last = (parts ?? layers.count) < layers.count ? nil : (positions[0], x)
         taps?.write(x, layer: layers.last?.program.part.end ?? 0, slots: slots)
         return x
+    }
+
+    /// Run the programs of a part of layers, and return the next part's x.
+    private func output(
+        of part: (program: Program, experts: [(program: Program, count: Int)]), _ x: HostArray,
+        _ given: inout [String: HostArray], _ slots: [Int]
+    ) throws -> HostArray {
+        given["x"] = x
+        taps?.write(x, layer: part.program.part.start, slots: slots)
+        let lent = part.program.part.lent.isEmpty ? [:] : caches
+        let hidden = try part.program.run(given, tokens: slots.count, lent: lent)
+        if taps != nil {
+            for (layer, output) in part.program.tapped {
+                let rows = HostArray(shape: output.shape, values: try output.read()).firstTokens(slots.count)
+                taps?.write(rows, layer: layer, slots: slots)
+            }
+        }
+        return part.experts.isEmpty ? hidden : try join(hidden, width: x.shape[1], part.experts)
     }
 
     /// Return the next part's x, given the output of a part that ends before routed experts.

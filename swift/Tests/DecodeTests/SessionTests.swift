@@ -74,6 +74,19 @@ private func text(_ session: Session, _ prompt: [Int], _ count: Int, _ drafter: 
     return found
 }
 
+@Test("after a pass that failed, a text is fed again if the model has a recurrence", arguments: [true, false])
+func failures(recurs: Bool) throws {
+    let build = try ToyBuild { if recurs { $0["recurrent"] = ["block": 8, "taps": 2] } }
+    let backend = ToyBackend()
+    let session = try Session(try Engine(try Manifest(folder: build.folder), backend: backend))
+    let text = Array(1...10)
+    _ = try session.prefill(Array(text[..<8]))
+    backend.fails = true  // in the pass that folds these tokens
+    #expect(throws: ShardmillError.self) { try session.prefill(text) }
+    backend.fails = false
+    #expect(try session.prefill(text).reused == (recurs ? 0 : 8))
+}
+
 @Test("drafts change the number of passes, never the text")
 func drafts() throws {
     let prompt = [1, 10, 9, 2, 17]

@@ -13,6 +13,8 @@ final class ToyBackend: Backend {
     var states = 0
     /// What the layer writes in place of its output.
     var spoiled: Float?
+    /// Whether the next run fails, as when an app goes to the background.
+    var fails = false
     /// What the last run found in the input adapter_attn.
     var matrices: [Float] = []
 
@@ -39,6 +41,7 @@ private final class ToyFunction: LoadedFunction {
     func makeBuffer(_ input: String, shape: [Int]) throws -> any Buffer { HostBuffer(HostArray(zeros: shape)) }
 
     func run(_ inputs: [String: any Buffer], state: (any ProgramState)?) throws -> [String: any Buffer] {
+        if backend.fails { throw ShardmillError(.program, "no Neural Engine in the background") }
         backend.runs.append((inputs["x"] ?? inputs["hidden"])?.shape[2] ?? 0)
         if let mask = (inputs["kv_write_mask"] as? HostBuffer)?.array {
             let count = mask.shape[3]
