@@ -18,9 +18,8 @@ from shardmill.printable import printable
 DECODERS = ("model.language_model.", "language_model.model.", "model.", "backbone.")
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj")
 LAYER = re.compile(r"(^|\.)layers\.\d+\.")
-DECODER_LAYER = re.compile(
-    rf"({'|'.join(map(re.escape, DECODERS))})?layers\.\d+\."
-)  # and of no other tower, or MTP head
+# Begins the names of the decoder's own layers, and of no layer of another tower or an MTP head.
+DECODER_LAYER = re.compile(rf"({'|'.join(map(re.escape, DECODERS))})?layers\.\d+\.")
 ROWS = 256  # of a matrix at a time
 
 
