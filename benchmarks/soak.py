@@ -7,13 +7,14 @@ into the build for the time of the run. A server that keeps no prefixes answers 
 every drafter, greedy and seeded, with log-probabilities, stop strings, JSON schemas and several choices; conversations
 turn by turn; functions; /v1/responses; /v1/decide; and several of these with each adapter.
 
-Then a server that keeps few bytes of prefixes, so that they must make room for others, is asked by all clients at
-random for as long as told, with OpenAI's own client from one event loop. Most read their answer whole or as a stream,
-some hold a conversation, some read slowly, some leave in the middle of a stream or while they still wait, and some are
-processes that die by SIGKILL. The queue is shorter than there are clients, so 429 occurs; whoever gets one waits as
-long as it says. Meanwhile an adapter is added again and again. At the end the server is killed with SIGKILL in the
-middle of a stream, started again at the same port, asked again, and ended with SIGTERM. The exit code is 1 if anything
-was not as promised, and every such thing is named.
+Then a server that keeps few bytes of prefixes, so that they must make room for others, is asked the same once more, one
+request at a time. Afterwards it has learned from all texts, and knows their prefixes. From then on it is asked by all
+clients at random for as long as told, with OpenAI's own client from one event loop. Most read their answer whole or as
+a stream, some hold a conversation, some read slowly, some leave in the middle of a stream or while they still wait, and
+some are processes that die by SIGKILL. The queue is shorter than there are clients, so 429 occurs; whoever gets one
+waits as long as it says. Meanwhile an adapter is added again and again. At the end the server is killed with SIGKILL in
+the middle of a stream, started again at the same port, asked again, and ended with SIGTERM. The exit code is 1 if
+anything was not as promised, and every such thing is named.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from soak_requests import ADAPTERS, TEMPLATE, Answer, Request, adapters, ask_alo
 
 from shardmill.bench.server import GREETING, SHARDMILL
 
-PATIENCE = 300.0  # seconds that an answer may take, the wait in the queue included
-MOMENTS = (1, 5, 10, 20, 30, 60)  # minutes at which memory is printed
+PATIENCE = 1200.0  # seconds that an answer may take; each text of a decision waits in the queue
+MOMENTS = (1, 5, 10, 20, 30, 40, 60)  # minutes at which memory is printed
 SETTLED = 300.0  # seconds after which memory must not grow, or half of a short run
 GROWTH = 0.03  # share by which memory may grow, since an allocator does not give everything back
 LONGEST_GAP = 15.0  # seconds without any answer that count as being held up
@@ -289,7 +290,11 @@ async def soak(args: argparse.Namespace) -> int:
             flat = [turn for turns in alone for turn in turns]
             print(f"{len(flat)} requests asked alone; {args.clients} clients for {args.minutes:g} minutes", flush=True)
             server = Process(args, template, args.prefix_bytes)
-            await crowd(Crowd(server, alone, tally), written[ADAPTERS[0]], args)
+            clients = Crowd(server, alone, tally)
+            async with server.client() as client:
+                for request, expected in flat:
+                    clients.check("one at a time", request, (await whole(client, request))[0], expected)
+            await crowd(clients, written[ADAPTERS[0]], args)
             await kill_and_restart(server, template, flat, tally, args)
         finally:
             server.process.kill()
