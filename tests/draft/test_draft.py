@@ -160,6 +160,28 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
         assert torch.equal(one, other), name
 
 
+def test_the_loss_is_the_distance_from_the_model_s_distribution(
+    model: Any, seen: states.Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first token of each draft, after the head's first step; its last norm begins with the model's sizes."""
+    monkeypatch.setattr(train, "UNROLLED", 1)
+    monkeypatch.setattr(train, "multiplies_bf16", lambda: False)
+    table, ids, chosen = model.get_input_embeddings().weight, torch.arange(tiny.VOCAB), torch.tensor([1, 4])
+    head = train.new_head(train.head_config(model.config, len(ids)), table, seen)
+    with torch.no_grad():
+        tap = seen.taps[0][seen.own[0], 2 * tiny.HIDDEN :].float()
+        sizes = [each.square().mean(0).sqrt() for each in (head.norm(tap), seen.last[0][seen.own[0]].float())]
+        torch.testing.assert_close(*sizes, rtol=1e-3, atol=1e-3)
+        found, expected = train._loss(head, seen, chosen, table, table, ids), list[float]()
+        for text in chosen.tolist():
+            tokens, last = seen.tokens[text], seen.last[text].float()
+            logits = head.logits(head(table[tokens[1:]], head.fuse(seen.taps[text, :-1].float()))).log_softmax(-1)
+            truth = (last @ table.T).softmax(-1)
+            begin = int(seen.own[text].long().argmax()) - 1
+            expected += [-float((truth[i + 1] * logits[i]).sum()) for i in range(begin, WINDOW - 2)]
+    assert float(found) == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+
+
 def test_answers_of_one_token_teach_nothing(model: Any, seen: states.Windows, tmp_path: Path) -> None:
     table, ids = model.get_input_embeddings().weight, torch.arange(tiny.VOCAB)
     first = replace(seen, own=seen.own & (seen.own.long().cumsum(1) == 1))
