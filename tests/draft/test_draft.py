@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shardmill.draft import measure, states, train
-from shardmill.draft.unrolled import Rows, unrolled
+from shardmill.draft.unrolled import Rows, agreement, unrolled
 from shardmill.errors import ShardmillError
 from shardmill.gates import eagle3
 from shardmill.models.eagle3 import default_taps
@@ -80,6 +80,16 @@ def test_steps_at_once_are_those_of_the_published_code(tmp_path: Path) -> None:
                     logits = found[step].logits[text, row]
                     torch.testing.assert_close(logits, heads.logits(w, out[-1]), rtol=1e-4, atol=1e-4)
                 read = torch.cat([read, out[-1:]])
+
+
+def test_a_draft_ends_with_the_answer() -> None:
+    tokens, rows = (
+        torch.tensor([[1, 2, 3, 4]]),
+        Rows(torch.tensor([[0]]), torch.tensor([[True]]), torch.eye(5)[None, 3:4]),
+    )
+    for more in (True, False):
+        compare = agreement(tokens, torch.tensor([[False, True, True, more]]), torch.arange(5))
+        assert [each.tolist() for each in compare(0, rows)] == [[[True]], [[more]]]
 
 
 def test_texts_are_those_that_transformers_writes(model: Any, prompts: list[list[int]], seen: states.Windows) -> None:
