@@ -26,7 +26,7 @@ import torch
 
 from shardmill.bench.prompts import replay
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.commands.draft import read_prompts
+from shardmill.commands.draft import encoded_prompts
 from shardmill.decode import Drafter, GenerationResult, Session, create_drafter, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.draft.measure import CAPS, measure_acceptance
@@ -90,7 +90,7 @@ def prompts_of(build: Path, text: Path, count: int) -> list[list[int]]:
     if text.is_dir():
         found = [tokenizer.encode(file.read_text().removesuffix("\n")).ids for file in sorted(text.glob("*/*.txt"))]
     elif text.suffix == ".jsonl":
-        found = read_prompts(build / "source", text, WINDOW - NEW)
+        found = encoded_prompts(build / "source", text, WINDOW - NEW)
     else:
         paragraphs = [tokenizer.encode(one).ids[:PROMPT] for one in text.read_text(encoding="utf-8").split("\n\n\n")]
         found = [one for one in paragraphs if len(one) == PROMPT]

@@ -77,7 +77,7 @@ def _divided(source: Path, content: str, text: Path) -> tuple[list[list[int]], l
     from shardmill.draft.states import WINDOW, windows_of
 
     if text.suffix == ".jsonl":
-        found, most = read_prompts(source, text, WINDOW // 2), WINDOW
+        found, most = encoded_prompts(source, text, WINDOW // 2), WINDOW
     else:
         found, most = windows_of(read_tokenizer(source / "tokenizer.json").encode(content).ids), PROMPT
     if len(found) < HELD:
@@ -86,7 +86,7 @@ def _divided(source: Path, content: str, text: Path) -> tuple[list[list[int]], l
     return found[:-held], [one[:most] for one in found[-held:][:TEXTS]]
 
 
-def read_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
+def encoded_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
     """Return prompts of a file in JSON Lines, in a checkpoint's chat template; none over `most` tokens.
 
     Raises ShardmillError for a line without a prompt, and if the template refuses one.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shardmill.draft.states import Windows
-from shardmill.draft.unrolled import Rows, agreement, asked_rows, unrolled
+from shardmill.draft.unrolled import Rows, asked_rows, right_drafts, unrolled
 from shardmill.gates.eagle3 import ReferenceHead
 
 CAPS = (3, 7)  # most drafts of a pass of 4 and of 8 tokens
@@ -45,7 +45,7 @@ def measure_acceptance(head: ReferenceHead, texts: Windows, table: Tensor, ids: 
         table: the embedding of each token, as the model's first layer reads it, [vocab, d].
         ids: the token of each of the head's rows.
     """
-    lengths, compare = torch.zeros_like(texts.tokens), agreement(texts.tokens, texts.own, ids)
+    lengths, compare = torch.zeros_like(texts.tokens), right_drafts(texts.tokens, texts.own, ids)
     shares = list[float]()
 
     def goes_on(step: int, rows: Rows) -> Tensor:

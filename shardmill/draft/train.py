@@ -31,7 +31,7 @@ from shardmill.draft.states import (
     multiply_in_bf16,
     write,
 )
-from shardmill.draft.unrolled import Rows, agreement, asked_rows, rows_of, unrolled
+from shardmill.draft.unrolled import Rows, asked_rows, right_drafts, rows_of, unrolled
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing, write_json
 from shardmill.gates.eagle3 import ReferenceHead
@@ -99,7 +99,7 @@ def train_head(
         texts = write(model, held, taps, WINDOW)
         multiply_in_bf16(model)
         seen = kept_windows(run.texts, model, prompts, taps, run.say)
-        ids = drafted_tokens(seen.tokens[seen.own], config.vocab_size)
+        ids = frequent_tokens(seen.tokens[seen.own], config.vocab_size)
         head = new_head(head_config(config, len(ids)), lm_head[ids], seen)
         found = measure_acceptance(trained(head, seen, table, lm_head[ids], ids, run).eval(), texts, table, ids)
     write_head(out, head, ids, config.vocab_size)
@@ -147,7 +147,7 @@ def head_config(config: Any, rows: int) -> Any:
     return made
 
 
-def drafted_tokens(tokens: Tensor, vocab: int) -> Tensor:
+def frequent_tokens(tokens: Tensor, vocab: int) -> Tensor:
     """Return the tokens that a head drafts, ascending: all, or the most frequent of a text in a large vocabulary."""
     if vocab <= MOST_ROWS:
         return torch.arange(vocab)
@@ -218,7 +218,7 @@ def _loss(head: ReferenceHead, seen: Windows, chosen: Tensor, table: Tensor, lm_
     """Return the loss of some windows, in nats of a position at which a draft begins."""
     tokens, own = seen.tokens[chosen], seen.own[chosen]
     taps, last = seen.taps[chosen].float(), seen.last[chosen].float()
-    asked, compare, losses = asked_rows(own), agreement(tokens, own, ids), list[Tensor]()
+    asked, compare, losses = asked_rows(own), right_drafts(tokens, own, ids), list[Tensor]()
 
     def goes_on(step: int, rows: Rows) -> Tensor:
         at = (rows.places + step + 1).clamp(max=tokens.shape[1] - 1)

@@ -41,7 +41,7 @@ def asked_rows(own: Tensor) -> Tensor:
     return torch.nn.functional.pad(own[:, 1:-1] & own[:, 2:], (0, 2))
 
 
-def agreement(tokens: Tensor, own: Tensor, ids: Tensor) -> Callable[[int, Rows], tuple[Tensor, Tensor]]:
+def right_drafts(tokens: Tensor, own: Tensor, ids: Tensor) -> Callable[[int, Rows], tuple[Tensor, Tensor]]:
     """Return a function of a step and its rows: whether each row drafts the text's token, and whether it goes on.
 
     Args:

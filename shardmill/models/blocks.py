@@ -279,6 +279,6 @@ class Layer(nn.Module):
         return torch.cat([self.post_mlp_residual_scale(y, x), state], dim=1)
 
 
-def layer_of(g: Graph, kind: LayerSpec, index: int, weights: Weights) -> nn.Module:
+def create_layer(g: Graph, kind: LayerSpec, index: int, weights: Weights) -> nn.Module:
     """Return a layer of a kind."""
     return (Layer if kind.mixer and kind.ffn else SingleLayer)(g, kind, index, weights)

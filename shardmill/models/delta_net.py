@@ -95,7 +95,7 @@ class GatedDeltaNet(nn.Module):
 
     def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
         delta, own = self.sizes, self.own(x)
-        read = put(own, ring, shared)
+        read = put_into_ring(own, ring, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
         q, k, v, beta, decay = self.heads(self.cut(read, own, n), n)
         blocks = self.solved(k, v, beta, decay, shared.constants, n)
@@ -212,7 +212,7 @@ class GatedDeltaNet(nn.Module):
         return torch.matmul(q * block.since, state) + torch.matmul(own, block.u - torch.matmul(block.w, state))
 
 
-def put(own: Tensor, ring: Tensor, shared: Shared) -> Tensor:
+def put_into_ring(own: Tensor, ring: Tensor, shared: Shared) -> Tensor:
     """Put what the tokens of a pass would add into the ring of a recurrence, and read both windows.
 
     Args:

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from shardmill.models.architecture import Graph
 from shardmill.models.attention import Shared
 from shardmill.models.contract import BLOCK, DECAY_SCALE
-from shardmill.models.delta_net import convolved, decayed, put
+from shardmill.models.delta_net import convolved, decayed, put_into_ring
 from shardmill.models.primitives import (
     RMSNorm,
     multiply,
@@ -68,7 +68,7 @@ class MambaMixer(nn.Module):
         self.out_proj = projection(weights[f"{path}out_proj.weight"])
 
     def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
-        mamba, read = self.sizes, put(self.own(x), ring, shared)
+        mamba, read = self.sizes, put_into_ring(self.own(x), ring, shared)
         v, b, c, dt = self.heads(read.reshape(1, 2, BLOCK + mamba.taps - 1, mamba.pending))
         decay = torch.maximum(dt * self.rate, torch.full((1, 1, 1, 1), -MOST_DECAY, dtype=dt.dtype))
         pairs, since, until, lost = decayed(decay, 2, mamba.heads, shared.constants)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.attention import Shared
-from shardmill.models.blocks import CACHES, Layer, Weights, layer_of, norm
+from shardmill.models.blocks import CACHES, Layer, Weights, create_layer, norm
 from shardmill.models.contract import MODEL_NORM, GraphSpec, inputs, new_name, new_rows, states, traced_inputs
 from shardmill.models.low_rank import layer_adapter
 from shardmill.models.mixture import RoutedExperts
@@ -39,7 +39,7 @@ class LayersPart(nn.Module):
         super().__init__()
         self.blueprint, self.names = blueprint, list(traced_inputs(blueprint))
         graph, layers = blueprint.graph, blueprint.layers
-        self.layers = nn.ModuleDict({str(i): layer_of(graph, kind, i, weights) for i, kind in layers})
+        self.layers = nn.ModuleDict({str(i): create_layer(graph, kind, i, weights) for i, kind in layers})
         for name, shape in states(blueprint).items():
             self.register_buffer(name, torch.zeros(shape))
         _register_computed(self, blueprint)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shardmill.draft import measure, states, train
-from shardmill.draft.unrolled import Rows, agreement, unrolled
+from shardmill.draft.unrolled import Rows, right_drafts, unrolled
 from shardmill.errors import ShardmillError
 from shardmill.gates import eagle3
 from shardmill.models.eagle3 import default_taps
@@ -88,7 +88,7 @@ def test_a_draft_ends_with_the_answer() -> None:
         Rows(torch.tensor([[0]]), torch.tensor([[True]]), torch.eye(5)[None, 3:4]),
     )
     for more in (True, False):
-        compare = agreement(tokens, torch.tensor([[False, True, True, more]]), torch.arange(5))
+        compare = right_drafts(tokens, torch.tensor([[False, True, True, more]]), torch.arange(5))
         assert [each.tolist() for each in compare(0, rows)] == [[[True]], [[more]]]
 
 
@@ -248,7 +248,7 @@ def test_a_written_head_is_built_like_a_published_one(
     """A head with a smaller vocabulary too: the most frequent tokens of the text."""
     monkeypatch.setattr(train, "MOST_ROWS", 100)
     text = torch.arange(60, 200).repeat(3)[:300]  # its first 20 tokens occur more often
-    rows = train.drafted_tokens(text, tiny.VOCAB)
+    rows = train.frequent_tokens(text, tiny.VOCAB)
     assert rows.tolist() == list(range(60, 160))
     head = train.new_head(train.head_config(model.config, 100), model.lm_head.weight[rows], seen)
     train.write_head(tmp_path / "head", head, rows, tiny.VOCAB)
