@@ -46,7 +46,7 @@ class PlannedProgram:
         parameters: numbers of all constants.
         weight_bytes: of its weight file.
         state_bytes: of its states.
-        lent_bytes: of the model's caches that a drafter's program reads.
+        lent_bytes: of other programs' caches that the program reads.
     """
 
     name: str
