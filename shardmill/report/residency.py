@@ -67,7 +67,7 @@ def placement(files: Sequence[Json]) -> Placement:
         kinds=tuple(_counts(kind, (r for r in rows if r["operation"] == kind), statuses) for kind in kinds),
         findings=_findings(files),
         operations=sum(row["status"] != "no_device" for row in rows),
-        shapes=tuple(sorted({row["shape"] for row in rows})),
+        shapes=tuple(sorted({row["shape"] for row in rows}, key=lambda shape: (len(shape), shape))),
     )
 
 
