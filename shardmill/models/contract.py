@@ -97,18 +97,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING
 
 from shardmill.errors import ShardmillError
 from shardmill.models.adapters import adapter_inputs, slices
 from shardmill.models.architecture import SLIDING_MASK, EncoderIO, Graph, LayerSpec, cache_source
-from shardmill.models.layer_constants import (
-    Shape,
-    cca_widths,
-)
-
-if TYPE_CHECKING:
-    pass
+from shardmill.models.layer_constants import Shape, cca_widths
 
 T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16

@@ -30,15 +30,7 @@ from shardmill.models.architecture import Graph
 from shardmill.models.attention import Shared
 from shardmill.models.contract import BLOCK, DECAY_SCALE
 from shardmill.models.delta_net import convolved, decayed, put_into_ring
-from shardmill.models.primitives import (
-    RMSNorm,
-    multiply,
-    projection,
-    scale,
-    softplus,
-    unquantized,
-    vector,
-)
+from shardmill.models.primitives import RMSNorm, multiply, projection, scale, softplus, unquantized, vector
 
 Weights = Mapping[str, Tensor]
 X_SCALE = 0.25

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shardmill.models.architecture import Architecture, EncoderIO
+from shardmill.models.contract import BLOCK, DECAY_SCALE, MODEL_NORM, ORDER, PER_LAYER, GraphSpec
 from shardmill.models.layer_constants import (
     Shape,
     group_constants,
@@ -18,7 +19,6 @@ from shardmill.models.layer_constants import (
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-from shardmill.models.contract import BLOCK, DECAY_SCALE, MODEL_NORM, ORDER, PER_LAYER, GraphSpec
 
 
 def constants(blueprint: GraphSpec) -> dict[str, Shape]:

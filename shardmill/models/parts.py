@@ -13,12 +13,7 @@ from shardmill.models.contract import MODEL_NORM, GraphSpec, inputs, new_name, n
 from shardmill.models.low_rank import layer_adapter
 from shardmill.models.mixture import RoutedExperts
 from shardmill.models.part_constants import computed
-from shardmill.models.primitives import (
-    ACTIVATIONS,
-    cap,
-    projection,
-    scale,
-)
+from shardmill.models.primitives import ACTIVATIONS, cap, projection, scale
 
 
 def _register_computed(part: nn.Module, blueprint: GraphSpec) -> None:
@@ -28,7 +23,7 @@ def _register_computed(part: nn.Module, blueprint: GraphSpec) -> None:
 
 
 def _registered(part: nn.Module, blueprint: GraphSpec) -> dict[str, Tensor]:
-    """Return these buffers by name."""
+    """Return a part's constants that no checkpoint decides, by name."""
     return {name: getattr(part, name) for name in computed(blueprint)}
 
 
