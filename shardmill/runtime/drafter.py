@@ -57,10 +57,10 @@ class DrafterEngine(Engine):
         logits[:, self.tokens] = drafted
         return logits
 
-    def hidden(
-        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int], parts: int | None = None
-    ) -> Floats:
-        """See `Engine.hidden`."""
+    def fed(
+        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Floats, dict[str, Floats]]:
+        """See `Engine.fed`."""
         embedded = self.table[list(tokens)].T  # [d, T]
         known = positions[0] < self.known  # padding reads stale taps, and nobody reads its outputs
         if known:
@@ -70,9 +70,9 @@ class DrafterEngine(Engine):
         if self.joins:
             nothing = np.zeros_like(read)
             x = np.concatenate([embedded, *((read, nothing) if known else (nothing, read))])[None, :, :, None]
-            return self.through(self.fuse({"x": x}), slots, positions, parts=parts)
+            return self.fuse({"x": x}), {}
         read = self.fuse({"x": read[None, :, :, None]})[0, :, :, 0] if known else read
-        return self.through(np.concatenate([embedded, read])[None, :, :, None], slots, positions, parts=parts)
+        return np.concatenate([embedded, read])[None, :, :, None], {}
 
 
 def drafted_tokens(manifest: Mapping[str, Any]) -> NDArray[np.int64]:
@@ -100,7 +100,7 @@ class AssistantEngine:
             self.join, self.layers, self.head = (
                 Program(root / part["program"]["path"], part, model.slots) for part in own["parts"]
             )
-        self.layers.lend(part.program for part in model.layers)
+        self.layers.borrow(part.program for part in model.layers)
         self.inputs = [name for name in own["parts"][1]["inputs"] if name not in ("x", *self.layers.lent)]
         self.host = KVLayout(own)
         self.host.held, self.host.recent = model.host.held, model.host.recent  # the model's caches are read

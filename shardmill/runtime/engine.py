@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -124,7 +123,7 @@ class Engine:
             if part["kind"] == "layers":
                 elsewhere = {name for key in ("written", "lent", "adapters") for name in part.get(key, ())}
                 inputs = [name for name in part["inputs"] if name not in elsewhere]
-                program.lend(before.program for before in self.layers)
+                program.borrow(before.program for before in self.layers)
                 self.layers.append(Layers(part["name"], program, inputs, [], part["start"]))
             elif part["kind"] == "experts":
                 self.layers[-1].experts.append((program, part["inputs"]["weights"][1]))
@@ -285,29 +284,24 @@ class Engine:
         """Do the same as `forward`, but run only the programs that keep something for later passes."""
         self.hidden(tokens, slots, positions, self.keeping)
 
+    def fed(
+        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Floats, dict[str, Floats]]:
+        """Return the first part's x [1, channels, T, 1], and all other inputs that tokens decide."""
+        x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
+        x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
+        if self.rows is None:
+            return x, {}
+        return x, {"embedded": x, **token_rows(self.rows, tokens, self.rows.shape[0] // self.vocab)}
+
     def hidden(
         self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int], parts: int | None = None
     ) -> Floats:
         """Return the output [1, d, T, 1] of the last layer, or of the last of the first `parts` parts of layers."""
-        x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
-        x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
-        if self.rows is None:
-            return self.through(x, slots, positions, parts=parts)
-        rows = token_rows(self.rows, tokens, self.rows.shape[0] // self.vocab)
-        return self.through(x, slots, positions, {"embedded": x, **rows}, parts)
-
-    def through(
-        self,
-        x: Floats,
-        slots: Sequence[int],
-        positions: Sequence[int],
-        by_token: Mapping[str, Floats] = MappingProxyType({}),
-        parts: int | None = None,
-    ) -> Floats:
-        """Do the same as `hidden`, given the first part's x [1, channels, T, 1] and inputs by token."""
+        x, by_token = self.fed(tokens, slots, positions)
         if max(slots) >= self.host.length:
             self.fit(max(slots) + 1)
-        given, tapped = self.host.arrays(slots, positions) | dict(by_token), dict[int, Floats]()
+        given, tapped = self.host.arrays(slots, positions) | by_token, dict[int, Floats]()
         for part in self.layers[:parts]:
             width, given["x"] = x.shape[1], x
             tapped[part.start] = x

@@ -187,7 +187,7 @@ class Program:
         functions: the functions at this number of slots, see `ContextSize`.
         tapped: the outputs of the last pass that other programs read, [1, d, T, 1], by the layer whose input they are.
         held: the caches that the host keeps for the program, if it does.
-        lenders: by the input's name, the programs whose caches it reads, see `lend`.
+        borrowed: by the input's name, the caches of other programs that it reads, see `borrow`.
         caches: the names of the states, or of the host's caches.
         positional: the caches that have a slot for each position of the context, see `contract.has_positions`.
         adapter: the inputs with an adapter's matrices, by name; zeros if there is no adapter.
@@ -220,7 +220,7 @@ class Program:
         self.positional = frozenset(name for name, shape in whole.items() if has_positions(name, shape, slots))
         self.held = HostCaches(entry["written"], form.kept) if entry.get("written") else None
         self.lent: tuple[str, ...] = tuple(entry.get("lent", ()))
-        self.lenders: dict[str, Program] = {}
+        self.borrowed: dict[str, HostCaches] = {}
         self.output, self.taps = str(entry["output"]), {str(name): int(n) for name, n in entry.get("taps", {}).items()}
         self.tapped: dict[int, Floats] = {}
         self._token_axes = {name: shape.index("T") for name, shape in entry["inputs"].items() if "T" in shape}
@@ -265,9 +265,10 @@ class Program:
         for name, array in self.adapter.items():
             np.copyto(array, matrices.get(name, np.float16(0)), casting="unsafe")
 
-    def lend(self, programs: Iterable[Program]) -> None:
-        """Let each run read inputs that are caches of other programs, as the host then holds these caches."""
-        self.lenders = {name: each for each in programs if each.held for name in each.held.shapes if name in self.lent}
+    def borrow(self, programs: Iterable[Program]) -> None:
+        """Let each run read the inputs that are caches of other programs, as the host then holds these caches."""
+        held = [each.held for each in programs if each.held]
+        self.borrowed = {name: caches for caches in held for name in caches.shapes if name in self.lent}
 
     def move(self, slots: int, keep: bool = True) -> None:
         """Move to another context length; a program with a single length stays unchanged.
@@ -361,7 +362,7 @@ class Program:
 
     def _run(self, function: str, inputs: Mapping[str, Floats]) -> dict[str, Any]:
         caches = dict(self.held.arrays) if self.held else {}
-        caches |= {name: lender.held.arrays[name] for name, lender in self.lenders.items() if lender.held}
+        caches |= {name: others.arrays[name] for name, others in self.borrowed.items()}
         given = {name: self.buffers.filled(name, value) for name, value in inputs.items()}
         shapes = (function, *(value.shape for value in inputs.values()))
         first = native_call() if shapes not in self._shapes else nullcontext()

@@ -113,8 +113,8 @@ def test_lent_caches_that_lack_the_pass_own_tokens(apart: tiny.Build, monkeypatc
     def late(program: Program, *given: Any) -> dict[str, Any]:
         if program.held:
             before.update({name: array.copy() for name, array in program.held.arrays.items()})
-        lender = SimpleNamespace(held=SimpleNamespace(arrays=before))
-        monkeypatch.setattr(program, "lenders", dict.fromkeys(program.lenders, lender))
+        caches = SimpleNamespace(arrays=before)
+        monkeypatch.setattr(program, "borrowed", dict.fromkeys(program.borrowed, caches))
         return real(program, *given)
 
     monkeypatch.setattr(Program, "_run", late)
