@@ -13,7 +13,8 @@ from torch import Tensor
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import read_info
-from shardmill.gates.reference import Reference, Unnormed, checkpoint_weights, replaced
+from shardmill.gates.reference import Reference, checkpoint_weights
+from shardmill.gates.replacements import Unnormed, replaced
 from shardmill.gates.stored import StoredWeights
 from shardmill.models.eagle3 import FOLDER
 from shardmill.plan import Part

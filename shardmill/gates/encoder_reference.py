@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.gates.naming import Weights, loaded, loading
-from shardmill.gates.reference import Blocks, checkpoint_origins, embedded_rows, empty_model, return_heap
+from shardmill.gates.reference import checkpoint_origins, empty_model, return_heap
+from shardmill.gates.replacements import Blocks, embedded_rows
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.hf_config import load_hf_config
 

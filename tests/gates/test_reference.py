@@ -15,12 +15,8 @@ from transformers import AutoModelForImageTextToText
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.gates.naming import Weights
-from shardmill.gates.reference import (
-    HEAD_ROWS,
-    Reference,
-    at_length,
-    checkpoint_weights,
-)
+from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
+from shardmill.gates.replacements import at_length
 from shardmill.models.architecture import prefix_of
 
 from . import judged
