@@ -28,7 +28,7 @@ from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, read_out
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
 from shardmill.plan import Part, empty_parts, tensor_shapes
-from shardmill.runtime.label import is_exact
+from shardmill.runtime.windows import is_exact
 from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, overweight_drafter, proposed
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardmill.models.host import Floats
-from shardmill.runtime.label import cut_windows, is_exact, text_windows
+from shardmill.runtime.windows import cut_windows, is_exact, text_windows
 
 REACH = 3
 EXACT = 8  # tokens of the shortest windows that are exact at that reach
