@@ -6,6 +6,11 @@ What the graph contract needs of both kinds has the same names: `taps`, `pending
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
+
+from shardmill.errors import CheckpointError
+
+MOST_TAPS = 8  # of the short convolution of either kind
 
 
 @dataclass(frozen=True)
@@ -65,3 +70,17 @@ class Mamba2:
     def state(self) -> tuple[int, int, int]:
         """Return the state's axes: heads, and a matrix of each."""
         return self.heads, self.head_dim, self.state_dim
+
+
+def checked_mamba(mamba: Mamba2) -> Mamba2:
+    """Return the sizes themselves. Raises CheckpointError for sizes that no program has."""
+    for name in ("heads", "groups", "head_dim", "state_dim"):
+        if (size := getattr(mamba, name)) < 1:
+            raise CheckpointError(f"the {name} of the Mamba-2 layers is {size}: it must be 1 or more")
+    if mamba.heads % mamba.groups:
+        raise CheckpointError(f"{mamba.heads} heads of Mamba-2 are no multiple of {mamba.groups} groups")
+    if not 1 < mamba.taps <= MOST_TAPS:
+        raise CheckpointError(f"the convolution of Mamba-2 has {mamba.taps} taps: programs have 2 to {MOST_TAPS}")
+    if not 0 <= mamba.least_step < inf:
+        raise CheckpointError(f"the least step of Mamba-2 is {mamba.least_step}: it must be 0 or more")
+    return mamba

@@ -13,7 +13,7 @@ from shardmill.models.architecture import ROPE, LayerSpec, ModelDescription, Sou
 from shardmill.models.contract import DECAY_SCALE
 from shardmill.models.decoder import activation, decoder, rope, row_halves, taken_for_granted
 from shardmill.models.families.granite import MULTIPLIERS, granite_options
-from shardmill.models.recurrences import Mamba2
+from shardmill.models.recurrences import Mamba2, checked_mamba
 
 HONOURED = ("attention_bias", "layer_types", "position_embedding_type", "shared_intermediate_size")
 WITHOUT = ("num_experts_per_tok", "num_local_experts")  # fields of experts
@@ -33,7 +33,6 @@ UNREAD = ("init_method",)  # of training
 GRANTED = {"normalization_function": "rmsnorm"}
 ATTENTION, RECURRENCE = {"attention", "full_attention"}, {"mamba", "linear_attention"}  # on the hub, in transformers
 MAMBA_LAYER = LayerSpec(mixer="mamba", rope=None, mask="")
-MOST_TAPS = 8
 
 
 def describe(config: Any, context: int) -> ModelDescription:
@@ -81,20 +80,6 @@ def _mamba(config: Any) -> Mamba2:
             least_step=float(least),
         )
     )
-
-
-def checked_mamba(mamba: Mamba2) -> Mamba2:
-    """Return the sizes themselves. Raises CheckpointError for sizes that no program has."""
-    for name in ("heads", "groups", "head_dim", "state_dim"):
-        if (size := getattr(mamba, name)) < 1:
-            raise CheckpointError(f"the {name} of the Mamba-2 layers is {size}: it must be 1 or more")
-    if mamba.heads % mamba.groups:
-        raise CheckpointError(f"{mamba.heads} heads of Mamba-2 are no multiple of {mamba.groups} groups")
-    if not 1 < mamba.taps <= MOST_TAPS:
-        raise CheckpointError(f"the convolution of Mamba-2 has {mamba.taps} taps: programs have 2 to {MOST_TAPS}")
-    if not 0 <= mamba.least_step < inf:
-        raise CheckpointError(f"the least step of Mamba-2 is {mamba.least_step}: it must be 0 or more")
-    return mamba
 
 
 def mamba_sources(mamba: Mamba2, hidden: int, path: str) -> dict[str, Sources]:

@@ -11,8 +11,8 @@ from typing import Any
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import LayerSpec, ModelDescription, Sources, TensorSource
 from shardmill.models.decoder import activation, decoder, taken_for_granted
-from shardmill.models.families.granitemoehybrid import checked_mamba, mamba_sources
-from shardmill.models.recurrences import Mamba2
+from shardmill.models.families.granitemoehybrid import mamba_sources
+from shardmill.models.recurrences import Mamba2, checked_mamba
 
 HONOURED = (
     "conv_kernel",

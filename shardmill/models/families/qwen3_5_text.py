@@ -14,7 +14,7 @@ from shardmill.errors import CheckpointError
 from shardmill.models.architecture import LayerSpec, ModelDescription, Sources, TensorSource
 from shardmill.models.contract import DECAY_SCALE
 from shardmill.models.decoder import decoder, taken_for_granted
-from shardmill.models.recurrences import DeltaNet
+from shardmill.models.recurrences import MOST_TAPS, DeltaNet
 
 HONOURED = (
     "layer_types",
@@ -30,7 +30,6 @@ GRANTED = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mlp_only_lay
 UNREAD = ("full_attention_interval", "mtp_use_dedicated_embeddings", "output_gate_type", "partial_rotary_factor")
 GATES = ("swish", "silu")
 KINDS = {"full_attention": LayerSpec(), "linear_attention": LayerSpec(mixer="delta", rope=None, mask="")}
-MOST_TAPS = 8
 
 
 def describe(config: Any, context: int) -> ModelDescription:
