@@ -232,14 +232,14 @@ class PartRunner:
         return (np.ascontiguousarray(outputs) if layers else outputs), left
 
     def _lent(self, slots: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the caches that a drafter's part reads, in a context of some slots; 0 for the whole."""
+        """Return the shapes of the lent caches that the part reads, in a context of some slots; 0 for the whole."""
         return lent_caches(replace(self.part.blueprint, slots=slots or self.part.slots))
 
     def _states(self, program: Program, host: KVLayout, used: int, offset: int) -> dict[str, Floats]:
         """Return the states' contents for the first `used` positions; a ring contains only the last positions.
 
-        The state of a recurrence is left out. The passes decide up to which position it is folded, and its content
-        shows in the outputs.
+        The state of a recurrence is left out. The passes decide how far it is folded, and its content shows in
+        the outputs.
         """
         found, g = {}, self.part.graph
         taps = g.recurrence.taps if g.recurrence else g.conv_taps

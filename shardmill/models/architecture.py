@@ -362,7 +362,7 @@ def joints(kinds: Sequence[LayerSpec]) -> list[int]:
 
 
 def first_sharing(kinds: Sequence[LayerSpec]) -> int:
-    """Return the layer from which on every layer shares, and so has no cache; the number of layers if there is none."""
+    """Return the first layer after the last one with a cache; the number of layers if the last layer has a cache."""
     own = [i for i, kind in enumerate(kinds, start=1) if not kind.shares]
     return max(own, default=0)
 

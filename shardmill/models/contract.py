@@ -45,10 +45,10 @@ It returns what these experts add to the stream, including every multiplier of t
 these parts to the stream and hands the stream to the next part of layers. It need not call a part if no token of the
 pass takes one of its experts.
 
-A layer may share: then it has no cache and reads the keys and values of an earlier layer of its part. Where the host
-keeps the caches, a part of such layers alone may read caches of earlier parts, which are lent as above, with the pass'
-own tokens already in them. Such a part keeps nothing, so a pass that needs no logits may leave it out. Layers may have
-heads of different sizes, and so may their caches and rotary rows.
+A layer may share: then it has no cache and reads the keys and values of an earlier layer of its part. If the host keeps
+the caches, a part in which every layer shares may read caches of earlier parts. These caches are lent as above, and the
+pass' own tokens are already in them. Such a part keeps nothing, so a pass that needs no logits may leave it out. Layers
+may have heads of different sizes, and so may their caches and rotary rows.
 
 A model may have a second table with a row of P numbers for each token and layer. Its parts of layers then take p_i, the
 tokens' rows for layer i, and `embedded`, which is the first part's x: the tokens' rows of the embedding.
@@ -81,7 +81,7 @@ A program of fixed shapes may take more than B tokens in a pass, a multiple of B
 what is pending, and cuts its own tokens into blocks of B. It reads them directly; from the second window it takes the
 L - 1 positions before the pass. Each block that a token follows is folded in the pass, so only the last tokens, at most
 B, may be rejected. They stay pending, and with the L - 1 positions before them they are put into the ring, in slots
-that the pass does not read. A token that fills the pass up has zeros in recurrent_out_mask, and nothing is left of it.
+that the pass does not read. A token that fills the pass up has zeros in recurrent_out_mask, and is kept nowhere.
 
 A program may also have no states (GraphSpec.hosted). Then k_i, v_i, c_i and s_i are inputs with the states' shapes. The
 program writes the new tokens into its copies by the same masks and sees them there. It returns the new rows as further

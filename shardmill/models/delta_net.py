@@ -122,7 +122,7 @@ class GatedDeltaNet(nn.Module):
         Args:
             read: both windows of the ring, [1, 1, 2 (B + taps - 1), C].
             own: the tokens of the pass, [1, 1, C, T].
-            n: blocks, of which the first is pending. Of two blocks, each is a window.
+            n: blocks, the first one pending. Two blocks are the two windows.
         """
         delta, back = self.sizes, self.sizes.taps - 1
         if n == 2:
