@@ -32,7 +32,6 @@ from shardmill.models.architecture import (
     Experts,
     ModelDescription,
     cache_source,
-    first_sharing,
     joints,
     with_experts,
     with_tanh,
@@ -103,11 +102,20 @@ def _even_ranges(config: Config, a: Architecture) -> tuple[Range, ...]:
     If the host keeps the caches, layers without a cache are in separate ranges, since a prompt may leave them out.
     """
     sizes, found = _layer_bytes(config, a), list[Range]()
-    apart = first_sharing(a.kinds) if config.program.state == HOST else a.layers
+    apart = _first_apart(config, a)
     for ends in (joints(a.kinds[:apart]), [*range(apart, a.layers + 1)]):
         units = [sum(sizes[start:end]) for start, end in pairwise(ends)]
         found += [(ends[first], ends[last]) for first, last in share_layers(units, MAX_WEIGHT_BYTES - ALIGNMENT)]
     return tuple(found)
+
+
+def _first_apart(config: Config, a: Architecture) -> int:
+    """Return the first layer whose part may read caches of other parts; the number of layers if no part may.
+
+    The host must keep the caches, and every layer from there on shares.
+    """
+    own = [i for i, kind in enumerate(a.kinds, start=1) if not kind.shares]
+    return max(own, default=0) if config.program.state == HOST else a.layers
 
 
 def _parted(config: Config, a: Architecture) -> str:
@@ -116,7 +124,7 @@ def _parted(config: Config, a: Architecture) -> str:
     If the host keeps the caches, a part of layers without a cache may read caches of other parts.
     """
     layers = tuple(enumerate(a.kinds))
-    apart = first_sharing(a.kinds) if config.program.state == HOST else a.layers
+    apart = _first_apart(config, a)
     for start, end in config.ranges:
         if start >= apart:
             continue

@@ -361,12 +361,6 @@ def joints(kinds: Sequence[LayerSpec]) -> list[int]:
     return [at for at in range(len(kinds) + 1) if not any(source < at <= reader for source, reader in spans)]
 
 
-def first_sharing(kinds: Sequence[LayerSpec]) -> int:
-    """Return the first layer after the last one with a cache; the number of layers if the last layer has a cache."""
-    own = [i for i, kind in enumerate(kinds, start=1) if not kind.shares]
-    return max(own, default=0)
-
-
 def with_experts(a: Architecture, *, routed: bool) -> Architecture:
     """Return the same model with its experts in separate programs, or in the layers' programs.
 
