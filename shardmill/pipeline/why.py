@@ -99,10 +99,8 @@ def _record(source: Source, fetched: Mapping[str, Any], store: Store) -> dict[st
             return dict(fetched) if bare and fetched.get("commit") == source.revision else None
         known = hash_local(Path(source.path), store.hashes)
         return dict(fetched) if {name: entry["sha256"] for name, entry in bare.items()} == known else None
-    if source.path is None and "adapter" in fetched:
-        return None
     if source.path is None:
-        return dict(fetched) if fetched.get("commit") == source.revision else None
+        return dict(fetched) if fetched.get("commit") == source.revision and "adapter" not in fetched else None
     folder = Path(source.path)
     return {"repo": None, "commit": "local", "files": source_description(folder, hash_local(folder, store.hashes))}
 
