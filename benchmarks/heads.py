@@ -30,7 +30,7 @@ from shardmill.commands.draft import encoded_prompts
 from shardmill.decode import Drafter, GenerationResult, Session, create_drafter, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.draft.measure import CAPS, measure_acceptance
-from shardmill.draft.states import WINDOW, embedding_table, load_reference, write
+from shardmill.draft.states import WINDOW, continued, embedding_table, load_reference
 from shardmill.draft.train import head_tokens
 from shardmill.files import read_json
 from shardmill.gates.eagle3 import load_head
@@ -43,7 +43,7 @@ WARM = "learned, warm"
 
 
 def fresh_drafters() -> dict[str, Callable[[], Drafter]]:
-    """Return by name what makes a drafter for a request, of those that need nothing but text."""
+    """Return what makes a drafter for a request, by its name, for each drafter that needs nothing but text."""
     learned = create_drafter("learned")
     made: dict[str, Callable[[], Drafter]] = {
         "ngram": lambda: create_drafter("ngram"),
@@ -85,7 +85,7 @@ class Row:
 
 
 def prompts_of(build: Path, text: Path, count: int) -> list[list[int]]:
-    """Return prompts, spread evenly over those that a file or a folder of tasks has."""
+    """Return as many prompts, spread evenly over all prompts of a file or a folder of tasks."""
     tokenizer = read_tokenizer(build / "source/tokenizer.json")
     if text.is_dir():
         found = [tokenizer.encode(file.read_text().removesuffix("\n")).ids for file in sorted(text.glob("*/*.txt"))]
@@ -143,7 +143,7 @@ def replayed(build: Path, prompts: Sequence[Sequence[int]], folder: Path) -> lis
     """Return the figures of all drafters in texts that transformers writes, with the head of a folder."""
     model, plan, head = load_reference(build / "source"), read_json(build / "plan.json"), load_head(folder)
     window = max(map(len, prompts)) + NEW
-    written = write(model, prompts, default_taps(plan["architecture"]["layers"]), window)
+    written = continued(model, prompts, default_taps(plan["architecture"]["layers"]), window)
     ends = torch.tensor([len(prompt) + NEW for prompt in prompts])
     texts = replace(written, own=written.own & (torch.arange(window) < ends[:, None]))
     outputs = [tokens[own].tolist() for tokens, own in zip(texts.tokens, texts.own, strict=True)]

@@ -46,7 +46,7 @@ from shardmill.bench.server import GREETING, SHARDMILL
 PATIENCE = 1200.0  # seconds that an answer may take; each text of a decision waits in the queue
 MOMENTS = (1, 5, 10, 20, 30, 40, 60)  # minutes at which memory is printed
 SETTLED = 300.0  # seconds after which memory must not grow, or half of a short run
-GROWTH = 0.03  # share by which memory may grow, since an allocator does not give everything back
+GROWTH = 0.03  # memory may grow by this share, since an allocator does not give everything back
 LONGEST_GAP = 15.0  # seconds without any answer that count as being held up
 AGAIN = 60.0  # seconds after which an adapter is added again
 CLIENT = """import socket, sys

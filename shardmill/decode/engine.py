@@ -95,8 +95,7 @@ class Copying(Protocol):
     def load_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> dict[int, int]:
         """Read copies in the order in which they were written, give them keys, and return their bytes by key.
 
-        Raises any exception if the file is missing or damaged, or if its copies are not those that this engine would
-        make of the tokens.
+        Raises any exception if the file is missing or damaged, or if this engine would make other copies of the tokens.
         """
 
 

@@ -24,7 +24,7 @@ class Windows:
 
     Attributes:
         tokens: [texts, n]; what follows an answer that ended counts for nothing.
-        own: the tokens that drafts are made of: the model has chosen them, or the text is learnt as it is, [texts, n].
+        own: whether a draft may hold the token: the model has chosen it, or the text is learnt as it is, [texts, n].
         taps: the hidden states that a head reads, [texts, n, 3 d], in fp16.
         last: the input of the LM head, [texts, n, d], in fp16.
     """
@@ -77,7 +77,7 @@ def windows_of(tokens: Sequence[int]) -> list[list[int]]:
 
 
 @torch.no_grad()
-def write(model: Any, prompts: Sequence[Sequence[int]], taps: Sequence[int], window: int) -> Windows:
+def continued(model: Any, prompts: Sequence[Sequence[int]], taps: Sequence[int], window: int) -> Windows:
     """Return what a model writes after prompts, greedily, until it ends or the window is full.
 
     A prompt that fills the window is a text to be learnt as it is: all its tokens count as the model's own.
@@ -124,8 +124,8 @@ def kept_windows(
     Args:
         folder: the files' folder, for this model and these prompts only. Each file appears whole or not at all.
         model: transformers' model.
-        prompts: see `write`; prompts of one length are the fastest together, so they are sorted by it.
-        taps: see `write`.
+        prompts: see `continued`; prompts of one length are the fastest together, so they are sorted by it.
+        taps: see `continued`.
         say: told how far it is.
     """
     found = list(_files(folder, model, sorted(prompts, key=len), taps, say))
@@ -138,7 +138,7 @@ def _files(
     for start in range(0, len(prompts), TOGETHER):
         file = folder / f"states_{start:06d}.safetensors"
         if not file.is_file():
-            made = write(model, prompts[start : start + TOGETHER], taps, WINDOW)
+            made = continued(model, prompts[start : start + TOGETHER], taps, WINDOW)
             with replacing(file) as fresh:
                 save_file({name: getattr(made, name).contiguous() for name in NAMES}, fresh)
             say(f"{min(start + TOGETHER, len(prompts))} of {len(prompts)} texts written")

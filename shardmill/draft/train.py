@@ -24,12 +24,12 @@ from shardmill.draft.measure import measure_acceptance
 from shardmill.draft.states import (
     WINDOW,
     Windows,
+    continued,
     embedding_table,
     kept_windows,
     load_reference,
     multiplies_bf16,
     multiply_in_bf16,
-    write,
 )
 from shardmill.draft.unrolled import Rows, asked_rows, right_drafts, rows_of, unrolled
 from shardmill.errors import ShardmillError
@@ -79,7 +79,7 @@ def train_head(
     Args:
         source: the model's checkpoint.
         plan: its plan.json's content.
-        prompts: what the head learns from, see `states.write`.
+        prompts: what the head learns from, see `continued`.
         held: prompts of the texts on which it is measured.
         run: where the run keeps its progress, and how long it is.
         out: the head's folder.
@@ -96,7 +96,7 @@ def train_head(
         model = load_reference(source)
         config, taps = model.config.get_text_config(), default_taps(layers)
         table, lm_head = embedding_table(model, plan), model.get_output_embeddings().weight
-        texts = write(model, held, taps, WINDOW)
+        texts = continued(model, held, taps, WINDOW)
         multiply_in_bf16(model)
         seen = kept_windows(run.texts, model, prompts, taps, run.say)
         ids = frequent_tokens(seen.tokens[seen.own], config.vocab_size)

@@ -194,7 +194,7 @@ class Model:
         return adapter_names(self.build) if self.build else []
 
     def tools_of(self, request: GenerationRequest) -> ToolFormat | None:
-        """Return the format by which an answer is read for calls; None if it is text. Harmony always has channels."""
+        """Return the format of the calls in an answer; None if the answer is text. Harmony always has channels."""
         if self.tools is None or not isinstance(request, ChatRequest):
             return None
         channels = self.tools.style == "harmony" and request.response_format is None

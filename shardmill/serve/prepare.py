@@ -28,7 +28,7 @@ def check_model_name(name: str, own: str, adapters: Sequence[str] = ()) -> str |
     """Return the adapter that a model's name asks for, as vLLM spells it: MODEL:ADAPTER; None for the bare model.
 
     Raises:
-        ApiError: 404 for any other model than the served one, or another adapter than those of the model.
+        ApiError: 404 for any other model than the served one, or for an adapter that the model lacks.
     """
     model, _, adapter = name.partition(":")
     if model != own or (adapter not in adapters if ":" in name else False):

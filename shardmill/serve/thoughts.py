@@ -84,7 +84,7 @@ class ThoughtReader:
         return thought, rest
 
     def _thought(self, ended: bool) -> str:
-        """Return what became certain of the thought. White space at its end waits for more of it."""
+        """Return what became certain of the thought. White space at its end waits for the next text."""
         if self._place == "begun":
             self._text = self._text.lstrip()
         places = [at for mark in self._ends if (at := self._text.find(mark)) >= 0]

@@ -38,7 +38,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def seen(model: Any, prompts: list[list[int]]) -> states.Windows:
-    return states.write(model, prompts, TAPS, WINDOW)
+    return states.continued(model, prompts, TAPS, WINDOW)
 
 
 @pytest.fixture
@@ -112,19 +112,19 @@ def test_a_text_ends_where_the_model_ends_it(
 ) -> None:
     end = int(seen.tokens[0, 11])
     monkeypatch.setattr(model.generation_config, "eos_token_id", [end, tiny.VOCAB - 1])
-    found = states.write(model, prompts[:2], TAPS, WINDOW)
+    found = states.continued(model, prompts[:2], TAPS, WINDOW)
     for text, own, whole in zip(found.tokens, found.own, seen.tokens, strict=False):
         length = int(own.long().argmax()) + int(own.sum())
         assert own.sum() > 0 and text[:length].tolist() == whole[:length].tolist()
         assert end not in text[own][:-1] and (length == WINDOW or text[length - 1] == end)
     assert int(found.own[0].sum()) <= 3
     monkeypatch.setattr(model.generation_config, "eos_token_id", int(seen.tokens[0, 9]))
-    assert states.write(model, prompts[:1], TAPS, WINDOW).taps.shape == (1, WINDOW, 3 * tiny.HIDDEN)
+    assert states.continued(model, prompts[:1], TAPS, WINDOW).taps.shape == (1, WINDOW, 3 * tiny.HIDDEN)
 
 
 def test_a_text_that_fills_its_window_is_learnt_as_it_is(model: Any, seen: states.Windows) -> None:
     whole = seen.tokens[0].tolist()
-    found = states.write(model, [whole, whole[:5]], TAPS, WINDOW)
+    found = states.continued(model, [whole, whole[:5]], TAPS, WINDOW)
     assert found.own.tolist() == [[True] * WINDOW, [False] * 5 + [True] * (WINDOW - 5)]
     torch.testing.assert_close(found.taps[0].float(), seen.taps[0].float(), rtol=2e-3, atol=2e-3)
 
