@@ -220,10 +220,14 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
 }
 
 
-def error(model_type: str, mutation: Mutation = lambda model: model, host: type[KVLayout] = KVLayout) -> float:
-    """How far off the tiny model of a family is after a mistake."""
+def error(
+    model_type: str, mutation: Mutation = lambda model: model, host: type[KVLayout] = KVLayout, before: int = 0
+) -> float:
+    """How far off the tiny model of a family is after a mistake, perhaps after another text of `before` tokens."""
     model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
     engine = tiny.Blocks(mutation(tiny.described(model)), tiny.tensors_of(model), host=host)
+    if before:
+        tiny.error_of(engine, tiny.tiny_text(before), tiny.expected(model, tiny.tiny_text(before)))
     return tiny.error_of(engine, tokens, tiny.expected(model, tokens))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,17 +20,15 @@ from shardmill.models import mamba
 from shardmill.models.architecture import Graph, ModelDescription
 from shardmill.models.contract import BLOCK, DECAY_SCALE, GraphSpec
 from shardmill.models.families.granitemoehybrid import MAMBA_LAYER
-from shardmill.models.host import KVLayout
 from shardmill.models.mamba import MambaMixer
 from shardmill.models.primitives import RMSNorm
 from shardmill.models.recurrences import Mamba2
 
 from . import tiny_families as tiny
-from .test_delta_net import Forgetful, OffByOne, WithRejected, fed, in_fp64
-from .test_family_mutants import graph, sources, swapped
+from .recurrent_layers import WIDTHS, fed, in_fp64
+from .test_family_mutants import Mutation, error, graph, sources, swapped
 
 LIMIT, TEXT, HIDDEN, EPS = THRESHOLDS["program_error"].limit, 96, 64, 1e-3
-Mutation = Callable[[ModelDescription], ModelDescription]
 SIZES = {  # one group, as Granite's; groups, and a least step that many tokens have, as Nemotron's
     "one group": Mamba2(heads=4, groups=1, head_dim=32, state_dim=64, taps=4),
     "groups": Mamba2(heads=8, groups=4, head_dim=16, state_dim=32, taps=3, conv_bias=False, least_step=0.2),
@@ -85,7 +82,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("widths", [tuple(range(1, BLOCK + 1)), (1,)], ids=["any", "one by one"])
+@pytest.mark.parametrize("widths", [WIDTHS, (1,)], ids=["any", "one by one"])
 @pytest.mark.parametrize("name", SIZES)
 def test_the_arithmetic_is_transformers_own(name: str, widths: tuple[int, ...]) -> None:
     """In fp64, with rejected drafts, where only the order of sums differs."""
@@ -97,7 +94,7 @@ def test_the_arithmetic_is_transformers_own(name: str, widths: tuple[int, ...]) 
         steps = torch.nn.functional.softplus(x @ theirs.in_proj.weight[-sizes.heads :].T + theirs.dt_bias)
     assert not sizes.least_step or 0.1 < (steps < sizes.least_step).double().mean() < 0.9
     for seed in range(3):
-        assert relative_error(fed(mixer, x, seed, widths, spec), expected) <= 1e-12
+        assert relative_error(fed(mixer, x, spec, seed, widths), expected) <= 1e-12
 
 
 def test_a_head_that_forgets_at_once_stays_finite_in_fp16() -> None:
@@ -106,45 +103,11 @@ def test_a_head_that_forgets_at_once_stays_finite_in_fp16() -> None:
     mixer, spec = ours(layer(sizes), sizes)
     mixer.rate.fill_(-200.0)
     mixer.dt_bias.fill_(6.0)
-    found = fed(mixer.half(), 0.1 * draw()[:40].half(), 0, spec=spec)
+    found = fed(mixer.half(), 0.1 * draw()[:40].half(), spec, 0)
     assert torch.isfinite(found).all() and found.abs().max() > 0.01
 
 
 # Mistakes, each on the whole tiny model with rejected drafts.
-
-
-def measured(rates: Sequence[float], tokens: int, width: int) -> NDArray[np.float64]:
-    """The error of each head in each quarter of a text, in emulated fp16 with subnormal numbers as 0; [4, heads]."""
-    fp16 = load_script("recurrence")
-    sizes = Mamba2(heads=len(rates), groups=len(rates), head_dim=32, state_dim=64, taps=4)
-    hidden = sizes.width
-    theirs = layer(sizes, hidden).float()
-    with torch.no_grad():  # of the sizes that a new model has; each head has a norm of its own
-        for name, weight in theirs.named_parameters():
-            weight.normal_(0, hidden**-0.5 if name.startswith("in_proj") else 0.15)
-        theirs.norm.weight.fill_(1)
-        theirs.D.fill_(1)
-        theirs.dt_bias.fill_(float(np.log(np.expm1(0.05))))
-        theirs.A_log.copy_((torch.tensor(rates) / 0.05).log())
-        theirs.out_proj.weight.copy_(torch.eye(hidden))
-        for weight in theirs.parameters():
-            weight.copy_(fp16.rounded(weight))
-        x = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(1)).half().float()
-        right = theirs(x[None])[0].double().reshape(4, -1, len(rates), sizes.head_dim)
-    mixer, spec = ours(theirs, sizes, hidden, tokens)
-    mixer = mixer.float()
-    with fp16.Rounded():
-        got = fed(mixer, x, 0, (width,), spec).double().reshape(right.shape)
-    return ((got - right).norm(dim=(1, 3)) / right.norm(dim=(1, 3))).numpy()
-
-
-def error(mutation: Mutation = lambda model: model, host: type[KVLayout] = KVLayout, before: int = 0) -> float:
-    """How far off the tiny model is, perhaps after another text."""
-    model, tokens = tiny.tiny_model("granitemoehybrid"), tiny.tiny_text()
-    engine = tiny.Blocks(mutation(tiny.described(model)), tiny.tensors_of(model), host=host)
-    if before:
-        tiny.error_of(engine, tiny.tiny_text(before), tiny.expected(model, tiny.tiny_text(before)))
-    return tiny.error_of(engine, tokens, tiny.expected(model, tokens))
 
 
 def sized(**changes: Any) -> Mutation:
@@ -170,7 +133,7 @@ MUTANTS: dict[str, Mutation] = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_in_the_description_is_found_out(name: str) -> None:
-    assert error(MUTANTS[name]) > LIMIT
+    assert error("granitemoehybrid", MUTANTS[name]) > LIMIT
 
 
 def folded_twice(real: Any) -> Any:
@@ -255,19 +218,38 @@ MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
 def test_a_mistake_in_the_recurrence_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, change = MISTAKES[name]
     monkeypatch.setattr(owner, method, change(getattr(owner, method)))
-    assert error() > LIMIT
+    assert error("granitemoehybrid") > LIMIT
 
 
-@pytest.mark.parametrize(("host", "before"), [(WithRejected, 0), (OffByOne, 0), (Forgetful, 30)])
-def test_a_mistake_of_the_host_is_found_out(host: type[KVLayout], before: int) -> None:
-    assert error(host=host, before=before) > LIMIT
-    assert error(before=before) <= LIMIT
-
+# In emulated fp16.
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # what each head forgets of its state at a token, on average: -log
-
-
 ROUNDING = 2.0**-11
+
+
+def measured(rates: Sequence[float], tokens: int, width: int) -> NDArray[np.float64]:
+    """The error of each head in each quarter of a text, in emulated fp16 with subnormal numbers as 0; [4, heads]."""
+    fp16 = load_script("recurrence")
+    sizes = Mamba2(heads=len(rates), groups=len(rates), head_dim=32, state_dim=64, taps=4)
+    hidden = sizes.width
+    theirs = layer(sizes, hidden).float()
+    with torch.no_grad():  # of the sizes that a new model has; each head has a norm of its own
+        for name, weight in theirs.named_parameters():
+            weight.normal_(0, hidden**-0.5 if name.startswith("in_proj") else 0.15)
+        theirs.norm.weight.fill_(1)
+        theirs.D.fill_(1)
+        theirs.dt_bias.fill_(float(np.log(np.expm1(0.05))))
+        theirs.A_log.copy_((torch.tensor(rates) / 0.05).log())
+        theirs.out_proj.weight.copy_(torch.eye(hidden))
+        for weight in theirs.parameters():
+            weight.copy_(fp16.rounded(weight))
+        x = torch.randn(tokens, hidden, generator=torch.Generator().manual_seed(1)).half().float()
+        right = theirs(x[None])[0].double().reshape(4, -1, len(rates), sizes.head_dim)
+    mixer, spec = ours(theirs, sizes, hidden, tokens)
+    mixer = mixer.float()
+    with fp16.Rounded():
+        got = fed(mixer, x, spec, 0, (width,)).double().reshape(right.shape)
+    return ((got - right).norm(dim=(1, 3)) / right.norm(dim=(1, 3))).numpy()
 
 
 @pytest.mark.slow
@@ -288,14 +270,3 @@ def test_a_share_that_is_kept_in_place_of_the_share_that_is_lost_is_found_out(mo
 
     monkeypatch.setattr(MambaMixer, "folded", folded)
     assert measured(RATES, 1200, 8).max() > 8 * ROUNDING
-
-
-@pytest.mark.slow
-def test_a_text_of_two_thousand_tokens_does_not_drift() -> None:
-    """One token a pass, and the error of the last tokens is no larger than of the first."""
-    model, tokens = tiny.tiny_model("granitemoehybrid", max_position_embeddings=2048), tiny.tiny_text(2000)
-    engine: Any = tiny.Blocks(tiny.described(model, 2048), tiny.tensors_of(model), slots=2048)
-    rows = np.concatenate([engine.forward(tokens[i : i + 1], [i], [i]) for i in range(len(tokens))])
-    expected = tiny.expected(model, tokens)
-    errors = [relative_error(rows[a:b], expected[a:b]) for a, b in pairwise(range(0, 2001, 500))]
-    assert max(errors) <= LIMIT and errors[-1] <= 4 * errors[0]

@@ -1,0 +1,75 @@
+"""Layers with a recurrence beside transformers' own in fp64: passes of any widths, in which drafts are rejected."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardmill.models.attention import Shared
+from shardmill.models.contract import BLOCK, GraphSpec, caches
+from shardmill.models.host import Floats
+from shardmill.models.part_constants import computed
+
+from . import hosts
+
+WIDTHS = tuple(range(1, BLOCK + 1))
+WIDE = 64  # tokens of a pass of several blocks
+
+
+def in_fp64(theirs: ModuleType) -> ModuleType:
+    """transformers' own module, in which every cast to fp32 is one to fp64."""
+    source = Path(str(theirs.__file__)).read_text(encoding="utf-8").replace("torch.float32", "torch.float64")
+    source = source.replace("dtype=torch.float)", "dtype=torch.double)").replace(".float()", ".double()")
+    spec = util.spec_from_loader(f"{theirs.__name__}_fp64", loader=None)
+    assert spec is not None
+    module = util.module_from_spec(spec)
+    module.__file__ = theirs.__file__
+    sys.modules[spec.name] = module
+    exec(compile(source, spec.name, "exec"), vars(module))
+    return module
+
+
+@torch.no_grad()
+def fed(mixer: Any, x: Tensor, spec: GraphSpec, seed: int, widths: tuple[int, ...] = WIDTHS) -> Tensor:
+    """Outputs [n, d] for inputs [n, d], in passes of any widths that carry wrong tokens at their ends.
+
+    In the last block, if a pass has several; such a pass is filled up as a program fills it up.
+    """
+    rng, start, found = np.random.default_rng(seed), 0, []
+    assert spec.graph.recurrence
+    narrow = {"narrow": BLOCK} if WIDE in widths else {}
+    host = hosts.recurrent(spec.slots, spec.graph.recurrence.taps, **narrow)
+    ring, state = (torch.zeros(shape, dtype=x.dtype) for shape in caches(spec).values())
+    constants = {name: torch.from_numpy(values).to(x.dtype) for name, values in computed(spec).items()}
+    while start < len(x):
+        width = int(rng.choice(widths))
+        count = int(rng.integers(BLOCK + 1, width + 1)) if width > BLOCK else width
+        kept = min(count - int(rng.integers(0, (count - 1) % BLOCK + 1)), len(x) - start)
+        wrong = torch.from_numpy(rng.normal(size=(count - kept, x.shape[1]))).to(x.dtype)
+        at = [position % spec.slots for position in range(start, start + count)]
+        arrays = filled(host.arrays(at, range(start, start + count)), width - count)
+        given = {name: torch.from_numpy(values).to(x.dtype) for name, values in arrays.items()}
+        rows = torch.cat([x[start : start + kept], wrong])
+        rows = torch.cat([rows, rows[-1:].expand(width - count, -1)]).T[None, :, :, None]
+        wide = replace(spec, blocks=max(width // BLOCK, 1))
+        found.append(mixer(rows, Shared(wide, given, constants), ring, state)[0, :, :kept, 0].T)
+        start += kept
+    return torch.cat(found)
+
+
+def filled(arrays: Mapping[str, Floats], more: int) -> dict[str, Floats]:
+    """The masks of a recurrence with `more` tokens added, which are written nowhere."""
+    axes = {"conv_write_mask": 2, "recurrent_read_mask": 3, "recurrent_out_mask": 2, "recurrent_keep_mask": 3}
+    return {
+        name: np.pad(arrays[name], [(0, more if axis == each else 0) for each in range(4)])
+        for name, axis in axes.items()
+    }
