@@ -16,7 +16,8 @@ from unittest import mock
 
 import tiny
 import torch
-from models.tiny_families import BASE, GEMMA4, UNIFIED, tiny_model
+from models.tiny_configs import BASE, GEMMA4, UNIFIED
+from models.tiny_families import tiny_model
 from safetensors.torch import save_file
 
 from shardmill.gates.assistant import buildable

@@ -9,7 +9,8 @@ import oracle
 import pytest
 import torch
 from coremltools.proto import MIL_pb2
-from models.tiny_families import SLOTS, tiny_config
+from models.tiny_configs import tiny_config
+from models.tiny_families import SLOTS
 
 from shardmill.convert import trace
 from shardmill.convert.normal import normal_form, pieces_of

@@ -16,7 +16,8 @@ import torch
 from coremltools.converters.mil.mil import Program
 from coremltools.proto import FeatureTypes_pb2
 from models import tiny_encoders
-from models.tiny_families import SLOTS, tiny_config
+from models.tiny_configs import tiny_config
+from models.tiny_families import SLOTS
 
 from shardmill.convert import package, trace
 from shardmill.convert.stamped import convert_stamped

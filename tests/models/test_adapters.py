@@ -8,7 +8,8 @@ from shardmill import models
 from shardmill.models.adapters import adapter_inputs, slices, unadaptable
 from shardmill.models.architecture import Architecture
 
-from .tiny_families import SLOTS, TINY, tiny_config
+from .tiny_configs import TINY, tiny_config
+from .tiny_families import SLOTS
 
 REFUSED = {
     "gemma4": "without projections for keys or values",

@@ -23,9 +23,9 @@ from shardmill.models.host import Floats, KVLayout
 from shardmill.models.primitives import L2Norm, RMSNorm, softplus
 from shardmill.models.recurrences import DeltaNet
 
-from . import tiny_families as tiny
 from .recurrent_layers import WIDE, fed, in_fp64
 from .test_family_mutants import error
+from .tiny_configs import tiny_config
 
 LIMIT, TEXT = THRESHOLDS["program_error"].limit, 96
 SIZES = DeltaNet(key_heads=2, value_heads=6, key_dim=32, value_dim=64, taps=4)
@@ -38,7 +38,7 @@ LONG = 400  # tokens of a text in passes of several blocks
 @pytest.fixture(scope="module")
 def theirs() -> Any:
     """transformers' layer in fp64, with heads that forget slowly and heads that forget at once."""
-    config = tiny.tiny_config(
+    config = tiny_config(
         "qwen3_5_text", rms_norm_eps=1e-6, linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=32
     )
     torch.manual_seed(0)

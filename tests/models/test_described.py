@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from models.tiny_families import tiny_config
+from models.tiny_configs import tiny_config
 from shardmill.errors import CheckpointError
 from shardmill.models import family
 from shardmill.models.hf_config import model_description

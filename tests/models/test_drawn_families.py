@@ -13,6 +13,7 @@ from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import supported
 
 from . import tiny_families as tiny
+from .tiny_configs import LLAMA3, MINISTRAL
 
 # Some of the models that are drawn have scores so large that rounding alone comes to 3e-5; mistakes are far beyond.
 LIMIT, EXAMPLES, TEXT = THRESHOLDS["program_error"].limit, 15, 24
@@ -28,7 +29,7 @@ ROPES = st.sampled_from(
         PLAIN_ROPE,
         PLAIN_ROPE | {"rope_type": "linear", "factor": 4.0},
         PLAIN_ROPE | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
-        tiny.LLAMA3,
+        LLAMA3,
     ]
 )
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -215,7 +216,7 @@ def zaya(draw: Draw, layers: int) -> dict[str, Any]:
 def ministral3(draw: Draw, layers: int) -> dict[str, Any]:
     """A window for all layers or none, and YaRN up to its original length."""
     changed = {"factor": draw(st.sampled_from([2.0, 16.0])), "original_max_position_embeddings": tiny.SLOTS}
-    parameters = tiny.MINISTRAL["rope_parameters"] | changed
+    parameters = MINISTRAL["rope_parameters"] | changed
     return {"sliding_window": draw(st.none() | WINDOWS), "rope_parameters": parameters}
 
 

@@ -17,7 +17,7 @@ from shardmill import cli, config
 from shardmill.errors import ConfigError, ShardmillError
 
 from . import tiny_encoders
-from .tiny_families import tiny_config
+from .tiny_configs import tiny_config
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another task": ("bert", {"architectures": ["BertForMaskedLM"]}, "architectures: 'BertForMaskedLM'"),

@@ -14,7 +14,7 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.models import family
 from shardmill.models.hf_config import MOST_EXPERTS, MOST_LABELS, SIZES, content_fault, load_hf_config, number_fault
 
-from . import tiny_families
+from .tiny_configs import tiny_config
 
 HUGE = 10**9
 NOT_FINITE = {
@@ -76,7 +76,7 @@ def test_a_number_that_is_not_finite_is_named(tmp_path: Path, name: str) -> None
 @pytest.mark.parametrize("limit", ["[0.0, Infinity]", '[0.0, {"__float__": "Infinity"}]'])
 def test_a_mamba_layer_s_step_may_have_no_limit(tmp_path: Path, limit: str) -> None:
     """Every Granite 4 says so, in either spelling, though it may have no such layer."""
-    content = json.dumps(tiny_families.tiny_config("granitemoehybrid").to_dict() | {"time_step_limit": None})
+    content = json.dumps(tiny_config("granitemoehybrid").to_dict() | {"time_step_limit": None})
     (tmp_path / "config.json").write_text(content.replace('"time_step_limit": null', f'"time_step_limit": {limit}'))
     found = load_hf_config(tmp_path)
     assert found.time_step_limit == (0.0, float("inf"))

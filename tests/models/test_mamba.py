@@ -24,9 +24,9 @@ from shardmill.models.mamba import MambaMixer
 from shardmill.models.primitives import RMSNorm
 from shardmill.models.recurrences import Mamba2
 
-from . import tiny_families as tiny
 from .recurrent_layers import WIDTHS, fed, in_fp64
 from .test_family_mutants import Mutation, error, graph, sources, swapped
+from .tiny_configs import tiny_config
 
 LIMIT, TEXT, HIDDEN, EPS = THRESHOLDS["program_error"].limit, 96, 64, 1e-3
 SIZES = {  # one group, as Granite's; groups, and a least step that many tokens have, as Nemotron's
@@ -41,7 +41,7 @@ def layer(sizes: Mamba2, hidden: int = HIDDEN) -> Any:
     changes |= {"mamba_n_heads": sizes.heads, "mamba_n_groups": sizes.groups, "mamba_d_head": sizes.head_dim}
     changes |= {"mamba_d_state": sizes.state_dim, "mamba_d_conv": sizes.taps, "mamba_chunk_size": 16}
     changes |= {"mamba_expand": sizes.width // hidden}
-    config = tiny.tiny_config("granitemoehybrid", hidden_size=hidden, rms_norm_eps=EPS, **changes)
+    config = tiny_config("granitemoehybrid", hidden_size=hidden, rms_norm_eps=EPS, **changes)
     torch.manual_seed(0)
     found = in_fp64(granite).GraniteMoeHybridMambaLayer(config, 0).eval().double()
     generator = torch.Generator().manual_seed(1)

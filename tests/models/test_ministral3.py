@@ -12,8 +12,9 @@ from shardmill.gates.stack import feed
 from shardmill.gates.thresholds import THRESHOLDS
 
 from . import tiny_families as tiny
+from .tiny_configs import MINISTRAL
 
-ORIGINAL = tiny.MINISTRAL["rope_parameters"]["original_max_position_embeddings"]
+ORIGINAL = MINISTRAL["rope_parameters"]["original_max_position_embeddings"]
 
 
 def test_the_last_context_that_is_built_is_the_last_that_is_exact() -> None:

@@ -20,6 +20,7 @@ from shardmill.errors import ShardmillError
 from shardmill.pipeline.steps.split import split
 
 from . import tiny_families
+from .tiny_configs import MINISTRAL, tiny_config
 
 INFINITE = {"__float__": "Infinity"}  # as transformers writes it
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
@@ -144,7 +145,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "queries that grow": (
         "ministral3",
-        {"rope_parameters": tiny_families.MINISTRAL["rope_parameters"] | {"original_max_position_embeddings": 32}},
+        {"rope_parameters": MINISTRAL["rope_parameters"] | {"original_max_position_embeddings": 32}},
         "is over the original length 32: there llama_4_scaling_beta",
     ),
     "LayerNorm of heads": ("stablelm", {"qk_layernorm": True}, "qk_layernorm is true"),
@@ -225,7 +226,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 def write_config(model_type: str, folder: Path, changes: dict[str, Any]) -> Path:
     """A checkpoint's folder that holds a changed config.json and nothing else."""
     folder.mkdir()
-    content = json.loads(tiny_families.tiny_config(model_type).to_json_string(use_diff=False)) | changes
+    content = json.loads(tiny_config(model_type).to_json_string(use_diff=False)) | changes
     (folder / "config.json").write_text(json.dumps(content))
     return folder
 

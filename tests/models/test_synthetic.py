@@ -21,7 +21,7 @@ from shardmill.models.architecture import TensorSource
 from shardmill.models.synthetic import draw_rows, write_synthetic_checkpoint
 
 from .small_configs import FAMILIES, small_config
-from .tiny_families import TINY
+from .tiny_configs import TINY
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Phi3ForCausalLM"],

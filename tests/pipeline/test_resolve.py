@@ -202,7 +202,7 @@ def test_tokens_that_a_ring_does_not_hold_are_refused_though_fewer_were_settled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was kept of the one config is no answer to the other."""
-    from models.tiny_families import tiny_config
+    from models.tiny_configs import tiny_config
 
     monkeypatch.chdir(tmp_path)
     tiny_config("lfm2").save_pretrained(tmp_path / "checkpoint")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import tiny_families
+from models.tiny_configs import tiny_config
 
 from shardmill import config, models
 from shardmill.errors import CheckpointError
@@ -19,7 +19,7 @@ from shardmill.topology import file_bytes
 
 def architecture(model_type: str, **changes: Any) -> Architecture:
     """That of a tiny model."""
-    found = tiny_families.tiny_config(model_type, **changes)
+    found = tiny_config(model_type, **changes)
     described: Architecture = models.family(model_type).describe(found, 64).architecture
     return described
 
