@@ -189,6 +189,8 @@ class Choice:
             schemas = {function.name: function.parameters or {} for function in request.functions}
             self._reader = CallReader(tools, schemas, parallel=request.parallel_tool_calls is not False)
         self._length = 0
+        self._eos = model.eos
+        self._places: list[tuple[int, int]] = []  # of tokens, which may be of a thought: from and to, in characters
 
     def digest(self, items: list[Item]) -> tuple[list[AnswerDelta], list[TokenLogprob]]:
         """Return what became certain, and the log-probabilities of the text that became final."""
@@ -198,6 +200,8 @@ class Choice:
                 text += item.text
                 if self._log is not None:
                     self._log.push(item)
+                if (self._thoughts or self._reader) and item.token not in self._eos:
+                    self._places.append((item.start, item.end))
             elif isinstance(item, GenerationResult):
                 text += item.tail
         self._length += len(text)
@@ -211,6 +215,15 @@ class Choice:
         elif text:
             pieces.append(AnswerDelta("content", text))
         return pieces, rows
+
+    @property
+    def reasoning(self) -> int:
+        """Return the number of tokens between the marks of thoughts, as vLLM counts them; 0 without a thought.
+
+        A token that ends a thought and begins the mark counts, since the thought needed it.
+        """
+        spans = [self._thoughts.span] if self._thoughts else self._reader.thoughts if self._reader else []
+        return sum(any(start < last and end > first for first, last in spans) for start, end in self._places)
 
     def finish(self, done: GenerationResult) -> str:
         """Return why the choice ended: with its calls only if the model itself ended them."""
@@ -248,7 +261,7 @@ class Answer:
             finish = self._choices[index].finish(done)
             choices.append(self._choice(index, self._shape.whole(pieces), logprobs, finish))
         head = {**self._head, "object": self._shape.whole_name, "choices": choices}
-        return head | {"usage": usage(self._results)} | self._figures(self._results[-1])
+        return head | {"usage": self._usage()} | self._figures(self._results[-1])
 
     def opening(self, index: int) -> Iterator[Json]:
         """See `stream.Streamed`."""
@@ -272,7 +285,10 @@ class Answer:
     def closing(self) -> Iterator[Json]:
         """See `stream.Streamed`."""
         if "usage" in self._piece_head:
-            yield self._chunk([]) | {"usage": usage(self._results)}
+            yield self._chunk([]) | {"usage": self._usage()}
+
+    def _usage(self) -> Json:
+        return usage(self._results, sum(choice.reasoning for choice in self._choices))
 
     def _ended(self, items: list[Item]) -> GenerationResult:
         done = items[-1]
@@ -295,14 +311,20 @@ class Answer:
         return {"shardmill": content} if content else {}
 
 
-def usage(results: Sequence[GenerationResult]) -> Json:
-    """Return OpenAI's `usage` of all choices; their prompt counts once, and an end-of-text token as generated."""
+def usage(results: Sequence[GenerationResult], reasoning: int) -> Json:
+    """Return OpenAI's `usage` of all choices; their prompt counts once, and an end-of-text token as generated.
+
+    Args:
+        results: the results of the choices.
+        reasoning: how many of the generated tokens are of thoughts.
+    """
     prompt, generated = results[0].prompt_tokens, sum(len(done.tokens) for done in results)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
         "prompt_tokens_details": {"cached_tokens": results[0].reused_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 
 

@@ -277,7 +277,7 @@ class ResponsesAnswer:
             self._response |= {
                 "status": "incomplete" if cut else "completed",
                 "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-                "usage": _usage(done),
+                "usage": _usage(done, self._choice.reasoning),
             }
             yield self._event(f"response.{self._response['status']}", response=self._snapshot())
 
@@ -353,12 +353,12 @@ def _copy(item: Json) -> Json:
     return item | ({"content": [dict(part) for part in item["content"]]} if "content" in item else {})
 
 
-def _usage(done: GenerationResult) -> Json:
-    counted = usage([done])
+def _usage(done: GenerationResult, reasoning: int) -> Json:
+    counted = usage([done], reasoning)
     return {
         "input_tokens": counted["prompt_tokens"],
         "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},
         "output_tokens": counted["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": counted["completion_tokens_details"],
         "total_tokens": counted["total_tokens"],
     }

@@ -6,6 +6,7 @@ begin with a thought has none: marks further on are text.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +52,9 @@ class ThoughtReader:
         form: the marks.
         opened: whether the prompt has opened the thought.
         tools: how the model writes calls, if it may call functions.
+
+    Attributes:
+        span: offsets in the answer's text between the marks, in characters; (0, 0) without a thought.
     """
 
     def __init__(self, form: ThoughtFormat, *, opened: bool, tools: ToolFormat | None = None) -> None:
@@ -59,6 +63,8 @@ class ThoughtReader:
         self._ends = (form.end, call) if tools and call.startswith(tools.begin) else (form.end,)
         self._place: Literal["before", "begun", "inside", "gap", "after"] = "begun" if opened else "before"
         self._text = ""
+        self._length = 0  # characters of the answer so far
+        self.span: tuple[int, float] = (0, math.inf if opened else 0)
 
     def push(self, text: str, *, ended: bool) -> tuple[str, str]:
         """Return what became certain of the thought, and of the text after it, with the answer's next text.
@@ -68,10 +74,12 @@ class ThoughtReader:
             ended: whether the answer ends with it.
         """
         self._text += text
+        self._length += len(text)
         if self._place == "before":
             shown = self._text.lstrip()
             if shown.startswith(self._begin):
                 self._place, self._text = "begun", shown.removeprefix(self._begin)
+                self.span = self._length - len(self._text), math.inf
             elif ended or not self._begin.startswith(shown):
                 self._place = "after"
         thought = self._thought(ended) if self._place in ("begun", "inside") else ""
@@ -91,6 +99,7 @@ class ThoughtReader:
         at = min(places, default=len(self._text) - (0 if ended else mark_begun(self._text, self._ends)))
         thought = self._text[:at].rstrip()
         if places:
+            self.span = self.span[0], self._length - len(self._text) + at
             self._place, self._text = "gap", self._text[at:].removeprefix(self._end)
         else:
             self._place, self._text = "inside" if thought else self._place, self._text[len(thought) :]

@@ -58,6 +58,7 @@ class CallReader:
     Attributes:
         calls: how many calls have begun.
         complete: whether the arguments of all calls have ended.
+        thoughts: offsets of the thoughts in the answer's text, from and to, in characters.
     """
 
     def __init__(self, form: ToolFormat, tools: Schemas, *, parallel: bool = True) -> None:
@@ -67,11 +68,13 @@ class CallReader:
         self._after_call = False
         self._pieces: list[AnswerDelta] = []
         self.calls, self.complete = 0, True
+        self._length, self.thoughts = 0, list[tuple[int, float]]()
         self._steps = self._messages() if form.style == "harmony" else self._answer()
 
     def push(self, text: str) -> list[AnswerDelta]:
         """Return what became certain with the answer's next text."""
         self._text += text
+        self._length += len(text)
         next(self._steps, None)
         pieces, self._pieces = self._pieces, []
         return pieces
@@ -119,8 +122,12 @@ class CallReader:
             if recipient:
                 yield from self._arguments_of(recipient[1])
                 yield from self._pass_on("nothing", *_BODY_ENDS)
+            elif "analysis" in header:
+                start = self._length - len(self._text)
+                yield from self._pass_on("thought", *_BODY_ENDS)
+                self.thoughts.append((start, self._length - len(self._text)))
             else:
-                yield from self._pass_on("thought" if "analysis" in header else "content", *_BODY_ENDS)
+                yield from self._pass_on("content", *_BODY_ENDS)
         if "<|" not in self._text:  # not harmony at all
             self._tell(self._text)
         return True

@@ -16,6 +16,8 @@ from program_forms import FORMS, build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from shardmill.decode import TokenEvent
+from shardmill.serve.answer import Choice
 from shardmill.serve.chat import rendered, turn_end
 from shardmill.serve.model import Model, Settings, load_model
 from shardmill.serve.prepare import prepare
@@ -105,6 +107,58 @@ def test_a_thought_has_its_own_field_whole_and_streamed() -> None:
         assert plain.choices[0].text == "It may\n rain.\n</think>\n\nYes."
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_the_tokens_of_a_thought_are_counted(opened: bool) -> None:
+    """Between the marks, as vLLM counts them, in a field of the official client; an end of text is no thought."""
+    mark, thought = "" if opened else "<think>", "\nIt máy 🙂.\n"
+    model = thinker(f"{mark}{thought}</think>\n\nYes.", "<think>\n" if opened else "assistant\n")
+    if not opened:
+        model = replace(model, template=lambda *_, **__: "assistant\n")
+    count = len(thought.encode())  # the tokenizer has a token for each byte
+    with running(model) as up:
+        whole = say(up, n=2).usage
+        assert whole.completion_tokens_details.reasoning_tokens == 2 * count
+        *_, last = say(up, n=2, stream=True, stream_options={"include_usage": True})
+        assert last.usage.completion_tokens_details == whole.completion_tokens_details
+        for most, expected in ((len(mark) + 4, 4), (len(mark) + count, count), (500, count)):
+            assert say(up, max_tokens=most).usage.completion_tokens_details.reasoning_tokens == expected
+        create: Any = up.client().responses.create
+        asked: Any = {"model": NAME, "input": QUESTION, "temperature": 0}
+        answer = create(**asked)
+        *_, end = create(**asked, stream=True)
+        for usage in (answer.usage, end.response.usage):
+            assert usage.output_tokens_details.reasoning_tokens == count
+        plain = up.client().completions.create(model=NAME, prompt=render(QUESTION), temperature=0, max_tokens=50)
+        assert plain.usage and plain.usage.completion_tokens_details
+        assert plain.usage.completion_tokens_details.reasoning_tokens == 0
+    with running(thinker("Yes.")) as up:  # the thought is never closed
+        assert say(up).usage.completion_tokens_details.reasoning_tokens == len("Yes.")
+    with running(thinker("Yes.", "</think>\n\n")) as up:
+        off = say(up, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+        assert off.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["It", " may.</", "think>", "\n\nYes"], 2),
+        (["It", " may.", "</think>Yes"], 2),
+        (["It</think>Yes"], 1),
+        (["</think>", "Yes"], 0),
+    ],
+)
+def test_a_token_with_the_end_of_a_thought_and_of_its_mark_counts(texts: list[str], expected: int) -> None:
+    """Whatever else is in its text."""
+    model = thinker("")
+    request = ChatRequest.model_validate({"model": NAME, "messages": QUESTION})
+    choice = Choice(request, model, thinks=True)
+    at = 0
+    for text in texts:
+        choice.digest([TokenEvent(1, False, text=text, start=at, end=at + len(text))])
+        at += len(text)
+    assert choice.reasoning == expected
+
+
 def test_variables_of_the_template_are_set_by_a_request() -> None:
     """As transformers sets them; without thinking, the answer is text from its beginning."""
     off = {"enable_thinking": False}
@@ -131,11 +185,14 @@ def test_the_model_may_begin_the_thought_itself() -> None:
 
 
 def test_channels_are_read_without_functions_too() -> None:
-    """gpt-oss always writes them."""
-    said = "<|channel|>analysis<|message|>Hm.<|start|>assistant<|channel|>final<|message|>Yes."
+    """gpt-oss always writes them, and may think twice."""
+    said = "<|channel|>analysis<|message|>Hm.<|start|>assistant"
+    said += f"{said}<|channel|>final<|message|>Yes."
     with running(fake_model(Answerer(said), tools="harmony")) as up:
-        message = say(up).choices[0].message
-        assert (message.reasoning_content, message.content) == ("Hm.", "Yes.")
+        answer = say(up)
+        message = answer.choices[0].message
+        assert (message.reasoning_content, message.content) == ("Hm.Hm.", "Yes.")
+        assert answer.usage.completion_tokens_details.reasoning_tokens == len("Hm.Hm.")
 
 
 def test_special_tokens_around_a_thought_are_no_part_of_it() -> None:

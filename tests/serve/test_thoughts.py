@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,17 +17,18 @@ from shardmill.serve.tools import FORMATS as TOOL_FORMATS
 from . import templates
 
 TOOLS = {form.name: form for form in TOOL_FORMATS}
-THINK = find_thoughts("</think>")
-assert THINK is not None
+THINK = FORMATS[-1]  # as most templates have it
 
 
 def read(
     pieces: Sequence[str], form: ThoughtFormat = THINK, *, opened: bool = False, tools: str = ""
 ) -> tuple[str, str]:
-    """The thought and the text of an answer that arrives in pieces."""
+    """The thought and the text of an answer that arrives in pieces; the span has the whole thought."""
     reader = ThoughtReader(form, opened=opened, tools=TOOLS.get(tools))
     told = [reader.push(piece, ended=i == len(pieces) - 1) for i, piece in enumerate(pieces)]
-    return "".join(thought for thought, _ in told), "".join(text for _, text in told)
+    thought, (first, last) = "".join(thought for thought, _ in told), reader.span
+    assert "".join(pieces)[first : None if last == math.inf else int(last)].strip() == thought
+    return thought, "".join(text for _, text in told)
 
 
 def expected(answer: str, form: ThoughtFormat, opened: bool) -> tuple[str, str]:
