@@ -31,6 +31,10 @@ from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_man
 LIMIT = "default: as many tokens as the context holds"
 LONGEST_GRACE = 3600.0  # seconds
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+GENERATING = (
+    "drafter", "draft_build", "policy", "draft_table", "context_policy", "chat_template", "prefix_cache_bytes",
+    "system_prompt", "max_prompt_tokens", "max_tokens", "guard_margin",
+)  # fmt: skip  # options for a model that generates text
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]
@@ -82,6 +86,7 @@ GuardMargin = Annotated[
 
 
 def serve(
+    context: typer.Context,
     build: Build,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -112,6 +117,8 @@ def serve(
     from shardmill.serve.model import Limits, Settings
     from shardmill.serve.server import serve as run_server
 
+    if holds_encoder(build):
+        _check_encoder(build, context)
     private, allowed = is_loopback(host), tuple(allowed_hosts or ())
     _check_allowed(allowed, host, private)
     check_drafter(drafter, draft_build, may_change=True)
@@ -156,6 +163,15 @@ def _programs(build: Path, draft_build: Path | None) -> int:
     manifests = [read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)]
     manifests += [read_manifest(draft_build)] if draft_build else []
     return sum(len(manifest["parts"]) for manifest in manifests)
+
+
+def _check_encoder(build: Path, context: typer.Context) -> None:
+    """Raise ShardmillError if an option is given that has no effect on an encoder."""
+    for name in GENERATING:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            given = f"--{name.replace('_', '-')}"
+            raise ShardmillError(f"{given}: {build} is an encoder's, which generates no text; leave the option out")
 
 
 def _check_allowed(names: Sequence[str], host: str, private: bool) -> None:

@@ -134,6 +134,37 @@ def test_serve_fails_in_one_line(build: Path, options: tuple[str, ...], says: st
     assert len(result.stderr.strip().splitlines()) == 1 + warned
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--drafter", "ngram"),
+        ("--draft-build", "/no/such/build"),
+        ("--policy", "always"),
+        ("--draft-table", "/no/such/folder/table"),
+        ("--context-policy", "slide"),
+        ("--chat-template", __file__),
+        ("--prefix-cache-bytes", "1"),
+        ("--system-prompt", __file__),
+        ("--max-prompt-tokens", "9"),
+        ("--max-tokens", "9"),
+        ("--guard-margin", "0.1"),
+    ],
+)
+def test_an_option_without_effect_on_an_encoder_is_refused(
+    build: Path, monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    """In one line, instead of what a user would wait for in vain; the value of the default is refused too."""
+    started: list[Settings] = []
+    monkeypatch.setattr(server, "serve", lambda load, settings, announce, warming: started.append(settings))
+    (build / "model.json").write_text(json.dumps({"buckets": {}}))
+    result = shardmill("serve", build, option, value)
+    assert result.exit_code == 1 and result.stderr.count("\n") == 1 and not started
+    assert f"{option}: {build} is an encoder's, which generates no text" in result.stderr
+    served = ("--host", "127.0.0.1", "--port", 0, "--api-key", "k", "--allowed-host", "a", "--queue", 3)
+    result = shardmill("serve", build, *served, "--max-body-bytes", 9, "--grace-seconds", 1, "--precision", "fp16")
+    assert result.exit_code == 0 and started[0].limits.body_bytes == 9
+
+
 def test_a_grace_that_is_no_number_of_seconds_is_refused(build: Path) -> None:
     for seconds in ("inf", "nan", "1e9"):
         result = shardmill("serve", build, "--grace-seconds", seconds)
