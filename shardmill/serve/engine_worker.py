@@ -173,8 +173,8 @@ class Worker:
         draft_table: file that `learned` starts with, if it exists; `close` writes it.
         context_policy: what happens when the context is full.
         prefix_cache: bytes for prefixes of earlier texts.
-        opening: tokens with which many prompts will begin, kept before the first request; a later process reads them
-            from a file.
+        opening: tokens with which many prompts will begin, kept before the first request and after a failed one; a
+            later process reads them from a file.
 
     Attributes:
         stop: ends the server; called if the engine can't be used any more.
@@ -212,9 +212,9 @@ class Worker:
         if prefix_cache and isinstance(model.engine, Copying):
             self._prefixes = PrefixCache(model.engine, prefix_cache)
             metrics.watch(self._prefixes)
+        self._opening = opening
         self._session = self._new_session()
-        if opening and self._prefixes is not None:
-            keep_opening(model, self._session, self._prefixes, opening)
+        self._keep_opening()
         self._policy, self._draft_table = policy, draft_table
         self._numbering = Numbering(model.engine.vocab, model.tokenizer_digest)
         self._learned = LearnedDrafter()
@@ -383,6 +383,10 @@ class Worker:
     def _new_session(self) -> Session:
         return Session(self._model.engine, context_policy=self._context_policy, prefixes=self._prefixes)
 
+    def _keep_opening(self) -> None:
+        if self._opening and self._prefixes is not None:
+            keep_opening(self._model, self._session, self._prefixes, self._opening)
+
     def _start_afresh(self) -> None:
         """Drop all state of a failed request; end the server if that is impossible."""
         try:
@@ -390,6 +394,11 @@ class Worker:
             if self._prefixes is not None:
                 self._prefixes.clear()
             self._session = self._new_session()
+            try:
+                self._keep_opening()
+            except Exception as error:  # the requests themselves may fare better
+                log.warning("the system prompt is not kept: %s", one_line(error))
+                self._session = self._new_session()
         except Exception as error:
             log.error("the engine can't go on: %s", one_line(error))
             self.error = error

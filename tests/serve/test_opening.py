@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 from bench.folder import build_folder
 from transformers import PreTrainedTokenizerFast
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import DecodeError, Session
+from shardmill.decode import DecodeError, Options, Session
 from shardmill.errors import ShardmillError
 from shardmill.runtime.process import EngineProcess
-from shardmill.serve.engine_worker import Worker
+from shardmill.serve.engine_worker import Job, Work, Worker
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.opening import MOST_FILES, opening_of
+from shardmill.serve.stream import take_all
 
 from . import templates
 from .fake import byte_tokenizer, fake_model
+from .running import wait_until
 
 PROMPT = "You are terse.\nAnswer in Latin."
 
@@ -60,9 +64,47 @@ class Counting(EngineProcess):
 
     fed = 0
 
+    fails = 0  # passes to come whose numbers are not finite
+
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
         self.fed += len(tokens)
         super().write(tokens, slots, positions)
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
+        logits = super().forward(tokens, slots, positions)
+        self.fails -= 1
+        return np.full_like(logits, np.nan) if self.fails >= 0 else logits
+
+
+@pytest.mark.parametrize(("cache", "fails", "reused"), [("", 1, 32), ("/dev/null", 1, 40), ("/dev/null", 2, 0)])
+def test_it_is_at_hand_after_a_request_that_failed(
+    built: tiny.Build, fp32: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, fails: int, reused: int
+) -> None:
+    """From the file, or computed if there is no file. If that fails too, the server goes on without it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", cache or str(tmp_path))
+    (tmp_path / "build").mkdir()
+    engine = Counting(build_folder(built, tmp_path / "build"), "fp32")
+    tokenizer = read_tokenizer(built.source / "tokenizer.json")
+    model = replace(fake_model(chat=False), engine=engine, tokenizer=tokenizer, eos=())
+    worker = Worker(model, Metrics(), queue=1, prefix_cache=1 << 30, opening=built.text[:40])
+    worker.start()
+
+    def answer(fails: int = 0) -> Any:
+        async def ask() -> Any:
+            job = Job(Work((*built.text[:40], 5, 6, 7), 3, "none", Options()))
+            worker.submit(job)
+            return (await take_all(job))[-1]
+
+        engine.fails = fails
+        answered = asyncio.run(ask())
+        wait_until(lambda: worker._running is None)
+        return answered
+
+    first = answer()
+    assert answer(fails).status == 500
+    again = answer()
+    assert again.tokens == first.tokens and again.reused_tokens == reused
+    worker.close(10)
 
 
 def test_a_start_reads_what_an_earlier_one_wrote(
