@@ -1,7 +1,7 @@
 """`shardmill chat`: talk to a built model in a terminal.
 
-Ctrl-C stops an answer, Ctrl-D or /exit leaves, /new starts over. A checkpoint with a chat template answers. A
-checkpoint without one continues the text, and the greeting says so.
+Ctrl-C stops an answer, Ctrl-D or /exit leaves, /new starts over. A checkpoint with a chat template answers; a thought
+before the answer is dim. A checkpoint without one continues the text, and the greeting says so.
 """
 
 from __future__ import annotations
@@ -131,15 +131,20 @@ def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, e
 def _say(console: Console, talk: Talk, conversation: Conversation, line: str, engine: str) -> None:
     """Stream the answer of one turn, then print its cost; an error ends the turn, not the conversation."""
     from shardmill.decode import DecodeError
+    from shardmill.serve.tool_reader import AnswerDelta
 
     try:
         with interruptible() as stopped:
             result: GenerationResult | None = None
+            before = ""
             for piece in talk.turn(conversation, line, stopped):
-                if isinstance(piece, str):
-                    console.print(piece, end="", soft_wrap=True)
-                else:
+                if not isinstance(piece, AnswerDelta):
                     result = piece
+                    continue
+                if before == "thought" != piece.kind:
+                    console.print("\n")
+                before = piece.kind
+                console.print(piece.text, end="", soft_wrap=True, style="dim italic" if before == "thought" else "")
         console.print()
         console.print(
             closing_line(result, engine, talk.accept_top_p) if result else "[stopped]", style="dim", soft_wrap=True

@@ -15,7 +15,6 @@ from shardmill.decode import (
     Drafter,
     GenerationResult,
     Options,
-    PrefillEvent,
     Sampling,
     Session,
     TokenEvent,
@@ -25,6 +24,8 @@ from shardmill.decode import (
 from shardmill.serve.chat import Message
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import invalid
+from shardmill.serve.thoughts import ThoughtReader, thought_fields
+from shardmill.serve.tool_reader import AnswerDelta
 
 
 class Conversation:
@@ -45,23 +46,25 @@ class Conversation:
         self.messages = list(self._opening)
         self.text: list[int] = []  # tokens of the continued text, without a template
 
-    def prompt(self, line: str) -> Sequence[int]:
-        """Return the tokens to answer after the message `line`.
+    def prompt(self, line: str) -> tuple[Sequence[int], bool]:
+        """Return the tokens to answer after the message `line`, and whether they end in a thought.
 
         Raises:
             ApiError: the template rejects the messages.
         """
         if self._model.template is None:
-            return [*self.text, *self._model.encode(f"\n{line}" if self.text else line, special=not self.text)]
+            return [*self.text, *self._model.encode(f"\n{line}" if self.text else line, special=not self.text)], False
         try:
             text = self._model.template([*self.messages, {"role": "user", "content": line}])
         except Exception as error:  # templates may raise any exception
             raise invalid(f"the chat template refused the messages: {error}") from error
-        return self._model.encode(text, special=False)
+        thoughts = self._model.thoughts
+        return self._model.encode(text, special=False), thoughts is not None and thoughts.opened_by(text)
 
-    def add(self, line: str, prompt: Sequence[int], tokens: Sequence[int], answer: str) -> None:
+    def add(self, line: str, prompt: Sequence[int], tokens: Sequence[int], answer: str, thought: str) -> None:
         """Append a turn; after a stop, with the part of the answer that was given."""
-        self.messages += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
+        said = {"role": "assistant", "content": answer} | thought_fields(thought)
+        self.messages += [{"role": "user", "content": line}, said]
         self.text = [*prompt, *(token for token in tokens if token not in self._model.eos)]
 
 
@@ -103,15 +106,18 @@ class Talk:
         """Return the top-p of lossy acceptance; None if decoding is exact."""
         return self._sampling.accept_top_p
 
-    def turn(self, conversation: Conversation, line: str, stopped: Sized) -> Iterator[str | GenerationResult]:
-        """Yield the answer's text as it becomes final, then, unless it was stopped, the result.
+    def turn(self, conversation: Conversation, line: str, stopped: Sized) -> Iterator[AnswerDelta | GenerationResult]:
+        """Yield the answer's text and the thought before it as they become final, and the result unless it was stopped.
 
         Args:
             conversation: the conversation to continue.
             line: the user's message.
             stopped: the answer ends early when this is no longer empty; checked after every pass and token.
         """
-        prompt = conversation.prompt(line)
+        prompt, thinks = conversation.prompt(line)
+        form = self._model.thoughts
+        reader = ThoughtReader(form, opened=thinks) if form else None
+        decode = self._model.decoder((form.begin, form.end)) if form else self._model.decode
         seed = (self._sampling.seed + self._turns) % SEEDS  # otherwise equal turns get equal answers
         self._turns += 1
         events = generate(
@@ -121,20 +127,25 @@ class Talk:
             eos=self._model.eos,
             drafter=self._drafter,
             policy=self._policy,
-            options=Options(sampling=replace(self._sampling, seed=seed), detokenize=self._model.decode),
+            options=Options(sampling=replace(self._sampling, seed=seed), detokenize=decode),
         )
-        tokens: list[int] = []
-        answer = ""
+        tokens, said = list[int](), {"thought": "", "content": ""}
+
+        def digest(text: str, ended: bool) -> Iterator[AnswerDelta]:
+            thought, answer = reader.push(text, ended=ended) if reader else ("", text)
+            for delta in (AnswerDelta("thought", thought), AnswerDelta("content", answer)):
+                said[delta.kind] += delta.text
+                if delta.text:
+                    yield delta
+
         for event in events:
             if isinstance(event, TokenEvent):
                 tokens.append(event.token)
-            if not isinstance(event, PrefillEvent):
-                piece = event.text if isinstance(event, TokenEvent) else event.tail
-                answer += piece
-                if piece:
-                    yield piece
-            if isinstance(event, GenerationResult):
+                yield from digest(event.text, ended=False)
+            elif isinstance(event, GenerationResult):
+                yield from digest(event.tail, ended=True)
                 yield event
-            elif len(stopped):
+            if len(stopped) and not isinstance(event, GenerationResult):
+                yield from digest("", ended=True)
                 break
-        conversation.add(line, prompt, tokens, answer)
+        conversation.add(line, prompt, tokens, said["content"], said["thought"])

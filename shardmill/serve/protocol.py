@@ -12,6 +12,7 @@ from shardmill.decode import DRAFTERS
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
 from shardmill.printable import one_line
+from shardmill.serve.thoughts import thought_fields
 from shardmill.serve.tools import NO_PARAMETERS
 
 
@@ -317,9 +318,7 @@ class ChatMessage(Strict):
             message["tool_calls"] = calls
         if self.role == "tool":
             message["tool_call_id"] = self.tool_call_id
-        if self.thought:  # templates have two names for it
-            message |= {"reasoning_content": self.thought, "thinking": self.thought}
-        return message
+        return message | thought_fields(self.thought)
 
 
 def _checked_variables(given: dict[str, JsonValue]) -> dict[str, JsonValue]:

@@ -43,6 +43,11 @@ def find_thoughts(template: str) -> ThoughtFormat | None:
     return next((form for form in FORMATS if form.begin.rstrip() in template or form.end in template), None)
 
 
+def thought_fields(thought: str | None) -> dict[str, str]:
+    """Return an earlier thought as a message has it for a chat template, under both names that templates know."""
+    return {"reasoning_content": thought, "thinking": thought} if thought else {}
+
+
 class ThoughtReader:
     """Splits one answer into its thought and the text after it. However the answer is cut into pieces, both are equal.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from shardmill import cli
 from shardmill.commands import chat as chat_command
-from shardmill.decode import DecodeError, Sampling, Session, create_drafter
+from shardmill.decode import DecodeError, GenerationResult, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
 from shardmill.runtime import process
 from shardmill.serve import server
@@ -24,8 +26,9 @@ from shardmill.serve.engine_worker import Worker
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings, load_model
 from shardmill.serve.protocol import ApiError
+from shardmill.serve.tool_reader import AnswerDelta
 
-from .fake import END, NAME, Speaker, byte_tokenizer, fake_model
+from .fake import END, NAME, Answerer, Speaker, byte_tokenizer, fake_model
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[a]{% endif %}"
@@ -257,6 +260,11 @@ def test_a_line_that_is_no_text_ends_the_turn_only(build: Path) -> None:
         Conversation(model).prompt("\udcff")
 
 
+def answer_of(pieces: Iterable[AnswerDelta | GenerationResult], kind: str = "content") -> str:
+    """The text of one kind in a turn's pieces."""
+    return "".join(piece.text for piece in pieces if isinstance(piece, AnswerDelta) and piece.kind == kind)
+
+
 def test_a_conversation_reuses_what_was_said() -> None:
     """Each turn's prompt begins with the one before and its answer, so only the new line is run."""
     model = fake_model(chat=True)
@@ -264,19 +272,60 @@ def test_a_conversation_reuses_what_was_said() -> None:
     first = list(talk.turn(conversation, "hi", []))
     second = list(talk.turn(conversation, "ho", []))
     assert [message["role"] for message in conversation.messages] == ["system", *["user", "assistant"] * 2]
-    assert conversation.messages[2]["content"] == "".join(piece for piece in first if isinstance(piece, str))
+    assert conversation.messages[2]["content"] == answer_of(first)
     result = second[-1]
-    assert not isinstance(result, str) and result.reused_tokens > len("system: Be brief.\nuser: hi\nassistant: ")
+    assert isinstance(result, GenerationResult) and result.reused_tokens > len(
+        "system: Be brief.\nuser: hi\nassistant: "
+    )
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_thought_is_dim_and_set_apart_from_the_answer(opened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The template gets it as a field of the message, as the server gives it, and decides whether the model sees it."""
+    opening = "<|im_start|>assistant\n" + "<think>\n" * opened
+    model = fake_model(Answerer(f"{'<think>' * (not opened)}It may.\n</think>\n\nYes.", opening), thoughts="<think>")
+    asked: list[Any] = []
+
+    def render(messages: Any, tools: Any = None, variables: Any = None) -> str:
+        asked.append(list(messages))
+        return f"{messages[-1]['content']}{opening}"
+
+    model = replace(model, template=render)
+    monkeypatch.setattr("shardmill.serve.model.load_model", lambda *_, **__: model)
+    monkeypatch.setattr("shardmill.commands.chat.read_manifest", lambda _: manifest(model=NAME))
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm"}
+    result = CliRunner().invoke(cli.app, ["chat", "b", "--max-new-tokens", "60"], input="Rain?\nSun?\n", env=terminal)
+    assert result.exit_code == 0 and "think>" not in result.output
+    assert "".join(re.findall(r"\x1b\[2;3m(.*?)\x1b\[0m", result.output)) == 2 * "It may."
+    assert result.output.count("\x1b[0m\n\nYes.\n") == 2
+    _, (*_, answer, later) = asked
+    assert answer == {"role": "assistant", "content": "Yes.", "reasoning_content": "It may.", "thinking": "It may."}
+    assert later["content"] == "Sun?"
+    plain = shardmill("chat", "b", "--max-new-tokens", 60, keys="Rain?\n")
+    assert "It may.\n\nYes.\n" in plain.output
+
+
+def test_a_stop_in_a_thought_keeps_what_was_thought() -> None:
+    model = fake_model(Answerer("It may.\n</think>\n\nYes.", "<think>\n"), thoughts="<think>")
+    model = replace(model, template=lambda messages, *_: f"{messages[-1]['content']}<think>\n")
+    conversation, talk = Conversation(model), Talk(model, create_drafter("none"), Sampling(), 60)
+    stopped: list[int] = []
+    said = []
+    for piece in talk.turn(conversation, "hi", stopped):
+        said.append(piece)
+        stopped.append(1)
+    assert answer_of(said) == "" and answer_of(said, "thought") and "It may.".startswith(answer_of(said, "thought"))
+    assert conversation.messages[-1]["thinking"] == answer_of(said, "thought")
 
 
 def test_a_text_that_goes_on_begins_with_all_that_was_there() -> None:
     """Without a template the next prompt is the text so far, tokens and all, and the new line."""
     model = fake_model(chat=False)
     conversation, talk = Conversation(model), Talk(model, create_drafter("none"), Sampling(), 10)
-    answer = "".join(piece for piece in talk.turn(conversation, "hi", []) if isinstance(piece, str))
-    assert model.tokenizer.decode(list(conversation.prompt("ho"))) == f"hi{answer}\nho"
+    answer = answer_of(talk.turn(conversation, "hi", []))
+    assert model.tokenizer.decode(list(conversation.prompt("ho")[0])) == f"hi{answer}\nho"
     conversation.clear()
-    assert model.tokenizer.decode(list(conversation.prompt("ho"))) == "ho"
+    assert model.tokenizer.decode(list(conversation.prompt("ho")[0])) == "ho"
 
 
 def test_a_talk_may_outgrow_the_context(build: Path) -> None:
@@ -298,10 +347,10 @@ def test_ctrl_c_stops_the_answer_between_passes() -> None:
             said.append(piece)
             if len(said) == 3:
                 signal.raise_signal(signal.SIGINT)
-        assert len(said) == 3 and all(isinstance(piece, str) for piece in said)
+        assert len(said) == 3 and all(isinstance(piece, AnswerDelta) for piece in said)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-    assert conversation.messages[-1]["content"] == "".join(str(piece) for piece in said)
+    assert conversation.messages[-1]["content"] == answer_of(said)
     assert list(talk.turn(conversation, "go on", []))
 
 
