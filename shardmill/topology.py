@@ -246,8 +246,6 @@ def _unfit_states(config: Config, a: Architecture) -> str:
             f"{name} {width}: a {kind} whose width is no multiple of {STATE_WIDTH_MULTIPLE} fails on the Neural Engine "
             "(rule S8); this model can't be built"
         )
-    if mamba and config.tokens.max > BLOCK:
-        return f"tokens.max: {config.tokens.max} is too many for Mamba-2: a pass takes {BLOCK} tokens; lower it"
     if a.graph.recurrence and config.verify > BLOCK:
         return f"tokens.verify: {config.verify} is too many for a recurrence: {BLOCK} of its tokens may be rejected"
     if a.graph.recurrence and (most := config.tokens.max) > BLOCK:

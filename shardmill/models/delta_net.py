@@ -47,6 +47,7 @@ from shardmill.models.primitives import (
     vector,
     write_ring,
 )
+from shardmill.models.recurrences import DeltaNet, Mamba2
 
 Weights = Mapping[str, Tensor]
 Q_SCALE, V_SCALE = 16.0, 64.0  # of queries; of values, and so of the state
@@ -97,7 +98,7 @@ class GatedDeltaNet(nn.Module):
         delta, own = self.sizes, self.own(x)
         read = put_into_ring(own, ring, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
-        q, k, v, beta, decay = self.heads(self.cut(read, own, n), n)
+        q, k, v, beta, decay = self.heads(cut(read, own, n, delta), n)
         blocks = self.solved(k, v, beta, decay, shared.constants, n)
         folded = self.folded(state, blocks.block(0), shared.goes_on)
         if shared.rows is None:
@@ -115,21 +116,6 @@ class GatedDeltaNet(nn.Module):
         gate = self.in_proj_z(x).reshape(1, delta.value_heads, delta.value_dim, -1)
         out: Tensor = self.out_proj(self.gated(y, gate).reshape(1, self.widths[2], -1, 1))
         return out
-
-    def cut(self, read: Tensor, own: Tensor, n: int) -> Tensor:
-        """Return each block's positions, after the positions that its convolution reads, [1, n, B + taps - 1, C].
-
-        Args:
-            read: both windows of the ring, [1, 1, 2 (B + taps - 1), C].
-            own: the tokens of the pass, [1, 1, C, T].
-            n: blocks, the first one pending. Two blocks are the two windows.
-        """
-        delta, back = self.sizes, self.sizes.taps - 1
-        if n == 2:
-            return read.reshape(1, 2, BLOCK + back, delta.pending)
-        line = torch.cat([read[:, :, BLOCK + back : BLOCK + 2 * back], own.transpose(2, 3)], dim=2)
-        starts = range(0, (n - 1) * BLOCK, BLOCK)
-        return torch.cat([read[:, :, : BLOCK + back], *(line[:, :, i : i + BLOCK + back] for i in starts)], dim=1)
 
     def in_turn(self, state: Tensor, q: Tensor, blocks: Solved, follows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return what the blocks of a pass read, [1, heads, T, value_dim], and the state before its last tokens' block.
@@ -229,6 +215,23 @@ def put_into_ring(own: Tensor, ring: Tensor, shared: Shared) -> Tensor:
         shared.rows.append(own)
         ring = write_ring(ring, own, shared.ring_write, shared.ring_keep)
     return torch.matmul(shared.windows, ring.transpose(2, 3))
+
+
+def cut(read: Tensor, own: Tensor, n: int, sizes: DeltaNet | Mamba2) -> Tensor:
+    """Return each block's positions, after the positions that its convolution reads, [1, n, B + taps - 1, C].
+
+    Args:
+        read: both windows of the ring, [1, 1, 2 (B + taps - 1), C].
+        own: the tokens of the pass, [1, 1, C, T].
+        n: blocks, the first one pending. Two blocks are the two windows.
+        sizes: of the recurrence.
+    """
+    back = sizes.taps - 1
+    if n == 2:
+        return read.reshape(1, 2, BLOCK + back, sizes.pending)
+    line = torch.cat([read[:, :, BLOCK + back : BLOCK + 2 * back], own.transpose(2, 3)], dim=2)
+    starts = range(0, (n - 1) * BLOCK, BLOCK)
+    return torch.cat([read[:, :, : BLOCK + back], *(line[:, :, i : i + BLOCK + back] for i in starts)], dim=1)
 
 
 def convolved(taps: Sequence[Tensor], raw: Tensor) -> Tensor:

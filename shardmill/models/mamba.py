@@ -7,9 +7,9 @@ For each head, with a rate A < 0 and the step dt >= 0 of a token:
 A convolution of a few taps gives x, B and C; a group of neighbouring heads shares B and C. The output is multiplied by
 SiLU of a gate, and then each group of heads has a norm.
 
-The state, the ring and the masks are as in models/delta_net.py, and so is what it says about fp16: a pass puts what its
-tokens would add into the ring, and a later pass, in which they count, folds them into S. If G_ij is the sum of dt A
-after token j up to token i, and G_i the sum up to i, a block of B tokens computes
+The state, the ring and the masks are as in models/delta_net.py, and so is what it says about fp16 and about passes of
+several blocks. A pass puts what its tokens would add into the ring, and a later pass, in which they count, folds them
+into S. If G_ij is the sum of dt A after token j up to token i, and G_i the sum up to i, a block of B tokens computes
 
     y_i = exp(G_i) C_i S^T + sum_{j <= i} (C_i B_j) exp(G_ij) dt_j x_j + D x_i
     S = exp(G_B) S + sum_j exp(G_Bj) dt_j x_j^T B_j
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from shardmill.models.architecture import Graph
 from shardmill.models.attention import Shared
 from shardmill.models.contract import BLOCK, DECAY_SCALE
-from shardmill.models.delta_net import convolved, decayed, put_into_ring
+from shardmill.models.delta_net import convolved, cut, decayed, put_into_ring
 from shardmill.models.primitives import RMSNorm, multiply, projection, scale, softplus, unquantized, vector
 
 Weights = Mapping[str, Tensor]
@@ -60,22 +60,52 @@ class MambaMixer(nn.Module):
         self.out_proj = projection(weights[f"{path}out_proj.weight"])
 
     def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
-        mamba, read = self.sizes, put_into_ring(self.own(x), ring, shared)
-        v, b, c, dt = self.heads(read.reshape(1, 2, BLOCK + mamba.taps - 1, mamba.pending))
+        mamba, own = self.sizes, self.own(x)
+        read = put_into_ring(own, ring, shared)
+        n = 1 + shared.blocks  # what is pending, and the blocks of the pass
+        v, b, c, dt = self.heads(cut(read, own, n, mamba), n)
         decay = torch.maximum(dt * self.rate, torch.full((1, 1, 1, 1), -MOST_DECAY, dtype=dt.dtype))
-        pairs, since, until, lost = decayed(decay, 2, mamba.heads, shared.constants)
+        pairs, since, until, lost = decayed(decay, n, mamba.heads, shared.constants)
         u = v * dt
-        folded = self.folded(state, u[0:1], self.spread(b[0:1], until[0:1], (mamba.state_dim, 1)), lost[0:1], shared)
+        states = self.in_turn(state, u, b, until, lost, shared)
         if shared.rows is None:
-            state[:] = folded
+            state[:] = states[-1]
+            states[-1] = state
         else:
-            shared.rows.append(folded)
-            state = folded
-        alike = torch.matmul(c[1:2], b[1:2].transpose(2, 3))  # [1, groups, B, B]
-        seen = torch.matmul(self.spread(c[1:2], since[1:2], (mamba.state_dim, 1)), state.transpose(2, 3))
-        seen = seen + torch.matmul(self.spread(alike, pairs[1:2], (BLOCK, BLOCK)), u[1:2]) + v[1:2] * self.skip
-        out: Tensor = self.out_proj(self.gated(torch.matmul(shared.column, seen), self.in_proj_z(x)))
+            shared.rows.append(states[-1])
+        alike = torch.matmul(c[1:n], b[1:n].transpose(2, 3))  # [n - 1, groups, B, B]
+        c = self.spread(c[1:n], since[1:n], (mamba.state_dim, 1), n - 1)
+        seen = torch.matmul(c, (states[0] if n == 2 else torch.cat(states)).transpose(2, 3))
+        seen = seen + torch.matmul(self.spread(alike, pairs[1:n], (BLOCK, BLOCK), n - 1), u[1:n]) + v[1:n] * self.skip
+        if n == 2:
+            y = torch.matmul(shared.column, seen)  # [1, heads, T, P]
+        else:
+            y = seen.transpose(0, 1).reshape(1, mamba.heads, (n - 1) * BLOCK, mamba.head_dim)
+        out: Tensor = self.out_proj(self.gated(y, self.in_proj_z(x)))
         return out
+
+    def in_turn(self, state: Tensor, u: Tensor, b: Tensor, until: Tensor, lost: Tensor, shared: Shared) -> list[Tensor]:
+        """Return the state before each block of a pass, after what is pending is folded, each [1, heads, P, N].
+
+        A block is folded if a token follows it, and not one that only fills the pass up.
+
+        Args:
+            state: the state before the pass.
+            u: steps times x, of what is pending and then of the blocks, [n, heads, B, P].
+            b: B, [n, groups, B, N].
+            until: exp of the decays until the end of each block, [n, heads, B, 1].
+            lost: the share of the state that each block forgets, [n, heads, 1, 1].
+            shared: the inputs of the part.
+        """
+
+        def block(number: int) -> tuple[Tensor, Tensor, Tensor]:
+            at = slice(number, number + 1)
+            return u[at], self.spread(b[at], until[at], (self.sizes.state_dim, 1), 1), lost[at]
+
+        found = [self.folded(state, *block(0), shared.goes_on)]
+        for number, there in enumerate(shared.follows, start=1):
+            found.append(found[-1] - self.change(found[-1], *block(number)) * there)
+        return found
 
     def own(self, x: Tensor) -> Tensor:
         """Return what the tokens of the pass would add: x, B and C before the convolution, and steps, [1, 1, C, T]."""
@@ -90,13 +120,14 @@ class MambaMixer(nn.Module):
         dt = torch.maximum(scale(dt, FLOOR / least), torch.full((1, 1, 1, 1), FLOOR, dtype=dt.dtype))
         return scale(dt, DECAY_SCALE * least / FLOOR)
 
-    def heads(self, windows: Tensor) -> tuple[Tensor, ...]:
+    def heads(self, windows: Tensor, n: int) -> tuple[Tensor, ...]:
         """Return x [n, heads, B, P], B and C [n, groups, B, N], and the steps [n, heads, B, 1].
 
         Args:
-            windows: positions of the ring, [1, n, B + taps - 1, C].
+            windows: positions of each block, [1, n, B + taps - 1, C].
+            n: blocks.
         """
-        mamba, back, n = self.sizes, self.sizes.taps - 1, 2
+        mamba, back = self.sizes, self.sizes.taps - 1
         raw, dt = torch.split(windows, [mamba.mixed, mamba.heads], dim=3)
         y = convolved([getattr(self, f"tap_{j}") for j in range(mamba.taps)], raw)
         y = y + self.conv_bias if mamba.conv_bias else y
@@ -107,33 +138,37 @@ class MambaMixer(nn.Module):
         b, c = torch.split(bc, mamba.groups, dim=1)
         return x, b, c, dt[:, :, back:].reshape(n, BLOCK, mamba.heads, 1).transpose(1, 2)
 
-    def folded(self, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, shared: Shared) -> Tensor:
-        """Return the state after a block; where a text begins, the state before counts as 0.
+    def folded(self, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, goes_on: Tensor) -> Tensor:
+        """Return the state after a block; where a text begins, `goes_on` is 0, and the state before counts as 0."""
+        lost = lost * goes_on + (1 - goes_on)
+        return state - self.change(state, u, b, lost)
+
+    def change(self, state: Tensor, u: Tensor, b: Tensor, lost: Tensor) -> Tensor:
+        """Return what a block takes off the state, less what it adds.
 
         Args:
             state: [1, heads, P, N].
             u: steps times x, [1, heads, B, P].
             b: B, decayed until the end of the block, [1, heads, B, N].
             lost: the share of the state that the block forgets, [1, heads, 1, 1].
-            shared: the inputs of the part.
         """
-        lost = lost * shared.goes_on + (1 - shared.goes_on)
-        return state - (state * lost - torch.matmul(u.transpose(2, 3), b))
+        return state * lost - torch.matmul(u.transpose(2, 3), b)
 
-    def spread(self, x: Tensor, factors: Tensor, widths: tuple[int, int]) -> Tensor:
+    def spread(self, x: Tensor, factors: Tensor, widths: tuple[int, int], n: int) -> Tensor:
         """Return numbers of groups times factors of their heads.
 
         Args:
-            x: [1, groups, B, width].
-            factors: [1, heads, B, width or 1].
+            x: [n, groups, B, width].
+            factors: [n, heads, B, width or 1].
             widths: the last axes of both.
+            n: blocks.
 
         Returns:
-            [1, heads, B, width].
+            [n, heads, B, width].
         """
         groups, heads = self.sizes.groups, self.sizes.heads
-        factors = factors.reshape(groups, heads // groups, BLOCK, widths[1])
-        return (x.reshape(groups, 1, BLOCK, widths[0]) * factors).reshape(1, heads, BLOCK, widths[0])
+        factors = factors.reshape(n * groups, heads // groups, BLOCK, widths[1])
+        return (x.reshape(n * groups, 1, BLOCK, widths[0]) * factors).reshape(n, heads, BLOCK, widths[0])
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """Return the heads' output [1, heads, T, P], gated and then normed: [1, heads * P, T, 1]."""

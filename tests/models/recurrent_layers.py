@@ -1,9 +1,12 @@
-"""Layers with a recurrence beside transformers' own in fp64: passes of any widths, in which drafts are rejected."""
+"""Layers with a recurrence beside transformers' own in fp64: passes of any widths, in which drafts are rejected.
+
+And mistakes with several blocks in a pass, which either recurrence can make.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import util
 from pathlib import Path
@@ -12,17 +15,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shardmill.models.attention import Shared
-from shardmill.models.contract import BLOCK, GraphSpec, caches
-from shardmill.models.host import Floats
+from shardmill.models.contract import BLOCK, RING, GraphSpec, caches
+from shardmill.models.host import Floats, KVLayout
 from shardmill.models.part_constants import computed
 
 from . import hosts
 
 WIDTHS = tuple(range(1, BLOCK + 1))
 WIDE = 64  # tokens of a pass of several blocks
+LONG = 400  # tokens of a text in such passes
+
+Mistake = tuple[Any, str, Callable[[Any], Any]]  # an owner, an attribute, and its change
 
 
 def in_fp64(theirs: ModuleType) -> ModuleType:
@@ -72,4 +79,60 @@ def filled(arrays: Mapping[str, Floats], more: int) -> dict[str, Floats]:
     return {
         name: np.pad(arrays[name], [(0, more if axis == each else 0) for each in range(4)])
         for name, axis in axes.items()
+    }
+
+
+def folded_twice(real: Any) -> Any:
+    """Folds a block twice."""
+
+    def folded(self: Any, state: Tensor, *given: Any) -> Any:
+        return real(self, real(self, state, *given), *given)
+
+    return folded
+
+
+def without_skipping(self: KVLayout, positions: Any) -> Any:
+    """Each position in the slot of its number, where a pass of several blocks still reads another."""
+    return np.asarray(positions) % RING
+
+
+def without_taps(real: Any) -> Any:
+    """Loses the positions before the last block, which the next convolution reads."""
+
+    def masks(self: KVLayout, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
+        found = real(self, at, block, taps)
+        found["conv_write_mask"][:, :, : max(self.folded - int(at[0]), 0)] = 0
+        return found  # type: ignore[no-any-return]
+
+    return masks
+
+
+def reordered(real: Any) -> Any:
+    """The first two blocks of a pass change places."""
+
+    def cut(read: Tensor, own: Tensor, n: int, sizes: Any) -> Any:
+        found = real(read, own, n, sizes)
+        return found if n == 2 else torch.cat([found[:, :1], found[:, 2:3], found[:, 1:2], found[:, 3:]], dim=1)
+
+    return cut
+
+
+def all_folded(real: Any) -> Any:
+    """Blocks are folded of tokens that only fill the pass up."""
+
+    def init(self: Shared, *given: Any) -> None:
+        real(self, *given)
+        self.follows = [torch.ones_like(one) for one in self.follows]
+
+    return init
+
+
+def block_mistakes(module: ModuleType, mixer: type) -> dict[str, Mistake]:
+    """Return the mistakes of a recurrence's module and its layer."""
+    return {
+        "padding folded": (Shared, "__init__", all_folded),
+        "blocks in another order": (module, "cut", reordered),
+        "the last columns of the convolution lost": (KVLayout, "_recurrent_masks", without_taps),
+        "what is pending folded twice": (mixer, "folded", folded_twice),
+        "a slot written that is still read": (KVLayout, "ring_slots", lambda _: without_skipping),
     }

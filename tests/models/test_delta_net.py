@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers.models.qwen3_5.modeling_qwen3_5 as qwen3_5
-from numpy.typing import NDArray
 from torch import Tensor
 
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import delta_net
 from shardmill.models.architecture import Graph
-from shardmill.models.contract import BLOCK, DECAY_SCALE, RING, GraphSpec
+from shardmill.models.contract import BLOCK, DECAY_SCALE, GraphSpec
 from shardmill.models.delta_net import GatedDeltaNet, Solved, substituted
 from shardmill.models.families.qwen3_5_text import KINDS
-from shardmill.models.host import Floats, KVLayout
 from shardmill.models.primitives import L2Norm, RMSNorm, softplus
 from shardmill.models.recurrences import DeltaNet
 
-from .recurrent_layers import WIDE, fed, in_fp64
+from .recurrent_layers import LONG, WIDE, Mistake, block_mistakes, fed, folded_twice, in_fp64
 from .test_family_mutants import error
 from .tiny_configs import tiny_config
 
@@ -32,7 +29,6 @@ SIZES = DeltaNet(key_heads=2, value_heads=6, key_dim=32, value_dim=64, taps=4)
 SPEC = GraphSpec(
     "layers", Graph(64, 4, 2, 32, 8, 96, 1e-6, delta=SIZES), ((0, KINDS["linear_attention"]),), slots=TEXT + BLOCK
 )
-LONG = 400  # tokens of a text in passes of several blocks
 
 
 @pytest.fixture(scope="module")
@@ -152,13 +148,6 @@ def test_forward_substitution_inverts() -> None:
 # Mistakes, each on the whole tiny model with rejected drafts.
 
 
-def folded_twice(real: Any) -> Any:
-    def folded(self: Any, state: Tensor, block: Solved, goes_on: Tensor) -> Any:
-        return real(self, real(self, state, block, goes_on), block, goes_on)
-
-    return folded
-
-
 def decayed_after(real: Any) -> Any:
     """The state decays after a token is added, its own update too."""
 
@@ -208,7 +197,7 @@ def tiled(x: Tensor, n: int, key_heads: int, value_heads: int, sizes: tuple[int,
     return torch.cat([x] * (value_heads // key_heads), dim=1)
 
 
-MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+MISTAKES: dict[str, Mistake] = {
     "a state folded twice": (GatedDeltaNet, "folded", folded_twice),
     "decay after the update": (GatedDeltaNet, "solved", decayed_after),
     "no beta": (GatedDeltaNet, "heads", without_beta),
@@ -228,48 +217,7 @@ def test_a_mistake_in_the_recurrence_is_found_out(name: str, monkeypatch: pytest
     assert error("qwen3_5_text") > LIMIT
 
 
-def without_skipping(self: KVLayout, positions: Any) -> Any:
-    """Each position in the slot of its number, where a pass of several blocks still reads another."""
-    return np.asarray(positions) % RING
-
-
-def without_taps(real: Any) -> Any:
-    """Loses the positions before the last block, which the next convolution reads."""
-
-    def masks(self: KVLayout, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
-        found = real(self, at, block, taps)
-        found["conv_write_mask"][:, :, : max(self.folded - int(at[0]), 0)] = 0
-        return found  # type: ignore[no-any-return]
-
-    return masks
-
-
-def reordered(real: Any) -> Any:
-    """The first two blocks of a pass change places."""
-
-    def cut(self: Any, read: Tensor, own: Tensor, n: int) -> Any:
-        found = real(self, read, own, n)
-        return found if n == 2 else torch.cat([found[:, :1], found[:, 2:3], found[:, 1:2], found[:, 3:]], dim=1)
-
-    return cut
-
-
-def all_folded(real: Any) -> Any:
-    """Blocks are folded of tokens that only fill the pass up."""
-
-    def in_turn(self: Any, state: Tensor, q: Tensor, blocks: Solved, follows: list[Tensor]) -> Any:
-        return real(self, state, q, blocks, [torch.ones_like(one) for one in follows])
-
-    return in_turn
-
-
-BLOCK_MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
-    "padding folded": (GatedDeltaNet, "in_turn", all_folded),
-    "blocks in another order": (GatedDeltaNet, "cut", reordered),
-    "the last columns of the convolution lost": (KVLayout, "_recurrent_masks", without_taps),
-    "what is pending folded twice": (GatedDeltaNet, "folded", folded_twice),
-    "a slot written that is still read": (KVLayout, "ring_slots", lambda _: without_skipping),
-}
+BLOCK_MISTAKES = block_mistakes(delta_net, GatedDeltaNet)
 
 
 @pytest.mark.usefixtures("exact")

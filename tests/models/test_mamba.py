@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from shardmill.models.mamba import MambaMixer
 from shardmill.models.primitives import RMSNorm
 from shardmill.models.recurrences import Mamba2
 
-from .recurrent_layers import WIDTHS, fed, in_fp64
+from .recurrent_layers import LONG, WIDE, WIDTHS, Mistake, block_mistakes, fed, folded_twice, in_fp64
 from .test_family_mutants import Mutation, error, graph, sources, swapped
 from .tiny_configs import tiny_config
 
@@ -70,8 +70,8 @@ def ours(layer: Any, sizes: Mamba2, hidden: int = HIDDEN, text: int = TEXT) -> t
     return mixer, spec
 
 
-def draw() -> Tensor:
-    return torch.randn(TEXT, HIDDEN, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+def draw(count: int = TEXT) -> Tensor:
+    return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("widths", [WIDTHS, (1,)], ids=["any", "one by one"])
+@pytest.mark.parametrize("widths", [WIDTHS, (1,), (WIDE,), (1, 3, WIDE), (8, 16, 24, WIDE)], ids=str)
 @pytest.mark.parametrize("name", SIZES)
 def test_the_arithmetic_is_transformers_own(name: str, widths: tuple[int, ...]) -> None:
-    """In fp64, with rejected drafts, where only the order of sums differs."""
-    sizes, x = SIZES[name], draw()
+    """In fp64, with rejected drafts, where only the order of sums differs; passes of several blocks are filled up."""
+    sizes, x = SIZES[name], draw(LONG if WIDE in widths else TEXT)
     theirs = layer(sizes)
     mixer, spec = ours(theirs, sizes)
     with torch.no_grad():
@@ -136,13 +136,6 @@ def test_a_mistake_in_the_description_is_found_out(name: str) -> None:
     assert error("granitemoehybrid", MUTANTS[name]) > LIMIT
 
 
-def folded_twice(real: Any) -> Any:
-    def folded(self: MambaMixer, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, shared: Any) -> Any:
-        return real(self, real(self, state, u, b, lost, shared), u, b, lost, shared)
-
-    return folded
-
-
 def decayed_after(real: Any) -> Any:
     """The state decays after a token is added, its own update too."""
 
@@ -157,11 +150,10 @@ def decayed_after(real: Any) -> Any:
 def steps_as_they_are(_: Any) -> Any:
     """An update without its step."""
 
-    def folded(self: MambaMixer, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, shared: Any) -> Tensor:
-        lost = lost * shared.goes_on + (1 - shared.goes_on)
-        return state - state * lost + torch.matmul((u != 0).float().transpose(2, 3), b)
+    def change(self: MambaMixer, state: Tensor, u: Tensor, b: Tensor, lost: Tensor) -> Tensor:
+        return state * lost - torch.matmul((u != 0).float().transpose(2, 3), b)
 
-    return folded
+    return change
 
 
 def normed_before(_: Any) -> Any:
@@ -189,23 +181,23 @@ def normed_together(_: Any) -> Any:
 
 def in_turn(_: Any) -> Any:
     """Heads take their groups in turn."""
-    return lambda self, x, factors, widths: x.repeat(1, self.sizes.heads // self.sizes.groups, 1, 1) * factors
+    return lambda self, x, factors, *_: x.repeat(1, self.sizes.heads // self.sizes.groups, 1, 1) * factors
 
 
 def exchanged(real: Any) -> Any:
     """B in the place of C."""
 
-    def heads(self: MambaMixer, windows: Tensor) -> Any:
-        x, b, c, dt = real(self, windows)
+    def heads(self: MambaMixer, windows: Tensor, n: int) -> Any:
+        x, b, c, dt = real(self, windows, n)
         return x, c, b, dt
 
     return heads
 
 
-MISTAKES: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+MISTAKES: dict[str, Mistake] = {
     "a state folded twice": (MambaMixer, "folded", folded_twice),
     "decay after the update": (mamba, "decayed", decayed_after),
-    "no steps in the update": (MambaMixer, "folded", steps_as_they_are),
+    "no steps in the update": (MambaMixer, "change", steps_as_they_are),
     "the norm before the gate": (MambaMixer, "gated", normed_before),
     "a norm over all groups": (MambaMixer, "gated", normed_together),
     "groups in turn": (MambaMixer, "spread", in_turn),
@@ -219,6 +211,22 @@ def test_a_mistake_in_the_recurrence_is_found_out(name: str, monkeypatch: pytest
     owner, method, change = MISTAKES[name]
     monkeypatch.setattr(owner, method, change(getattr(owner, method)))
     assert error("granitemoehybrid") > LIMIT
+
+
+BLOCK_MISTAKES = block_mistakes(mamba, MambaMixer)
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("name", BLOCK_MISTAKES)
+def test_a_mistake_with_several_blocks_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, change = BLOCK_MISTAKES[name]
+    monkeypatch.setattr(owner, attribute, change(getattr(owner, attribute)))
+    sizes, x = SIZES["groups"], draw(LONG)
+    theirs = layer(sizes)
+    with torch.no_grad():
+        expected = theirs(x[None])[0]
+    mixer, spec = ours(theirs, sizes)
+    assert relative_error(fed(mixer, x, spec, 0, (3, WIDE)), expected) > LIMIT
 
 
 # In emulated fp16.
@@ -253,7 +261,7 @@ def measured(rates: Sequence[float], tokens: int, width: int) -> NDArray[np.floa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [1, 8])
+@pytest.mark.parametrize("width", [1, 8, WIDE])
 def test_errors_in_fp16_stay_small(width: int) -> None:
     """They are flat in heads that forget; others add up the roundings of their state, one for eight tokens."""
     errors = measured(RATES, 1200, width)
@@ -265,8 +273,8 @@ def test_errors_in_fp16_stay_small(width: int) -> None:
 def test_a_share_that_is_kept_in_place_of_the_share_that_is_lost_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Since fp16 has no number between 1 and 1 - 2^-11."""
 
-    def folded(self: MambaMixer, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, shared: Any) -> Tensor:
-        return state * ((1 - lost) * shared.goes_on) + torch.matmul(u.transpose(2, 3), b)
+    def folded(self: MambaMixer, state: Tensor, u: Tensor, b: Tensor, lost: Tensor, goes_on: Tensor) -> Tensor:
+        return state * ((1 - lost) * goes_on) + torch.matmul(u.transpose(2, 3), b)
 
     monkeypatch.setattr(MambaMixer, "folded", folded)
     assert measured(RATES, 1200, 8).max() > 8 * ROUNDING
