@@ -191,7 +191,7 @@ def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, 
         run: what to do.
 
     Raises:
-        ShardmillError: the texts hold nothing to draft.
+        ShardmillError: the texts hold nothing to draft, or a gradient is not finite.
     """
     usable = asked_rows(seen.own).any(1).nonzero()[:, 0]
     if not len(usable):
@@ -203,7 +203,9 @@ def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, 
         chosen = usable[torch.randint(len(usable), (BATCH,), generator=torch.Generator().manual_seed(step))]
         loss = _loss(head, seen, chosen, table, lm_head, ids)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        if not torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0).isfinite():
+            why = f"step {step + 1}: the gradient is not finite, so the run ends with what it had saved before"
+            raise ShardmillError(f"{why}; run it again, or on another text")
         for group in optimizer.param_groups:
             group["lr"] = rate * _share(step, run.steps)
         optimizer.step()

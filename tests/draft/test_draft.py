@@ -170,6 +170,25 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
         assert torch.equal(one, other), name
 
 
+def test_a_gradient_that_is_not_finite_leaves_the_progress_alone(
+    trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, right, calls = trained(tmp_path / "whole", 6), train._loss, list[int]()
+
+    def damaged(head: eagle3.ReferenceHead, *arguments: Any) -> Tensor:
+        calls.append(1)
+        scale = torch.inf if len(calls) == 4 else 1.0
+        return right(head, *arguments) + scale * 0 * head.fc.weight.sum()
+
+    monkeypatch.setattr(train, "_loss", damaged)
+    with pytest.raises(ShardmillError, match="step 4: the gradient is not finite"):
+        trained(tmp_path / "run", 6)
+    held = load_file(tmp_path / "run/progress.safetensors")
+    assert int(held["done"]) == 2 and all(value.isfinite().all() for value in held.values())
+    rest = trained(tmp_path / "run", 6)
+    assert all(torch.equal(*pair) for pair in zip(whole.parameters(), rest.parameters(), strict=True))
+
+
 def test_the_loss_is_the_distance_from_the_model_s_distribution(
     model: Any, seen: states.Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
