@@ -8,16 +8,20 @@ from typing import Any
 import templates
 import tiny
 from models import tiny_families
+from models.tiny_configs import BESIDE
 
 from shardmill.convert.stamped import convert_stamped
 
 # Groups of a layer's experts. Sixteen of qwen3_moe's 80 experts share a projection, the others' have their own.
-GROUPS = {"granitemoe": 4, "qwen3_moe": 5, "zaya": 3, "gpt_oss": 4, "lfm2_moe": 2}
+GROUPS = {"granitemoe": 4, "qwen3_moe": 5, "zaya": 3, "gpt_oss": 4, "lfm2_moe": 2, "granitemoehybrid": 3}
+CHANGES = {"granitemoehybrid": BESIDE}  # of a tiny config without experts
 
 
 def checkpoint(model_type: str, folder: Path) -> Path:
     """A fetched checkpoint of a family."""
-    return tiny.fetched(tiny_families.write_tiny(model_type, folder / "checkpoint"), folder / "source")
+    return tiny.fetched(
+        tiny_families.write_tiny(model_type, folder / "checkpoint", **CHANGES.get(model_type, {})), folder / "source"
+    )
 
 
 def build(source: Path, folder: Path, experts: int | str, weights: str = "int8", **changes: Any) -> tiny.Build:

@@ -59,6 +59,7 @@ class Experts:
     biases: bool = False  # of the experts' projections
     swiglu_alpha: float = 0.0  # gate * sigmoid(alpha * gate) * (up + 1), both within swiglu_limit; 0 for a plain one
     swiglu_limit: float = 0.0
+    beside: bool = False  # an MLP of the graph's width is in the layer too, and its output is added to theirs
     group: int = 1  # experts whose projections are one matrix
     routed: bool = False  # the experts are separate programs, which the host calls for the tokens that take them
 

@@ -208,10 +208,14 @@ class Layer(nn.Module):
         eps = g.rms_norm_eps if g.post_norms else g.stream_eps
         if not g.parallel:
             self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", eps)
+        plain = GatedMLP if g.gated else PlainMLP
         if kind.ffn == "experts":
             self.mlp: nn.Module = (ExpertChoice if self.routed else Mixture)(g, kind, weights, path + "mlp.")
         else:
-            self.mlp = (GatedMLP if g.gated else PlainMLP)(g, weights, path + "mlp.")
+            self.mlp = plain(g, weights, path + "mlp.")
+        self.beside = kind.ffn == "experts" and g.experts is not None and g.experts.beside
+        if self.beside:
+            self.shared_mlp = plain(g, weights, path + "shared_mlp.")
         if g.post_norms:
             if g.pre_norms:
                 self.pre_feedforward_layernorm = norm(g, weights, path + "pre_feedforward_layernorm", g.stream_eps)
@@ -249,14 +253,15 @@ class Layer(nn.Module):
         x = x + scale(mixer(z, shared, *states), self.g.branch_scale)
         y = self.post_attention_layernorm(x)
         if self.routed:
+            x = x + scale(self.shared_mlp(y), self.g.branch_scale) if self.beside else x
             return torch.cat([x, y, self.mlp(y, shared.order)[0]], dim=1)
         x = x + scale(self.feed_forward(y, shared), self.g.branch_scale)
         return x
 
     def feed_forward(self, x: Tensor, shared: Shared) -> Tensor:
-        """Return the MLP or the experts."""
+        """Return the MLP or the experts, or the sum of both."""
         out: Tensor = self.mlp(x, shared.order)[0] if self.kind.ffn == "experts" else self.mlp(x, shared.adapter)
-        return out
+        return out + self.shared_mlp(x) if self.beside else out
 
     def between(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
         """Return the layer with norms on its branches' outputs, and before them where the family has those too."""

@@ -29,12 +29,12 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     g = g.of(kind)
     others = {"conv": _convolution, "cca": _cca, "delta": _delta, "mamba": _mamba}
     if not kind.mixer:
-        return {**norm_constants("post_attention_layernorm", g), **_feed_forward(g)}
+        return {**norm_constants("post_attention_layernorm", g), **_feed_forward(g, "mlp.")}
     mixer = _attention(g, kind) if kind.mixer == "attention" else others[kind.mixer](g)
     first = norm_constants("input_layernorm", g) if kind.normed else {}
     if not kind.ffn:
         return {**first, **mixer}
-    ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g)
+    ffn = _mixture(g, kind) if kind.ffn == "experts" else _feed_forward(g, "mlp.")
     first |= norm_constants("hidden_norm", g) if kind.paired else {}
     second, last = norm_constants("post_attention_layernorm", g), norm_constants("post_feedforward_layernorm", g)
     if g.outer_norms:
@@ -178,14 +178,14 @@ def _mamba(g: Graph) -> dict[str, Shape]:
     }
 
 
-def _feed_forward(g: Graph) -> dict[str, Shape]:
+def _feed_forward(g: Graph, path: str) -> dict[str, Shape]:
     rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn} if g.gated else {"up": g.ffn}
     found: dict[str, Shape] = {}
     for name, count in rows.items():
-        found |= projection_constants(f"mlp.{name}_proj", count, g.hidden, g.mlp_bias)
+        found |= projection_constants(f"{path}{name}_proj", count, g.hidden, g.mlp_bias)
     if g.activation == XIELU:
-        found |= {f"mlp.act_fn.{name}": (g.ffn,) for name in ("alpha_p", "alpha_n")}
-    return found | projection_constants("mlp.down_proj", g.hidden, g.ffn, g.mlp_bias)
+        found |= {f"{path}act_fn.{name}": (g.ffn,) for name in ("alpha_p", "alpha_n")}
+    return found | projection_constants(f"{path}down_proj", g.hidden, g.ffn, g.mlp_bias)
 
 
 def _mixture(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
@@ -198,7 +198,7 @@ def _mixture(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
         found["mlp.router.bias"] = (e.classes,)
     if e.choice_bias:
         found["mlp.choice_bias"] = (e.classes,)
-    return found | _expert_matrices(g, e, "mlp.")
+    return found | _expert_matrices(g, e, "mlp.") | (_feed_forward(g, "shared_mlp.") if e.beside else {})
 
 
 def _expert_matrices(g: Graph, e: Experts, prefix: str) -> dict[str, Shape]:

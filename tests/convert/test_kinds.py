@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import templates
 import torch
+from models.tiny_configs import BESIDE
 from models.tiny_families import write_tiny
 from oracle import convert_plain
 
@@ -43,7 +44,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "gemma3_text": ({}, 4, 2),
     "gemma4_unified_text": ({}, 4, 2),
     "gpt_oss": (TWO, 4, 2),
-    "granitemoehybrid": ({}, 4, 2),
+    "granitemoehybrid": (BESIDE, 4, 2),
     "lfm2": ({}, 4, 2),
     "lfm2_moe": ({}, 4, 3),
     "mixtral": ({"num_hidden_layers": 3}, 3, 1),

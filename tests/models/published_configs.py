@@ -275,6 +275,18 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
             **granite_h((5, 15, 25, 35), 40, 64),
         ),
     ),
+    "granite-4.0-h-tiny": (
+        6.94,
+        granite(
+            (1536, 512, 40, 12, 4, 100352, 131072),
+            48,
+            (0.0078125, 0.22, 6.0),
+            **granite_h((5, 15, 25, 35), 40, 64),
+            num_local_experts=64,
+            num_experts_per_tok=6,
+            shared_intermediate_size=1024,
+        ),
+    ),
     "Qwen3.5-0.8B": (0.752, qwen3_5((1024, 3584, 24, 8, 2, 248320, 262144), 16, tied=True)),
     "Qwen3.5-9B": (8.95, qwen3_5((4096, 12288, 32, 16, 4, 248320, 262144), 32, tied=False)),
     "LFM2.5-1.2B": (

@@ -300,6 +300,7 @@ def granitemoehybrid(draw: Draw, layers: int) -> dict[str, Any]:
         "time_step_limit": (draw(st.sampled_from([0.0, 0.05])), float("inf")),
         "position_embedding_type": draw(st.sampled_from(["rope", "nope", None])),
         "shared_intermediate_size": draw(st.sampled_from([32, 100])),
+        **(experts(draw) if draw(st.booleans()) else {}),
     }
 
 

@@ -18,6 +18,7 @@ from shardmill.models.architecture import ModelDescription, TensorSource
 from shardmill.models.architecture import blocks as blocks_of
 
 from .test_family_mutants import LIMIT, Mutation, error, graph, kinds, swapped
+from .tiny_configs import BESIDE
 
 
 def experts(**changes: Any) -> Mutation:
@@ -86,6 +87,20 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
     "gpt_oss: gate and up in halves": ("gpt_oss", resourced("_proj.weight", lambda s: halved(s) if s.rows else s)),
     "gpt_oss: gated by silu": ("gpt_oss", experts(swiglu_alpha=0.0)),
 }
+
+
+BESIDE_MUTANTS: dict[str, Mutation] = {
+    "the MLP left out": experts(beside=False),
+    "gate and up of the MLP exchanged": swapped("shared_mlp.gate_proj.weight", "shared_mlp.up_proj.weight"),
+    "branches not scaled": graph(branch_scale=1.0),
+    "weights of all, not of the chosen": experts(normalised=False),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_MUTANTS)
+def test_a_mistake_with_experts_beside_an_mlp_and_mamba_is_found_out(name: str) -> None:
+    assert error("granitemoehybrid", BESIDE_MUTANTS[name], **BESIDE) > LIMIT
+    assert error("granitemoehybrid", **BESIDE) <= LIMIT
 
 
 @pytest.mark.parametrize("name", MUTANTS)

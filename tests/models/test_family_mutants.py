@@ -221,10 +221,14 @@ MUTANTS: dict[str, tuple[str, Mutation]] = {
 
 
 def error(
-    model_type: str, mutation: Mutation = lambda model: model, host: type[KVLayout] = KVLayout, before: int = 0
+    model_type: str,
+    mutation: Mutation = lambda model: model,
+    host: type[KVLayout] = KVLayout,
+    before: int = 0,
+    **changes: Any,
 ) -> float:
     """How far off the tiny model of a family is after a mistake, perhaps after another text of `before` tokens."""
-    model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
+    model, tokens = tiny.tiny_model(model_type, **changes), tiny.tiny_text()
     engine = tiny.Blocks(mutation(tiny.described(model)), tiny.tensors_of(model), host=host)
     if before:
         tiny.error_of(engine, tiny.tiny_text(before), tiny.expected(model, tiny.tiny_text(before)))

@@ -85,7 +85,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["chunked_attention"] * 4},
         "layer_types: 'chunked_attention'",
     ),
-    "experts beside an MLP": ("granitemoehybrid", {"num_local_experts": 4}, "num_local_experts is 4: programs lack"),
+    "more experts than there are beside an MLP": (
+        "granitemoehybrid",
+        {"num_local_experts": 4, "num_experts_per_tok": 5},
+        "num_experts_per_tok 5: there are 4 experts",
+    ),
     "Granite's other layers": (
         "granitemoehybrid",
         {"layer_types": ["linear_attention", "sliding_attention"] * 2},

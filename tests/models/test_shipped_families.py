@@ -34,6 +34,7 @@ from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
 from . import tiny_families
+from .tiny_configs import BESIDE
 
 CONTEXT, NEW = 112, 100
 PROMPT = [5, 77, 130, 9, 200]
@@ -102,6 +103,7 @@ OTHERWISE: dict[str, tuple[str, dict[str, Any]]] = {  # other graphs of a family
         "granitemoehybrid",
         {"layer_types": ["full_attention"] * 4, "position_embedding_type": "rope"},
     ),
+    "granitemoehybrid-experts": ("granitemoehybrid", BESIDE),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
 }
 

@@ -138,6 +138,7 @@ VISION = {
 
 # Ten experts and heads or more: smaller vectors are not kept in a weight file.
 EXPERTS = {"num_experts_per_tok": 3, "num_local_experts": 12}
+BESIDE = EXPERTS | {"intermediate_size": 48}  # of a granitemoehybrid with experts beside its MLP
 
 TINY: dict[str, dict[str, Any]] = {
     "apertus": BASE | WIDE | {"rope_parameters": LLAMA3},

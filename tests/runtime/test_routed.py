@@ -28,7 +28,7 @@ pytestmark = [
 Pair = tuple[tiny.Build, tiny.Build]
 
 
-@pytest.fixture(scope="module", params=["granitemoe", "qwen3_moe", "zaya"])
+@pytest.fixture(scope="module", params=["granitemoe", "granitemoehybrid", "qwen3_moe", "zaya"])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """One checkpoint in both forms, with the weights that it has: bf16's digits are fp16's."""
     folder: Path = tmp_path_factory.mktemp(request.param)

@@ -1,22 +1,25 @@
-"""model_type granitemoehybrid: IBM Granite 4 without experts. Granite under other names, and Mamba-2 in its H models.
+"""model_type granitemoehybrid: IBM Granite 4. Granite under other names; its H models have Mamba-2, some have experts.
 
 Source of the arithmetic: transformers, models/granitemoehybrid/modeling_granitemoehybrid.py.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import ROPE, LayerSpec, ModelDescription, Sources, TensorSource
+from shardmill.models.architecture import ROPE, Experts, LayerSpec, ModelDescription, Sources, TensorSource
 from shardmill.models.contract import DECAY_SCALE
 from shardmill.models.decoder import activation, decoder, rope, row_halves, taken_for_granted
+from shardmill.models.experts import checked_experts
 from shardmill.models.families.granite import MULTIPLIERS, granite_options
+from shardmill.models.families.granitemoe import expert_sources
 from shardmill.models.recurrences import Mamba2, checked_mamba
 
 HONOURED = ("attention_bias", "layer_types", "position_embedding_type", "shared_intermediate_size")
-WITHOUT = ("num_experts_per_tok", "num_local_experts")  # fields of experts
+EXPERTS = ("num_experts_per_tok", "num_local_experts")
 MAMBA = (
     "mamba_chunk_size",  # of transformers' sums, whose result does not depend on it
     "mamba_conv_bias",
@@ -37,25 +40,29 @@ MAMBA_LAYER = LayerSpec(mixer="mamba", rope=None, mask="")
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers GraniteMoeHybridConfig for programs of `context` slots."""
-    if config.num_local_experts:
-        raise CheckpointError(f"num_local_experts is {config.num_local_experts}: programs lack experts beside an MLP")
     if strange := sorted(set(config.layer_types) - ATTENTION - RECURRENCE):
         raise CheckpointError(f"layer_types: {strange[0]!r}: programs have attention and Mamba-2 only")
     turns, ffn = config.position_embedding_type == "rope", config.shared_intermediate_size
     recurs = not RECURRENCE.isdisjoint(config.layer_types)
     mamba = _mamba(config) if recurs else None
-    attention = LayerSpec(rope=ROPE if turns else None)
+    count, chosen = config.num_local_experts, config.num_experts_per_tok
+    experts = checked_experts(Experts(count, chosen, config.intermediate_size, beside=True)) if count else None
+    kinds = (LayerSpec(rope=ROPE if turns else None), MAMBA_LAYER)
+    attention, recurrence = (replace(kind, ffn="experts" if experts else "mlp") for kind in kinds)
+    mlp = row_halves("shared_mlp.input_linear.weight", ffn, config.hidden_size)
+    mlp |= {"mlp.down_proj.weight": TensorSource("shared_mlp.output_linear.weight")}
     return decoder(
         config,
         context,
-        honours=(*HONOURED, *MULTIPLIERS, *WITHOUT, *MAMBA, *UNREAD, *taken_for_granted(config, GRANTED)),
-        kinds=tuple(attention if name in ATTENTION else MAMBA_LAYER for name in config.layer_types),
+        honours=(*HONOURED, *MULTIPLIERS, *EXPERTS, *MAMBA, *UNREAD, *taken_for_granted(config, GRANTED)),
+        kinds=tuple(attention if name in ATTENTION else recurrence for name in config.layer_types),
         ropes={ROPE: rope(config, context)} if turns else {},
-        tensors=row_halves("shared_mlp.input_linear.weight", ffn, config.hidden_size)
-        | {"mlp.down_proj.weight": TensorSource("shared_mlp.output_linear.weight")}
+        tensors=({f"shared_{role}": source for role, source in mlp.items()} if experts else mlp)
+        | (expert_sources(experts, config.hidden_size) if experts else {})
         | (mamba_sources(mamba, config.hidden_size, "mamba.") if mamba else {}),
         ffn=ffn,
         mamba=mamba,
+        experts=experts,
         **granite_options(config),
     )
 
