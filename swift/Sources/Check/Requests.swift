@@ -87,27 +87,32 @@ struct Request: Decodable {
 
 /// A drafter that keeps what another one proposes.
 private final class Recorder: Drafter {
-    /// The tokens of the text before each proposal, and the proposal.
-    private(set) var proposals: [[String: Any]] = []
+    /// What was proposed for each pass, how many of these tokens the pass had, and how many it accepted.
+    private(set) var passes: [[String: Any]] = []
     private let drafter: any Drafter
-    private var length = 0
+    private var proposed: [Int] = []
+    private var before = (drafted: 0, accepted: 0)
 
     init(_ drafter: any Drafter) { self.drafter = drafter }
 
-    func reset(_ prompt: [Int]) throws {
-        length = prompt.count
-        try drafter.reset(prompt)
-    }
+    func reset(_ prompt: [Int]) throws { try drafter.reset(prompt) }
 
-    func observe(_ emitted: [Int]) throws {
-        length += emitted.count
-        try drafter.observe(emitted)
-    }
+    func observe(_ emitted: [Int]) throws { try drafter.observe(emitted) }
 
     func propose(_ limit: Int) throws -> Draft {
         let draft = try drafter.propose(limit)
-        proposals.append(["after": length, "tokens": draft.tokens])
+        proposed = draft.tokens
         return draft
+    }
+
+    /// Add a pass, if the generation has run a further one.
+    func add(_ generation: Generation) {
+        if generation.passes == passes.count { return }
+        let (drafted, accepted) = (generation.drafted, generation.accepted)
+        passes.append([
+            "proposed": proposed, "drafted": drafted - before.drafted, "accepted": accepted - before.accepted,
+        ])
+        (proposed, before) = ([], (drafted, accepted))
     }
 }
 
@@ -177,6 +182,7 @@ private func answer(
     var tokens: [Int] = []
     while request.cancelAfter.map({ tokens.count < $0 }) ?? true, let token = try generation.next() {
         tokens.append(token.id)
+        (drafter as? Recorder)?.add(generation)
     }
     let decoded = seconds(clock.now - prefilled)
     let host = cpuSeconds() - before - (programs.seconds - inPrograms)
@@ -187,7 +193,7 @@ private func answer(
         "accepted": generation.accepted, "prefill_seconds": seconds(prefilled - start), "decode_seconds": decoded,
         "host_seconds_per_pass": host / Double(max(1, generation.passes)),
     ]
-    if let drafter = drafter as? Recorder { found["proposals"] = drafter.proposals }
+    if let drafter = drafter as? Recorder { found["drafts"] = drafter.passes }
     if let tokenizer { found["text"] = tokenizer.decode(tokens) }
     return found
 }

@@ -48,7 +48,7 @@ public class Engine {
             case .layers: layers.append((program, []))
             case .experts: layers[layers.count - 1].experts.append((program, part.end - part.start))
             case .head: heads.append(program)
-            case .encoder, .fuse, .join: throw ShardmillError(.build, "\(part.name) is no part of a pass")
+            case .encoder, .fuse, .join, .mtp: throw ShardmillError(.build, "\(part.name) is no part of a pass")
             }
         }
     }

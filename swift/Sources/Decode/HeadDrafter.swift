@@ -34,8 +34,8 @@ struct Taps {
     }
 }
 
-/// The programs of a build's head. At position p it is fed the token at p + 1 of the model's text, and gives logits of
-/// the token at p + 2.
+/// The programs of a build's head, or of its MTP layer, which is run like a head. At position p it is fed the token at
+/// p + 1 of the model's text, and gives logits of the token at p + 2.
 ///
 /// Beside the token it reads what the model computed at p: its taps, or its own output at p - 1 where the model has not
 /// been yet.
@@ -44,26 +44,38 @@ final class HeadEngine: Engine {
     var known = 0
     private let model: Engine
     private let fuse: Program
+    /// Whether the first program also takes the embedding and the head's own output.
+    private let joins: Bool
 
     init(_ model: Engine, _ head: DraftHead, backend: any Backend) throws {
         self.model = model
         fuse = try Program(head.fuse, backend: backend)
+        joins = head.kind == .mtp
         try super.init(model.manifest.of(head), backend: backend)
         model.keepTaps(head.taps)
     }
 
     override func hidden(_ tokens: [Int], slots: [Int], positions: [Int], parts: Int?) throws -> HostArray {
         let embedded = try table.columns(of: tokens)
-        let states = positions[0] < known ? try taken(slots) : try own(positions)
-        let channels = embedded.shape[1] + states.shape[1]
-        let x = HostArray(shape: [1, channels, tokens.count, 1], values: embedded.values + states.values)
-        return try through(x, slots: slots, positions: positions)
+        let isKnown = positions[0] < known
+        var states = isKnown ? try taken(slots) : try own(positions)
+        func joined(_ rows: [Float]) -> HostArray {
+            let values = embedded.values + rows
+            return HostArray(shape: [1, values.count / tokens.count, tokens.count, 1], values: values)
+        }
+        if joins {
+            let nothing = [Float](repeating: 0, count: states.values.count)
+            let x = joined(isKnown ? states.values + nothing : nothing + states.values)
+            return try through(fuse.run(["x": x], tokens: tokens.count), slots: slots, positions: positions)
+        }
+        if isKnown { states = try fuse.run(["x": states], tokens: tokens.count) }
+        return try through(joined(states.values), slots: slots, positions: positions)
     }
 
     /// Return what the model computed at slots. Padding reads what is left there from before; nobody reads its outputs.
     private func taken(_ slots: [Int]) throws -> HostArray {
         guard let taps = model.taps else { throw ShardmillError(.program, "the model keeps no taps") }
-        return try fuse.run(["x": taps.read(slots)], tokens: slots.count)
+        return taps.read(slots)
     }
 
     /// Return the head's own outputs for the positions before these.
@@ -82,7 +94,8 @@ final class HeadEngine: Engine {
     }
 }
 
-/// Drafts from the build's own head (EAGLE-3): the tokens that it finds likeliest, whatever the sampling.
+/// Drafts from the build's own head (EAGLE-3) or MTP layer (Qwen3.5): the tokens that it finds likeliest, whatever the
+/// sampling.
 ///
 /// Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test", 2025. The
 /// head's session holds the text from its second token on. Its drafts are dropped after a pass, and the next proposal
@@ -104,7 +117,7 @@ public final class HeadDrafter: Drafter {
     /// - Throws: `ShardmillError` if the build has no head, or the head can't be loaded.
     public init(_ model: Session, backend: any Backend) throws {
         let manifest = model.engine.manifest
-        guard let format = manifest.drafter, format.kind == .head else {
+        guard let format = manifest.drafter, format.kind != .assistant else {
             throw ShardmillError(.request, "\(manifest.model) has no head to draft with")
         }
         drafted = format.tokens
@@ -163,9 +176,9 @@ public final class HeadDrafter: Drafter {
     }
 }
 
-/// Load what a session's build has to draft with, a head or an assistant.
+/// Load what a session's build has to draft with: a head, an MTP layer or an assistant.
 ///
-/// - Throws: `ShardmillError` if the build has neither, or it can't be loaded.
+/// - Throws: `ShardmillError` if the build has none of them, or it can't be loaded.
 public func loadDrafter(_ model: Session, backend: any Backend) throws -> any Drafter {
     model.engine.manifest.drafter?.kind == .assistant
         ? try AssistantDrafter(model, backend: backend) : try HeadDrafter(model, backend: backend)

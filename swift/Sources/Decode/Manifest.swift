@@ -80,7 +80,7 @@ public struct Manifest: Sendable {
     func of(_ drafter: DraftHead) -> Manifest {
         var found = withoutDrafter
         (found.parts, found.rope, found.convTaps, found.recurrence) = (drafter.parts, drafter.rope, 0, nil)
-        if drafter.kind == .head { (found.window, found.windowSlots) = (nil, 0) }
+        if drafter.kind != .assistant { (found.window, found.windowSlots) = (nil, 0) }
         return found
     }
 
@@ -218,15 +218,26 @@ extension Manifest {
     var headRows: Int { parts.filter { $0.kind == .head }.map { $0.end - $0.start }.reduce(0, +) }
 }
 
-/// A head that proposes tokens, from hidden states that a pass of the model has left (EAGLE-3), or an assistant, which
-/// reads the model's caches too (Gemma 4).
+/// A head that proposes tokens, from hidden states that a pass of the model has left (EAGLE-3), an MTP layer, which is
+/// run like a head (Qwen3.5), or an assistant, which reads the model's caches too (Gemma 4).
 public struct DraftHead: Sendable {
     /// What drafts.
     public enum Kind: String, Sendable {
         /// A head with keys and values of its own.
         case head = "eagle3"
+        /// A further layer of the model's checkpoint, with keys and values of its own.
+        case mtp
         /// An assistant, which has none.
         case assistant
+
+        /// The kind of its first part.
+        fileprivate var begins: Part.Kind {
+            switch self {
+            case .head: .fuse
+            case .mtp: .mtp
+            case .assistant: .join
+            }
+        }
     }
 
     /// What drafts.
@@ -237,7 +248,7 @@ public struct DraftHead: Sendable {
     public let tokens: [Int]
     /// Its rotary tables, by name.
     public let rope: [String: RopeTable]
-    /// The program that makes one row of the taps of a token, or of what an assistant begins with.
+    /// The program that makes one row of the taps of a token, or of what an MTP layer or an assistant begins with.
     public let fuse: Part
     /// Its other programs, in the order of a pass.
     public let parts: [Part]
@@ -254,9 +265,8 @@ public struct DraftHead: Sendable {
             throw refuse("it is of the kind '\(drafter.kind.prefix(40))', which this version can't run")
         }
         kind = known
-        let begins = kind == .head ? Part.Kind.fuse : .join
-        guard let first = own.first, first.kind == begins else {
-            throw refuse("its first part is not of the kind \(begins.rawValue)")
+        guard let first = own.first, first.kind == kind.begins else {
+            throw refuse("its first part is not of the kind \(kind.begins.rawValue)")
         }
         if kind == .assistant && own.map(\.kind) != [.join, .layers, .head] {
             throw refuse("an assistant has parts of the kinds join, layers and head")
@@ -280,7 +290,7 @@ public struct DraftHead: Sendable {
     func check(_ model: Manifest) throws {
         let layers = model.parts.filter { $0.kind == .layers }
         let known = Set(layers.flatMap { [$0.start] + $0.taps.values } + [layers.last?.end ?? 0])
-        if kind == .head && taps.isEmpty || taps.count > 16 || !taps.allSatisfy(known.contains) {
+        if kind != .assistant && taps.isEmpty || taps.count > 16 || !taps.allSatisfy(known.contains) {
             throw ShardmillError(.build, "model.json: drafter: no part gives its taps")
         }
         let own = model.of(self)

@@ -16,6 +16,8 @@ public struct Part: Sendable {
         case fuse
         /// What makes an assistant's first row from a token and a hidden state of the model.
         case join
+        /// What makes an MTP layer's row from a token and a hidden state, the model's or the layer's own.
+        case mtp
     }
 
     /// Functions by width, and the shapes of inputs and states, at one context length.

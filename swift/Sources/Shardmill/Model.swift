@@ -42,7 +42,8 @@ public actor ShardmillModel {
     ///   - cache: where bundles are kept that had to be compiled for this system; Application Support if left out.
     ///   - units: where programs may run. The package never changes it by itself.
     ///   - checksMemory: whether to refuse a model that takes more memory than the system leaves the app.
-    ///   - loadsHead: whether to load the build's head or assistant, if it has one; `Drafting.head` needs it.
+    ///   - loadsHead: whether to load the build's head, MTP layer or assistant, if there is one, which `Drafting.head`
+    ///     needs.
     ///   - backend: what runs programs, in place of Core ML.
     /// - Throws: `ShardmillError` if the build can't be run by this version.
     public init(
@@ -143,7 +144,7 @@ public struct ShardmillOptions: Sendable {
         case ngram
         /// From the longest earlier text that ends in the same way.
         case suffix
-        /// From the build's own head or assistant, if the model was opened with `loadsHead`.
+        /// From the build's own head, MTP layer or assistant, if the model was opened with `loadsHead`.
         case head
 
         func make(_ head: (any Drafter)?) throws -> (any Drafter)? {

@@ -107,14 +107,15 @@ func refusedByName() throws {
         (["buckets"], [8], "ShardmillEncoder"),
         (["parts", "0", "kind"], "mamba", "of the kind 'mamba'"),
         (["parts", "0", "kind"], "join", "an encoder's or a drafter's"),
-        (["parts", "0", "kind"], "mtp", "of the kind 'mtp'"),
+        (["parts", "0", "kind"], "mtp", "an encoder's or a drafter's"),
         (["parts", "0", "kind"], "encoder", "an encoder's or a drafter's"),
         (["parts", "0", "inputs", "pixels"], [1, 3, "T", 1], "'pixels' is unknown"),
         (["parts", "0", "inputs", "attn_mask_sliding"], [1, 1, "T", 64], "window is null"),
         (["parts", "0", "inputs", "conv_read_mask"], [1, 2, 32, "T"], "conv_taps is small"),
         (["parts", "0", "inputs", "recurrent_keep_mask"], [1, 1, 1, "T"], "recurrent is missing"),
         (["drafter"], ["kind": "assistant", "taps": [], "vocab": 32, "rope": [:]], "not of the kind join"),
-        (["drafter"], ["kind": "mtp", "taps": [1], "vocab": 32, "rope": [:]], "kind 'mtp'"),
+        (["drafter"], ["kind": "mtp", "taps": [1], "vocab": 32, "rope": [:]], "not of the kind mtp"),
+        (["drafter"], ["kind": "medusa", "taps": [1], "vocab": 32, "rope": [:]], "kind 'medusa'"),
         (["recurrent"], ["block": 15, "taps": 4], "recurrent does not fit"),
         (["recurrent"], ["block": 2, "taps": 4], "passes of 4 tokens are too wide"),
         (["recurrent"], ["block": 3, "taps": 4, "narrow": 4], "passes of 4 tokens are too wide"),
@@ -298,6 +299,19 @@ private func withHead() -> [String: Any] {
     return manifest
 }
 
+/// The toy with an MTP layer, which drafts all of its tokens.
+private func withMTP() -> [String: Any] {
+    var manifest = withHead()
+    manifest["parts"] =
+        (full()["parts"] as? [Any] ?? []) + [
+            part("draft_fuse", "mtp", 1, ["x": rows(96)]),
+            part("draft_layers", "layers", 1, ["x": rows(32), "attn_mask": [1, 1, "T", 64], "rope_cos": ["T", 1]]),
+            part("draft_head", "head", 32, ["hidden": rows(32)]),
+        ]
+    manifest["drafter"] = ["kind": "mtp", "taps": [1], "vocab": 32, "rope": ["rope": ["inv_freq": [0.5], "scale": 1.0]]]
+    return manifest
+}
+
 /// The toy with caches that the host keeps, and an assistant that reads them.
 private func withAssistant() -> [String: Any] {
     var manifest = full()
@@ -323,8 +337,16 @@ private func opened(_ content: Any) throws -> any Drafter {
     return try loadDrafter(session, backend: ToyBackend())
 }
 
-/// Change everything about a drafter, one after the other; each time it is read, or refused by a typed error.
-private func mutateDrafter(_ content: [String: Any]) throws {
+/// Change what is refused of a drafter; then everything about it, one after the other, where each time it is read, or
+/// refused by a typed error.
+private func spoil(_ content: [String: Any], _ refused: [(place: [String], value: Any?)]) throws {
+    for (place, value) in refused {
+        #expect("\(place) = \(String(describing: value))") {
+            try opened(changed(content, place[...], value))
+        } throws: {
+            ($0 as? ShardmillError)?.kind == .build
+        }
+    }
     for place in places(content)
     where place[0] == "drafter" || (place[0] == "parts" && place.dropFirst().first ?? "" > "1") {
         for value in [nil, NSNull(), -1, 0, 1 << 40, 1e300, true, "", "T", [Any](), [String: Any](), [-1, 1 << 62]]
@@ -343,14 +365,17 @@ func assistants() throws {
         (["parts", "3", "inputs", "k_0"], [1, 1, 64, 5]), (["parts", "3", "inputs", "k_1"], [1, 1, 64, 4]),
         (["parts", "4", "end"], 31), (["drafter", "kind"], "eagle3"), (["drafter"], nil),
     ]
-    for (place, value) in refused {
-        #expect("\(place) = \(String(describing: value))") {
-            try opened(changed(withAssistant(), place[...], value))
-        } throws: {
-            ($0 as? ShardmillError)?.kind == .build
-        }
-    }
-    try mutateDrafter(withAssistant())
+    try spoil(withAssistant(), refused)
+}
+
+@Test("an MTP layer is read, and whatever is changed in it, the outcome is a typed error or a layer: no crash")
+func layersThatDraft() throws {
+    #expect(try opened(withMTP()) is HeadDrafter)
+    let refused: [(place: [String], value: Any?)] = [
+        (["parts", "2", "kind"], "fuse"), (["drafter", "kind"], "eagle3"), (["drafter", "taps"], [Int]()),
+        (["drafter", "taps"], [3]), (["parts", "4", "end"], 31), (["parts", "4"], nil), (["drafter"], nil),
+    ]
+    try spoil(withMTP(), refused)
 }
 
 @Test("a head is read, and whatever is changed in it, the outcome is a typed error or a head: no crash")
@@ -369,12 +394,5 @@ func heads() throws {
         (["drafter", "tokens"], Data([0xFF, 0, 0, 0, 0]).base64EncodedString()),
         (["drafter", "tokens"], Data([3, 0, 0, 0, 1]).base64EncodedString()),
     ]
-    for (place, value) in refused {
-        #expect("\(place) = \(String(describing: value))") {
-            try opened(changed(withHead(), place[...], value))
-        } throws: {
-            ($0 as? ShardmillError)?.kind == .build
-        }
-    }
-    try mutateDrafter(withHead())
+    try spoil(withHead(), refused)
 }
