@@ -169,11 +169,11 @@ def python_answers(
     raise AssertionError("a generation ends with a result")
 
 
-def swift_answers(build: Path, requests: Sequence[Mapping[str, Any]], folder: Path) -> list[Answer]:
-    """Return what shardmill-check answers, in one session."""
+def swift_answers(build: Path, requests: Sequence[Mapping[str, Any]], folder: Path, pipe: Any = None) -> list[Answer]:
+    """Return what shardmill-check answers, in one session; `pipe` is a module in place of pipe_engine.py."""
     file = folder / "requests.json"
     file.write_text(json.dumps(requests))
-    (report,) = script("pipe_engine").serve([*demand_check(), str(build), "--requests", str(file)])
+    (report,) = (pipe or script("pipe_engine")).serve([*demand_check(), str(build), "--requests", str(file)])
     answers: list[Answer] = report["requests"]
     return answers
 
@@ -227,6 +227,33 @@ def test_adapters_say_the_same(program: dict[str, Any], tmp_path: Path) -> None:
     asked = assert_same_texts(made, drawn_prompts(vocab)[:4], tmp_path, adapters=(None, "one", "two"))
     assert len({tuple(answer["tokens"]) for _, answer in asked[:3]}) == 3
     assert any(wanted.get("reused") for request, wanted in asked if request["adapter"])
+
+
+def test_an_adapter_that_is_replaced_is_noticed(tmp_path: Path) -> None:
+    """In the middle of a text, which goes on; the next one is fed from its beginning, and the one after that is not."""
+    demand_check()
+    made = adapters.build(tmp_path / "build", "phi3", {"state": "host", "adapters": 8}, context=CONTEXT)
+    manifest = json.loads((made / "model.json").read_text())
+    old, new = (adapters.write_lora(made / "source", tmp_path / str(seed), seed) for seed in range(2))
+    with load_programs_as("fp32"):
+        session = Session(Engine(manifest, made))
+    request, wanted = {"prompt": list(range(5, 15)), "max_tokens": 20, "adapter": "one"}, list[Answer]()
+    for lora in (old, new, new):
+        add_adapter(made, lora, "one")
+        wanted.append(python_answers(session, manifest, request))
+    assert wanted[0]["tokens"] != wanted[1]["tokens"] and [one["reused"] for one in wanted] == [0, 0, 9]
+    add_adapter(made, old, "one")
+    pipe, runs = script("pipe_engine"), itertools.count()
+    run = pipe.Server.run
+
+    def replacing(server: Any, header: Any, arrays: Any) -> Any:
+        if next(runs) == 30:  # of a hundred runs for the first text
+            add_adapter(made, new, "one")
+        return run(server, header, arrays)
+
+    pipe.Server.run = replacing
+    found = swift_answers(made, [request] * 3, tmp_path, pipe)
+    assert [{key: mine[key] for key in wanted[0]} for mine in found] == wanted
 
 
 LENGTHS = {"shapes": "fixed", "state": "host", "contexts": [40, 96]}

@@ -1,5 +1,14 @@
 import Foundation
 
+/// An adapter as it lies in a build's folder, to be compared with what lies there later under the same name.
+struct AdapterVersion: Equatable {
+    let name: String
+    /// adapter.json, which has the digest of the matrices; nil if there is none.
+    let receipt: Data?
+    /// When the file of the matrices was written.
+    let written: Date?
+}
+
 extension Manifest {
     private var adapterFolder: URL { folder.appendingPathComponent("adapters") }
 
@@ -11,6 +20,15 @@ extension Manifest {
 
     private func adapterFile(_ name: String) -> URL {
         adapterFolder.appendingPathComponent(name).appendingPathComponent("adapter.safetensors")
+    }
+
+    /// Return which version of an adapter the build has now.
+    func adapterVersion(_ name: String) -> AdapterVersion {
+        let file = adapterFile(name)
+        let receipt = file.deletingLastPathComponent().appendingPathComponent("adapter.json")
+        let attributes = try? FileManager.default.attributesOfItem(atPath: file.path)
+        return AdapterVersion(
+            name: name, receipt: try? Data(contentsOf: receipt), written: attributes?[.modificationDate] as? Date)
     }
 
     /// Return an adapter's matrices by part and input, each of the input's shape.

@@ -15,8 +15,8 @@ public class Engine {
     private var layers: [(program: Program, experts: [(program: Program, count: Int)])] = []
     private var heads: [Program] = []
     private let columns = ColumnMemory()
-    /// The name of the adapter that the programs compute with; nil for the bare model.
-    private var adapter: String?
+    /// The adapter that the programs compute with; nil for the bare model.
+    private var adapter: AdapterVersion?
     /// What a drafter reads of each slot; nil if no drafter does.
     private(set) var taps: Taps?
     /// The last layer's output in the last pass, and the position of its first row.
@@ -89,14 +89,15 @@ public class Engine {
 
     /// Compute with an adapter of the build from now on, or with none; return whether that changes the weights.
     ///
-    /// What the slots hold then belongs to the adapter before.
+    /// What the slots hold then belongs to the adapter before, which may have had the same name.
     ///
     /// - Throws: `ShardmillError` if the build has no such adapter, or it is damaged; the adapter before then stays.
     public func adapt(_ name: String?) throws -> Bool {
-        if name == adapter { return false }
+        let version = name.map(manifest.adapterVersion)  // read first: whatever is replaced later is noticed next time
+        if version == adapter { return false }
         let matrices = try name.map(manifest.adapter) ?? [:]
         for part in layers { try part.program.adapt(matrices[part.program.part.name] ?? [:]) }
-        adapter = name
+        adapter = version
         return true
     }
 

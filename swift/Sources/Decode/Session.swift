@@ -112,7 +112,8 @@ public final class Session {
 
     /// Compute with an adapter of the build from now on, or with the bare model.
     ///
-    /// If that changes the weights, the committed tokens are dropped: another model computed their keys and values.
+    /// If that changes the weights, the committed tokens are dropped: another model computed their keys and values. The
+    /// weights also change if the adapter has been replaced in the build's folder.
     ///
     /// - Throws: `ShardmillError` if the build has no such adapter; the session then stays as it was.
     public func useAdapter(_ name: String?) throws {

@@ -157,15 +157,20 @@ func notFinite() throws {
     #expect(try text(session, [1, 2, 3], 20) == whole)
 }
 
-@Test("an adapter's matrices go into every pass until another one is used, and the text before is dropped")
-func adapters() throws {
-    let build = try ToyBuild { manifest in
+/// The toy with a part that takes adapters.
+private func adaptable() throws -> ToyBuild {
+    try ToyBuild { manifest in
         var parts = manifest["parts"] as! [[String: Any]]
         var inputs = parts[0]["inputs"] as! [String: Any]
         inputs["adapter_attn"] = [1, 1, 2, 3]
         (parts[0]["inputs"], parts[0]["adapters"]) = (inputs, ["adapter_attn": [0]])
         (manifest["parts"], manifest["adapters"], manifest["uses"]) = (parts, 2, ["adapters"])
     }
+}
+
+@Test("an adapter's matrices go into every pass until another one is used, and the text before is dropped")
+func adapters() throws {
+    let build = try adaptable()
     try build.addAdapter("one", "layers_00_01.adapter_attn", shape: [1, 1, 2, 3], [1, 2, 3, 4, 5, 6])
     try build.addAdapter("small", "layers_00_01.adapter_attn", shape: [1, 1, 1, 3], [1, 2, 3])
     try build.addAdapter("other", "layers_01_02.adapter_attn", shape: [1, 1, 2, 3], [1, 2, 3, 4, 5, 6])
@@ -192,4 +197,31 @@ func adapters() throws {
     }
     #expect(try fed("one") == 2)  // the session stays as it was
     #expect(throws: ShardmillError.self) { try toy().useAdapter("one") }
+}
+
+@Test("an adapter that is replaced under its name is noticed by its receipt and by its file's date")
+func replacedAdapters() throws {
+    let build = try adaptable()
+    let folder = build.folder.appendingPathComponent("adapters/one")
+    func add(_ value: Float, receipt: String, at seconds: Double) throws {
+        try build.addAdapter("one", "layers_00_01.adapter_attn", shape: [1, 1, 2, 3], [value, 2, 3, 4, 5, 6])
+        try Data(receipt.utf8).write(to: folder.appendingPathComponent("adapter.json"))
+        try FileManager.default.setAttributes(
+            [.modificationDate: Date(timeIntervalSince1970: seconds)],
+            ofItemAtPath: folder.appendingPathComponent("adapter.safetensors").path)
+    }
+    let backend = ToyBackend()
+    let session = try Session(try Engine(try Manifest(folder: build.folder), backend: backend))
+    func reused() throws -> Int {
+        try session.useAdapter("one")
+        return try session.prefill([1, 2, 3]).reused
+    }
+    for (value, receipt, seconds) in [(1, "a", 5), (7, "b", 5), (8, "b", 6)] as [(Float, String, Double)] {
+        try add(value, receipt: receipt, at: seconds)
+        let found = try (reused(), reused())
+        #expect(found == (0, 2))
+        #expect(backend.matrices.first == value)
+    }
+    try FileManager.default.removeItem(at: folder)
+    #expect(throws: ShardmillError.self) { try session.useAdapter("one") }
 }
