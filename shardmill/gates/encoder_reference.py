@@ -39,8 +39,10 @@ class EncoderReference:
         self.model = empty_model(source, _class(source, task))
         if getattr(self.model, "pooler", None) is not None:
             self.model.pooler = None  # an embedding is computed from hidden states
+        # Under a head, a language model's tensors begin with "model."; here they do even if transformers has no head.
+        self.named = nn.ModuleDict({"model": self.model}) if hasattr(self.model, "embed_tokens") else self.model
         self.origins = checkpoint_origins(self.model, source)
-        self.path, self.layers = _layers(self.model, self.model.config.num_hidden_layers)
+        self.path, self.layers = _layers(self.named, self.model.config.num_hidden_layers)
 
     @torch.no_grad()
     def run(
@@ -73,7 +75,7 @@ class EncoderReference:
 
     def _load_around(self, embed: nn.Module, weights: Weights) -> None:
         """Load the model's weights, but not the layers' weights and the token embedding table."""
-        for name, module in self.model.named_modules():
+        for name, module in self.named.named_modules():
             own = dict(module.named_parameters(recurse=False))
             if module is not embed and not name.startswith(f"{self.path}."):
                 for key in own:

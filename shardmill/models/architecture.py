@@ -137,8 +137,9 @@ class Graph:
     residual_scales: bool = False  # (branch + bias) * scale + (stream + bias) * scale, four vectors a branch
     experts: Experts | None = None  # of the layers that have them
     value_norm: bool = False  # an RMSNorm without gain on each head of the value
-    per_layer: int = 0  # width of a token's row for each layer, from the host's second table; 0 without such a table
-    per_layer_eps: float = 0.0  # of the norm on the token's embedding that is added to such a row
+    per_layer: int = 0  # width of a token's row for each layer; 0 without such rows
+    per_layer_eps: float = 0.0  # of the norm on the token's projected embedding
+    per_layer_table: bool = True  # such a row is this norm plus a row of the host's second table; False: the norm alone
     layer_scale: bool = False  # the residual stream is multiplied by a number of the checkpoint after each layer
     output_gate: bool = False  # the heads' output is multiplied by the sigmoid of one more projection
     delta: DeltaNet | None = None  # of the layers that are a recurrence of this kind
@@ -186,6 +187,7 @@ class EncoderIO:
     dense_norm: bool = False
     labels: int = 0  # rows of the classifier; 0 where hidden states come out
     label_bias: bool = True
+    project: int = 0  # width of the hidden states that come out, after a projection; 0 without this projection
 
 
 @dataclass(frozen=True)

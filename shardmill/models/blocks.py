@@ -138,23 +138,25 @@ class ResidualScale(nn.Module):
 
 
 class TokenRow(nn.Module):
-    """What a token's row for a layer adds to the stream (transformers, models/gemma4).
+    """What a token's row for a layer adds to the stream (transformers, models/gemma4 and models/embedding_gemma2).
 
     norm(projection(activation(gate(x)) * (projection_norm(model_projection(embedded)) + row))). The model divides the
-    sum in the last factor by the root of 2; here the epsilon of the norm that follows is doubled instead.
+    sum in the last factor by the root of 2; here the epsilon of the norm that follows is doubled instead. Without a
+    second table there is no `row`, and nothing is divided.
     """
 
     def __init__(self, g: Graph, weights: Weights, path: str) -> None:
         super().__init__()
-        self.activation = g.activation
+        self.activation, self.table = g.activation, g.per_layer_table
         self.model_projection, self.gate, self.projection = (
             projection(weights[f"{path}{name}.weight"]) for name in ("model_projection", "gate", "projection")
         )
         self.projection_norm = RMSNorm(weights[f"{path}projection_norm.weight"], g.per_layer_eps)
-        self.norm = norm(g, weights, f"{path}norm", 2 * g.rms_norm_eps)
+        self.norm = norm(g, weights, f"{path}norm", (2 if self.table else 1) * g.rms_norm_eps)
 
     def forward(self, x: Tensor, shared: Shared) -> Tensor:
-        row = self.projection_norm(self.model_projection(shared.embedded)) + shared.row
+        row = self.projection_norm(self.model_projection(shared.embedded))
+        row = row + shared.row if self.table else row
         out: Tensor = self.norm(self.projection(ACTIVATIONS[self.activation](self.gate(x)) * row))
         return out
 

@@ -57,7 +57,8 @@ If a config asks for adapters, the matrices of an adapter are inputs of the part
 They stay the same from pass to pass, and do not carry T.
 
 An encoder has one part of kind "encoder" for each bucket, a number of tokens. In this part T is the bucket, and the
-tokens see one another through the masks.
+tokens see one another through the masks. Its hidden states may be projected to another width than d (EncoderIO). If its
+layers have rows of P numbers, there is no second table: they are projections of x.
 
 No program has an index that depends on data: the host's masks decide what is written and what is seen. Token t sees
 slot s if and only if the position last written to s is not after t's position. So a rejected draft costs nothing: its

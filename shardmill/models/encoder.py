@@ -140,7 +140,8 @@ def encoder(
     limit = config.max_position_embeddings
     if length > limit:
         raise CheckpointError(f"buckets: {length} is over the model's {limit} positions; give smaller ones")
-    check_heads(graph)
+    for kind in dict.fromkeys(kinds):
+        check_heads(graph.of(kind))
     task = task or task_of(config)
     _check_problem(config, task)
     labels = _labels_of(config, task)

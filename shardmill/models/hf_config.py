@@ -162,8 +162,8 @@ def load_hf_config(folder: Path, flattened: Callable[[Any], Any] | None = None) 
         else:
             found = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
             # transformers ties a multimodal model's head by the outer setting, which the text tower may lack.
-            if text_part(content) is not content and "tie_word_embeddings" not in text_part(content):
-                found.tie_word_embeddings = content.get("tie_word_embeddings", found.tie_word_embeddings)
+            if "tie_word_embeddings" in content and "tie_word_embeddings" not in text_part(content):
+                found.tie_word_embeddings = content["tie_word_embeddings"]
         if not isinstance(found, PretrainedConfig):
             raise ValueError("text_config is no model's config")
         return found

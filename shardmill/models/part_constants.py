@@ -58,6 +58,8 @@ def _around(layers: Mapping[str, Shape], blueprint: GraphSpec, ends: EncoderIO) 
         found |= projection_constants("dense", g.hidden, g.hidden, ends.dense_bias)
     if ends.dense_norm:
         found |= norm_constants("dense_norm", g)
+    if ends.project:
+        found |= projection_constants("projection", ends.project, g.hidden, False)
     return found | (
         projection_constants("classifier", blueprint.label_rows, g.hidden, ends.label_bias) if ends.labels else {}
     )
@@ -74,7 +76,8 @@ def table_constants(a: Architecture) -> dict[str, Shape]:
     found: dict[str, Shape] = {"embedding": (a.vocab, a.graph.hidden)}
     named = {"positions": a.positions, "types": a.types}
     found |= {path: (rows, a.graph.hidden) for path, rows in named.items() if rows}
-    return found | ({PER_LAYER: (a.vocab * a.layers, a.graph.per_layer)} if a.graph.per_layer else {})
+    second = a.graph.per_layer and a.graph.per_layer_table
+    return found | ({PER_LAYER: (a.vocab * a.layers, a.graph.per_layer)} if second else {})
 
 
 def model_constants(a: Architecture) -> dict[str, Shape]:

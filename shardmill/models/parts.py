@@ -152,6 +152,7 @@ class EncoderPart(nn.Module):
     dense: nn.Module
     dense_norm: nn.Module
     classifier: nn.Module
+    projection: nn.Module
 
     def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
         super().__init__()
@@ -163,20 +164,21 @@ class EncoderPart(nn.Module):
             eps = g.stream_eps if name == "norm" else g.rms_norm_eps
             setattr(self, name, norm(g, weights, name, eps) if there else nn.Identity())
         self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in blueprint.layers})
-        for name, is_there in (("dense", bool(ends.dense)), ("classifier", bool(ends.labels))):
-            made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if is_there else nn.Identity()
+        projections = {"dense": bool(ends.dense), "classifier": bool(ends.labels), "projection": bool(ends.project)}
+        for name, there in projections.items():
+            made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if there else nn.Identity()
             setattr(self, name, made)
         _register_computed(self, blueprint)
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
         shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), _registered(self, self.blueprint))
-        x = self.embed_norm(x)
+        x = shared.embedded = self.embed_norm(x)
         for layer in self.layers.values():
             x = layer(x, shared)
         x = self.dense(self.norm(x))
         if self.ends.dense:
             x = ACTIVATIONS[self.ends.dense](x)
-        out: Tensor = self.classifier(self.dense_norm(x))
+        out: Tensor = self.projection(self.classifier(self.dense_norm(x)))
         return out
 
 

@@ -182,6 +182,7 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
             "graph": {
                 "experts": a.graph.experts is not None,
                 "per_layer": a.graph.per_layer,
+                "per_layer_table": a.graph.per_layer_table,
                 "delta": a.graph.delta is not None,
                 "mamba": a.graph.mamba is not None,
             },

@@ -210,9 +210,8 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     layers = sum(row["parameters"] for row in rows.values() if row["kind"] in ("layers", "experts"))
     layers += max((row["parameters"] for row in rows.values() if row["kind"] == "encoder"), default=0)  # each has all
     shape = plan["architecture"]
-    looked_up = (
-        shape["vocab"] * shape["layers"] * shape["graph"].get("per_layer", 0)
-    )  # mapped: only what is read counts
+    looked_up = shape["vocab"] * shape["layers"] * shape["graph"].get("per_layer", 0)  # mapped: what is read counts
+    looked_up *= shape["graph"].get("per_layer_table", True)
     table = rows["embedding"]["parameters"] - looked_up
     layer = layers / plan["architecture"]["layers"] / MILLION
     if shape["graph"].get("delta") or shape["graph"].get("mamba"):  # which have a longer text, too

@@ -94,7 +94,8 @@ class Reader:
     @property
     def width(self) -> int:
         """Return the numbers of an embedding."""
-        hidden: int = self.encoder.manifest["parts"][0]["inputs"]["x"][1]
+        manifest = self.encoder.manifest
+        hidden: int = manifest.get("width", manifest["parts"][0]["inputs"]["x"][1])
         return len(self.dense[-1].weight) if self.dense else hidden
 
     @property

@@ -316,6 +316,7 @@ def runtime_manifest(
         encoder = shared | {key: plan[key] for key in ("task", "buckets", "labels", "band", "reach", "pooling")}
         encoder |= {key: plan[key] for key in ("causal", "prompts", "default_prompt") if plan.get(key)}
         encoder |= {"dense": [dict(one) for one in dense]} if dense else {}
+        encoder |= {"width": width} if (width := architecture.get("ends", {}).get("project")) else {}
         if plan["task"] == RANK:
             encoder |= {key: architecture[key] for key in ("template", "instruction")}
         return encoder | {"uses": _used(encoder)}

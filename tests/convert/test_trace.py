@@ -183,7 +183,10 @@ def test_what_is_solved_at_sight_is_what_sympy_finds() -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("model_type", ["modernbert", pytest.param("gemma3_text", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model_type",
+    ["modernbert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3_text", "embedding_gemma2_text"))],
+)
 def test_a_stamped_encoder_of_two_kinds_is_plain_coremltools(model_type: str, tmp_path: Path) -> None:
     source, parts, _ = encoders.parts_of(tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint"), tmp_path)
     part = next(part for part in parts.values() if part.kind == "encoder")

@@ -79,11 +79,14 @@ def labelling(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return build(tmp_path_factory.mktemp("labels"), "modernbert", LABEL)
 
 
-OTHERS = [("bert", CLASSIFY), ("bert", EMBED), ("gemma3_text", EMBED), ("qwen3", RANK)]
-LONGER = pytest.param(("qwen3", EMBED), marks=pytest.mark.slow, id=f"qwen3 {EMBED}")
+OTHERS = [("bert", CLASSIFY), ("bert", EMBED), ("gemma3_text", EMBED), ("embedding_gemma2", EMBED), ("qwen3", RANK)]
+LONGER = [
+    pytest.param((name, EMBED), marks=pytest.mark.slow, id=f"{name} {EMBED}")
+    for name in ("qwen3", "embedding_gemma2_text")
+]
 
 
-@pytest.fixture(params=[("modernbert", LABEL), *OTHERS, LONGER], ids=" ".join)
+@pytest.fixture(params=[("modernbert", LABEL), *OTHERS, *LONGER], ids=" ".join)
 def made(request: pytest.FixtureRequest, labelling: Made, tmp_path: Path) -> Made:
     return labelling if request.param[1] == LABEL else build(tmp_path, *request.param)
 

@@ -380,3 +380,37 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         },
     ),
 }
+
+# google/embeddinggemma-2, whose other towers are no concern here; its text model has 271 million numbers.
+EMBEDDING_GEMMA_2: dict[str, Any] = {
+    "architectures": ["EmbeddingGemma2Model"],
+    "audio_config": {"model_type": "gemma4_audio"},
+    "model_type": "embedding_gemma2",
+    "text_config": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "dtype": "bfloat16",
+        "embedding_dim": 768,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 512,
+        "hidden_size_per_layer_input": 512,
+        "initializer_range": 0.02,
+        "intermediate_size": 2048,
+        "layer_types": [*[SLIDING] * 5, FULL] * 4,
+        "max_position_embeddings": 262144,
+        "model_type": "embedding_gemma2_text",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 2,
+        "per_layer_config": {layer: {"head_dim": 512, "num_key_value_heads": 1} for layer in ("05", "11", "17", "23")},
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {
+            FULL: {"rope_theta": 1000000.0, "rope_type": "default"},
+            SLIDING: {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "sliding_window": 512,
+        "vocab_size": 262144,
+    },
+    "vision_config": {"model_type": "gemma4_vision"},
+}

@@ -10,6 +10,8 @@ import torch
 
 from shardmill.gates.parity import relative_error
 from shardmill.models.architecture import Architecture, EncoderIO, LayerSpec, ModelDescription, TensorSource, blocks
+from shardmill.models.attention import Shared
+from shardmill.models.blocks import TokenRow
 from shardmill.models.experts import transposed
 
 from . import tiny_encoders as tiny
@@ -88,6 +90,30 @@ def gained(model: ModelDescription, role: str) -> ModelDescription:
     return replace(model, sources={**model.sources, **found})
 
 
+def read(model: ModelDescription, role: str, **changes: object) -> ModelDescription:
+    """The model with constants whose path ends so read in another way from their tensors."""
+    found = {path: blocks(sources)[0] for path, sources in model.sources.items() if path.endswith(role)}
+    assert found
+    changed = {path: replace(source, **changes) for path, source in found.items()}  # type: ignore[arg-type]
+    return replace(model, sources={**model.sources, **changed})
+
+
+def exchanged(model: ModelDescription) -> ModelDescription:
+    """The model with the two key heads of its sliding layer in each other's place."""
+    path = "layers.1.self_attn.k_proj.weight"
+    (source,) = blocks(model.sources[path])
+    heads = tuple(replace(source, rows=rows, shape=(64, 64)) for rows in ((32, 64, 1), (0, 32, 1)))
+    return replace(model, sources={**model.sources, path: heads})
+
+
+def one_base(a: Architecture) -> Architecture:
+    """The architecture with the base of the full layers' rotary table in both of its tables."""
+    full, sliding = a.ropes["rope"], a.ropes["rope_local"]
+    assert len(full.inv_freq) == 2 * len(sliding.inv_freq)
+    return replace(a, ropes={**a.ropes, "rope_local": replace(sliding, inv_freq=full.inv_freq[::2])})
+
+
+GEMMA2 = "embedding_gemma2_text"
 MUTANTS: dict[str, tuple[str, Callable[[ModelDescription], ModelDescription]]] = {
     "a band that leaves out its edge": (
         FILTER,
@@ -118,6 +144,26 @@ MUTANTS: dict[str, tuple[str, Callable[[ModelDescription], ModelDescription]]] =
     "an epsilon that is not scaled with the stream": ("gemma3_text", lambda m: graph(m, stream_scale=1.0)),
     "gains without 1": ("gemma3_text", lambda m: gained(m, "layernorm.weight")),
     "a last gain without 1": ("gemma3_text", lambda m: gained(m, "norm.weight")),
+    "a radius that lacks its edge": (GEMMA2, lambda m: banded(m, -1)),
+    "a radius that is too wide": (GEMMA2, lambda m: banded(m, 1)),
+    "values that are not normed": (GEMMA2, lambda m: graph(m, value_norm=False)),
+    "scores that are divided": (GEMMA2, lambda m: graph(m, attention_scale=0.0)),
+    "key heads exchanged": (GEMMA2, exchanged),
+    "one base for both sizes of heads": (GEMMA2, lambda m: architecture(m, one_base)),
+    "an embedding that is not scaled": (GEMMA2, lambda m: read(m, "embedding", times=1.0)),
+    "a stream that no number follows": (GEMMA2, lambda m: graph(m, layer_scale=False)),
+    "a row that is divided by the root of 2": (
+        GEMMA2,
+        lambda m: read(m, "per_layer.projection.weight", times=0.5**0.5),
+    ),
+    "a projected embedding that is not divided": (GEMMA2, lambda m: graph(m, per_layer_eps=1e-3)),
+    "the first layer's row in all layers": (
+        GEMMA2,
+        lambda m: read(m, "per_layer.model_projection.weight", rows=(0, 16, 1)),
+    ),
+    "twice the epsilon": (GEMMA2, lambda m: graph(m, rms_norm_eps=2e-3)),
+    "gains of 1 + weight": (GEMMA2, lambda m: read(m, "norm.weight", add=1.0)),
+    "no norm before the last projection": (GEMMA2, lambda m: ends(m, lambda e: replace(e, final_norm=False))),
     "segments left out": ("bert", lambda m: architecture(m, lambda a: replace(a, positions=0, types=0))),
 }
 
@@ -133,6 +179,18 @@ def error(model_type: str, change: Callable[[ModelDescription], ModelDescription
 def test_a_fault_is_seen(name: str) -> None:
     model_type, change = MUTANTS[name]
     assert error(model_type, change) > LEAST
+
+
+def test_a_row_that_is_projected_from_the_stream_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer projects its row from the embedding."""
+    real = TokenRow.forward
+
+    def of_the_stream(self: TokenRow, x: torch.Tensor, shared: Shared) -> torch.Tensor:
+        shared.embedded = x
+        return real(self, x, shared)
+
+    monkeypatch.setattr(TokenRow, "forward", of_the_stream)
+    assert error(GEMMA2, lambda model: model) > LEAST
 
 
 @pytest.mark.parametrize("model_type", tiny.TINY)

@@ -68,6 +68,34 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "capped scores": ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
     "capped logits": ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0"),
+    "an EmbeddingGemma 2 for another task": (
+        "embedding_gemma2_text",
+        {"architectures": ["EmbeddingGemma2ForSequenceClassification"]},
+        r"architectures: 'EmbeddingGemma2ForSequenceClassification': programs have \*Model only",
+    ),
+    "no rows for layers": ("embedding_gemma2_text", {"hidden_size_per_layer_input": 0}, "per_layer_input is 0: it"),
+    "no width of embeddings": ("embedding_gemma2_text", {"embedding_dim": 0}, "embedding_dim is 0: it must be 1 or"),
+    "a band of nothing": ("embedding_gemma2_text", {"sliding_window": 0}, "sliding_window is 0: it must be 1 or more"),
+    "layers that differ in more": (
+        "embedding_gemma2_text",
+        {"per_layer_config": {"1": {"intermediate_size": 32}}},
+        "per_layer_config: intermediate_size: layers may differ in head_dim and num_key_value_heads only",
+    ),
+    "a layer without its MLP": (
+        "embedding_gemma2_text",
+        {"per_layer_config": {"1": {"skip": ["mlp"]}}},
+        "per_layer_config: skip: layers may differ",
+    ),
+    "heads that don't fit in one layer": (
+        "embedding_gemma2_text",
+        {"per_layer_config": {"1": {"head_dim": 64, "num_key_value_heads": 3}}},
+        "4 heads are no multiple of 3 key/value heads",
+    ),
+    "a second table": (
+        "embedding_gemma2_text",
+        {"vocab_size_per_layer_input": 384},
+        "vocab_size_per_layer_input is 384: embedding_gemma2_text programs have no place",
+    ),
     "more experts than there are": ("openai_privacy_filter", {"num_experts_per_tok": 49}, "num_experts_per_tok 49"),
 }
 

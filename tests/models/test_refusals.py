@@ -183,6 +183,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"vocab_size_per_layer_input": 128},
         "vocab_size_per_layer_input: the second table has 128 tokens, the vocabulary has 256",
     ),
+    "layers of Gemma 4 that differ in more than heads": (
+        "gemma4_text",
+        {"per_layer_config": {"1": {"sliding_window": 4}}},
+        "per_layer_config: sliding_window: layers may differ in head_dim and num_key_value_heads only",
+    ),
     "shared caches without a second table": (
         "gemma4_text",
         {"hidden_size_per_layer_input": 0},

@@ -38,6 +38,15 @@ BASE: dict[str, Any] = {
     "initializer_range": 0.125,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1.5e5, "factor": 32.0, "original_max_position_embeddings": 64}
+# The last layer must be a full one.
+EMBEDDING_GEMMA2: dict[str, Any] = {
+    **{"num_key_value_heads": 2, "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1},
+    **{"hidden_size_per_layer_input": 16, "embedding_dim": 72, "rms_norm_eps": 1e-3, "sliding_window": 4},
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+}
+VISION = {"model_type": "gemma4_vision", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2} | {
+    **{"hidden_size": 16, "intermediate_size": 16, "head_dim": 8, "patch_size": 2, "position_embedding_size": 4},
+}
 TINY: dict[str, dict[str, Any]] = {
     "bert": BASE | {"layer_norm_eps": 1e-3},  # large enough to show
     "modernbert": BASE
@@ -55,6 +64,8 @@ TINY: dict[str, dict[str, Any]] = {
     | {"hidden_size": 96, "num_key_value_heads": 2, "head_dim": 32, "rms_norm_eps": 1e-3, "query_pre_attn_scalar": 24}
     | {"use_bidirectional_attention": True, "sliding_window": 9}
     | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    "embedding_gemma2": {"text_config": BASE | EMBEDDING_GEMMA2, "vision_config": VISION, "audio_config": None},
+    "embedding_gemma2_text": BASE | EMBEDDING_GEMMA2,
 }
 HEADS = {
     "token-classification": ("ForTokenClassification", "AutoModelForTokenClassification"),
@@ -68,8 +79,11 @@ CLASSES = {
     "openai_privacy_filter": "OpenAIPrivacyFilter",
     "qwen3": "Qwen3",
     "gemma3_text": "Gemma3Text",
+    "embedding_gemma2": "EmbeddingGemma2",
+    "embedding_gemma2_text": "EmbeddingGemma2Text",
 }
-ONLY = {"openai_privacy_filter": "token-classification"} | dict.fromkeys(("qwen3", "gemma3_text"), "feature-extraction")
+EMBEDDING = ("qwen3", "gemma3_text", "embedding_gemma2", "embedding_gemma2_text")
+ONLY = {"openai_privacy_filter": "token-classification"} | dict.fromkeys(EMBEDDING, "feature-extraction")
 TASKS = [(name, task) for name in CLASSES for task in HEADS if ONLY.get(name, task) == task != "text-ranking"]
 
 
@@ -105,13 +119,17 @@ def drawn(model: Any) -> Any:
         for name, weight in model.state_dict().items():
             if (weight.ndim == 1 or "_bias" in name) and weight.is_floating_point():
                 values = 0.3 * torch.randn(weight.shape, generator=generator)
-                weight.copy_(values + (usual if "norm" in name.lower() and name.endswith("weight") else 0.0))
+                gain = "norm" in name.lower() and name.endswith("weight") or name.endswith("layer_scalar")
+                weight.copy_(values + (usual if gain else 0.0))
+                if "gemma2" in model.config.model_type and name.endswith(("q_norm.weight", "k_norm.weight")):
+                    weight.sub_(0.7)  # scores are not divided, and large ones amplify rounding
     return model
 
 
 def described(model: Any, length: int = 128) -> ModelDescription:
     """Our description of one of transformers' models, whose tensors are called as in its state dict."""
-    found: ModelDescription = models.family(model.config.model_type, models.ENCODER).describe(model.config, length)
+    config = model.config.get_text_config()
+    found: ModelDescription = models.family(model.config.model_type, models.ENCODER).describe(config, length)
     return found.under(prefix_of(model.state_dict(), found.prefix))
 
 

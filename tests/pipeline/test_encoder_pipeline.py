@@ -33,6 +33,7 @@ SETTINGS = {
 }
 
 OPTIONAL = {"silu", "uses", "requires", "causal", "dense", "prompts", "default_prompt", "template", "instruction"}
+OPTIONAL |= {"width"}
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +93,17 @@ def test_nothing_is_built_twice(finished: Project) -> None:
     assert "Nothing to be done" in finished.run("all").stdout
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "qwen3"])
+@pytest.mark.parametrize("model_type", ["gemma3_text", "embedding_gemma2", "qwen3"])
 def test_what_follows_the_programs_is_in_the_manifest(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pooling, projections and prompts of an EmbeddingGemma; answers and the question of a Qwen3-Reranker."""
+    """Pooling, projections and prompts of EmbeddingGemmas; answers and the question of a Qwen3-Reranker."""
     monkeypatch.chdir(tmp_path)
     ranks = model_type == "qwen3"
     checkpoint = tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint", "text-ranking" if ranks else "")
     if not ranks:
-        tiny_encoders.write_modules(checkpoint, "mean", [nn.Linear(96, 64), nn.Linear(64, 8, bias=False)])
+        projections = [nn.Linear(96, 64), nn.Linear(64, 8, bias=False)] if model_type == "gemma3_text" else []
+        tiny_encoders.write_modules(checkpoint, "mean", projections)
     (tmp_path / "text.txt").write_text(tiny.sample_text())
     answers = {"answers": ["n", "y"]} if ranks else {}
     run(tmp_path, {**SETTINGS, "buckets": [32], "benchmark": False, **answers}, leave_out=("provenance",))
@@ -113,12 +115,15 @@ def test_what_follows_the_programs_is_in_the_manifest(
         assert content["uses"] == ["causal"] and "<Query>: {query}" in content["template"] and content["instruction"]
         assert "gives documents the probability of y" in page and "longer texts are refused" in page
         return
+    assert content["pooling"] == "mean" and content["prompts"] == tiny_encoders.PROMPTS
+    (row,) = embed(load_reader(build, "fp32"), [[1, 5, 2]])
+    if model_type == "embedding_gemma2":
+        assert (content["width"], row.shape, content["uses"]) == (72, (72,), [])
+        return
     files = {path for path, _ in manifest_files(content, build / "model.json")}
     assert {"source/2_Dense/model.safetensors", "source/3_Dense/model.safetensors"} <= files
     assert [entry["activation"] for entry in content["dense"]] == ["tanh", "identity"]
-    assert content["pooling"] == "mean" and content["prompts"] == tiny_encoders.PROMPTS and content["uses"] == ["dense"]
-    (row,) = embed(load_reader(build, "fp32"), [[1, 5, 2]])
-    assert row.shape == (8,)
+    assert content["uses"] == ["dense"] and row.shape == (8,)
     (build / "source/3_Dense/model.safetensors").unlink()
     with pytest.raises(ShardmillError, match="can't be read as a projection"):
         load_reader(build, "fp32")

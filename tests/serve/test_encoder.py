@@ -165,6 +165,30 @@ def test_prompts_and_projections_are_the_checkpoints(
         assert np.abs(np.asarray(row.embedding) - expected).max() < 1e-3  # gains of 1 + weight are rounded to fp16
 
 
+def test_an_embedding_may_be_projected_token_by_token(tmp_path: Path) -> None:
+    """In the program of an EmbeddingGemma 2: the mean of its states is wider than the model."""
+    from transformers import AutoModel, AutoTokenizer
+
+    checkpoint = tiny_encoders.write_tiny("embedding_gemma2", tmp_path / "ck")
+    tiny_encoders.write_modules(checkpoint, "mean", default_prompt_name="document")
+    reader = reading.load_reader(encoders.build(checkpoint, tmp_path / "build", buckets=[64]), "fp32")
+    model = AutoModel.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    with running(reader) as server:
+        ask = partial(server.client().embeddings.create, model="tiny", input=TEXTS, encoding_format="float")
+        found = {size: ask(dimensions=size).data for size in (16, 72)}
+        with pytest.raises(openai.BadRequestError, match="dimensions: tiny gives 72 numbers, 73 are asked"):
+            ask(dimensions=73)
+    for place, text in enumerate(TEXTS):
+        ids = tokenizer(tiny_encoders.PROMPTS["document"] + text, return_tensors="pt")
+        with torch.no_grad():
+            whole = model(**ids).last_hidden_state[0].mean(0)
+        for size, rows in found.items():
+            expected = (whole[:size] / whole[:size].norm()).numpy()
+            rounding = 1e-4 if is_portable() else 1e-2
+            assert np.abs(np.asarray(rows[place].embedding) - expected).max() < rounding, (text, size)
+
+
 @pytest.fixture(scope="module")
 def ranker(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Path]:
     """A tiny Qwen3-Reranker, which answers "n" or "y"."""

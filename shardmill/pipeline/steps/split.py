@@ -153,7 +153,7 @@ def read_out(settings: Config, model: ModelDescription, source: Path) -> dict[st
     if a.ends is None:
         return {}
     embeds = a.task == EMBED
-    found = read_modules(source, a.graph.hidden) if embeds else Modules()
+    found = read_modules(source, a.ends.project or a.graph.hidden) if embeds else Modules()
     if found.pooling and settings.pooling not in (None, found.pooling):
         raise ConfigError(
             f"pooling: {settings.pooling}, but the checkpoint's modules say {found.pooling}; leave it out"
