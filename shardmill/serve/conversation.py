@@ -25,7 +25,7 @@ from shardmill.serve.chat import Message
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import invalid
 from shardmill.serve.thoughts import ThoughtReader, thought_fields
-from shardmill.serve.tool_reader import AnswerDelta
+from shardmill.serve.tool_reader import AnswerDelta, CallReader
 
 
 class Conversation:
@@ -115,9 +115,11 @@ class Talk:
             stopped: the answer ends early when this is no longer empty; checked after every pass and token.
         """
         prompt, thinks = conversation.prompt(line)
-        form = self._model.thoughts
-        reader = ThoughtReader(form, opened=thinks) if form else None
-        decode = self._model.decoder((form.begin, form.end)) if form else self._model.decode
+        form, channels = self._model.thoughts, self._model.channels
+        thoughts = ThoughtReader(form, opened=thinks) if form else None
+        reader = CallReader(channels, {}) if channels else None
+        kept = (*((form.begin, form.end) if form else ()), *(channels.tokens if channels else ()))
+        decode = self._model.decoder(kept) if kept else self._model.decode
         seed = (self._sampling.seed + self._turns) % SEEDS  # otherwise equal turns get equal answers
         self._turns += 1
         events = generate(
@@ -132,10 +134,13 @@ class Talk:
         tokens, said = list[int](), {"thought": "", "content": ""}
 
         def digest(text: str, ended: bool) -> Iterator[AnswerDelta]:
-            thought, answer = reader.push(text, ended=ended) if reader else ("", text)
-            for delta in (AnswerDelta("thought", thought), AnswerDelta("content", answer)):
-                said[delta.kind] += delta.text
-                if delta.text:
+            thought, answer = thoughts.push(text, ended=ended) if thoughts else ("", text)
+            pieces = [AnswerDelta("thought", thought), AnswerDelta("content", answer)]
+            if reader:
+                pieces = reader.push(text) + (reader.finish() if ended else [])
+            for delta in pieces:
+                if delta.text and delta.kind in said:  # not a call, since the prompt has no functions
+                    said[delta.kind] += delta.text
                     yield delta
 
         for event in events:

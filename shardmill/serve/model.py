@@ -197,8 +197,13 @@ class Model:
         """Return the format of the calls in an answer; None if the answer is text. Harmony always has channels."""
         if self.tools is None or not isinstance(request, ChatRequest):
             return None
-        channels = self.tools.style == "harmony" and request.response_format is None
-        return self.tools if request.functions or channels else None
+        channels = self.channels if request.response_format is None else None
+        return self.tools if request.functions else channels
+
+    @property
+    def channels(self) -> ToolFormat | None:
+        """Return the format of answers in channels, harmony's; None if answers have none."""
+        return self.tools if self.tools is not None and self.tools.style == "harmony" else None
 
     def grammar_tokenizer(self) -> GrammarTokenizer:
         """Return the tokenizer in the form that grammars need; built by the first request while others wait.

@@ -16,17 +16,19 @@ from program_forms import FORMS, build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from shardmill.decode import TokenEvent
+from shardmill.decode import Sampling, TokenEvent, create_drafter
 from shardmill.serve.answer import Choice
 from shardmill.serve.chat import rendered, turn_end
+from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.model import Model, Settings, load_model
 from shardmill.serve.prepare import prepare
 from shardmill.serve.protocol import ChatRequest
-from shardmill.serve.thoughts import find_thoughts
+from shardmill.serve.thoughts import find_thoughts, thought_fields
+from shardmill.serve.tool_reader import AnswerDelta
 from shardmill.serve.tools import find_format
 
 from . import templates
-from .fake import NAME, Answerer, byte_tokenizer, fake_model
+from .fake import END, NAME, Answerer, byte_tokenizer, fake_model, token_bytes
 from .running import Running, running
 
 SPECIAL = ["<|end|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -41,6 +43,8 @@ WEATHER: Any = {
     },
 }
 CALL = "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
+HARMONY = 2 * "<|channel|>analysis<|message|>Hm.<|start|>assistant" + "<|channel|>final<|message|>Yes."
+KINDS = ("thought", "content")
 SAID = f"The city is Rome.\n</think>\n\n{CALL}</function>\n</tool_call>"
 
 
@@ -186,13 +190,30 @@ def test_the_model_may_begin_the_thought_itself() -> None:
 
 def test_channels_are_read_without_functions_too() -> None:
     """gpt-oss always writes them, and may think twice."""
-    said = "<|channel|>analysis<|message|>Hm.<|start|>assistant"
-    said += f"{said}<|channel|>final<|message|>Yes."
-    with running(fake_model(Answerer(said), tools="harmony")) as up:
+    with running(fake_model(Answerer(HARMONY), tools="harmony")) as up:
         answer = say(up)
         message = answer.choices[0].message
         assert (message.reasoning_content, message.content) == ("Hm.Hm.", "Yes.")
         assert answer.usage.completion_tokens_details.reasoning_tokens == len("Hm.Hm.")
+
+
+def test_a_talk_reads_channels_whose_marks_are_special_tokens() -> None:
+    """`shardmill chat` shows no channel's name, and keeps the analysis apart for the next turn's template."""
+    content = json.loads(byte_tokenizer().to_str())
+    vocab = content["model"]["vocab"]
+    unused = [symbol for symbol, token in vocab.items() if token not in token_bytes() and token != END]
+    for mark, symbol in zip(("<|start|>", "<|channel|>", "<|message|>"), unused, strict=False):
+        vocab[mark] = vocab.pop(symbol)
+        content["added_tokens"].append(content["added_tokens"][0] | {"content": mark, "id": vocab[mark]})
+    engine = Answerer("")
+    model = replace(fake_model(engine, tools="harmony"), tokenizer=Tokenizer.from_str(json.dumps(content)))
+    engine._answer = [*model.encode(HARMONY, special=False), END]
+    assert "channel" not in model.decode(engine._answer) and len(engine._answer) < len(HARMONY)
+    conversation = Conversation(model)
+    *pieces, _ = Talk(model, create_drafter("none"), Sampling(), 200).turn(conversation, "hi", [])
+    said = {kind: "".join(p.text for p in pieces if isinstance(p, AnswerDelta) and p.kind == kind) for kind in KINDS}
+    assert said == {"thought": "Hm.Hm.", "content": "Yes."}
+    assert conversation.messages[-1] == {"role": "assistant", "content": "Yes.", **thought_fields("Hm.Hm.")}
 
 
 def test_special_tokens_around_a_thought_are_no_part_of_it() -> None:
