@@ -17,11 +17,10 @@ GROUPS = {"granitemoe": 4, "qwen3_moe": 5, "zaya": 3, "gpt_oss": 4, "lfm2_moe": 
 CHANGES = {"granitemoehybrid": BESIDE}  # of a tiny config without experts
 
 
-def checkpoint(model_type: str, folder: Path) -> Path:
+def checkpoint(model_type: str, folder: Path, **changes: Any) -> Path:
     """A fetched checkpoint of a family."""
-    return tiny.fetched(
-        tiny_families.write_tiny(model_type, folder / "checkpoint", **CHANGES.get(model_type, {})), folder / "source"
-    )
+    changes = CHANGES.get(model_type, {}) | changes
+    return tiny.fetched(tiny_families.write_tiny(model_type, folder / "checkpoint", **changes), folder / "source")
 
 
 def build(source: Path, folder: Path, experts: int | str, weights: str = "int8", **changes: Any) -> tiny.Build:

@@ -82,6 +82,20 @@ def test_a_sound_stack_passes(build: tiny.Build) -> None:
     assert all(row["passed"] for row in rows.values())
 
 
+@pytest.mark.parametrize(("experts", "state"), [("dense", "host"), (3, "graph"), (3, "host")])
+def test_a_sound_stack_passes_with_several_blocks_of_a_recurrence(
+    tmp_path: Path, experts: int | str, state: str
+) -> None:
+    """Mamba-2 with experts beside an MLP, in passes of two blocks; tokens that fill a pass up take experts too."""
+    kinds = ["linear_attention", "full_attention"]
+    source = routed.checkpoint("granitemoehybrid", tmp_path, num_hidden_layers=2, layer_types=kinds)
+    program = {"shapes": "fixed", "state": state}
+    build = routed.build(source, tmp_path / "build", experts, tokens={"max": 16, "verify": 4}, program=program)
+    rows = judged.undisturbed(build)
+    assert {row["detail"] for row in rows} >= {"T=16", "mixed", "padded", "rejected drafts"}
+    assert all(row["passed"] for row in rows)
+
+
 def test_a_sound_stack_passes_as_shipped(granite: tiny.Build) -> None:
     assert {"kl", "top1_agreement"} <= {row["name"] for row in judged.whole(granite)}
 
