@@ -62,10 +62,22 @@ class Conversation:
         return self._model.encode(text, special=False), thoughts is not None and thoughts.opened_by(text)
 
     def add(self, line: str, prompt: Sequence[int], tokens: Sequence[int], answer: str, thought: str) -> None:
-        """Append a turn; after a stop, with the part of the answer that was given."""
-        said = {"role": "assistant", "content": answer} | thought_fields(thought)
-        self.messages += [{"role": "user", "content": line}, said]
+        """Append a turn; after a stop, with the part of the answer that was given.
+
+        A turn that ended in its thought is left out if the template refuses an answer without text, as Mistral's do.
+        """
+        asked: Message = {"role": "user", "content": line}
+        said: Message = {"role": "assistant", "content": answer} | thought_fields(thought)
+        if answer or self._takes([*self.messages, asked, said, asked]):
+            self.messages += [asked, said]
         self.text = [*prompt, *(token for token in tokens if token not in self._model.eos)]
+
+    def _takes(self, messages: Sequence[Message]) -> bool:
+        """Return whether the template takes messages."""
+        try:
+            return self._model.template is None or bool(self._model.template(messages))
+        except Exception:  # templates may raise any exception
+            return False
 
 
 class Talk:

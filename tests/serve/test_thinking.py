@@ -16,7 +16,7 @@ from program_forms import FORMS, build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from shardmill.decode import Sampling, TokenEvent, create_drafter
+from shardmill.decode import GenerationResult, Sampling, TokenEvent, create_drafter
 from shardmill.serve.answer import Choice
 from shardmill.serve.chat import rendered, turn_end
 from shardmill.serve.conversation import Conversation, Talk
@@ -214,6 +214,23 @@ def test_a_talk_reads_channels_whose_marks_are_special_tokens() -> None:
     said = {kind: "".join(p.text for p in pieces if isinstance(p, AnswerDelta) and p.kind == kind) for kind in KINDS}
     assert said == {"thought": "Hm.Hm.", "content": "Yes."}
     assert conversation.messages[-1] == {"role": "assistant", "content": "Yes.", **thought_fields("Hm.Hm.")}
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_talk_goes_on_after_a_turn_that_ended_in_its_thought(refuses: bool) -> None:
+    """Mistral's templates refuse an answer without text."""
+
+    def written(messages: Any, tools: Any = None, variables: Any = None) -> str:
+        if refuses and any(m["role"] == "assistant" and not m["content"] for m in messages):
+            raise ValueError("Assistant message must have a string")
+        return f"{messages[-1]['content']}[THINK]"
+
+    model = replace(fake_model(Answerer("Hm.[/THINK]Yes.", "[THINK]"), thoughts="[THINK]"), template=written)
+    conversation = Conversation(model)
+    for most, turns in ((2, not refuses), (200, 2 - refuses)):
+        done = [*Talk(model, create_drafter("none"), Sampling(), most).turn(conversation, "hi", [])][-1]
+        assert isinstance(done, GenerationResult) and len(conversation.messages) == 2 * turns
+    assert conversation.messages[-1]["content"] == "Yes."
 
 
 def test_special_tokens_around_a_thought_are_no_part_of_it() -> None:
