@@ -9,6 +9,7 @@ weights, to the last bit, of one that was not, if it computes with as many threa
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -85,7 +86,8 @@ def train_head(
         out: the head's folder.
 
     Raises:
-        ShardmillError: no head can be made for such a model, or the texts hold nothing to draft.
+        ShardmillError: no head can be made for such a model, the texts hold nothing to draft, a gradient is not finite,
+            or OpenMP has too few threads.
     """
     from shardmill.imports import quiet_transformers
 
@@ -108,7 +110,13 @@ def train_head(
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Compute with as many threads in this context."""
+    """Compute with as many threads in this context.
+
+    Raises ShardmillError if OpenMP may not have as many: PyTorch's products in bf16 are wrong then (docs/upstream.md).
+    """
+    limit = os.environ.get("OMP_THREAD_LIMIT", "")
+    if limit.isdigit() and int(limit) < count:
+        raise ShardmillError(f"OMP_THREAD_LIMIT is {limit}, but training computes with {count} threads; unset it")
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -204,8 +212,8 @@ def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, 
         loss = _loss(head, seen, chosen, table, lm_head, ids)
         loss.backward()  # type: ignore[no-untyped-call]
         if not torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0).isfinite():
-            why = f"step {step + 1}: the gradient is not finite, so the run ends with what it had saved before"
-            raise ShardmillError(f"{why}; run it again, or on another text")
+            why = f"step {step + 1}: the gradient is not finite, so the run keeps what it had saved before"
+            raise ShardmillError(f"{why}; train on another text")
         for group in optimizer.param_groups:
             group["lr"] = rate * _share(step, run.steps)
         optimizer.step()

@@ -170,6 +170,15 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
         assert torch.equal(one, other), name
 
 
+def test_fewer_threads_than_training_computes_with_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's products in bf16 are wrong then."""
+    plan = {"architecture": {"layers": train.LEAST_LAYERS}}
+    for limit, says in (("1", "OMP_THREAD_LIMIT is 1"), ("2", "config.json")):
+        monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+        with pytest.raises((ShardmillError, ValueError), match=says):
+            train.train_head(tmp_path, plan, [], [], train.Run(tmp_path, tmp_path, 1, print), tmp_path / "head")
+
+
 def test_a_gradient_that_is_not_finite_leaves_the_progress_alone(
     trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
