@@ -136,15 +136,15 @@ def _say(console: Console, talk: Talk, conversation: Conversation, line: str, en
     try:
         with interruptible() as stopped:
             result: GenerationResult | None = None
-            before = ""
+            thinking = False
             for piece in talk.turn(conversation, line, stopped):
                 if not isinstance(piece, AnswerDelta):
                     result = piece
                     continue
-                if before == "thought" != piece.kind:
+                thought, thinking = thinking, piece.kind == "thought"
+                if thought and not thinking:
                     console.print("\n")
-                before = piece.kind
-                console.print(piece.text, end="", soft_wrap=True, style="dim italic" if before == "thought" else "")
+                console.print(piece.text, end="", soft_wrap=True, style="dim italic" if thinking else "")
         console.print()
         console.print(
             closing_line(result, engine, talk.accept_top_p) if result else "[stopped]", style="dim", soft_wrap=True

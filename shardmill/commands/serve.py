@@ -31,10 +31,10 @@ from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_man
 LIMIT = "default: as many tokens as the context holds"
 LONGEST_GRACE = 3600.0  # seconds
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-GENERATING = (
+GENERATING = (  # options for a model that generates text
     "drafter", "draft_build", "policy", "draft_table", "context_policy", "chat_template", "prefix_cache_bytes",
     "system_prompt", "max_prompt_tokens", "max_tokens", "guard_margin",
-)  # fmt: skip  # options for a model that generates text
+)  # fmt: skip
 
 
 Host = Annotated[str, typer.Option(help="Address to listen on.")]

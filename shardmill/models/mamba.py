@@ -7,9 +7,10 @@ For each head, with a rate A < 0 and the step dt >= 0 of a token:
 A convolution of a few taps gives x, B and C; a group of neighbouring heads shares B and C. The output is multiplied by
 SiLU of a gate, and then each group of heads has a norm.
 
-The state, the ring and the masks are as in models/delta_net.py, and so is what it says about fp16 and about passes of
-several blocks. A pass puts what its tokens would add into the ring, and a later pass, in which they count, folds them
-into S. If G_ij is the sum of dt A after token j up to token i, and G_i the sum up to i, a block of B tokens computes
+The state, the ring and the masks are as in models/delta_net.py. What that file says about fp16 and about passes of
+several blocks holds here too. A pass puts what its tokens would add into the ring. A later pass, in which they count,
+folds them into S. If G_ij is the sum of dt A after token j up to token i, and G_i the sum up to i, a block of B tokens
+computes
 
     y_i = exp(G_i) C_i S^T + sum_{j <= i} (C_i B_j) exp(G_ij) dt_j x_j + D x_i
     S = exp(G_B) S + sum_j exp(G_Bj) dt_j x_j^T B_j

@@ -17,7 +17,7 @@ from shardmill.decode import FinishReason, GenerationResult, TokenEvent
 from shardmill.serve.engine_worker import Item
 from shardmill.serve.model import Model, Vocabulary
 from shardmill.serve.protocol import ApiError, ChatRequest, CompletionRequest
-from shardmill.serve.thoughts import ThoughtReader
+from shardmill.serve.thoughts import ThoughtReader, answer_deltas
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
 
 LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
@@ -208,13 +208,7 @@ class Choice:
         cut = not isinstance(done, GenerationResult) or done.finish_reason == "stop"
         rows = self._log.release(self._length if cut else math.inf) if self._log is not None else []
         ended = not isinstance(done, TokenEvent)
-        thought, text = self._thoughts.push(text, ended=ended) if self._thoughts else ("", text)
-        pieces = [AnswerDelta("thought", thought)] if thought else []
-        if self._reader is not None:
-            pieces += self._reader.push(text) + (self._reader.finish() if ended else [])
-        elif text:
-            pieces.append(AnswerDelta("content", text))
-        return pieces, rows
+        return answer_deltas(self._thoughts, self._reader, text, ended=ended), rows
 
     @property
     def reasoning(self) -> int:

@@ -24,7 +24,7 @@ from shardmill.decode import (
 from shardmill.serve.chat import Message
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import invalid
-from shardmill.serve.thoughts import ThoughtReader, thought_fields
+from shardmill.serve.thoughts import ThoughtReader, answer_deltas, thought_fields
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
 
 
@@ -146,12 +146,8 @@ class Talk:
         tokens, said = list[int](), {"thought": "", "content": ""}
 
         def digest(text: str, ended: bool) -> Iterator[AnswerDelta]:
-            thought, answer = thoughts.push(text, ended=ended) if thoughts else ("", text)
-            pieces = [AnswerDelta("thought", thought), AnswerDelta("content", answer)]
-            if reader:
-                pieces = reader.push(text) + (reader.finish() if ended else [])
-            for delta in pieces:
-                if delta.text and delta.kind in said:  # not a call, since the prompt has no functions
+            for delta in answer_deltas(thoughts, reader, text, ended=ended):
+                if delta.kind in said:  # not a call, since the prompt has no functions
                     said[delta.kind] += delta.text
                     yield delta
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardmill.serve.tool_reader import mark_begun
+from shardmill.serve.tool_reader import AnswerDelta, CallReader, mark_begun
 from shardmill.serve.tools import ToolFormat
 
 
@@ -109,3 +109,21 @@ class ThoughtReader:
         else:
             self._place, self._text = "inside" if thought else self._place, self._text[len(thought) :]
         return thought
+
+
+def answer_deltas(
+    thoughts: ThoughtReader | None, calls: CallReader | None, text: str, *, ended: bool
+) -> list[AnswerDelta]:
+    """Return what became certain of an answer with its next text.
+
+    Args:
+        thoughts: splits off the thought, if the model thinks between marks.
+        calls: reads function calls, or harmony's channels.
+        text: the next text.
+        ended: whether the answer ends with it.
+    """
+    thought, text = thoughts.push(text, ended=ended) if thoughts else ("", text)
+    found = [AnswerDelta("thought", thought)] if thought else []
+    if calls is not None:
+        return found + calls.push(text) + (calls.finish() if ended else [])
+    return found + ([AnswerDelta("content", text)] if text else [])

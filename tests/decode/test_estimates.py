@@ -56,7 +56,7 @@ def test_a_single_slow_pass_among_many_changes_nothing() -> None:
 
 
 def test_a_width_that_has_not_been_seen_for_long_is_doubted() -> None:
-    """Half of its extra cost goes with every so many passes, the later the more often it was seen."""
+    """Its extra cost halves after a number of passes, which is larger if the width was seen more often."""
     few, many = WidthCosts((1, 4)), WidthCosts((1, 4), {1: 1.0, 4: 9.0})
     for width, seconds in ((1, 1.0), (4, 1.0), (1, 1.0), (4, 9.0)):
         few.add(width, seconds)
