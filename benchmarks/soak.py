@@ -18,10 +18,11 @@ anything was not as promised. Every such thing is named, and each limit is print
 
 Memory is compared at two moments without clients, halfway and at the end. The server and its engine each count the
 bytes that are in use (soak_memory.py), less the kept prefixes, whose bytes the server tells. In the second half these
-bytes may grow by half a kilobyte per request, sent or refused, and by 0.5 MB for blocks that threads keep. So a leak of
-a kilobyte per request is found if 1,100 requests are sent then, and an hour has many more. Resident memory may grow by
-16 MB. This limit finds what goes past the allocators, such as mapped files. A lower limit would find pages that
-allocators keep from the busiest moment: 1000 abandoned requests that waited at once left 11 MB (docs/benchmarks.md).
+bytes may grow by half a kilobyte for each answer that was read, and by 0.5 MB for blocks that threads keep. So a leak
+of a kilobyte per answer is found if 1,100 answers are read then, and an hour has more. Requests that are refused or
+given up must leave nothing. Resident memory may grow by 16 MB. This limit finds what goes past the allocators, such as
+mapped files. A lower limit would find pages that allocators keep from the busiest moment: 1000 abandoned requests that
+waited at once left 11 MB (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -53,10 +54,11 @@ from shardmill.bench.server import GREETING, SHARDMILL
 
 PATIENCE = 1200.0  # seconds that an answer may take; each text of a decision waits in the queue
 MOMENTS = (1, 5, 10, 20, 30, 40, 60)  # minutes at which memory is printed
-LEAK = 512  # bytes in use that a request may leave behind
-KEPT = 1 << 19  # bytes in use by which a process may grow however few requests there are
-PAGES = 16e6  # bytes of resident memory by which a process may grow
+LEAK = 512  # bytes in use that an answer may leave behind
+KEPT = 1 << 19  # bytes in use that a process may add, however few answers there are
+PAGES = 16e6  # bytes of resident memory that a process may add
 LONGEST_GAP = 15.0  # seconds without any answer that count as being held up
+GIVEN_UP = "given up"  # in place of the kind of a request whose client left or was killed
 AGAIN = 60.0  # seconds after which an adapter is added again
 CLIENT = """import socket, sys
 asked = sys.stdin.buffer.read()
@@ -103,9 +105,9 @@ class Tally:
         self.limits.append(Limit(name, value, most))
 
     @property
-    def requests(self) -> int:
-        """Return how many requests were sent, with the refused ones and the ones given up."""
-        return sum(self.answers.values()) + self.refused
+    def read(self) -> int:
+        """Return how many answers were read."""
+        return sum(count for (_, asked), count in self.answers.items() if asked != GIVEN_UP)
 
     def table(self) -> str:
         """Return a table of the limits."""
@@ -237,7 +239,7 @@ class Crowd:
         else:
             self.check(kind, request, await streamed(client, request, 0.3 if kind == "slow" else 0.0), expected)
         if kind in ("killed", "leaves the queue", "leaves mid-stream"):
-            self.tally.answers[kind, "given up"] += 1
+            self.tally.answers[kind, GIVEN_UP] += 1
         elif kind != "slow":
             self.tally.seconds.append(time.monotonic() - start)
             self.tally.moments.append(time.monotonic())
@@ -299,18 +301,18 @@ async def add_again(build: Path, folder: Path, until: float, tally: Tally) -> No
 async def crowd(clients: Crowd, folder: Path, args: argparse.Namespace) -> None:
     """Let all clients ask at once, in two halves. Judges memory, open files and kept prefixes."""
     server, tally, half = clients.server, clients.tally, 30 * args.minutes
-    moments, sent = [server.memory()], [tally.requests]
+    moments, read = [server.memory()], [tally.read]
     for numbers in (range(args.clients), range(args.clients, 2 * args.clients)):
         moments.append(await clients.all_ask(args.build, folder, half, numbers))
-        sent.append(tally.requests)
-    print(f"{sent[2] - sent[1]} requests in the second half, {sent[1] - sent[0]} in the first")
+        read.append(tally.read)
+    print(f"{read[2] - read[1]} answers read in the second half, {read[1] - read[0]} in the first")
     for name, before in moments[0].items():
         first, last = (moment[name] for moment in moments[1:])
         told = (f"{one.used / 1e6:.2f} MB in use, {one.resident / 1e6:.1f} resident" for one in (before, first, last))
         print(f"{name} without clients: {'; '.join(told)}")
-        allowed = KEPT + LEAK * (sent[2] - sent[1])
-        tally.limit(f"kB in use by which the {name} grew", (last.used - first.used) / 1e3, allowed / 1e3)
-        tally.limit(f"kB resident by which the {name} grew", (last.resident - first.resident) / 1e3, PAGES / 1e3)
+        allowed = KEPT + LEAK * (read[2] - read[1])
+        tally.limit(f"growth of the {name}'s bytes in use, kB", (last.used - first.used) / 1e3, allowed / 1e3)
+        tally.limit(f"growth of the {name}'s resident memory, kB", (last.resident - first.resident) / 1e3, PAGES / 1e3)
         tally.limit(f"open files of the {name} more than before", last.files - before.files, 0)
     counts = server.metrics()
     print(f"counters: {counts}")
