@@ -7,6 +7,7 @@ few channels of the residual stream are outliers. A layer's output to the stream
 """
 
 import functools
+import json
 import math
 import os
 import shutil
@@ -25,11 +26,11 @@ from shardmill.checkpoint.headers import header_bytes
 from shardmill.checkpoint.layout import text_files
 from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError
-from shardmill.files import replacing, write_json
+from shardmill.files import replacing, write_json, write_text
 from shardmill.models import DECODER, ENCODER, family, supported, type_fault
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks
 from shardmill.models.contract import PER_LAYER
-from shardmill.models.hf_config import model_description
+from shardmill.models.hf_config import FLOAT_TAG, model_description
 from shardmill.models.part_constants import model_constants, table_constants
 
 MAX_FILE_BYTES = 5_000_000_000
@@ -109,6 +110,7 @@ def write_synthetic_checkpoint(
         CheckpointError: for a model_type that does not build, missing settings, a folder in the way, or too little
             space.
     """
+    config = json.loads(json.dumps(config), object_hook=_infinity)
     recipes = list(_recipes(config))
     total = sum(recipe.nbytes for recipe in recipes)
     if dest.exists():
@@ -145,6 +147,11 @@ def _recipes(config: dict[str, Any]) -> Iterator[SyntheticRecipe]:
                     yield SyntheticRecipe(vector, shape[-1:], NormalWeights(mean, table), NormalWeights(mean, table))
     for name, value in model.fixed.items():
         yield SyntheticRecipe(name, (), NormalWeights(value, 0.0), NormalWeights(value, 0.0))
+
+
+def _infinity(content: dict[str, Any]) -> Any:
+    """Return the number that transformers has saved as an object, as JSON lacks it, or the object itself."""
+    return float(content[FLOAT_TAG]) if content.keys() == {FLOAT_TAG} else content
 
 
 def _described(config: dict[str, Any]) -> ModelDescription:
@@ -274,7 +281,8 @@ def _quantiles(normal: NormalWeights) -> Bits:
 
 
 def _write_texts(folder: Path, config: dict[str, Any], tokenizer: Path | None) -> None:
-    write_json(folder / "config.json", config)
+    # Not by write_json, since a config may hold an infinity, which published ones spell as Python does.
+    write_text(folder / "config.json", json.dumps(config, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
     tokens = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in config}
     write_json(folder / "generation_config.json", {"_from_model_config": True, **tokens})
     if tokenizer is None:

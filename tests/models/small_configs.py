@@ -38,7 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "shared_intermediate_size": 80,
         "layer_types": ["full_attention"] * 4,
         "mamba_n_heads": 8,
-        "time_step_limit": None,  # JSON has no infinity
+        "time_step_limit": (0.0, float("inf")),
     },
     "helium": {"head_dim": 32, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "ministral3": {"head_dim": 32},

@@ -18,6 +18,7 @@ from shardmill.errors import CheckpointError
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.models import synthetic
 from shardmill.models.architecture import TensorSource
+from shardmill.models.hf_config import load_hf_config
 from shardmill.models.synthetic import draw_rows, write_synthetic_checkpoint
 
 from .small_configs import FAMILIES, small_config
@@ -112,6 +113,14 @@ def test_values_follow_the_recipe() -> None:
     values = (quiet.astype(np.uint32) << 16).view(np.float32)
     assert abs(values.mean()) < 1e-3 and abs(values.std() * 16 - 1) < 0.01
     assert not np.array_equal(block[:100], draw_rows(recipe, 4096, 4196, seed=0))
+
+
+@pytest.mark.parametrize("saved", [float("inf"), {"__float__": "Infinity"}])
+def test_an_infinity_stays_one_however_it_is_saved(saved: Any, tmp_path: Path) -> None:
+    """As every Granite 4 H has it on the hub, and as transformers saves it."""
+    config = small_config("granitemoehybrid").to_dict() | {"time_step_limit": [0.0, saved]}
+    write_synthetic_checkpoint(config, tmp_path / "m", seed=1)
+    assert load_hf_config(tmp_path / "m").time_step_limit == (0.0, float("inf"))
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
