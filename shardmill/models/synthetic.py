@@ -110,7 +110,7 @@ def write_synthetic_checkpoint(
         CheckpointError: for a model_type that does not build, missing settings, a folder in the way, or too little
             space.
     """
-    config = json.loads(json.dumps(config), object_hook=_infinity)
+    config = _with_infinities(config)
     recipes = list(_recipes(config))
     total = sum(recipe.nbytes for recipe in recipes)
     if dest.exists():
@@ -149,9 +149,15 @@ def _recipes(config: dict[str, Any]) -> Iterator[SyntheticRecipe]:
         yield SyntheticRecipe(name, (), NormalWeights(value, 0.0), NormalWeights(value, 0.0))
 
 
-def _infinity(content: dict[str, Any]) -> Any:
-    """Return the number that transformers has saved as an object, as JSON lacks it, or the object itself."""
-    return float(content[FLOAT_TAG]) if content.keys() == {FLOAT_TAG} else content
+def _with_infinities(content: Any) -> Any:
+    """Return JSON's content with the numbers that transformers saves as objects, because JSON lacks them."""
+    if isinstance(content, list):
+        return [_with_infinities(value) for value in content]
+    if not isinstance(content, dict):
+        return content
+    if content.keys() == {FLOAT_TAG}:
+        return float(content[FLOAT_TAG])
+    return {key: _with_infinities(value) for key, value in content.items()}
 
 
 def _described(config: dict[str, Any]) -> ModelDescription:
