@@ -12,7 +12,7 @@ rule embedding:
         receipt="build/{model}/embedding.receipt.json",
     log:
         "build/{model}/logs/embedding.log",
-    priority: 2  # parity_stack waits for it
+    priority: 3  # parity_stack waits for it, and two tables (Gemma 4) take as long as all layers
     conda:
         "../envs/shardmill.yaml"
     resources:

@@ -225,3 +225,15 @@ def test_package_versions_are_the_installed_ones() -> None:
     found = machine.package_versions(("torch", "numpy"))
     assert found == {"numpy": version("numpy"), "torch": version("torch")}
     assert list(found) == ["numpy", "torch"]
+
+
+def test_nothing_is_searched_for_at_the_end_of_a_process() -> None:
+    """The interpreter's last searches pass over frozen objects. What is registered first runs last."""
+    code = (
+        "import atexit, gc; from shardmill.machine import collect_rarely; "
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0, len(gc.get_objects()))); collect_rarely()"
+    )
+    frozen, left = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert frozen == "True" and int(left) < 100
