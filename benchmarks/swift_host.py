@@ -36,6 +36,7 @@ HIDDEN, CONTEXT, HALF, PASSES = 896, 2048, 32, 16
 PROMPT = list(range(5, 25))
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
+    "temperature 0.8": {"temperature": 0.8, "seed": 3},
     "top-p 0.9": {"temperature": 0.8, "top_p": 0.9, "seed": 3},
     "top-k 40, top-p 0.9": {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "seed": 3},
 }

@@ -197,6 +197,7 @@ def _keep(probs: Probabilities, mask: NDArray[np.bool_]) -> None:
 
 
 _RACE = 2  # of the request's random streams; rejection draws from 0, the draft model from 1
+_LEAST = 2.0**-54  # counts instead of the number 0, whose token would not wait at all and beat any other
 
 
 def uniforms(seed: int, index: int, stream: int, count: int) -> NDArray[np.float64]:
@@ -219,7 +220,7 @@ class Sampler:
         self._constraint = constraint
         self._seen = np.zeros(vocab, dtype=np.bool_)
         self._seen[list(prompt)] = True
-        self._waits, self._logits = np.empty((2, vocab))  # reused: allocating takes longer than drawing
+        self._numbers, self._bounds, self._logits = np.empty((3, vocab))  # reused: allocating takes longer than drawing
         self._index = 0
         self._generated: dict[int, int] | None = {} if sampling.presence_penalty or sampling.frequency_penalty else None
 
@@ -240,8 +241,9 @@ class Sampler:
         """Return the least change of a logit of `row` [V] that could change the next token."""
         scores = self._adjusted(row)
         if not self._sampling.greedy:
-            with np.errstate(divide="ignore"):
-                scores = np.log(self._race(scores)) * self._sampling.temperature
+            scores = np.log(self._race(scores)[1]) * self._sampling.temperature
+        if len(scores) == 1:
+            return float("inf")
         second, first = np.partition(scores, -2)[-2:]
         return float(first - second)
 
@@ -274,14 +276,38 @@ class Sampler:
     def _pick(self, logits: Probabilities) -> int:
         if self._sampling.greedy:
             return int(np.argmax(logits))
-        return int(np.argmax(self._race(logits)))
+        tokens, speeds = self._race(logits)
+        return int(tokens[np.argmax(speeds)])
 
-    def _race(self, logits: Probabilities) -> Probabilities:
-        """Return how fast each token is [V], valid until the next call; the fastest is drawn. `logits` are spent."""
-        waits = self._waits
-        _generator(self._sampling.seed, self._index, _RACE).standard_exponential(out=waits)
-        np.maximum(waits, np.finfo(np.float64).tiny, out=waits)
-        return np.divide(probabilities(logits, self._sampling, logits), waits, out=waits)
+    def _race(self, logits: Probabilities) -> tuple[NDArray[np.intp], Probabilities]:
+        """Return tokens [n] and their speeds [n]; the two fastest tokens are among them. `logits` are spent.
+
+        A token's speed is its probability by an exponential variable, and the fastest token is drawn. The variable is
+        -log(1 - u), where u is the token's own number of the stream. So a runtime need compute nothing for tokens that
+        filters have removed. The last bit of a logarithm differs between libraries. This changes the draw only if the
+        speeds of two tokens are as near to each other.
+
+        The logarithms of all tokens would take long. The variable is at least u, so the speed of a token with
+        probability p is at most p / u. By this bound most tokens are slower than two tokens whose speeds are computed.
+        """
+        probs = probabilities(logits, self._sampling, logits)
+        numbers, bounds = self._numbers, self._bounds
+        _generator(self._sampling.seed, self._index, _RACE).random(out=numbers)
+        np.maximum(numbers, _LEAST, out=numbers)
+        np.divide(probs, numbers, out=bounds)
+
+        def speeds(tokens: NDArray[np.intp]) -> Probabilities:
+            waits = np.maximum(-np.log(1 - numbers[tokens]), numbers[tokens])
+            found: Probabilities = probs[tokens] / waits
+            return found
+
+        first = np.argmax(bounds)
+        highest, bounds[first] = bounds[first], 0
+        second = np.argmax(bounds)
+        bounds[first] = highest
+        least = max(speeds(np.array([first, second])).min(), np.finfo(np.float64).tiny)
+        tokens = np.flatnonzero(bounds >= least)
+        return tokens, speeds(tokens)
 
     def _reject(self, probs: Probabilities, drafted: int, drawn_from: Probabilities) -> int:
         keep, redraw = uniforms(self._sampling.seed, self._index, 0, 2)

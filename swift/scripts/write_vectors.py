@@ -147,6 +147,7 @@ def wide() -> Iterator[dict[str, Any]]:
         {"temperature": 1.0, "min_p": 0.05, "seed": 7},
         {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.3, "seed": 8, "logit_bias": {9: 16.0, 77: 17.5}},
         {"temperature": 1.0, "seed": 9},
+        {"temperature": 1.5, "seed": 14},  # some draws are unlikely tokens
         {"repetition_penalty": 1.3, "logit_bias": {9: 16.0}},
         {"temperature": 0.7, "top_k": 200_000, "top_p": 0.8, "seed": 10},
         {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 1.1, "frequency_penalty": 0.6, "seed": 13},
@@ -168,20 +169,22 @@ def _finite(number: float) -> float | None:
 
 
 def generators() -> Iterator[dict[str, Any]]:
-    """Yield random numbers by seed and index: raw, uniform and exponential."""
+    """Yield random numbers by seed and index: integers, numbers in [0, 1) and exponential variables, by their places.
+
+    The places are the first ones and some of a large vocabulary.
+    """
     for seed, index in ((0, 0), (1, 7), (2**64 - 1, 2**40)):
-        counter = [0, 0, 2, index]
+        first, second = (np.random.Philox(key=seed, counter=[0, 0, 2, index]) for _ in range(2))
+        places = [*range(9), 1023, 49_152, WIDE - 2, WIDE - 1]
+        numbers = np.random.Generator(first).random(WIDE)[places]
         yield {
             "seed": str(seed),
             "index": str(index),
-            "raw": [str(n) for n in np.random.Philox(key=seed, counter=counter).random_raw(9)],
-            "uniform": np.random.Generator(np.random.Philox(key=seed, counter=counter)).random(9).tolist(),
-            "exponential": _generator(seed, counter).standard_exponential(1500).tolist(),
+            "places": places,
+            "integers": [str(n) for n in second.random_raw(WIDE)[places]],
+            "numbers": numbers.tolist(),
+            "waits": (-np.log(1 - numbers)).tolist(),
         }
-
-
-def _generator(seed: int, counter: list[int]) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=seed, counter=counter))
 
 
 def drafts() -> Iterator[dict[str, Any]]:

@@ -1,13 +1,17 @@
 """Speculative sampling leaves the model's distribution as it is, and top-p acceptance, being lossy, does not."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import shardmill.decode.sampler
 from shardmill.decode import DecodeError, Options, Sampling, Session, run
 from shardmill.decode.drafters import Draft
 from shardmill.decode.policies import AlwaysDraft
-from shardmill.decode.sampler import Sampler
+from shardmill.decode.sampler import Sampler, probabilities
 
 from .scripted import OracleDrafter, ScriptedEngine
 
@@ -19,8 +23,11 @@ CRITICAL = 18.47  # chi-squared, 4 degrees of freedom, p = 0.001
 
 
 def chi_squared(tokens: list[int], probs: np.ndarray) -> float:
-    observed = np.bincount(tokens, minlength=len(probs))
-    expected = probs * len(tokens)
+    return chi_squared_of(np.bincount(tokens, minlength=len(probs)), probs)
+
+
+def chi_squared_of(observed: np.ndarray, probs: np.ndarray) -> float:
+    expected = probs * observed.sum()
     return float(((observed - expected) ** 2 / expected).sum())
 
 
@@ -30,6 +37,51 @@ def sampler(seed: int, **settings: float) -> Sampler:
 
 def test_plain_sampling_has_the_models_distribution() -> None:
     assert chi_squared([sampler(s).next(ROW) for s in range(DRAWS)], P) < CRITICAL
+
+
+def test_the_tokens_of_one_seed_have_the_distribution_that_filters_leave() -> None:
+    """Numbers at different places of the stream are independent, and so are numbers of different indices."""
+    row = np.random.default_rng(2).normal(size=64).astype(np.float32)
+    sampling = Sampling(temperature=0.9, top_p=0.8, seed=5)
+    probs = probabilities(row.astype(np.float64), sampling)
+    long = Sampler(sampling, [0], 64)
+    drawn = np.bincount([long.next(row) for _ in range(6000)], minlength=64)
+    kept = probs > 0
+    assert kept.sum() == 28
+    assert not drawn[~kept].any()
+    assert chi_squared_of(drawn[kept], probs[kept]) < 55.5  # 27 degrees of freedom, p = 0.001
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_p": 0.7}, {"top_k": 9}, {"min_p": 0.1}])
+def test_a_token_waits_by_its_own_word_of_the_stream(settings: dict[str, Any]) -> None:
+    """The 53 leading bits of word v of the Philox stream are the number of token v (docs/model-json.md)."""
+    rng = np.random.default_rng(1)
+    seed = 2**63 + 5
+    sampling = Sampling(temperature=0.8, seed=seed, **settings)
+    sampler = Sampler(sampling, [0], 99)
+    for index in range(60):
+        row = rng.normal(size=99).astype(np.float32)
+        words = np.random.Philox(key=seed, counter=[0, 0, 2, index]).random_raw(99)
+        speeds = [
+            p / -math.log1p(-(int(word) >> 11) / 2**53)
+            for p, word in zip(probabilities(row.astype(np.float64), sampling), words, strict=True)
+        ]
+        second, first = sorted(0.8 * math.log(speed) for speed in speeds if speed > 0)[-2:]
+        assert sampler.margin(row) == pytest.approx(first - second)
+        assert sampler.next(row) == int(np.argmax(speeds))
+
+
+def test_an_unlikely_token_whose_number_is_0_does_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number in 2**53 is 0. The token has to wait all the same, so that its probability counts."""
+
+    class Zero:
+        def random(self, out: NDArray[np.float64]) -> None:
+            out[:] = [0.0, 0.5, 0.5]
+
+    monkeypatch.setattr(shardmill.decode.sampler, "_generator", lambda *_: Zero())
+    for logit, token in ((-50.0, 1), (-20.0, 0)):  # by 2**54 about 38 nats
+        row = np.array([logit, 0.5, 0.0], dtype=np.float32)
+        assert Sampler(Sampling(temperature=1.0), [0], 3).next(row) == token
 
 
 @pytest.mark.parametrize("drafted", [0, 2, 4])
@@ -174,6 +226,7 @@ def test_the_margin_is_that_of_allowed_tokens() -> None:
     row = np.array([1.0, 0.999, 0.0], dtype=np.float32)
     assert Sampler(Sampling(), [0], 3).margin(row) == pytest.approx(0.001, rel=1e-3)
     assert Sampler(Sampling(logit_bias={1: -100.0}), [0], 3).margin(row) == pytest.approx(1.0)
+    assert Sampler(Sampling(temperature=1.0, top_k=1), [0], 3).margin(row) == np.inf
 
 
 def test_top_p_acceptance_is_lossy_and_off_by_default() -> None:

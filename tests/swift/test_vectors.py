@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .programs import SCRIPTS, script
+from .programs import script
 
 NEAR = 1e-6  # of rotary rows and margins: cosines and logarithms differ by a rounding between processors
 
@@ -45,9 +45,3 @@ def leaves(value: Any) -> dict[str, Any]:
 
     visit("", value)
     return found
-
-
-def test_ziggurat_is_written_by_its_script(capsys: pytest.CaptureFixture[str]) -> None:
-    script("write_ziggurat").main()
-    file = SCRIPTS.parent / "Sources" / "Decode" / "Ziggurat.swift"
-    assert capsys.readouterr().out == file.read_text(encoding="utf-8")

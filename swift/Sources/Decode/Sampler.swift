@@ -46,9 +46,8 @@ public struct Sampling: Equatable, Sendable {
 /// The state of a request's sampling: the tokens in the text, and the number chosen.
 ///
 /// The filters and their order are those of shardmill's Python runtime, and so are the random numbers: each token is
-/// drawn by a race of exponential variables, numpy's Philox generator keyed by the seed with the token's index as
-/// counter. A filter mostly keeps few tokens: then only these run, and the other tokens of the vocabulary pass their
-/// turns.
+/// drawn by a race of exponential variables, from numpy's Philox generator keyed by the seed with the token's index as
+/// counter. A filter mostly keeps few tokens: then probabilities and random numbers are computed for these alone.
 struct Sampler {
     /// A token whose logit is not the model's.
     private struct Changed {
@@ -60,13 +59,25 @@ struct Sampler {
         var score = 0.0
     }
 
-    /// The token that wins the race, its speed and that of the second.
-    private typealias Outcome = (token: Int, first: Double, second: Double)
+    /// The token with the largest number, of equals the first, and the two largest numbers.
+    private struct Outcome {
+        var token = 0
+        var first = -Double.infinity
+        var second = -Double.infinity
+
+        @inline(__always)
+        mutating func see(_ token: Int, _ number: Double) {
+            if number > first || (number == first && token < self.token) {
+                (self.token, first, second) = (token, number, first)
+            } else if number > second {
+                second = number
+            }
+        }
+    }
 
     private let sampling: Sampling
     private let vocab: Int
     private var index: UInt64 = 0
-    private var random: Philox
     private var changed: [Changed] = []
     /// The place of each token in `changed`, or -1; empty if no logit is ever changed.
     private var places: [Int32] = []
@@ -77,7 +88,6 @@ struct Sampler {
     init(_ sampling: Sampling, prompt: [Int], vocab: Int) {
         self.sampling = sampling
         self.vocab = vocab
-        random = Philox(seed: sampling.seed, stream: 2)
         if sampling.logitBias.isEmpty && sampling.repetitionPenalty == 1 && !counts { return }
         places = [Int32](repeating: -1, count: vocab)
         for (token, bias) in sampling.logitBias { changed[place(token)].bias = bias }
@@ -123,11 +133,11 @@ struct Sampler {
     mutating func margin(_ logits: Logits, _ t: Int) throws -> Double {
         try read(logits, t)
         if sampling.temperature == 0 {
-            let (_, first, second) = two()
-            return first - second
+            let found = two()
+            return found.first - found.second
         }
-        let (_, first, second) = race()
-        return log(first) * sampling.temperature - log(second) * sampling.temperature
+        let found = race()
+        return log(found.first) * sampling.temperature - log(max(0, found.second)) * sampling.temperature
     }
 
     /// Fill `row` with the logits after token t, with bias and penalties.
@@ -157,45 +167,36 @@ struct Sampler {
 
     /// Return the likeliest token, its logit and the logit of the second.
     private func two() -> Outcome {
-        guard let row else { return (0, 0, 0) }
-        var (token, first, second) = (0, -Double.infinity, -Double.infinity)
-        func see(_ v: Int) {
-            let score = score(row, v)
-            if score > first { (token, first, second) = (v, score, first) } else if score > second { second = score }
+        guard let row else { return Outcome() }
+        var found = Outcome()
+        for v in row.bound(2).flatMap({ row.tokens(from: $0, most: vocab) }) ?? Array(0..<vocab) {
+            found.see(v, score(row, v))
         }
-        if let few = row.bound(2).flatMap({ row.tokens(from: $0, most: vocab) }) {
-            for v in few.sorted() { see(v) }
-        } else {
-            for v in 0..<vocab { see(v) }
-        }
-        return (token, first, second)
+        return found
     }
 
-    private mutating func race() -> Outcome { raceOfFew() ?? raceOfAll() }
+    /// Return the token that is drawn, its speed and that of the second.
+    ///
+    /// A token's speed is its probability by an exponential variable, which the token's own number of the stream gives.
+    private mutating func race() -> Outcome {
+        let isFiltered = sampling.topK > 0 || sampling.topP < 1 || sampling.minP > 0
+        return (isFiltered ? raceOfFew() : raceOfUnfiltered()) ?? raceOfAll()
+    }
 
-    /// A token's speed is its probability by an exponential variable; a token of probability 0 only passes its turn.
+    /// Race the tokens that the filters keep.
     ///
     /// - Returns: nil if too many tokens are kept, or if rounding decides: then the computation must be numpy's.
-    private mutating func raceOfFew() -> Outcome? {
+    private func raceOfFew() -> Outcome? {
         guard let row, let kept = few(row) else { return nil }
-        random.restart(index)
-        var (token, first, second, turn) = (0, 0.0, 0.0, 0)
-        for one in kept.sorted(by: { $0.token < $1.token }) {
-            random.skip(one.token - turn)
-            turn = one.token + 1
-            let speed = one.power / max(random.exponential(), Double.leastNormalMagnitude)
-            if speed > first {
-                (token, first, second) = (one.token, speed, first)
-            } else if speed > second {
-                second = speed
-            }
-        }
-        return isNear(first, second) ? nil : (token, first, second)
+        let random = Philox(seed: sampling.seed, stream: 2, index: index)
+        var found = Outcome()
+        for one in kept { found.see(one.token, one.power / wait(random.number(one.token))) }
+        return isNear(found.first, found.second) ? nil : found
     }
 
     /// Return the tokens that the filters keep; see `raceOfFew`.
     private func few(_ row: Row) -> [Candidate]? {
-        guard let best = row.tokens(from: row.highest, most: 4096)?.map({ score(row, $0) }).max() else { return nil }
+        guard let best = best(row) else { return nil }
         let temperature = sampling.temperature
         func least(_ exponent: Double) -> Float { Float(best + temperature * exponent) }
         var threshold = -Float.infinity
@@ -219,21 +220,48 @@ struct Sampler {
         return filtered(candidates.sorted(by: <), rest: rest, sampling)
     }
 
+    /// Race all tokens; nil if rounding decides.
+    ///
+    /// A wait is at least as long as its number. So most tokens that are not likely can't be as fast as the second so
+    /// far, and neither their powers nor their waits are computed.
+    private func raceOfUnfiltered() -> Outcome? {
+        guard let row, let best = best(row) else { return nil }
+        let (likely, most) = (Float(best - 7 * sampling.temperature), exp(-6.9))  // of the powers of other tokens
+        var found = Outcome()
+        forEachNumber { v, number in
+            if row[v] < likely && most < found.second * number { return }
+            found.see(v, exp((score(row, v) - best) / sampling.temperature) / wait(number))
+        }
+        return isNear(found.first, found.second) ? nil : found
+    }
+
+    /// Call `body` with each token and its number of the stream.
+    @inline(__always)
+    private func forEachNumber(_ body: (Int, Double) -> Void) {
+        let random = Philox(seed: sampling.seed, stream: 2, index: index)
+        for first in stride(from: 0, to: vocab, by: 4) {
+            let integers = random.block(first >> 2)
+            for v in first..<min(first + 4, vocab) { body(v, Philox.number(integers[v & 3])) }
+        }
+    }
+
+    /// Return the largest logit.
+    private func best(_ row: Row) -> Double? {
+        row.tokens(from: row.highest, most: 4096)?.map { score(row, $0) }.max()
+    }
+
     /// Run the race as numpy does, with a probability for every token.
     private mutating func raceOfAll() -> Outcome {
-        guard let row else { return (0, 0, 0) }
+        guard let row else { return Outcome() }
         if scores.isEmpty { scores = [Double](repeating: 0, count: vocab) }
         for v in 0..<vocab { scores[v] = Double(row[v]) }
         for one in changed { scores[one.token] = one.score }
         toProbabilities(&scores, sampling)
-        random.restart(index)
-        var (token, first, second) = (0, 0.0, 0.0)
-        for v in 0...(scores.lastIndex { $0 > 0 } ?? 0) {
-            let wait = random.exponential()
-            if scores[v] == 0 { continue }
-            let speed = scores[v] / max(wait, Double.leastNormalMagnitude)
-            if speed > first { (token, first, second) = (v, speed, first) } else if speed > second { second = speed }
+        var found = Outcome()
+        forEachNumber { v, number in
+            if scores[v] == 0 || scores[v] < found.second * number { return }
+            found.see(v, scores[v] / wait(number))
         }
-        return (token, first, second)
+        return found
     }
 }
