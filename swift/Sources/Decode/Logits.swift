@@ -208,7 +208,7 @@ public struct Columns {
             for start in stride(from: 0, to: whole, by: size) {
                 var high = best
                 for place in stride(from: start, to: min(start + size, whole), by: 16) {
-                    let next = raw.loadUnaligned(fromByteOffset: 4 * place, as: SIMD16<Float>.self)
+                    let next = raw.loadUnaligned(fromByteOffset: 4 &* place, as: SIMD16<Float>.self)
                     high.replace(with: next, where: next .> high)
                 }
                 if high == best { continue }
@@ -224,7 +224,7 @@ public struct Columns {
             for start in stride(from: 0, to: whole, by: size) {
                 var high = best
                 for place in stride(from: start, to: min(start + size, whole), by: 16) {
-                    let next = raw.loadUnaligned(fromByteOffset: 2 * place, as: SIMD16<Int16>.self)
+                    let next = raw.loadUnaligned(fromByteOffset: 2 &* place, as: SIMD16<Int16>.self)
                     let size = next & magnitude
                     let key = size.replacing(with: negative &- size, where: next .< negative)
                     high.replace(with: key, where: key .> high)

@@ -36,7 +36,7 @@ struct Row {
             for block in maxima.indices {
                 var high = SIMD16<Float>(repeating: -.infinity)
                 for place in stride(from: block * Self.block, to: (block + 1) * Self.block, by: 16) {
-                    let next = raw.loadUnaligned(fromByteOffset: 4 * place, as: SIMD16<Float>.self)
+                    let next = raw.loadUnaligned(fromByteOffset: 4 &* place, as: SIMD16<Float>.self)
                     high.replace(with: next, where: next .> high)
                 }
                 maxima[block] = high
@@ -90,7 +90,7 @@ struct Row {
             for block in maxima.indices {
                 var (sum, low) = (zero, zero)
                 for place in stride(from: block * Self.block, to: (block + 1) * Self.block, by: 8) {
-                    let logit = raw.loadUnaligned(fromByteOffset: 4 * place, as: SIMD8<Float>.self)
+                    let logit = raw.loadUnaligned(fromByteOffset: 4 &* place, as: SIMD8<Float>.self)
                     let power = powerOfTwo((logit - most) * factor)
                     sum += power
                     low += power.replacing(with: zero, where: logit .>= threshold)
