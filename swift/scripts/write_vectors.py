@@ -147,7 +147,7 @@ def wide() -> Iterator[dict[str, Any]]:
         {"temperature": 1.0, "min_p": 0.05, "seed": 7},
         {"temperature": 0.6, "top_p": 0.95, "repetition_penalty": 1.3, "seed": 8, "logit_bias": {9: 16.0, 77: 17.5}},
         {"temperature": 1.0, "seed": 9},
-        {"temperature": 1.5, "seed": 14},  # some draws are unlikely tokens
+        {"temperature": 1.5, "seed": 27},  # most draws are unlikely tokens, a few by a little
         {"repetition_penalty": 1.3, "logit_bias": {9: 16.0}},
         {"temperature": 0.7, "top_k": 200_000, "top_p": 0.8, "seed": 10},
         {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 1.1, "frequency_penalty": 0.6, "seed": 13},
