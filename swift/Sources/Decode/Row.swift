@@ -24,6 +24,11 @@ struct Row {
         set { values[token] = newValue }
     }
 
+    /// Return the largest logit of four tokens; beyond the last token there is -infinity.
+    func highest(from token: Int) -> Float {
+        max(max(values[token], values[token + 1]), max(values[token + 2], values[token + 3]))
+    }
+
     /// Take the logits after token t.
     mutating func fill(_ logits: Logits, _ t: Int) throws {
         guard logits.vocab == count else { throw ShardmillError(.program, "a pass gave \(logits.vocab) logits") }

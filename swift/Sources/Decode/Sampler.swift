@@ -222,27 +222,23 @@ struct Sampler {
 
     /// Race all tokens; nil if rounding decides.
     ///
-    /// A wait is at least as long as its number. So most tokens that are not likely can't be as fast as the second so
+    /// A wait is at least as long as its number. So four tokens that are not likely are mostly slower than the second so
     /// far, and neither their powers nor their waits are computed.
     private func raceOfUnfiltered() -> Outcome? {
         guard let row, let best = best(row) else { return nil }
         let (likely, most) = (Float(best - 7 * sampling.temperature), exp(-6.9))  // of the powers of other tokens
+        let random = Philox(seed: sampling.seed, stream: 2, index: index)
         var found = Outcome()
-        forEachNumber { v, number in
-            if row[v] < likely && most < found.second * number { return }
-            found.see(v, exp((score(row, v) - best) / sampling.temperature) / wait(number))
+        for first in stride(from: 0, to: vocab, by: 4) {
+            let block = random.block(first >> 2)
+            let shortest = Philox.number(min(min(block[0], block[1]), min(block[2], block[3])))
+            if most < found.second * shortest && row.highest(from: first) < likely { continue }
+            for v in first..<min(first + 4, vocab) {
+                let power = exp((score(row, v) - best) / sampling.temperature)
+                found.see(v, power / wait(Philox.number(block[v & 3])))
+            }
         }
         return isNear(found.first, found.second) ? nil : found
-    }
-
-    /// Call `body` with each token and its number of the stream.
-    @inline(__always)
-    private func forEachNumber(_ body: (Int, Double) -> Void) {
-        let random = Philox(seed: sampling.seed, stream: 2, index: index)
-        for first in stride(from: 0, to: vocab, by: 4) {
-            let integers = random.block(first >> 2)
-            for v in first..<min(first + 4, vocab) { body(v, Philox.number(integers[v & 3])) }
-        }
     }
 
     /// Return the largest logit.
@@ -257,10 +253,15 @@ struct Sampler {
         for v in 0..<vocab { scores[v] = Double(row[v]) }
         for one in changed { scores[one.token] = one.score }
         toProbabilities(&scores, sampling)
+        let random = Philox(seed: sampling.seed, stream: 2, index: index)
         var found = Outcome()
-        forEachNumber { v, number in
-            if scores[v] == 0 || scores[v] < found.second * number { return }
-            found.see(v, scores[v] / wait(number))
+        for first in stride(from: 0, to: vocab, by: 4) {
+            let block = random.block(first >> 2)
+            for v in first..<min(first + 4, vocab) where scores[v] > 0 {
+                let number = Philox.number(block[v & 3])
+                if scores[v] < found.second * number { continue }  // slower: a wait is at least as long as its number
+                found.see(v, scores[v] / wait(number))
+            }
         }
         return found
     }
