@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, cycle, islice, product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +29,8 @@ from shardmill.models.architecture import (
     blocks,
     cache_source,
 )
-from shardmill.models.contract import BLOCK, MODEL_NORM, GraphSpec, window_slots
-from shardmill.models.interface import DRAFT_PARTS, FIXED, HOST, MTP, EntryPoints, interface
+from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, window_slots
+from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, HOST, LABELS, MTP, EntryPoints, interface
 from shardmill.models.layer_constants import Shape, role_in_layer
 from shardmill.models.part_constants import constants, model_constants, table_constants
 from shardmill.models.recurrences import DeltaNet, Mamba2
@@ -89,13 +89,14 @@ class Constant:
 class Part:
     """One program or the host's embedding table.
 
-    A program has layers [start, end), experts [start, end) of a layer, or rows [start, end) of the LM head.
+    A program has layers [start, end), experts [start, end) of a layer, or rows [start, end) of the LM head. A part of
+    kind "labels" has `end` rows of the LM head, a label's token each, and the first ones again at the end.
 
     Each program of an encoder holds all layers.
     """
 
     name: str
-    kind: str  # "layers", "experts", "head", "encoder", "fuse", "join", "mtp" or "embedding"
+    kind: str  # "layers", "experts", "head", "labels", "encoder", "fuse", "join", "mtp" or "embedding"
     start: int
     end: int
     slots: int  # S
@@ -123,7 +124,17 @@ class Part:
             )
             wide = self.calls.shapes == FIXED and found.recurs and self.tokens > BLOCK
             return replace(found, lent=self.lent, blocks=self.tokens // BLOCK if wide else 1)
-        return GraphSpec(self.kind, self.graph, rows=self.end - self.start)
+        return GraphSpec("head" if self.kind == LABELS else self.kind, self.graph, rows=self.end - self.start)
+
+    @property
+    def is_apart(self) -> bool:
+        """Return whether a pass of the model leaves the part out."""
+        return self.name in APART
+
+    @property
+    def label_tokens(self) -> list[int]:
+        """Return the token of each row of a part of kind "labels"."""
+        return [tensor.rows[0] for tensor in self.tensors if tensor.path == "lm_head.weight" and tensor.rows]
 
     @property
     def depends_on_slots(self) -> bool:
@@ -204,7 +215,10 @@ def write_part(path: Path, part: Part) -> None:
 
 
 def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | None = None) -> tuple[Part, ...]:
-    """Return all parts in the order of the pass, then the drafter's, the embedding last, without their tensors."""
+    """Return all parts without their tensors, in the order of the pass; then the labels', the drafter's, the embedding.
+
+    The host's table, the embedding, comes last.
+    """
 
     def part(name: str, kind: str, start: int, end: int, slots: int = 0, of: Architecture = a) -> Part:
         kinds = of.kinds[start:end] if kind == "layers" else ()
@@ -231,6 +245,8 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
             parts.append(replace(group, layer=end - 1))
     rows = a.vocab // config.slices
     parts += [part(f"head_{j}", "head", j * rows, (j + 1) * rows) for j in range(config.slices)]
+    if count := len(config.program.labels):
+        parts.append(part(LABELS, LABELS, 0, -(-count // LABEL_STEP) * LABEL_STEP))
     if drafter:
         of, (fuse, layers, head) = drafter.model.architecture, DRAFT_PARTS
         first = part(fuse, "fuse", 0, len(drafter.taps), of=of)
@@ -270,8 +286,12 @@ def draft_parts(
     model: ModelDescription,
     tensors: Mapping[str, TensorInfo],
     drafter: DrafterDescription | None = None,
+    labels: Sequence[int] = (),
 ) -> tuple[Part, ...]:
-    """Return all parts in the order of `empty_parts`; the tensors' sha256 are still empty."""
+    """Return all parts in the order of `empty_parts`; the tensors' sha256 are still empty.
+
+    `labels` are the tokens of the config's `program.labels`.
+    """
     sources = dict(model.sources)
     if drafter:
         sources |= {f"{DRAFTER}{path}": source for path, source in drafter.model.sources.items()}
@@ -279,19 +299,27 @@ def draft_parts(
 
     def filled(part: Part) -> Part:
         shapes = table_constants(model.architecture) if part.kind == "embedding" else part.shapes
-        found = [_drafted(part, path, shape, sources, tensors) for path, shape in shapes.items()]
+        rows = [(part.start, part.end)]
+        if part.kind == LABELS:
+            rows = [(token, token + 1) for token in islice(cycle(labels), part.end)]
+        found = [_drafted(part, path, shape, sources, tensors, rows) for path, shape in shapes.items()]
         return replace(part, tensors=tuple(chain(*found)))
 
     return tuple(map(filled, empty_parts(config, model.architecture, drafter)))
 
 
 def _drafted(
-    part: Part, path: str, shape: Shape, sources: Mapping[str, Sources], tensors: Mapping[str, TensorInfo]
+    part: Part,
+    path: str,
+    shape: Shape,
+    sources: Mapping[str, Sources],
+    tensors: Mapping[str, TensorInfo],
+    own: Sequence[tuple[int, int]],
 ) -> Iterator[Constant]:
-    """Yield a constant's blocks."""
+    """Yield a constant's blocks; of a SLICED constant, the part's `own` rows, [first, last) each."""
     down, across = 0, 0
-    rows = (part.start, part.end) if path.startswith(SLICED) else None
-    for source in blocks(sources[part.in_model(path)]):
+    spans = own if path.startswith(SLICED) else (None,)
+    for source, rows in product(blocks(sources[part.in_model(path)]), spans):
         beside = tuple(
             _placed(path, TensorSource(name), tensors[name], None) for name in (source.plus, source.by) if name
         )
@@ -374,6 +402,7 @@ def plan_json(
             **({} if p.kind == "embedding" else interface(p.blueprint, p.calls)),
             **part_sizes(p, p.parameters),
             **({"drafter": True} if p.drafter else {}),
+            **({"tokens": p.label_tokens[: len(config.program.labels)]} if p.kind == LABELS else {}),
         }
         for p in parts
     ]

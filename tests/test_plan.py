@@ -65,6 +65,24 @@ def test_head_slices_cut_the_table_by_rows(parts: dict[str, plan.Part], source: 
     assert [parts[f"head_{j}"].start for j in (0, 1)] == [0, 128]
 
 
+def test_labels_have_the_rows_of_their_tokens_in_their_order(parts: dict[str, plan.Part], source: Path) -> None:
+    """And then the first ones again, up to as many as coremltools puts into a weight file."""
+    words = ["None", " return", "default"]
+    found, content = tiny.split(source, program={"labels": words})
+    tokens = [tiny.train_tokenizer().encode(word).ids[0] for word in words]
+    assert tokens != sorted(tokens)
+    part, weights = found["labels"], PartWeights(found["labels"], source)
+    (row,) = (row for row in content["parts"] if row["kind"] == "labels")
+    assert row["tokens"] == tokens and part.label_tokens == [*tokens * 5, tokens[0]]
+    table = PartWeights(parts["embedding"], source)["embedding"]
+    assert torch.equal(weights["lm_head.weight"], table[part.label_tokens])
+    assert torch.equal(weights["norm.weight"], PartWeights(parts["head_0"], source)["norm.weight"])
+    other, _ = tiny.split(source, program={"labels": words[::-1]})
+    assert digest(other["labels"].content) != digest(part.content)
+    plan.write_part(source.parent / "labels.json", part)
+    assert plan.load_part(source.parent / "labels.json") == part
+
+
 def test_an_untied_head_has_a_tensor_of_its_own(tmp_path: Path) -> None:
     checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=1, tied=False)
     parts, _ = tiny.split(tiny.fetched(checkpoint, tmp_path / "source"), topology=[[0, 1]])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardmill import files as shardmill_files
-from shardmill.errors import CheckpointError
+from shardmill.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,3 +49,33 @@ def encode_beginning(tokenizer: Tokenizer, text: str) -> list[int]:
         after += 1
     tokens: list[int] = tokenizer.encode(text).ids
     return tokens[: len(tokens) - after]
+
+
+LINE = "\n"  # a text that labels follow: tokenizers join no letter with the end of a line
+
+
+def label_tokens(file: Path, labels: Sequence[str]) -> list[int]:
+    """Return the token of each label of a config's `program.labels`, as it continues a text.
+
+    Labels are read after a text, because some tokenizers put a space before the beginning of a text.
+
+    Args:
+        file: the checkpoint's tokenizer.json.
+        labels: the labels, all different.
+
+    Raises:
+        CheckpointError: the file cannot be read as a tokenizer.
+        ConfigError: a label is no single token, or has another label's token.
+    """
+    tokenizer, found = read_tokenizer(file), dict[int, str]()
+    before = tokenizer.encode(LINE, add_special_tokens=False).ids
+    for label in labels:
+        whole = tokenizer.encode(LINE + label, add_special_tokens=False).ids
+        ids = whole[len(before) :] if whole[: len(before)] == before else whole
+        if len(ids) != 1 or ids == whole:
+            pieces = [tokenizer.decode([token]) for token in ids]
+            raise ConfigError(f"program.labels: {label!r} is {pieces} after a line, not one token; leave it out")
+        if ids[0] in found:
+            raise ConfigError(f"program.labels: {label!r} has the token of {found[ids[0]]!r}; leave one out")
+        found[ids[0]] = label
+    return list(found)

@@ -14,7 +14,7 @@ from shardmill.commands.arguments import make_table, size
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.forms.recipe import SEARCH
-from shardmill.models.interface import DRAFT_PARTS, FIXED, MTP, RANGE
+from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, MTP, RANGE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -118,7 +118,7 @@ def _pass(found: Preview) -> str:
     if found.shapes != RANGE:
         counts = " or ".join(map(str, found.widths)) + (" (a function each)" if found.shapes == FIXED else "")
     hint = f"; loaded with reshapeFrequency {found.reshape_frequency}" if found.reshape_frequency else ""
-    chain = [p for p in found.programs if p.name not in DRAFT_PARTS]
+    chain = [p for p in found.programs if p.name not in APART]
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(chain)} dispatches; "
         f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}{hint}"

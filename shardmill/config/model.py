@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
-from pydantic import ConfigDict, Discriminator, Field, StrictInt, Tag
+from pydantic import ConfigDict, Discriminator, Field, StrictInt, StringConstraints, Tag
 from pydantic.dataclasses import dataclass
 
 from shardmill.errors import ConfigError
@@ -12,7 +12,7 @@ from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
 from shardmill.models.adapters import MOST_RANK
-from shardmill.models.interface import DRAFT_PARTS, EntryPoints, calls
+from shardmill.models.interface import DRAFT_PARTS, LABELS, EntryPoints, calls
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
@@ -93,6 +93,13 @@ class Program:
         Positive | None,
         Field(le=MOST_RANK, description="The largest rank of LoRA adapters, which programs then take as inputs."),
     ] = None
+    labels: Annotated[
+        tuple[Annotated[str, StringConstraints(min_length=1, strip_whitespace=False)], ...],
+        Field(
+            max_length=128,  # as many as a request for a decision may name
+            description="Labels of one token each, for which a further program has the rows of the LM head.",
+        ),
+    ] = ()
     silu: Annotated[
         Literal["native", "tanh"],
         Field(
@@ -387,7 +394,7 @@ class Config:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of all parts, in the order in which a pass runs them, then the drafter's.
+        """Return the names of all parts, in the order in which a pass runs them, then the labels' and the drafter's.
 
         An encoder's pass runs one part.
         """
@@ -397,8 +404,8 @@ class Config:
         for start, end in self.ranges:
             found.append(f"layers_{start:02d}_{end:02d}")
             found += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
-        drafts = DRAFT_PARTS if self.drafter else ()
-        return (*found, *(f"head_{j}" for j in range(self.slices)), *drafts)
+        labels, drafts = (LABELS,) if self.program.labels else (), DRAFT_PARTS if self.drafter else ()
+        return (*found, *(f"head_{j}" for j in range(self.slices)), *labels, *drafts)
 
     @property
     def points(self) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shardmill import files
 from shardmill.checkpoint.peft import read_lora
+from shardmill.checkpoint.tokenizer import label_tokens
 from shardmill.config.model import GIVEN, NAMED, Budget, Config, Head, Program, Search, Source, Tokens
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
@@ -47,6 +48,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _search_problems(config)
     if config.source.path:
         yield from hf_config.config_problems(config.source.path, root, config.length, config.kind)
+    yield from _labels_problems(config, root)
 
 
 def _name_problems(name: str) -> list[str]:
@@ -142,6 +144,8 @@ def _recipe_problems(config: Config, root: Path) -> list[str]:
         return [str(error)]
     if config.convert.calibration and precision != SEARCH and INT4 not in (found.default, *found.matrices.values()):
         return [f"convert.calibration: chooses codes of int4, a form that {precision} gives no matrix; leave it out"]
+    if config.program.labels and form(head := found.form("lm_head.weight")).kind == "palette":
+        return [f"program.labels: rows of the LM head share tables in {head}; give lm_head.weight another form"]
     return []
 
 
@@ -218,6 +222,23 @@ def _adapters_problems(config: Config) -> list[str]:
     if form.shapes == RANGE and form.state == GRAPH:
         why = "Core ML refuses inputs of one shape beside a range of shapes and states (rule D3)"
         return [f"program.adapters: {why}; add `shapes: fixed` or `state: host`"]
+    return []
+
+
+def _labels_problems(config: Config, root: Path) -> list[str]:
+    """Return why labels can't have a program; if the checkpoint lies on the hub, split says which are no tokens."""
+    labels, convert = config.program.labels, config.convert
+    if not labels or config.context is None:
+        return []
+    if len({*labels}) < len(labels):
+        return ["program.labels: names one label twice"]
+    if convert.calibration:
+        return ["program.labels: codes of a calibration are chosen for the whole LM head; leave one of the two out"]
+    try:
+        if config.source.path:
+            label_tokens(root / config.source.path / "tokenizer.json", labels)
+    except (CheckpointError, ConfigError) as error:
+        return [str(error)]
     return []
 
 

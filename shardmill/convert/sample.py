@@ -24,7 +24,7 @@ from shardmill.convert.template import INDEX, Sample, Template, compose, fit
 from shardmill.files import digest, load_json, write_json
 from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import traced_inputs
-from shardmill.models.interface import FIXED, EntryPoints
+from shardmill.models.interface import FIXED, LABELS, EntryPoints
 from shardmill.models.part_constants import constants
 from shardmill.plan import Part
 
@@ -74,7 +74,8 @@ def bare(part: Part, kinds: tuple[LayerSpec, ...]) -> Part:
     calls = (
         part.calls if part.calls.shapes == FIXED else EntryPoints(state=part.calls.state, adapters=part.calls.adapters)
     )
-    nowhere = replace(part, name="sample", start=0, end=count, layer=0, taps=(), drafter=False)
+    kind = "head" if part.kind == LABELS else part.kind  # a program for labels is sampled like any head
+    nowhere = replace(part, name="sample", kind=kind, start=0, end=count, layer=0, taps=(), drafter=False)
     return replace(nowhere, graph=graph, kinds=kinds[len(lent) :], tensors=(), calls=calls, lent=lent)
 
 
@@ -82,7 +83,7 @@ def _widths(part: Part) -> dict[str, int]:
     """Return the widths of the part."""
     g = part.graph
     found = {"hidden": g.hidden, "ffn": g.ffn, "expert": g.experts.ffn if g.experts else 0}
-    return found | ({"rows": part.end - part.start} if part.kind == "head" else {})
+    return found | ({"rows": part.end - part.start} if part.kind in ("head", LABELS) else {})
 
 
 def _shrunk(graph: Graph, small: Mapping[str, int]) -> Graph:

@@ -165,7 +165,7 @@ def _text(build: Path, manifest: Mapping[str, Any]) -> list[int]:
 def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arrays: Arrays) -> Recording:
     with load_programs_as("fp32"):
         loaded = engine.Engine(manifest, build)
-    recording, row = Recording({}, {}), _noted(loaded.programs, arrays)
+    recording, row = Recording({}, {}), _noted([*loaded.programs, *loaded.label_heads], arrays)
     for width in loaded.widths:
         count = min(max(2, math.ceil(TOKENS / width)), loaded.slots // width)
         fed = (list(text) * math.ceil(count * width / len(text)))[: count * width]
@@ -173,7 +173,10 @@ def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arra
         loaded.reset()
         for start in range(0, count * width, width):
             at = range(start, start + width)
-            logits = loaded.forward(fed[start : start + width], at, at)
+            hidden = loaded.hidden(fed[start : start + width], at, at)
+            logits = loaded.logits(hidden)
+            for head in loaded.label_heads:
+                head({"hidden": hidden})
             recording.tokens[width] += [int(token) for token in logits.argmax(axis=1)]
             recording.passes[width].append(row())
     return recording

@@ -27,7 +27,7 @@ from shardmill.kit_runner.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import caches, lent_caches, pass_inputs
 from shardmill.models.host import Floats, KVLayout
-from shardmill.models.interface import interface
+from shardmill.models.interface import LABELS, interface
 from shardmill.plan import Part
 from shardmill.runtime.program import HostCaches, Program, reused
 
@@ -60,7 +60,7 @@ class Case:
 def part_case(
     part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> Case:
-    """Return the case of a part of layers, a group of experts, or a slice of the LM head.
+    """Return the case of a part of layers, a group of experts, or some rows of the LM head.
 
     Args:
         part: the part.
@@ -71,10 +71,15 @@ def part_case(
         stored: the package's weights.
     """
     hidden, model = known["hidden"], reference.model
-    if part.kind == "head":
-        last, exact = hidden[-1], known["logits"][: hidden.shape[1], part.start : part.end]
+    if part.blueprint.kind == "head":
+        tokens = part.label_tokens if part.kind == LABELS else slice(part.start, part.end)
+        last, exact = hidden[-1], known["logits"][: hidden.shape[1], tokens]
         rows, head = {"hidden": last.numpy()}, partial(stored.rows, "lm_head.weight")
-        return Case(rows, lambda: [reference.logits(last, head(), stored)], lambda: [exact], model)
+
+        def weights(name: str) -> Tensor:  # a bias of labels has other rows than the checkpoint's
+            return stored.values(name) if name == "lm_head.bias" else stored(name)
+
+        return Case(rows, lambda: [reference.logits(last, head(), weights)], lambda: [exact], model)
     original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
     if part.kind == "experts":
         return _experts_case(part, reference, hidden[part.layer], original, stored.over(original))
@@ -177,7 +182,7 @@ class PartRunner:
 
         Args:
             program: the compiled bundle.
-            part: the part that was converted to the program: layers, a group of experts, or a slice of the LM head.
+            part: the part that was converted to the program: layers, a group of experts, or rows of the LM head.
             runtime: the parameters of KVLayout, see plan.json's "runtime".
         """
         self.program, self.part, self.runtime = program, part, runtime
@@ -225,7 +230,7 @@ class PartRunner:
             given |= lent.arrays
             given |= {name: each.T[None, :, :, None] * scale for name, each in taken.items() if name not in lent.shapes}
             result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
-            kept.append((result if self.part.kind in ("head", "experts") else result / scale)[: p.kept])
+            kept.append((result if self.part.blueprint.kind in ("head", "experts") else result / scale)[: p.kept])
         outputs = np.concatenate(kept)
         # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
         left = self._states(program, host, used, passes[-1].offset) if host else {}

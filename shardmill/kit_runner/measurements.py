@@ -250,7 +250,7 @@ def _time_widths(job: MeasurementJob, width: int) -> Measured:
 
 def _carried(unit: Unit) -> str:
     """Return the name of the input that is the previous part's output."""
-    return "hidden" if unit.part["kind"] == "head" else "x"
+    return "hidden" if unit.part["kind"] in ("head", "labels") else "x"
 
 
 def _outputs(chain: Chain, part: str, rows: Sequence[Mapping[str, Any]], stream: Floats | None = None) -> Floats:
@@ -353,7 +353,7 @@ class Chain:
         An input that another part's output provides is ignored.
         """
         hidden, logits = None, []
-        for unit in self.units:
+        for unit in (unit for unit in self.units if unit.part["kind"] != "labels"):  # a pass runs the whole head
             given = dict(inputs[unit.name])
             if hidden is not None:
                 given[_carried(unit)] = hidden

@@ -18,6 +18,8 @@ BUNDLE = ".mlmodelc"
 ASSISTANT = "assistant"  # the drafter that reads the model's caches
 MTP = "mtp"  # the drafter that is a layer in the model's own checkpoint, and the kind of its first program
 DRAFT_PARTS = ("draft_fuse", "draft_layers", "draft_head")  # of a drafter, in the order in which a draft runs them
+LABELS = "labels"  # the name and the kind of the part with the labels' rows of the LM head
+APART = (LABELS, *DRAFT_PARTS)  # parts that a pass of the model leaves out
 MAIN = "main"  # what coremltools calls the only function of a program
 
 

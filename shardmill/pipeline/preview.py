@@ -20,7 +20,7 @@ from shardmill.forms.form import FP16, stored_bytes
 from shardmill.models.adapters import adapter_inputs
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription, prefix_of
 from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, lent_caches
-from shardmill.models.interface import DRAFT_PARTS, FIXED
+from shardmill.models.interface import APART, FIXED
 from shardmill.models.layer_constants import Shape
 from shardmill.models.part_constants import table_constants
 from shardmill.pipeline.resolve import describe, describe_drafter
@@ -157,9 +157,9 @@ def preview(config: Config) -> Preview:
     drafter = describe_drafter(config, a)
     parts = empty_parts(chosen, a, drafter)
     programs = [_program(part, config) for part in parts if part.kind != "embedding"]
-    found = stored_weights([part for part in parts if not part.drafter], config.convert.recipe)
+    found = stored_weights([part for part in parts if not part.is_apart], config.convert.recipe)
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
-    read = sum(p.weight_bytes + p.state_bytes for p in programs if p.name not in DRAFT_PARTS)
+    read = sum(p.weight_bytes + p.state_bytes for p in programs if p.name not in APART)
     each = pass_traffic(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), read)
     tables = {

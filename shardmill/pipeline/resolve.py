@@ -276,6 +276,7 @@ def _key(config: Config) -> str:
             "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
             "silu": config.program.silu,  # a model without it is refused
             "calls": asdict(config.calls),  # each function has separate constants
+            **({"labels": len(config.program.labels)} if config.program.labels else {}),
             "code": _code(),
             "transformers": version("transformers"),
         }

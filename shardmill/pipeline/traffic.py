@@ -12,6 +12,7 @@ from shardmill.forms.form import matrices
 from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, with_experts
 from shardmill.models.contract import cache_bytes, caches
+from shardmill.models.interface import LABELS
 from shardmill.plan import Part, empty_parts
 from shardmill.topology import file_bytes, misfits, proposed
 
@@ -89,7 +90,7 @@ def _passes(config: Config, a: Architecture) -> Iterator[PassTraffic]:
         if misfits(wanted, built):
             continue
         chosen = proposed(wanted, built)
-        parts = [part for part in empty_parts(chosen, built) if part.kind != "embedding"]
+        parts = [part for part in empty_parts(chosen, built) if part.kind not in (LABELS, "embedding")]
         for tokens in config.widths:
             called = [1.0 if part.kind != "experts" else _share(part, tokens) for part in parts]
             read = sum(share * _bytes(part, config) for share, part in zip(called, parts, strict=True))
@@ -100,7 +101,7 @@ def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...
     """Return the traffic of each shorter context, then of the whole context; empty without shorter contexts."""
     if not config.program.contexts:
         return ()
-    parts = [part for part in empty_parts(proposed(config, a), a) if part.kind != "embedding"]
+    parts = [part for part in empty_parts(proposed(config, a), a) if part.kind not in (LABELS, "embedding")]
     return tuple(_length(slots, parts, config) for slots in (*config.program.contexts, config.length))
 
 

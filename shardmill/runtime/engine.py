@@ -21,10 +21,18 @@ from shardmill.files import digest
 from shardmill.machine import load_programs_as
 from shardmill.models.contract import PER_LAYER
 from shardmill.models.host import Floats, KVLayout, token_rows
+from shardmill.models.interface import LABELS
 from shardmill.runtime.adapters import adapter_digest, load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.copies import Copy, engine_identity, load_copies, save_copies
-from shardmill.runtime.manifest import folds_blocks, lengths, read_manifest, reshape_frequency, verify_width
+from shardmill.runtime.manifest import (
+    folds_blocks,
+    label_tokens,
+    lengths,
+    read_manifest,
+    reshape_frequency,
+    verify_width,
+)
 from shardmill.runtime.program import Program
 
 EMBEDDING, SCALE = "embedding", ".scale"
@@ -111,6 +119,8 @@ class Engine:
         self.copies: dict[int, Copy] = {}  # by key
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
+        self.labels = label_tokens(manifest)
+        self.label_heads: list[Program] = []  # one program, or none
         self.read: tuple[int, ...] = tuple(manifest.get("drafter", {}).get("taps", ()))
         # What a drafter reads, the hidden states at the inputs of the layers `read`, by slot: [S, n d].
         self.taps = np.zeros((self.slots, len(self.read) * self.table.shape[1]), np.float16)
@@ -128,14 +138,14 @@ class Engine:
             elif part["kind"] == "experts":
                 self.layers[-1].experts.append((program, part["inputs"]["weights"][1]))
             else:
-                self.heads.append(program)
+                (self.label_heads if part["kind"] == LABELS else self.heads).append(program)
         # Parts up to the last that keeps something for later passes, or gives a drafter what it reads.
         keeping = (i for i, part in enumerate(self.layers, start=1) if part.program.caches)
         self.keeping = len(self.layers) if self.read else max(keeping, default=0)
 
     @property
     def programs(self) -> list[Program]:
-        """Return all programs in the order of a pass."""
+        """Return the programs of a pass, in its order."""
         layers = ([part.program, *(program for program, _ in part.experts)] for part in self.layers)
         return [*chain.from_iterable(layers), *self.heads]
 
@@ -276,9 +286,18 @@ class Engine:
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
-        hidden = self.hidden(tokens, slots, positions)
+        return self.logits(self.hidden(tokens, slots, positions))
+
+    def logits(self, hidden: Floats) -> Floats:
+        """Return logits [T, vocab], given the last layer's output [1, d, T, 1]."""
         logits = [head({"hidden": hidden})[0, :, :, 0] for head in self.heads]  # each [V_j, T]
         return np.concatenate(logits).T
+
+    def forward_labels(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
+        """Do the same as `forward`, but return the logits of the tokens `labels` only, [T, labels]."""
+        (head,) = self.label_heads
+        logits: Floats = head({"hidden": self.hidden(tokens, slots, positions)})[0, : len(self.labels), :, 0].T
+        return logits
 
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
         """Do the same as `forward`, but run only the programs that keep something for later passes."""

@@ -10,7 +10,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import load_json
 from shardmill.models.architecture import MASK, RANK, SILU_TANH, SLIDING_MASK
 from shardmill.models.contract import rope_inputs
-from shardmill.models.interface import INFREQUENT, TANH
+from shardmill.models.interface import APART, INFREQUENT, LABELS, TANH
 from shardmill.printable import printable
 
 FORMAT = 2
@@ -37,7 +37,8 @@ ENCODER: Keys = {
 LONGEST = 200  # characters of a jsonschema message, which contains the value
 MARK = "buckets"  # a key that only an encoder has
 PART = ("name", "kind", "start", "end", "inputs", "states", "output", "program")
-FORMED = ("functions", "written", "lent", "contexts", "taps", "drafter", "adapters")  # keys that only some parts have
+# Keys that only some parts have.
+FORMED = ("functions", "written", "lent", "contexts", "taps", "drafter", "adapters", "tokens")
 FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses` -> whether a build has the feature
     "contexts": lambda content: "contexts" in content,
     "functions": lambda content: any("functions" in part for part in content["parts"]),
@@ -55,8 +56,9 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "causal": lambda content: bool(content.get("causal")),
     "adapters": lambda content: "adapters" in content,
     "dense": lambda content: "dense" in content,
+    "labels": lambda content: any(part["kind"] == LABELS for part in content["parts"]),
 }
-KINDS = ("layers", "experts", "head", "encoder", "fuse", "join", "mtp")
+KINDS = ("layers", "experts", "head", LABELS, "encoder", "fuse", "join", "mtp")
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -129,8 +131,11 @@ def _fault(content: Any, kinds: Keys) -> str:
     for part in content["parts"]:
         for key in _misfits(content, part):
             return f"inputs of {part['name']} do not fit {key}"
+        tokens = part.get("tokens", ())
+        if len(tokens) > part["end"] or max(tokens, default=0) >= content["vocab"]:
+            return f"tokens of {part['name']} do not fit its rows or vocab"
     if not _follow(content["parts"]):
-        return f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers"
+        return f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers, labels once"
     return "" if all(map(_names_files, entries(content))) else "an entry has no valid path or no valid hashes"
 
 
@@ -185,10 +190,15 @@ def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**rest, **own, "parts": [part for part in content["parts"] if part.get("drafter")]}
 
 
-def without_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plan.json's or model.json's content with the model's own chain only."""
-    parts = [part for part in content["parts"] if not part.get("drafter")]
+def own_chain(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plan.json's or model.json's content with the programs of the model's passes only."""
+    parts = [part for part in content["parts"] if part["name"] not in APART]
     return {**{key: value for key, value in content.items() if key != "drafter"}, "parts": parts}
+
+
+def label_tokens(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the tokens of the labels that have a program with their rows of the LM head, in the rows' order."""
+    return tuple(token for part in content["parts"] if part["kind"] == LABELS for token in part["tokens"])
 
 
 def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
@@ -260,7 +270,10 @@ def _ascend(content: Mapping[str, Any]) -> bool:
 
 
 def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all parts have a known kind, and groups of experts follow layers and have the input `weights`."""
+    """Return whether all parts have a known kind, one at most labels.
+
+    Groups of experts must follow layers and have the input `weights`.
+    """
     before = ""
     for part in parts:
         if part["kind"] not in KINDS:
@@ -268,7 +281,7 @@ def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
         if part["kind"] == "experts" and (before not in KINDS[:2] or "weights" not in part["inputs"]):
             return False
         before = part["kind"]
-    return True
+    return [part["kind"] for part in parts].count(LABELS) < 2
 
 
 def _names_files(entry: Any) -> bool:

@@ -38,7 +38,14 @@ from shardmill.runtime import bundles
 from shardmill.runtime.drafter import load_drafter
 from shardmill.runtime.encoder import load_encoder
 from shardmill.runtime.engine import Engine, load
-from shardmill.runtime.manifest import ENCODER, folds_blocks, holds_encoder, read_manifest, verify_width
+from shardmill.runtime.manifest import (
+    ENCODER,
+    folds_blocks,
+    holds_encoder,
+    label_tokens,
+    read_manifest,
+    verify_width,
+)
 
 CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable
 SECONDS = 0.15  # of measuring for each number of threads, or one pass of each width if that takes longer
@@ -178,6 +185,7 @@ class EngineProcess(Process):
         self.vocab: int = manifest["vocab"]
         self.widths: tuple[int, ...] = tuple(manifest["widths"])
         self.verify, self.pads = verify_width(manifest), folds_blocks(manifest)
+        self.labels = label_tokens(manifest)
         self.lends = "lent" in manifest.get("drafter", {})  # to an assistant
         super().__init__(build, precision, shared=_logit_bytes(manifest))
 
@@ -194,6 +202,11 @@ class EngineProcess(Process):
         """Call a method that returns logits, and return the logits [T, vocab], which come through shared memory."""
         self.call(method, list(tokens), list(slots), list(positions))
         return _logits(self.memory, self.vocab, len(tokens)).copy().T
+
+    def forward_labels(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
+        """See `Engine.forward_labels`; so few logits come with the answer."""
+        logits: Floats = self.call("forward_labels", list(tokens), list(slots), list(positions))
+        return logits
 
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
         """Do the same as `forward` without running the LM head."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
 from shardmill import config
 from shardmill.errors import ConfigError
@@ -74,6 +76,28 @@ def test_a_local_checkpoint_is_held_against_the_context(tmp_path: Path) -> None:
     config.parse(local(tmp_path))
     refused = refusal(local(tmp_path, max_position_embeddings=63))
     assert refused == "context: 64 is over the model's 63 positions"
+
+
+def test_labels_keep_their_spaces_and_are_held_against_a_local_tokenizer(tmp_path: Path) -> None:
+    content = local(tmp_path)
+    tiny.train_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    found = config.parse(content | {"head": {"slices": 1}, "program": {"labels": [" return", "None"]}})
+    assert found.program.labels == (" return", "None")
+    assert found.parts == ("layers_00_02", "layers_02_04", "head_0", "labels")
+    line = refusal(content | {"program": {"labels": [" return", " maybe"]}})
+    assert line.startswith("program.labels: ' maybe' is [' ") and line.endswith(
+        " after a line, not one token; leave it out"
+    )
+
+
+def test_a_head_in_a_palette_has_no_labels(tmp_path: Path) -> None:
+    """Its rows share a table, and other rows would choose another."""
+    recipe = {"schema": 1, "default": "int8", "matrices": {"lm_head.weight": "palette8"}}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    changed = settings(convert={"precision": str(tmp_path / "recipe.json")})
+    config.parse(changed)
+    line = refusal(changed | {"program": {"labels": [" yes"]}})
+    assert line == "program.labels: rows of the LM head share tables in palette8; give lm_head.weight another form"
 
 
 def test_a_model_that_is_not_supported_is_refused(tmp_path: Path) -> None:

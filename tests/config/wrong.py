@@ -70,6 +70,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"program": {"shapes": "fixed", "adapters": 65}},
         "program.adapters: input should be less than or equal to 64, is 65",
     ),
+    "a label twice": ({"program": {"labels": [" yes", " no", " yes"]}}, "program.labels: names one label twice"),
+    "a label of no letters": (
+        {"program": {"labels": [""]}},
+        "program.labels.0: string should have at least 1 character, is ''",
+    ),
+    "labels beside codes for the whole head": (
+        {"program": {"labels": [" yes"]}, "convert": {"precision": "int4", "calibration": {"text": "a.txt"}}},
+        "program.labels: codes of a calibration are chosen for the whole LM head; leave one of the two out",
+    ),
     "an adapter to merge that is not there": (
         {"source": HUB | {"adapter": "no/such"}},
         "source.adapter: no/such: no such folder; give a folder with adapter_config.json and adapter_model.safetensors",

@@ -101,3 +101,16 @@ def test_programs_that_take_adapters_are_measured_with_zeros(tmp_path: Path, sta
     for place, width in enumerate((1, 4)):
         assert found[f"{variant['parts'][0]['name']}.{place}/parity.T={width}"]["value"]["psnr"] > 40
     assert found["pass.T=4"]["value"]["agree"] == found["pass.T=4"]["value"]["tokens"]
+
+
+def test_labels_rows_of_the_head_are_measured_and_no_pass_runs_them(tmp_path: Path) -> None:
+    source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint", layers=LAYERS), tmp_path / "source")
+    made = program_forms.build(source, tmp_path, {"labels": [" return", "None"]}, **SETTINGS)
+    build = finish(made.plan, made.packages, made.table, source, tmp_path / "labelled")
+    variant, found = packed_and_measured(build, tmp_path)
+    assert [part["kind"] for part in variant["parts"]] == ["layers", "head", "labels"]
+    for width in (1, 4):
+        assert found[f"labels/parity.T={width}"]["value"]["psnr"] > 40
+        assert found[f"labels/residency.T={width}"]["status"] == "ok"
+    assert found["pass.T=4"]["value"]["agree"] == found["pass.T=4"]["value"]["tokens"]
+    assert found["widths.T=4"]["value"]["programs_apart"].keys() == {part["name"] for part in variant["parts"]}

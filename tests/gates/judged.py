@@ -13,6 +13,7 @@ import tiny
 import torch
 from torch import Tensor
 
+from shardmill.checkpoint.headers import read_tensors
 from shardmill.forms.form import matrices
 from shardmill.gates import measurement, reference, stack
 from shardmill.gates.reference import carried_channels
@@ -42,7 +43,8 @@ def known(source: Path, carried: int = 0, prefix: str = "model.") -> dict[str, T
     witness = reference.Reference(source, tiny.CONTEXT, carried)
     rows = weights(f"model.{witness.second}.weight") if witness.second else None
     looked_up = None if rows is None else rows.__getitem__
-    return witness.run(text(source), lambda ids: table[ids], [table], weights, looked_up)
+    head = weights("lm_head.weight") if "lm_head.weight" in read_tensors(source) else table
+    return witness.run(text(source), lambda ids: table[ids], [head], weights, looked_up)
 
 
 @cache
@@ -55,7 +57,7 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
     stored, states = PackageWeights(program, piece), dict(known(build.source, carried_channels(build.plan)))
-    if piece.kind != "head":
+    if piece.blueprint.kind != "head":
         rows = {"rows": states["rows"][:POSITIONS]} if "rows" in states else {}
         states = rows | {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
     return judge(name, measurements(program, piece, build.plan, states, build.source, stored, in_int8(piece)))

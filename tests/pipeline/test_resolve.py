@@ -148,6 +148,7 @@ def test_of_a_repository_only_config_json_is_fetched_and_only_once(
     ("model_type", "changes"),
     [
         ("llama", {"program": {"shapes": "fixed", "contexts": [32]}}),
+        ("llama", {"program": {"labels": ["None", " return"]}}),
         ("gemma3_text", {}),
         ("granitemoe", {}),
         ("granitemoe", {"experts": "routed"}),

@@ -42,6 +42,7 @@ LAYERS: dict[str, Any] = manifest()["parts"][0] | {
         "attn_mask_sliding": [1, 1, "T", 256],
     },
 }
+LABELS: dict[str, Any] = manifest()["parts"][0] | {"kind": "labels", "start": 0, "end": 16, "tokens": [5, 3]}
 WINDOWS = {"recurrent_read_mask": [1, 22, 32, "T"]}
 RECURRENT = LAYERS | {"inputs": {name: shape for name, shape in LAYERS["inputs"].items() if name == "x"} | WINDOWS}
 AROUND = {"before": "<|user|>", "after": "<|end|>"}
@@ -99,6 +100,13 @@ WRONG: dict[str, Any] = {
     "experts that no layers go before": manifest(
         parts=[manifest()["parts"][0] | {"kind": "experts", "inputs": {"weights": [1, 4, "T", 1]}}]
     ),
+    "labels without tokens": manifest(parts=[{key: LABELS[key] for key in LABELS if key != "tokens"}]),
+    "labels of no token": manifest(parts=[LABELS | {"tokens": []}]),
+    "two labels of one token": manifest(parts=[LABELS | {"tokens": [5, 5]}]),
+    "a label outside of the vocabulary": manifest(parts=[LABELS | {"tokens": [manifest()["vocab"]]}]),
+    "more labels than rows": manifest(parts=[LABELS | {"tokens": [*range(17)]}]),
+    "labels twice": manifest(parts=[LABELS, LABELS]),
+    "labels that take no hidden state": manifest(parts=[LABELS | {"inputs": {}}]),
     "an embedding without a path": manifest(embedding={"sha256": "1" * 64}),
     "a program that is a text": manifest(parts=[manifest()["parts"][0] | {"program": "head_0.mlmodelc"}]),
     "a file outside of the build, by an absolute path": manifest(tokenizer={"path": "/etc/hostname"}),
@@ -150,7 +158,7 @@ def test_it_names_the_spelling_of_silu_that_is_not_the_native_one(built: tiny.Bu
     assert runtime_manifest(tanh, packages, {})["silu"] == "tanh"
 
 
-@pytest.mark.parametrize("parts", [manifest()["parts"], [LAYERS]])
+@pytest.mark.parametrize("parts", [manifest()["parts"], [LAYERS], [LABELS]])
 def test_a_sound_one_is_read(tmp_path: Path, parts: list[Any]) -> None:
     write(tmp_path, manifest(parts=parts))
     assert read_manifest(tmp_path) == read_manifest(tmp_path, COMPLETE) == manifest(parts=parts)
@@ -185,8 +193,8 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     plan |= {"drafter": {"kind": "eagle3"}, "adapters": 16}
     part: dict[str, Any] = {key: {} for key in PART} | {"kind": "experts", "functions": {"1": "a"}}
     part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}, "lent": ["k_1"]}
-    parts = [part | {"name": "e"}]
-    made = runtime_manifest(plan | {"parts": parts}, {"e": {"bundles": {}}}, {"form": "int8"})
+    parts = [part | {"name": "e"}, part | {"name": "l", "kind": "labels", "tokens": [1]}]
+    made = runtime_manifest(plan | {"parts": parts}, {"e": {"bundles": {}}, "l": {}}, {"form": "int8"})
     assert made["uses"] == [name for name in FEATURES if name not in ("causal", "dense")]  # which encoders alone have
     del plan["drafter"]
     encoder = dict.fromkeys(("task", "labels", "band", "reach", "pooling")) | {"buckets": [64]}

@@ -18,7 +18,7 @@ from shardmill.gates import thresholds
 from shardmill.pipeline.steps.parity import hint, host_side, parity_verdict
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
-from shardmill.runtime.manifest import without_drafter
+from shardmill.runtime.manifest import own_chain
 
 if TYPE_CHECKING:
     from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
@@ -43,11 +43,11 @@ def task(
     The last of the parts is the embedding. The recipe's forms of most weights decide the stack's limits; if there was a
     search, its estimate does. The packages' weights are read; the bundles run.
     """
-    plan = without_drafter(read_json(summary))
+    plan = own_chain(read_json(summary))
     search = read_json(chosen[0].path) if chosen else None
     *pieces, embedding = [plans.load_part(part) for part in parts]
-    pieces = [piece for piece in pieces if not piece.drafter]
-    packages, bundles = packages[: len(pieces)], bundles[: len(pieces)]  # the drafter's come last
+    pieces = [piece for piece in pieces if not piece.is_apart]
+    packages, bundles = packages[: len(pieces)], bundles[: len(pieces)]  # parts that a pass leaves out come last
     told = hint(pieces, reshape)
     judged = _judged(pieces, recipes.read_recipe(read_json(recipe.path), recipe.path.name), search)
 

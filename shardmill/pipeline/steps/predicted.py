@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill.files import read_json, write_json
-from shardmill.models.interface import DRAFT_PARTS
+from shardmill.models.interface import APART
 from shardmill.pipeline.steps.parity import host_side
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
-from shardmill.runtime.manifest import without_drafter
+from shardmill.runtime.manifest import own_chain
 
 
 def task(
     summary: Path, states: Artifact, bundles: list[Artifact], table: Artifact, precisions: list[str], tools: Tools
 ) -> Task:
     """Describe {"tokens": N, "costs": [...]}: the programs' cost in fp16 and in each of the precisions."""
-    plan = without_drafter(read_json(summary))
-    bundles = [bundle for bundle in bundles if bundle.path.stem not in DRAFT_PARTS]
+    plan = own_chain(read_json(summary))
+    bundles = [bundle for bundle in bundles if bundle.path.stem not in APART]
 
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
-from shardmill.checkpoint.tokenizer import read_tokenizer
+from shardmill.checkpoint.tokenizer import label_tokens, read_tokenizer
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import (
@@ -76,7 +76,7 @@ def task(
 
     relevant = {name: settings[name] for name in DECIDING}
     form = {key: settings["program"][key] for key in FORM}
-    form |= {"adapters": adapters} if (adapters := settings["program"].get("adapters")) else {}
+    form |= {key: asked for key in ("adapters", "labels") if (asked := settings["program"].get(key))}
     relevant |= {"program": form} if form != FORM else {}
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
     known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}
@@ -114,7 +114,10 @@ def split(
     _refuse_foreign(model, tensors)
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     _check_fixed(model, tensors, source)
-    drafts = plan.draft_parts(settings, model, tensors | of_drafter, drafter)
+    labels = label_tokens(source / "tokenizer.json", named) if (named := settings.program.labels) else ()
+    if labels and max(labels) >= architecture.vocab:
+        raise ConfigError(f"program.labels: the LM head has {architecture.vocab} rows, no row for token {max(labels)}")
+    drafts = plan.draft_parts(settings, model, tensors | of_drafter, drafter, labels)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
     head = name_under(model.prefix, HEAD)
     copy = {head: tensors[head]} if architecture.tied and head in model.ignored and head in tensors else {}
@@ -122,7 +125,7 @@ def split(
     if copy:
         check_tied(scan.tensors, head, model.prefix + EMBEDDING)
     parts = plan.with_hashes(drafts, scan.tensors)
-    chain = [part for part in parts if not part.drafter]
+    chain = [part for part in parts if not part.is_apart]
     host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(chain, files)}
     derived = {
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,

@@ -3,7 +3,7 @@ import Foundation
 /// Features that this version knows, as `uses` of model.json names them.
 private let features: Set = [
     "contexts", "functions", "bundles", "written", "experts", "rings", "conv", "recurrent", "recurrent-blocks",
-    "per-layer", "drafter", "int8-table", "adapters", "lent",
+    "per-layer", "drafter", "int8-table", "adapters", "lent", "labels",
 ]
 
 /// model.json of a decoder's build, format 2. docs/model-json.md in the repository explains every key.
@@ -128,7 +128,8 @@ public struct Manifest: Sendable {
         adapterRank = raw.adapters
         embedding = try Self.inside(folder, raw.embedding.path)
         tokenizer = try Self.inside(folder, raw.tokenizer.path)
-        parts = try raw.parts.filter { $0.drafter != true }.map { try Part($0, folder: folder) }
+        let passing = raw.parts.filter { $0.drafter != true && $0.kind != "labels" }  // a pass runs the whole head
+        parts = try passing.map { try Part($0, folder: folder) }
         drafter = try DraftHead(raw, folder: folder)
         packages = try (raw.packages ?? [:]).mapValues { try Self.inside(folder, $0.path) }
         chat = raw.chat

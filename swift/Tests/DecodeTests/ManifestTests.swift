@@ -100,6 +100,18 @@ func everyKey() throws {
     )
 }
 
+@Test("a program with the labels' rows of the LM head is left out of a pass")
+func labels() throws {
+    var content = full()
+    var own = part("labels", "labels", 16, ["hidden": rows(32)])
+    (own["tokens"], own["drafter"]) = ([5, 3], nil)
+    content["parts"] = (content["parts"] as? [Any] ?? []) + [own]
+    content["uses"] = ["conv", "rings", "labels"]
+    let build = try ToyBuild { $0 = content }
+    let manifest = try Manifest(folder: build.folder)
+    #expect(manifest.parts.map(\.kind) == [.layers, .head] && manifest.headRows == 32)
+}
+
 @Test("a build that this version can't run is refused by the name of what it has")
 func refusedByName() throws {
     let refused: [(place: [String], value: Any, named: String)] = [

@@ -152,6 +152,16 @@ def test_a_config_that_does_not_fit_the_model_is_refused(
         split(checkpoint, **change)
 
 
+def test_a_label_whose_token_has_no_row_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """A tokenizer may have more tokens than its model's LM head."""
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "copy")
+    tokenizer = tiny.train_tokenizer()
+    tokenizer.add_tokens(["<|yes|>"])
+    tokenizer.save(str(copy / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"program\.labels: the LM head has 256 rows, no row for token 256"):
+        split(copy, program={"labels": ["None", "<|yes|>"]})
+
+
 def test_long_factors_are_announced(checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     split(checkpoint)
     assert "long factors" not in caplog.text
@@ -228,6 +238,7 @@ def test_the_step_writes_plan_parts_and_receipt(checkpoint: Path, tmp_path: Path
         ({"shapes": "fixed"}, False),
         ({"silu": "tanh"}, False),
         ({"state": "host"}, False),
+        ({"labels": [" return"]}, False),
     ],
 )
 def test_the_form_of_programs_is_planned_anew_and_how_they_are_loaded_is_not(
