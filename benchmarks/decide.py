@@ -4,7 +4,8 @@
 
 Every text stands after one instruction, which the session keeps, as a moderator's or a router's requests do. The texts
 are pieces of `--file`, by default of Python's json module. "written" generates as many tokens as the longest label has.
-Joules are printed where the system shows them.
+If the build's config has `program.labels`, these are decided too, by the whole head and "by labels' rows" of it. "MB
+read" are megabytes of the weights that passes read. Joules are printed where the system shows them.
 """
 
 from __future__ import annotations
@@ -12,13 +13,18 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from shardmill.bench.energy import start_meter
 from shardmill.decode import LabelScores, Session, run, score_labels
+from shardmill.device.kit import weights_bytes
 from shardmill.machine import machine
+from shardmill.runtime.manifest import label_tokens, read_manifest
 from shardmill.serve.decide import split_labels
 from shardmill.serve.engine_worker import DecideWork
 from shardmill.serve.model import Model, load_model
@@ -32,11 +38,29 @@ LABELS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What some texts took: seconds, joules if the system shows them, and engine calls."""
+    """What some texts took: seconds, joules if the system shows them, engine calls, and bytes of weights read."""
 
     seconds: float
     joules: float | None
     passes: int
+    read: int
+
+
+class Reads:
+    """The bytes of the weights that an engine's calls have read so far."""
+
+    def __init__(self, build: Path, engine: Any) -> None:
+        """Count the calls of an engine from now on. A call that needs no logits is taken to run all layers."""
+        manifest, self.kinds = read_manifest(build), Counter[str]()
+        for part in manifest["parts"]:
+            self.kinds[part["kind"]] += weights_bytes(build / manifest["packages"][part["name"]]["path"])
+        self.total, ends = 0, {"write": "none", "forward": "head", "forward_labels": "labels"}
+        for name, end in ends.items():
+            setattr(engine, name, partial(self._call, getattr(engine, name), end))
+
+    def _call(self, call: Callable[..., Any], end: str, *given: Any) -> Any:
+        self.total += self.kinds["layers"] + self.kinds[end]
+        return call(*given)
 
 
 def pieces(model: Model, file: Path, count: int, length: int, instruction: int) -> list[str]:
@@ -49,14 +73,15 @@ def pieces(model: Model, file: Path, count: int, length: int, instruction: int) 
     return [f"{first}{model.decode(tokens[at : at + length])}\nAnswer: " for at in starts]
 
 
-def measured(work: Sequence[DecideWork], answer: Callable[[DecideWork], int]) -> Row:
+def measured(work: Sequence[DecideWork], answer: Callable[[DecideWork], int], reads: Reads) -> Row:
     """Return what answers take after the first one, which fills the cache; `answer` returns an answer's passes."""
     with start_meter() as meter:
         answer(work[0])
-        joules, start = meter.joules() if meter.joules else 0.0, time.perf_counter()
+        joules, before, start = meter.joules() if meter.joules else 0.0, reads.total, time.perf_counter()
         passes = sum(answer(one) for one in work[1:])
         seconds = time.perf_counter() - start
-        return Row(seconds, meter.joules() - joules if meter.joules else None, passes)
+        read = reads.total - before
+        return Row(seconds, meter.joules() - joules if meter.joules else None, passes, read)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -69,10 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--instruction", type=int, default=200, help="tokens before each text")
     args = parser.parse_args(arguments)
     model = load_model(args.build, None, "fp32")
-    session = Session(model.engine)
+    session, reads = Session(model.engine), Reads(args.build, model.engine)
 
-    def decide(work: DecideWork) -> int:
-        *_, last = score_labels(session, work.prompt, work.labels)
+    def decide(work: DecideWork, logprobs: bool = True) -> int:
+        *_, last = score_labels(session, work.prompt, work.labels, logprobs=logprobs)
         assert isinstance(last, LabelScores)
         return last.passes
 
@@ -82,15 +107,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     texts = pieces(model, args.file, args.texts + 1, args.length, args.instruction)
     print(json.dumps(machine()))
-    print("| labels | tokens of the longest | | decisions a second | passes each | joules each |")
-    print("|---|---|---|---|---|---|")
-    for name, labels in LABELS.items():
+    print("| labels | tokens of the longest | | decisions a second | passes each | MB read each | joules each |")
+    print("|---|---|---|---|---|---|---|")
+    own = tuple(model.decode([token]) for token in label_tokens(read_manifest(args.build)))
+    for name, labels in (LABELS | ({"the build's labels": own} if own else {})).items():
         work = [split_labels(model, text, labels, special=True, most=model.engine.slots) for text in texts]
         longest = max(len(label) for one in work for label in one.labels)
-        for how, answer in {"decided": decide, "written": write}.items():
-            row = measured(work, answer)
+        ways = {"decided": decide, "written": write}
+        ways |= {"decided by labels' rows": partial(decide, logprobs=False)} if labels == own else {}
+        for how, answer in ways.items():
+            row = measured(work, answer, reads)
             joules = "not shown" if row.joules is None else f"{row.joules / args.texts:.2f}"
-            figures = f"{args.texts / row.seconds:.1f} | {row.passes / args.texts:.1f} | {joules}"
+            figures = f"{args.texts / row.seconds:.1f} | {row.passes / args.texts:.1f}"
+            figures += f" | {row.read / args.texts / 1e6:.2f} | {joules}"
             print(f"| {name} | {longest} | {how} | {figures} |", flush=True)
 
 

@@ -46,9 +46,10 @@ class LabelScores:
     """How likely labels are after a prompt.
 
     Attributes:
-        logprobs: the log-probability of each label's tokens.
+        logprobs: the log-probability of each label's tokens; empty if nobody needs it.
         exclusive: the log-probability of writing each label and no longer label that begins with its tokens. It differs
-            from `logprobs` only if there is such a label, and may be -inf.
+            from the label's log-probability only if there is such a label, and may be -inf. If nobody needs
+            log-probabilities, all may be off by the same amount.
         prompt_tokens: length of the prompt.
         reused_tokens: prompt tokens that were reused from earlier requests.
         passes: engine calls for the prompt and the labels.
@@ -62,7 +63,7 @@ class LabelScores:
 
 
 def score_labels(
-    session: Session, prompt: Sequence[int], labels: Sequence[Label]
+    session: Session, prompt: Sequence[int], labels: Sequence[Label], *, logprobs: bool = True
 ) -> Generator[PrefillEvent | LabelScores, None, None]:
     """Yield a `PrefillEvent` after each pass, where the caller may stop, and then the `LabelScores`.
 
@@ -70,6 +71,8 @@ def score_labels(
         session: the engine's slots; a prefix of the prompt that they hold is not run again.
         prompt: the tokens before the labels.
         labels: the labels, all different, with at least one token each.
+        logprobs: False for probabilities among the labels alone. Labels that are tokens of the engine's `labels` then
+            need no logits of other tokens.
 
     Raises:
         DecodeError: labels are empty or equal, or the prompt is empty or does not fit into the context with a label.
@@ -84,9 +87,14 @@ def score_labels(
     if not all(0 <= token < session.engine.vocab for label in labels for token in label):
         raise DecodeError(f"a label holds a token outside the vocabulary of {session.engine.vocab}")
     logs: Logs = {}
-    for prefill in session.prefill_passes(prompt):
+    known = {token: row for row, token in enumerate(getattr(session.engine, "labels", ()))}
+    few = not logprobs and {*wanted} == {()} and wanted[()] <= known.keys()
+    for prefill in session.prefill_passes(prompt, labels=few):
         yield PrefillEvent(prefill.held, len(prompt))
-    _note(logs, wanted, (), prefill.row)
+    if few:
+        logs[()] = {token: float(prefill.row[known[token]]) for token in wanted[()]}
+    else:
+        _note(logs, wanted, (), prefill.row)
     passes, paths = prefill.passes, sorted(wanted)
     for path in (one for one, after in pairwise([*paths, ()]) if one and after[: len(one)] != one):  # the whole paths
         text = [*prompt, *path]
@@ -104,7 +112,7 @@ def score_labels(
             yield PrefillEvent(len(prompt), len(prompt))
     found = {label: sum(logs[label[:i]][token] for i, token in enumerate(label)) for label in labels}
     yield LabelScores(
-        tuple(found.values()),
+        tuple(found.values()) if logprobs else (),
         tuple(_exclusive(label, found) for label in labels),
         len(prompt),
         prefill.reused,

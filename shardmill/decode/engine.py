@@ -42,6 +42,8 @@ class Engine(Protocol):
     - `pads`: True if wider calls may have fewer tokens than a width, and must have only tokens that are kept.
     - `fit`: called with the number of slots that a text needs from now on; the engine may forget the others.
     - `renew`: called after a result that is not finite; the engine makes its states anew, since no mask hides NaN.
+    - `labels` and `forward_labels`: some tokens, and the same as `forward` with only their logits, in their order:
+      [T, labels].
     - `copy_bytes`, `copy_out`, `copy_in`, `drop_copies`, `save_copies`, `load_copies`: see `Copying`.
     - `adapt`: called with the name of an adapter to compute with from now on, or with None for the bare model. It
       returns a text that tells these weights from others; the text is empty for the bare model.

@@ -48,7 +48,8 @@ class Prefill:
     """The progress of a prompt into the slots.
 
     Attributes:
-        row: logits [V] after the prompt's last token; [0] before that token has run.
+        row: logits [V] after the prompt's last token, or [labels] of the engine's labels alone; [0] before that token
+            has run.
         held: the prompt's tokens in the slots.
         reused: how many of these tokens were reused from earlier requests.
         passes: number of engine calls so far.
@@ -176,20 +177,24 @@ class Session:
         *_, last = self.prefill_passes(prompt)
         return last
 
-    def prefill_passes(self, prompt: Sequence[int], *, private: bool = False) -> Iterator[Prefill]:
+    def prefill_passes(
+        self, prompt: Sequence[int], *, private: bool = False, labels: bool = False
+    ) -> Iterator[Prefill]:
         """Run `prefill` pass by pass, for a checked prompt. If the caller stops, finished passes stay committed.
 
         Args:
             prompt: the prompt.
             private: True if no copy of this text may be kept for later ones.
+            labels: True for the logits of the engine's labels alone.
         """
+        call = getattr(self._engine, "forward_labels", None) if labels else None
         reused, branch = self._resume(prompt)
         self._private, done, passes = private, reused, 0
         while done < len(prompt):
             count, width = self._prompt_pass((branch if done < branch else len(prompt)) - done)
             tokens = prompt[done : done + count]
             done += count
-            row = self._rows(tokens, width)[-1] if done == len(prompt) else self._write(tokens, width)
+            row = self._rows(tokens, width, call)[-1] if done == len(prompt) else self._write(tokens, width)
             self.commit(count)
             passes += 1
             if self._prefixes and self._prefixes.whole and done in (branch, len(prompt)):
@@ -291,8 +296,8 @@ class Session:
         width = max(fitting, key=lambda w: (min(w, most) / (_PASS + w), w))
         return min(width, most), width
 
-    def _rows(self, tokens: Sequence[int], width: int) -> Logits:
-        rows: Logits = self._forward(self._padded(tokens, width), len(self._tokens))[: len(tokens)]
+    def _rows(self, tokens: Sequence[int], width: int, call: Callable[..., Any] | None = None) -> Logits:
+        rows: Logits = self._forward(self._padded(tokens, width), len(self._tokens), call)[: len(tokens)]
         self._fed = list(tokens)
         return self._finite(rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -36,6 +36,7 @@ class DecideRequest(Strict):
     messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
     labels: Annotated[list[Text], Field(min_length=1, max_length=MOST_LABELS)]
+    logprobs: bool = True
 
     @model_validator(mode="after")
     def _is_about_one_thing(self) -> DecideRequest:
@@ -116,9 +117,10 @@ def decided(
 
 def _decision(labels: Sequence[str], scores: LabelScores, calibration: LabelCalibration | None) -> dict[str, Any]:
     probabilities = label_probabilities(scores, labels, calibration)
-    rows: list[Mapping[str, Any]] = [
-        {"label": label, "probability": float(probability), "logprob": max(logprob, LEAST)}
-        for label, probability, logprob in zip(labels, probabilities, scores.logprobs, strict=True)
+    logprobs = [{"logprob": max(logprob, LEAST)} for logprob in scores.logprobs] or [{}] * len(labels)
+    rows: list[dict[str, Any]] = [
+        {"label": label, "probability": float(probability), **logprob}
+        for label, probability, logprob in zip(labels, probabilities, logprobs, strict=True)
     ]
     rows.sort(key=lambda row: -row["probability"])
     return {"label": rows[0]["label"], "labels": rows}

@@ -67,6 +67,7 @@ class DecideWork:
 
     prompt: tuple[int, ...]
     labels: tuple[tuple[int, ...], ...]
+    logprobs: bool = True
     adapter: str | None = None
 
 
@@ -351,7 +352,7 @@ class Worker:
         """Yield the events of a request, pass by pass, and its result."""
         self._session.use_adapter(work.adapter)
         if isinstance(work, DecideWork):
-            yield from score_labels(self._session, work.prompt, work.labels)
+            yield from score_labels(self._session, work.prompt, work.labels, logprobs=work.logprobs)
             return
         drafter, policy = self._helpers_for(work.drafter)
         yield from generate(

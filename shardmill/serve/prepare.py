@@ -220,16 +220,16 @@ def prepare_decisions(request: DecideRequest, model: Model, settings: Settings) 
     """
     adapter = check_model_name(request.model, model.name, model.adapters())
     most = min(model.engine.slots, settings.limits.prompt_tokens or model.engine.slots)
+    found: list[DecideWork] = []
     if request.messages is not None:
         text = _chat_text(request.as_chat(), model)
         if model.thoughts is not None and model.thoughts.opened_by(text):
             why = "the chat template opens a thought, in which a label is no answer"
             raise invalid(f"{why}: turn thinking off by chat_template_kwargs, or send a text as input", "messages")
-        return [replace(split_labels(model, text, request.labels, special=False, most=most), adapter=adapter)]
-    found: list[DecideWork] = []
+        found.append(split_labels(model, text, request.labels, special=False, most=most))
     for i, text in enumerate(request.texts):
         try:
             found.append(split_labels(model, text, request.labels, special=True, most=most))
         except ApiError as error:
             raise (error if isinstance(request.input, str) else place_of(error, i)) from error
-    return [replace(work, adapter=adapter) for work in found]
+    return [replace(work, adapter=adapter, logprobs=request.logprobs) for work in found]

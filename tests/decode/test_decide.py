@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from shardmill.decode import DecodeError, LabelCalibration, LabelScores, Session, label_probabilities, score_labels
+from shardmill.decode import (
+    DecodeError,
+    LabelCalibration,
+    LabelScores,
+    NotFiniteError,
+    Session,
+    label_probabilities,
+    score_labels,
+)
 from shardmill.decode.decide import Label
 
 from .scripted import ScriptedEngine
@@ -18,10 +28,30 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2]
 LABELS: list[Label] = [(7,), (8, 9), (8, 9, 1, 2, 3, 4, 5, 6), (8, 9, 1, 7), (10, 11, 12), (10, 11, 13), (8,)]
 
 
-def scores(session: Session, prompt: Sequence[int], labels: Sequence[Label]) -> LabelScores:
-    *_, last = score_labels(session, prompt, labels)
+def scores(session: Session, prompt: Sequence[int], labels: Sequence[Label], *, logprobs: bool = True) -> LabelScores:
+    *_, last = score_labels(session, prompt, labels, logprobs=logprobs)
     assert isinstance(last, LabelScores)
     return last
+
+
+class Restricted(ScriptedEngine):
+    """An engine that also gives the logits of a few tokens alone; `few` has a flag for each call."""
+
+    labels = (9, 2, 30, 7)
+
+    def __init__(self, **settings: Any) -> None:
+        self.few: list[bool] = []
+        super().__init__(**settings)
+
+    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
+        self.few.append(False)
+        return super().forward(tokens, slots, positions)
+
+    def forward_labels(
+        self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]
+    ) -> NDArray[np.float32]:
+        self.few.append(True)
+        return super().forward(tokens, slots, positions)[:, list(self.labels)]
 
 
 def alone(text: Sequence[int], token: int) -> float:
@@ -57,6 +87,45 @@ def test_a_label_that_others_continue_has_what_they_leave() -> None:
     assert all(left[label] == pytest.approx(p[label]) for label in LABELS if label not in ((8,), (8, 9)))
     every = [(token,) for token in range(50)]
     assert math.fsum(np.exp(scores(Session(ScriptedEngine()), PROMPT, every).exclusive)) == pytest.approx(1)
+
+
+def test_labels_that_an_engine_gives_alone_have_the_same_probabilities() -> None:
+    """The last pass of the prompt alone gives no other logits; what ran before, and what comes after, is the same."""
+    engine, names = Restricted(widths=(1, 4)), ["seven", "nine", "thirty"]
+    session, labels = Session(engine), [(7,), (9,), (30,)]
+    for calibration in (None, LabelCalibration(1.7, {"nine": -0.5})):
+        plain = scores(Session(Restricted()), PROMPT, labels)
+        found = scores(session, PROMPT, labels, logprobs=False)
+        expected = label_probabilities(plain, names, calibration)
+        assert label_probabilities(found, names, calibration) == pytest.approx(expected, abs=1e-12)
+        assert found.logprobs == () and len(plain.logprobs) == 3
+    assert engine.few == [False, True, True]  # both passes of the prompt, and then its last token again
+    again = scores(session, [*PROMPT, 7, 1, 2], LABELS)
+    assert again.logprobs == pytest.approx([whole([*PROMPT, 7, 1, 2], label) for label in LABELS], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("labels", "logprobs"),
+    [([(7,), (9,)], True), ([(7,), (8,)], False), ([(7,), (9, 2)], False), ([(7,), (7, 9)], False)],
+)
+def test_other_labels_take_the_whole_head(labels: list[Label], logprobs: bool) -> None:
+    """A label that the engine does not give alone, one of several tokens, and log-probabilities."""
+    engine = Restricted()
+    found = scores(Session(engine), PROMPT, labels, logprobs=logprobs)
+    expected = scores(Session(ScriptedEngine()), PROMPT, labels)
+    assert found.exclusive == expected.exclusive and found.logprobs == (expected.logprobs if logprobs else ())
+    assert not any(engine.few)
+
+
+def test_a_logit_of_a_label_that_is_not_finite_is_an_error() -> None:
+    class Broken(Restricted):
+        def forward_labels(self, *given: Any) -> NDArray[np.float32]:
+            return super().forward_labels(*given) * np.float32(np.nan)
+
+    session = Session(Broken())
+    with pytest.raises(NotFiniteError):
+        scores(session, PROMPT, [(7,), (9,)], logprobs=False)
+    assert not session.tokens
 
 
 def test_a_prompt_runs_once_for_all_labels() -> None:

@@ -118,10 +118,13 @@ def test_adapters_cost_what_the_programs_inputs_take(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("project")
 def test_a_pass_reads_no_rows_of_labels() -> None:
     """Their program is planned beside the passes, within the limits of its few rows."""
-    bare, found = (preview(config.parse(content(program={"labels": words}))) for words in ([], ["None", " return"]))
+    form = {"shapes": "fixed", "contexts": [32]}
+    bare, found = (
+        preview(config.parse(content(program=form | {"labels": words}))) for words in ([], ["None", " return"])
+    )
     (own,) = (program for program in found.programs if program.name == "labels")
     assert (own.kind, own.end, own.parameters) == ("labels", 16, 17 * tiny.HIDDEN)
-    same = ("bytes_per_token", "bits_per_weight", "bytes_by_form", "state_bytes")
+    same = ("bytes_per_token", "bits_per_weight", "bytes_by_form", "state_bytes", "lengths")
     assert all(getattr(found, name) == getattr(bare, name) for name in same)
     assert found.weight_bytes == bare.weight_bytes + own.weight_bytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from .running import Running, running
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 PROMPT, COUNT = "def loads(s, *, cls=None", 10
+LABELS = [" not", "None", " return"]
 
 
 @pytest.fixture(scope="module")
 def build() -> Path:
-    return once("adapters-served", lambda folder: adapters.build(folder, "phi3"))
+    return once("adapters-served", lambda folder: adapters.build(folder, "phi3", adapters.FIXED | {"labels": LABELS}))
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,20 @@ def test_two_adapters_and_the_bare_model_answer_in_turns(up: Running, told: dict
     for name in (*told, *reversed(told), "tiny:first", "tiny:first", "tiny"):
         wanted = told[name][: told[name].index(0)] if 0 in told[name] else told[name]
         assert said(up, name) == tokenizer.decode(wanted)
+
+
+def test_an_adapter_decides_alike_by_either_head(up: Running, told: dict[str, list[int]]) -> None:
+    """In turns with others, over a beginning that all texts share and each adapter keeps."""
+    texts, found = [PROMPT, f"{PROMPT}, object_hook", f"{PROMPT}):"], {}
+    for name in (*told, *told):
+        for logprobs in (False, True):
+            body = {"model": name, "input": texts, "labels": LABELS, "logprobs": logprobs}
+            status, answer = up.post(body, "/v1/decide")
+            assert status == 200, answer
+            rows = [{one["label"]: one["probability"] for one in row["labels"]} for row in answer["data"]]
+            for row, other in zip(rows, found.setdefault(name, rows), strict=True):
+                assert row == pytest.approx(other, abs=1e-5)
+    assert len({json.dumps(rows) for rows in found.values()}) == len(told)
 
 
 def test_models_lists_adapters_beside_their_base(up: Running, told: dict[str, list[int]]) -> None:

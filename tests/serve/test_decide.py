@@ -23,6 +23,8 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import LabelCalibration
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
+from shardmill.runtime.engine import Engine
+from shardmill.runtime.manifest import in_place
 from shardmill.serve.model import Limits, Model, Settings, read_decide_calibration
 
 from .fake import NAME, Speaker, fake_model, template
@@ -31,6 +33,7 @@ from .test_drawn_requests import TEXT, VALUE
 
 PATH = "/v1/decide"
 TEXTS = ["def decode(self, s", "    if not isinstance(", 'raise JSONDecodeError("Expecting value']
+FEW = [" return", " not", "None"]  # each a single token
 LABELS = [" yes", " no", "return", "return None", ", err)", "\n", "()"]
 
 
@@ -125,6 +128,60 @@ def test_log_probabilities_agree_with_completions(decider: Model) -> None:
     assert logprobs(row)[choice.text] == pytest.approx(sum(choice.logprobs.token_logprobs), abs=1e-4)
 
 
+@pytest.fixture
+def restricted(decider: Model, built: tiny.Build, tmp_path: Path) -> tuple[Model, list[int]]:
+    """The same model with a program for some labels, and how many tokens each of its passes had."""
+    parts, plan = tiny.split(built.source, program={"labels": FEW})
+    own = tiny.convert(parts["labels"], built.source, tmp_path / "labels.mlpackage")
+    engine = Engine(in_place(plan, {**built.packages, "labels": own}, built.table), Path("/"))
+    calls, run = [], engine.forward_labels
+
+    def forward_labels(tokens: Sequence[int], *places: Sequence[int]) -> Any:
+        calls.append(len(tokens))
+        return run(tokens, *places)
+
+    engine.forward_labels = forward_labels  # type: ignore[method-assign]
+    return replace(decider, engine=engine), calls
+
+
+@pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
+def test_labels_with_a_program_of_their_own_have_transformers_probabilities(
+    built: tiny.Build, restricted: tuple[Model, list[int]]
+) -> None:
+    """One pass of each text runs it; what it leaves in the engine is what the whole head leaves."""
+    witness, (model, calls) = tiny.transformers_model(built.source, tiny.dequantised(built)), restricted
+    model = replace(model, calibration=LabelCalibration(2.0, {FEW[0]: 1.0}))
+    with running(model) as server:
+        few = decide(server, input=TEXTS, labels=FEW, logprobs=False)
+        assert len(calls) == len(TEXTS)
+        whole = decide(server, input=TEXTS, labels=FEW)
+        again = decide(server, input=TEXTS, labels=FEW[1:], logprobs=False)
+        assert len(calls) == 2 * len(TEXTS)
+        others = decide(server, input=TEXTS, labels=[*FEW, " of"], logprobs=False)
+        assert len(calls) == 2 * len(TEXTS)
+    for i, text in enumerate(TEXTS):
+        logits = torch.tensor([*expected(witness, model.tokenizer, text, FEW).values()], dtype=torch.float64) / 2
+        logits[0] += 1
+        found, row = probabilities(few["data"][i]), whole["data"][i]
+        assert [found[label] for label in FEW] == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
+        assert found == pytest.approx(probabilities(row), abs=1e-6)
+        assert [one["label"] for one in few["data"][i]["labels"]] == [one["label"] for one in row["labels"]]
+        shares = probabilities(others["data"][i])
+        assert {one: shares[one] / (1 - shares[" of"]) for one in FEW} == pytest.approx(probabilities(row))
+        assert [*probabilities(again["data"][i])] == [one for one in found if one != FEW[0]]
+
+
+def test_an_answer_without_log_probabilities_has_the_same_shares(server: Running) -> None:
+    labels = ["yes", "no", "maybe", "may"]
+    whole = decide(server, input=["is it?", "was it?"], labels=labels)["data"]
+    few = decide(server, input=["is it?", "was it?"], labels=labels, logprobs=False)["data"]
+    assert [{*one} for row in few for one in row["labels"]] == [{"label", "probability"}] * 8
+    assert [*map(probabilities, few)] == [*map(probabilities, whole)]
+    messages = [{"role": "user", "content": "A?"}]
+    (chat,) = decide(server, messages=messages, labels=["a", "b"], logprobs=False)["data"]
+    assert not any("logprob" in one for one in chat["labels"])
+
+
 def test_a_batch_says_what_single_texts_say(server: Running) -> None:
     """In their order, in OpenAI's form of a list; the likeliest label comes first."""
     texts = [f"text {i}: is this {word}?" for i, word in enumerate(["good", "bad", "so"] * 4)]
@@ -204,6 +261,7 @@ def test_a_calibration_has_the_form_of_encoders(tmp_path: Path) -> None:
         ({"input": ["x", "x" * 60], "labels": ["a"]}, "input.1: the prompt has 61 tokens", "input"),
         ({"input": "x", "labels": ["\ud83d"]}, "labels.0: Input should be a valid string", "labels"),
         ({"messages": [{"role": "assistant", "content": "x"}], "labels": ["a"]}, "template refused", "messages"),
+        ({"input": "x", "labels": ["a"], "logprobs": 5}, "logprobs: ", "logprobs"),
         ({"input": "x", "labels": ["a"], "temperature": 2}, "'temperature' is not supported", None),
     ],
     ids=lambda value: str(value)[:30].encode("ascii", "replace").decode() if isinstance(value, dict) else "",
