@@ -53,6 +53,13 @@ def test_a_part_is_the_same_on_three_engines(built: tiny.Build, kind: str) -> No
     assert 0 < max(row["value"] for row in rows) < 1e-5
 
 
+def test_labels_rows_of_the_head_are_the_same_on_three_engines(built: tiny.Build, tmp_path: Path) -> None:
+    parts, plan = tiny.split(built.source, program={"labels": ["None", " return"]})
+    package = tiny.convert(parts["labels"], built.source, tmp_path / "labels.mlpackage")
+    rows = measured(replace(built, parts=parts, plan=plan, packages={"labels": package}), "labels")
+    assert all(row["passed"] for row in rows) and 0 < max(row["value"] for row in rows) < 1e-5
+
+
 def test_wide_passes_fit_the_short_cache(built: tiny.Build, tmp_path: Path) -> None:
     """The witness shortens the cache to its text; a prefill pass of 24 tokens pads the text past its end."""
     parts, plan = tiny.split(built.source, tokens={"max": 24, "verify": 2})
