@@ -234,7 +234,7 @@ def _time_widths(job: MeasurementJob, width: int) -> Measured:
     """
     one, wide = job.variant["recorded"]["1"], job.variant["recorded"][str(width)]
     errors = {}
-    for unit in (unit for unit in job.units.values() if width in unit.program["widths"]):
+    for unit in job.in_pass(width):
         name, carried = unit.part["name"], _carried(unit)
         # A recording for another width differs in the last bits, which would make a difference in fp16.
         stream = np.concatenate([job.array(row[name]["inputs"][carried]) for row in wide], axis=2)
@@ -338,7 +338,7 @@ class Chain:
             kept: False for new arrays in every pass, which only Core ML owns afterwards.
         """
         self.job, self.width, self.kept, self.nonfinite = job, width, kept, 0
-        self.units = [unit for unit in job.units.values() if width in unit.program["widths"]]
+        self.units = job.in_pass(width)
         self.models = {unit.name: job.load_unit(unit) for unit in self.units}
         job.stage(f"passes at T={width}")
         self.states = {unit.name: _state(self.models[unit.name], unit) for unit in self.units}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import encoders
+import heads
 import program_forms
 import pytest
 import routed
@@ -114,3 +115,18 @@ def test_labels_rows_of_the_head_are_measured_and_no_pass_runs_them(tmp_path: Pa
         assert found[f"labels/residency.T={width}"]["status"] == "ok"
     assert found["pass.T=4"]["value"]["agree"] == found["pass.T=4"]["value"]["tokens"]
     assert found["widths.T=4"]["value"]["programs_apart"].keys() == {part["name"] for part in variant["parts"]}
+
+
+def test_a_pass_leaves_a_drafter_out(tmp_path: Path) -> None:
+    """The drafter's programs are loaded, and what a recorded pass would tell says why it was not run."""
+    source, head = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint"), tmp_path / "source"), tmp_path / "head"
+    tiny.fetched(heads.write_head(head), source / "drafter")
+    made = tiny.converted(source, tmp_path, topology="auto", head={"slices": 1}, drafter={"path": str(head)})
+    build = finish(made.plan, made.packages, made.table, source, tmp_path / "drafted")
+    variant, found = packed_and_measured(build, tmp_path)
+    names = [part["name"] for part in variant["parts"]]
+    drafts = [name for name in names if name.startswith("draft_")]
+    assert drafts and found["pass.T=1"]["value"]["programs"] == len(names) - len(drafts)
+    for name in drafts:
+        assert (found[f"{name}/load.warm"]["status"], found[f"{name}/parity.T=1"]["status"]) == ("ok", "not_run")
+    assert not {*drafts} & found["widths.T=4"]["value"]["programs_apart"].keys()
