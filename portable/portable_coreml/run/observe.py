@@ -1,7 +1,8 @@
 """Lets a caller see every result while a program runs: `with trace(observer): model.predict(...)`.
 
 The observer gets (output name, operation type, tensor as held). It applies to predictions made by the thread that
-opened the context. Observed predictions are interpreted, so they are slower, but give the same values.
+opened the context. Observed predictions are interpreted, so they are slower, but give the same values: in fp16 mode
+to the last bit, in fp32 mode up to the order of sums.
 """
 
 from __future__ import annotations

@@ -299,7 +299,10 @@ def _tokens_product(
 
     def call(x: Tensor) -> Tensor:
         tokens = x.reshape(rows).t() if widen is None else widen(x.reshape(rows).t())
-        y = torch.mm(tokens, across) if bias is None else torch.addmm(bias, tokens, across)
+        if bias is None:
+            y = torch.mm(tokens, across)
+        else:  # addmm begins its sums with the bias: other last bits than the interpreter's
+            y = torch.mm(tokens, across).add_(bias) if steady else torch.addmm(bias, tokens, across)
         return y.as_strided(shape, strides)
 
     return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +52,27 @@ def test_a_state_that_is_broken_already_is_named(model: Any) -> None:
     state.write_state("cache_v", np.full((1, 1, 8, 32), np.nan, np.float32))
     found = first_of(model, step_inputs(32, 8, 0, 1, 0), state)
     assert found is not None and (found.kind, found.what) == ("read_state", "NaN")
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 4])
+def test_in_fp16_an_observed_prediction_has_the_bits_of_any_other(
+    tokens: int, build_program: Callable[..., Any]
+) -> None:
+    """The first prediction is interpreted too. A convolution adds its bias to a sum that is complete."""
+    import coremltools as ct
+    from coremltools.converters.mil import Builder as mb
+
+    portable_coreml.install("fp16")
+    draw = np.random.default_rng(0).standard_normal
+    weight, bias = draw((512, 256, 1, 1)).astype(np.float32), 80 * draw(512).astype(np.float32)
+
+    def program(x: Any) -> Any:
+        return mb.conv(x=x, weight=weight, bias=bias, pad_type="valid")
+
+    model = build_program(program, {"x": (1, 256, tokens, 1)}, compute_precision=ct.precision.FLOAT16)
+    for _ in range(20):
+        given = {"x": draw((1, 256, tokens, 1)).astype(np.float32)}
+        (later,) = model.predict(given).values()
+        with trace(lambda *_: None):
+            (observed,) = model.predict(given).values()
+        np.testing.assert_array_equal(observed, later)
