@@ -14,7 +14,7 @@ import pytest
 from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.model import Limits, Settings
 
-from .fake import NAME, Speaker, fake_model
+from .fake import END, NAME, Speaker, fake_model
 from .running import PATIENCE, Running, ask, running, wait_until
 
 CLIENTS = 64
@@ -133,7 +133,7 @@ def test_a_client_that_leaves_during_a_prefill_frees_the_engine() -> None:
 
 def test_a_slow_reader_holds_nobody_up_and_loses_nothing() -> None:
     """Its answer is much longer than all buffers on the way; others are served meanwhile, and it gets all of it."""
-    request = ask(max_tokens=700, logprobs=20, seed=5, temperature=1)
+    request = ask(max_tokens=700, logprobs=20, seed=5, temperature=1, logit_bias={END: -100})
     with running(fake_model(Speaker(slots=1024)), send_buffer=8192) as server:
         slow = open_stream(server, request)
         wait_until(lambda: server.metric('shardmill_tokens_total{kind="generated"}') == 700)
