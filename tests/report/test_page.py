@@ -13,8 +13,10 @@ from evidence import results
 
 from report import sample
 from report.reading import elements, section, words
+from shardmill.models.interface import APART
 from shardmill.report.gates import gate_questions
 from shardmill.report.page import environment, render
+from shardmill.report.read import PartRow
 from shardmill.report.stages import STATES
 
 ALONE = '{% import "macros.html" as show with context %}{% include "SECTION" %}'  # as page.html does it
@@ -68,6 +70,16 @@ def test_that_silu_comes_from_tanh_is_said_where_model_json_says_it(page: str) -
     model = {**sample.build().model, "silu": "tanh"}
     assert "SiLU from tanh" in render(sample.build(model=model))
     assert "SiLU from" not in page
+
+
+def test_weights_that_a_pass_leaves_out_are_not_what_it_reads(page: str) -> None:
+    """The labels' rows of the LM head, and the programs of a drafter."""
+    said, build = re.compile(r"[\d.]+ bits per weight; a pass reads [^;]*;"), sample.build()
+    apart = [PartRow(name, "head", 0, 16, 2, 98400, 2**30, 2**31) for name in APART]
+    plan = {**build.plan, "parts": [*build.plan["parts"], *({"name": name} for name in APART)]}
+    more = render(sample.build(pieces=(*build.pieces, *apart), plan=plan))
+    assert said.findall(more) == said.findall(page) != []
+    assert all(f">{name}<" in more for name in APART)
 
 
 def test_two_renders_are_equal(page: str) -> None:
