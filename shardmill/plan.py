@@ -132,7 +132,7 @@ class Part:
         return self.name in APART
 
     @property
-    def label_tokens(self) -> list[int]:
+    def row_tokens(self) -> list[int]:
         """Return the token of each row of a part of kind "labels"."""
         return [tensor.rows[0] for tensor in self.tensors if tensor.path == "lm_head.weight" and tensor.rows]
 
@@ -402,7 +402,7 @@ def plan_json(
             **({} if p.kind == "embedding" else interface(p.blueprint, p.calls)),
             **part_sizes(p, p.parameters),
             **({"drafter": True} if p.drafter else {}),
-            **({"tokens": p.label_tokens[: len(config.program.labels)]} if p.kind == LABELS else {}),
+            **({"tokens": p.row_tokens[: len(config.program.labels)]} if p.kind == LABELS else {}),
         }
         for p in parts
     ]

@@ -73,9 +73,9 @@ def test_labels_have_the_rows_of_their_tokens_in_their_order(parts: dict[str, pl
     assert tokens != sorted(tokens)
     part, weights = found["labels"], PartWeights(found["labels"], source)
     (row,) = (row for row in content["parts"] if row["kind"] == "labels")
-    assert row["tokens"] == tokens and part.label_tokens == [*tokens * 5, tokens[0]]
+    assert row["tokens"] == tokens and part.row_tokens == [*tokens * 5, tokens[0]]
     table = PartWeights(parts["embedding"], source)["embedding"]
-    assert torch.equal(weights["lm_head.weight"], table[part.label_tokens])
+    assert torch.equal(weights["lm_head.weight"], table[part.row_tokens])
     assert torch.equal(weights["norm.weight"], PartWeights(parts["head_0"], source)["norm.weight"])
     other, _ = tiny.split(source, program={"labels": words[::-1]})
     assert digest(other["labels"].content) != digest(part.content)

@@ -54,7 +54,7 @@ def encode_beginning(tokenizer: Tokenizer, text: str) -> list[int]:
 LINE = "\n"  # a text that labels follow: tokenizers join no letter with the end of a line
 
 
-def label_tokens(file: Path, labels: Sequence[str]) -> list[int]:
+def single_tokens(file: Path, labels: Sequence[str]) -> list[int]:
     """Return the token of each label of a config's `program.labels`, as it continues a text.
 
     Labels are read after a text, because some tokenizers put a space before the beginning of a text.
@@ -74,7 +74,7 @@ def label_tokens(file: Path, labels: Sequence[str]) -> list[int]:
         ids = whole[len(before) :] if whole[: len(before)] == before else whole
         if len(ids) != 1 or ids == whole:
             pieces = [tokenizer.decode([token]) for token in ids]
-            raise ConfigError(f"program.labels: {label!r} is {pieces} after a line, not one token; leave it out")
+            raise ConfigError(f"program.labels: {label!r} is {pieces} after a line, no token of its own; leave it out")
         if ids[0] in found:
             raise ConfigError(f"program.labels: {label!r} has the token of {found[ids[0]]!r}; leave one out")
         found[ids[0]] = label

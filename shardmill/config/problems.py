@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shardmill import files
 from shardmill.checkpoint.peft import read_lora
-from shardmill.checkpoint.tokenizer import label_tokens
+from shardmill.checkpoint.tokenizer import single_tokens
 from shardmill.config.model import GIVEN, NAMED, Budget, Config, Head, Program, Search, Source, Tokens
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
@@ -236,7 +236,7 @@ def _labels_problems(config: Config, root: Path) -> list[str]:
         return ["program.labels: codes of a calibration are chosen for the whole LM head; leave one of the two out"]
     try:
         if config.source.path:
-            label_tokens(root / config.source.path / "tokenizer.json", labels)
+            single_tokens(root / config.source.path / "tokenizer.json", labels)
     except (CheckpointError, ConfigError) as error:
         return [str(error)]
     return []

@@ -72,7 +72,7 @@ def part_case(
     """
     hidden, model = known["hidden"], reference.model
     if part.blueprint.kind == "head":
-        tokens = part.label_tokens if part.kind == LABELS else slice(part.start, part.end)
+        tokens = part.row_tokens if part.kind == LABELS else slice(part.start, part.end)
         last, exact = hidden[-1], known["logits"][: hidden.shape[1], tokens]
         rows, head = {"hidden": last.numpy()}, partial(stored.rows, "lm_head.weight")
 

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
-from shardmill.checkpoint.tokenizer import label_tokens, read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer, single_tokens
 from shardmill.decode.text import TextStream
 from shardmill.errors import ConfigError
 from shardmill.pipeline.steps.reference import encode
@@ -134,7 +134,7 @@ def test_a_label_s_token_is_the_one_that_continues_a_text(folder: Path) -> None:
     """Also if the tokenizer puts a space before a text, which makes other tokens of a label that stands alone."""
     tokenizer = AutoTokenizer.from_pretrained(folder, add_bos_token=False)
     labels = [" cat", "cat", "on"] if "Ġcat" in tokenizer.get_vocab() else ["t", " s", "th"]
-    found = label_tokens(folder / "tokenizer.json", labels)
+    found = single_tokens(folder / "tokenizer.json", labels)
     for text in ("on\n", "at: the cat\n\n"):
         before = tokenizer(text, add_special_tokens=False).input_ids
         for label, token in zip(labels, found, strict=True):
@@ -144,8 +144,8 @@ def test_a_label_s_token_is_the_one_that_continues_a_text(folder: Path) -> None:
 def test_a_label_of_several_tokens_or_of_another_s_token_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     byte_level().save(str(file))
-    with pytest.raises(ConfigError, match=r"program\.labels: 'xz' is \['x', 'z'\] after a line, not one token"):
-        label_tokens(file, ["t", "xz"])
+    with pytest.raises(ConfigError, match=r"program\.labels: 'xz' is \['x', 'z'\] after a line, no token of its own"):
+        single_tokens(file, ["t", "xz"])
     byte_fallback().save(str(file))
     with pytest.raises(ConfigError, match="program.labels: '▁s' has the token of ' s'; leave one out"):
-        label_tokens(file, [" s", "▁s"])
+        single_tokens(file, [" s", "▁s"])

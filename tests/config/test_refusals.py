@@ -86,7 +86,7 @@ def test_labels_keep_their_spaces_and_are_held_against_a_local_tokenizer(tmp_pat
     assert found.parts == ("layers_00_02", "layers_02_04", "head_0", "labels")
     line = refusal(content | {"program": {"labels": [" return", " maybe"]}})
     assert line.startswith("program.labels: ' maybe' is [' ") and line.endswith(
-        " after a line, not one token; leave it out"
+        " after a line, no token of its own; leave it out"
     )
 
 

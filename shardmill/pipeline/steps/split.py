@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
-from shardmill.checkpoint.tokenizer import label_tokens, read_tokenizer
+from shardmill.checkpoint.tokenizer import read_tokenizer, single_tokens
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import (
@@ -114,7 +114,7 @@ def split(
     _refuse_foreign(model, tensors)
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     _check_fixed(model, tensors, source)
-    labels = label_tokens(source / "tokenizer.json", named) if (named := settings.program.labels) else ()
+    labels = single_tokens(source / "tokenizer.json", named) if (named := settings.program.labels) else ()
     if labels and max(labels) >= architecture.vocab:
         raise ConfigError(f"program.labels: the LM head has {architecture.vocab} rows, no row for token {max(labels)}")
     drafts = plan.draft_parts(settings, model, tensors | of_drafter, drafter, labels)
