@@ -11,7 +11,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shardmill.files import flattened
 from shardmill.forms.recipe import called, costliest
-from shardmill.models.interface import APART
 from shardmill.report import wording
 from shardmill.report.gates import gate_questions
 from shardmill.report.points import front_plot, front_steps, judged, measured_points
@@ -111,7 +110,8 @@ def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
 
 def _weighed(build: Build) -> dict[str, Any]:
     """Return the name of the weights' form, and of the weights that a pass reads the bits per weight and the bytes."""
-    programs = [piece for piece in build.pieces if piece.name not in ("embedding", *APART)]
+    apart = {row["name"] for row in build.plan["parts"] if row.get("drafter")}
+    programs = [p for p in build.pieces if p.kind not in ("embedding", "labels") and p.name not in apart]
     read = programs[:1] if build.encodes else programs  # an encoder's pass is one program
     size, count = sum(piece.weight_file or 0 for piece in read), sum(piece.parameters for piece in read)
     return {"called": called(build.settings["convert"]), "bits": 8 * size / count, "bytes": size}

@@ -13,7 +13,6 @@ from evidence import results
 
 from report import sample
 from report.reading import elements, section, words
-from shardmill.models.interface import APART
 from shardmill.report.gates import gate_questions
 from shardmill.report.page import environment, render
 from shardmill.report.read import PartRow
@@ -75,11 +74,11 @@ def test_that_silu_comes_from_tanh_is_said_where_model_json_says_it(page: str) -
 def test_weights_that_a_pass_leaves_out_are_not_what_it_reads(page: str) -> None:
     """The labels' rows of the LM head, and the programs of a drafter."""
     said, build = re.compile(r"[\d.]+ bits per weight; a pass reads [^;]*;"), sample.build()
-    apart = [PartRow(name, "head", 0, 16, 2, 98400, 2**30, 2**31) for name in APART]
-    plan = {**build.plan, "parts": [*build.plan["parts"], *({"name": name} for name in APART)]}
+    apart = [PartRow(kind, kind, 0, 16, 2, 98400, 2**30, 2**31) for kind in ("labels", "fuse")]
+    plan = {**build.plan, "parts": [*build.plan["parts"], {"name": "labels"}, {"name": "fuse", "drafter": True}]}
     more = render(sample.build(pieces=(*build.pieces, *apart), plan=plan))
     assert said.findall(more) == said.findall(page) != []
-    assert all(f">{name}<" in more for name in APART)
+    assert all(f">{piece.name}<" in more for piece in apart)
 
 
 def test_two_renders_are_equal(page: str) -> None:
