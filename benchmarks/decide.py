@@ -34,6 +34,7 @@ LABELS: dict[str, tuple[str, ...]] = {
     "4 labels": ("billing", "delivery", "returns", "something else"),
     "16 labels": tuple(f"category {i}: {word}" for i, word in enumerate(("text", "code", "table", "picture") * 4)),
 }
+OWN = "the build's labels"
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(json.dumps(machine()))
     print("| labels | tokens of the longest | | decisions a second | passes each | MB read each | joules each |")
     print("|---|---|---|---|---|---|---|")
-    own = tuple(model.decode([token]) for token in label_tokens(read_manifest(args.build)))
-    for name, labels in (LABELS | ({"the build's labels": own} if own else {})).items():
-        work = [split_labels(model, text, labels, special=True, most=model.engine.slots) for text in texts]
+    works = {
+        name: [split_labels(model, text, labels, special=True, most=model.engine.slots) for text in texts]
+        for name, labels in LABELS.items()
+    }
+    own = tuple((token,) for token in label_tokens(read_manifest(args.build)))
+    works |= {OWN: [DecideWork(tuple(model.encode(text, special=True)), own) for text in texts]} if own else {}
+    for name, work in works.items():
         longest = max(len(label) for one in work for label in one.labels)
         ways = {"decided": decide, "written": write}
-        ways |= {"decided by labels' rows": partial(decide, logprobs=False)} if labels == own else {}
+        ways |= {"decided by labels' rows": partial(decide, logprobs=False)} if name == OWN else {}
         for how, answer in ways.items():
             row = measured(work, answer, reads)
             joules = "not shown" if row.joules is None else f"{row.joules / args.texts:.2f}"
