@@ -156,7 +156,10 @@ def _with_infinities(content: Any) -> Any:
     if not isinstance(content, dict):
         return content
     if content.keys() == {FLOAT_TAG}:
-        return float(content[FLOAT_TAG])
+        number = str(content[FLOAT_TAG])
+        if number not in ("Infinity", "-Infinity", "NaN"):
+            raise CheckpointError(f"config.json: {FLOAT_TAG} is {number!r}, no number; correct it")
+        return float(number)
     return {key: _with_infinities(value) for key, value in content.items()}
 
 

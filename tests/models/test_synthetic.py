@@ -123,6 +123,12 @@ def test_an_infinity_stays_one_however_it_is_saved(saved: Any, tmp_path: Path) -
     assert load_hf_config(tmp_path / "m").time_step_limit == (0.0, float("inf"))
 
 
+def test_a_number_that_is_spelt_wrongly_is_refused(tmp_path: Path) -> None:
+    config = small_config("granitemoehybrid").to_dict() | {"time_step_limit": [0.0, {"__float__": "endless"}]}
+    with pytest.raises(CheckpointError, match="__float__ is 'endless', no number; correct it"):
+        write_synthetic_checkpoint(config, tmp_path / "m", seed=1)
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_kind_of_constant_has_a_recipe(model_type: str, tmp_path: Path) -> None:
     """Biases, taps of convolutions, gains of 1 + weight: transformers finds every tensor, and its answer is sound."""
