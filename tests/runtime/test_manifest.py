@@ -48,6 +48,7 @@ RECURRENT = LAYERS | {"inputs": {name: shape for name, shape in LAYERS["inputs"]
 AROUND = {"before": "<|user|>", "after": "<|end|>"}
 CHAT: dict[str, Any] = {"begin": "", "user": AROUND, "assistant": AROUND, "generate": "<|assistant|>", "stop": [3]}
 WRONG: dict[str, Any] = {
+    "a drafter's part without a drafter": manifest(parts=[LAYERS | {"drafter": True}]),
     "a list": [],
     "nothing": {},
     "an older format": manifest(format=1),
