@@ -74,7 +74,9 @@ def single_tokens(file: Path, labels: Sequence[str]) -> list[int]:
         ids = whole[len(before) :] if whole[: len(before)] == before else whole
         if len(ids) != 1 or ids == whole:
             pieces = [tokenizer.decode([token]) for token in ids]
-            raise ConfigError(f"program.labels: {label!r} is {pieces} after a line, no token of its own; leave it out")
+            raise ConfigError(
+                f"program.labels: {label!r} is {pieces} after a line, not one separate token; leave it out"
+            )
         if ids[0] in found:
             raise ConfigError(f"program.labels: {label!r} has the token of {found[ids[0]]!r}; leave one out")
         found[ids[0]] = label

@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from shardmill import files
 from shardmill.checkpoint.peft import read_lora
-from shardmill.checkpoint.tokenizer import single_tokens
 from shardmill.config.model import GIVEN, NAMED, Budget, Config, Head, Program, Search, Source, Tokens
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
@@ -44,11 +43,11 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _bundles_problems(config)
     yield from _reshape_problems(config)
     yield from _adapters_problems(config)
+    yield from _labels_problems(config)
     yield from _recipe_problems(config, root)
     yield from _search_problems(config)
     if config.source.path:
         yield from hf_config.config_problems(config.source.path, root, config.length, config.kind)
-    yield from _labels_problems(config, root)
 
 
 def _name_problems(name: str) -> list[str]:
@@ -225,20 +224,13 @@ def _adapters_problems(config: Config) -> list[str]:
     return []
 
 
-def _labels_problems(config: Config, root: Path) -> list[str]:
-    """Return why labels can't have a program; if the checkpoint lies on the hub, split says which are no tokens."""
-    labels, convert = config.program.labels, config.convert
-    if not labels or config.context is None:
-        return []
+def _labels_problems(config: Config) -> list[str]:
+    """Return why labels can't have a program, whatever the tokenizer; see also resolve.check_labels."""
+    labels = config.program.labels
     if len({*labels}) < len(labels):
         return ["program.labels: names one label twice"]
-    if convert.calibration:
+    if labels and config.convert.calibration:
         return ["program.labels: codes of a calibration are chosen for the whole LM head; leave one of the two out"]
-    try:
-        if config.source.path:
-            single_tokens(root / config.source.path / "tokenizer.json", labels)
-    except (CheckpointError, ConfigError) as error:
-        return [str(error)]
     return []
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import shardmill
 from shardmill import files
+from shardmill.checkpoint.tokenizer import single_tokens
 from shardmill.config import Benchmark, Config, Parity, Source, parse
 from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
@@ -121,7 +122,11 @@ def lay_out(folder: Path) -> None:
 
 STORE = Path("build/.store")
 TOPOLOGIES, SIZES = "topologies", "sizes"  # folders of the store
-CODE = ("shardmill.topology", *(m for kind in FOLDERS for name in supported(kind) for m in family_modules(name)))
+CODE = (
+    "shardmill.topology",
+    "shardmill.checkpoint.tokenizer",
+    *(m for kind in FOLDERS for name in supported(kind) for m in family_modules(name)),
+)
 
 
 def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
@@ -248,12 +253,24 @@ def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
     try:
         folder = _config_folder(config.source)
         architecture = _described(config, folder).architecture
+        check_labels(config)
         resolved, drafter = resolve_topology(config, architecture), describe_drafter(config, architecture)
         for problem in overweight_drafter(resolved, architecture, drafter) if drafter else ():
             raise ConfigError(problem)
         return resolved, architecture, model_type_in(folder)
     except ShardmillError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def check_labels(config: Config) -> None:
+    """Check that each of `program.labels` is a token of a checkpoint in a folder; of one on the hub, split does it.
+
+    Raises:
+        CheckpointError: the tokenizer can't be read.
+        ConfigError: a label is no token.
+    """
+    if config.program.labels and config.source.path is not None:
+        single_tokens(Path(config.source.path) / "tokenizer.json", config.program.labels)
 
 
 def _kept(config: Config, store: Path, folder: str) -> Path:
@@ -276,7 +293,7 @@ def _key(config: Config) -> str:
             "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
             "silu": config.program.silu,  # a model without it is refused
             "calls": asdict(config.calls),  # each function has separate constants
-            **({"labels": len(config.program.labels)} if config.program.labels else {}),
+            **({"labels": _labels_identity(config)} if config.program.labels else {}),
             "code": _code(),
             "transformers": version("transformers"),
         }
@@ -285,6 +302,12 @@ def _key(config: Config) -> str:
 
 def _drafter_identity(config: Config) -> Any:
     return _identity(config.drafter) if isinstance(config.drafter, Source) else config.drafter
+
+
+def _labels_identity(config: Config) -> list[Any]:
+    """Return what decides whether labels are tokens. Reading a large tokenizer takes seconds, a digest does not."""
+    file = Path(config.source.path or "") / "tokenizer.json"
+    return [*config.program.labels, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None]
 
 
 def _identity(source: Source) -> dict[str, Any]:

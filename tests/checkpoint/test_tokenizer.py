@@ -144,7 +144,9 @@ def test_a_label_s_token_is_the_one_that_continues_a_text(folder: Path) -> None:
 def test_a_label_of_several_tokens_or_of_another_s_token_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "tokenizer.json"
     byte_level().save(str(file))
-    with pytest.raises(ConfigError, match=r"program\.labels: 'xz' is \['x', 'z'\] after a line, no token of its own"):
+    with pytest.raises(
+        ConfigError, match=r"program\.labels: 'xz' is \['x', 'z'\] after a line, not one separate token"
+    ):
         single_tokens(file, ["t", "xz"])
     byte_fallback().save(str(file))
     with pytest.raises(ConfigError, match="program.labels: '▁s' has the token of ' s'; leave one out"):

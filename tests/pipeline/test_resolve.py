@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from models.tiny_families import write_tiny
 from shardmill import config
 from shardmill.checkpoint import hub
 from shardmill.checkpoint.cache import HashCache
+from shardmill.checkpoint.tokenizer import single_tokens
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import read_json
 from shardmill.pipeline import resolve, resources
@@ -76,6 +78,7 @@ def test_a_second_look_imports_nothing_heavy(checkpoint: Path, monkeypatch: pyte
     chosen = resolved(**OPEN)
     code = f"""
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from shardmill import config
 from shardmill.pipeline import resolve
@@ -188,6 +191,29 @@ def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, mo
     chosen = resolve.resolve_config(config.parse(tiny_encoders.settings(source)), "a.yaml")
     for name in (*parts, None):
         assert resources.job_sizes(resolve.expected(chosen), 16, name) == resources.job_sizes(plan, 16, name)
+
+
+def test_labels_are_held_against_a_tokenizer_until_they_fit_it(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What fits is not read again, since reading a large tokenizer takes seconds. Another tokenizer is."""
+    read: list[Path] = []
+
+    def counted(file: Path, labels: Sequence[str]) -> list[int]:
+        read.append(file)
+        return single_tokens(file, labels)
+
+    monkeypatch.setattr(resolve, "single_tokens", counted)
+    tiny.train_tokenizer().save(str(checkpoint / "tokenizer.json"))
+    wrong, fine = {"labels": [" return", " maybe"]}, {"labels": [" return"]}
+    for _ in range(2):
+        line = refusal(program=wrong, **OPEN)
+        assert line.startswith("a.yaml: program.labels: ' maybe' is [' ")
+        assert line.endswith(" after a line, not one separate token; leave it out")
+        resolved(program=fine, **OPEN)
+    assert len(read) == 3
+    (checkpoint / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json" in refusal(program=fine, **OPEN)
 
 
 @pytest.mark.usefixtures("checkpoint")
