@@ -1,11 +1,12 @@
-"""Decisions a second: the probabilities of labels after texts, against writing a label token by token.
+"""Measure decisions a second: the probabilities of labels after texts, against writing a label token by token.
 
     python benchmarks/decide.py build/demo [--texts 24] [--length 60] [--instruction 200]
 
 Every text stands after one instruction, which the session keeps, as a moderator's or a router's requests do. The texts
 are pieces of `--file`, by default of Python's json module. "written" generates as many tokens as the longest label has.
-If the build's config has `program.labels`, these are decided too, by the whole head and "by labels' rows" of it. "MB
-read" are megabytes of the weights that passes read. Joules are printed where the system shows them.
+If the config of the build has `program.labels`, these labels are decided too, by the whole LM head and by its rows for
+them alone ("by labels' rows"). "MB read" are megabytes of weights that the passes read. Joules are printed where the
+system shows them.
 """
 
 from __future__ import annotations

@@ -128,10 +128,10 @@ class MeasurementJob:
         passes = self.variant["recorded"][str(width)]
         return [row[part] for row in passes if part in row]
 
-    def in_pass(self, width: int) -> list[Unit]:
-        """Return the units of a pass; a drafter's are not, nor is a part that the recorded passes do not call."""
-        called = {name for row in self.variant["recorded"][str(width)] for name in row}
-        return [unit for unit in self.units.values() if width in unit.program["widths"] and unit.part["name"] in called]
+    def called(self, width: int) -> list[Unit]:
+        """Return the units that the recorded passes of a width call; a drafter's are never called."""
+        names = {name for row in self.variant["recorded"][str(width)] for name in row}
+        return [unit for unit in self.units.values() if width in unit.program["widths"] and unit.part["name"] in names]
 
     def array(self, key: str) -> Floats:
         """Return a recorded array in float32; it is stored in float16 if that is lossless."""

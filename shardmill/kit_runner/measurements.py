@@ -214,7 +214,7 @@ def _time_passes(job: MeasurementJob, width: int) -> Measured:
     """Run whole passes of a width; return their likeliest tokens and the time of a pass."""
     chain, rows = Chain(job, width), job.variant["recorded"][str(width)]
     logits = _logits(chain, rows)
-    value: dict[str, Any] = {"programs": len(chain.units)}
+    value: dict[str, Any] = {"programs": len(chain.in_pass)}
     if wanted := job.variant["tokens"].get(str(width)):
         chosen = logits.argmax(axis=1).tolist() if logits.size else []
         value |= {"tokens": len(wanted), "agree": sum(a == b for a, b in zip(chosen, wanted, strict=True))}
@@ -234,7 +234,7 @@ def _time_widths(job: MeasurementJob, width: int) -> Measured:
     """
     one, wide = job.variant["recorded"]["1"], job.variant["recorded"][str(width)]
     errors = {}
-    for unit in job.in_pass(width):
+    for unit in job.called(width):
         name, carried = unit.part["name"], _carried(unit)
         # A recording for another width differs in the last bits, which would make a difference in fp16.
         stream = np.concatenate([job.array(row[name]["inputs"][carried]) for row in wide], axis=2)
@@ -338,7 +338,8 @@ class Chain:
             kept: False for new arrays in every pass, which only Core ML owns afterwards.
         """
         self.job, self.width, self.kept, self.nonfinite = job, width, kept, 0
-        self.units = job.in_pass(width)
+        self.units = job.called(width)
+        self.in_pass = [unit for unit in self.units if unit.part["kind"] != "labels"]  # a pass runs the whole head
         self.models = {unit.name: job.load_unit(unit) for unit in self.units}
         job.stage(f"passes at T={width}")
         self.states = {unit.name: _state(self.models[unit.name], unit) for unit in self.units}
@@ -353,7 +354,7 @@ class Chain:
         An input that another part's output provides is ignored.
         """
         hidden, logits = None, []
-        for unit in (unit for unit in self.units if unit.part["kind"] != "labels"):  # a pass runs the whole head
+        for unit in self.in_pass:
             given = dict(inputs[unit.name])
             if hidden is not None:
                 given[_carried(unit)] = hidden

@@ -72,7 +72,7 @@ def test_a_token_waits_by_its_own_word_of_the_stream(settings: dict[str, Any]) -
 
 
 def test_an_unlikely_token_whose_number_is_0_does_not_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One number in 2**53 is 0. The token has to wait all the same, so that its probability counts."""
+    """A number is 0 once in 2**53 draws. A token with this number waits too, so that its probability counts."""
 
     class Zero:
         def random(self, out: NDArray[np.float64]) -> None:

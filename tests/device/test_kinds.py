@@ -114,6 +114,7 @@ def test_labels_rows_of_the_head_are_measured_and_no_pass_runs_them(tmp_path: Pa
         assert found[f"labels/parity.T={width}"]["value"]["psnr"] > 40
         assert found[f"labels/residency.T={width}"]["status"] == "ok"
     assert found["pass.T=4"]["value"]["agree"] == found["pass.T=4"]["value"]["tokens"]
+    assert found["pass.T=4"]["value"]["programs"] == 2  # of three
     assert found["widths.T=4"]["value"]["programs_apart"].keys() == {part["name"] for part in variant["parts"]}
 
 

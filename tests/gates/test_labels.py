@@ -55,14 +55,14 @@ def test_a_sound_program_passes(name: str, request: pytest.FixtureRequest) -> No
 
 
 def turned(part: Part) -> Part:
-    """The same part with the rows of its matrix in the other order; each row stays at its place."""
+    """Return the part with the rows of its matrix in the other order; the places of the rows stay."""
     norm, *rows = part.tensors
     places = [row.at for row in rows]
     return replace(part, tensors=(norm, *(replace(row, at=at) for row, at in zip(rows[::-1], places, strict=True))))
 
 
 def next_rows(part: Part) -> Part:
-    """The same part with each token's row taken from the token after it."""
+    """Return the part with the row of each token taken from the next token."""
     norm, *rows = part.tensors
     size = rows[0].end - rows[0].start
     moved = [replace(row, start=row.start + size, end=row.end + size) for row in rows]
@@ -77,7 +77,7 @@ def test_other_rows_than_the_labels(capped: tiny.Build, tmp_path: Path, fault: C
 
 
 def test_rows_of_other_tokens_in_the_plan_too(capped: tiny.Build, tmp_path: Path) -> None:
-    """Then the weights are those of the plan, and only transformers' logits of the labels' tokens tell."""
+    """The weights follow the plan then, and only transformers' logits of the labels' tokens tell."""
     part = capped.parts[LABELS]
     package = tiny.convert(next_rows(part), capped.source, tmp_path / "labels.mlpackage")
     wrong = replace(capped, parts={**capped.parts, LABELS: next_rows(part)})
