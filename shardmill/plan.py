@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.checkpoint.headers import ITEM_BYTES, TensorInfo
+from shardmill.checkpoint.headers import TensorInfo
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import (
     Architecture,
@@ -30,7 +30,7 @@ from shardmill.models.architecture import (
     cache_source,
 )
 from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, window_slots
-from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, HOST, LABELS, MTP, EntryPoints, interface
+from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, HOST, LABELS, MTP, EntryPoints
 from shardmill.models.layer_constants import Shape, role_in_layer
 from shardmill.models.part_constants import constants, model_constants, table_constants
 from shardmill.models.recurrences import DeltaNet, Mamba2
@@ -384,48 +384,3 @@ def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
     """
     expanded = sum(n for n in numbers if n < LARGE) * max(1, len(part.calls.by_name))  # once for each function
     return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded}
-
-
-def plan_json(
-    config: Config, model: ModelDescription, parts: Sequence[Part], drafter: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """Return plan.json: the chosen topology with its byte budget, and the model's settings that the host needs.
-
-    `drafter` is what the host needs of a drafter.
-    """
-    rows = [
-        {
-            "name": p.name,
-            "kind": p.kind,
-            "start": p.start,
-            "end": p.end,
-            **({} if p.kind == "embedding" else interface(p.blueprint, p.calls)),
-            **part_sizes(p, p.parameters),
-            **({"drafter": True} if p.drafter else {}),
-            **({"tokens": p.row_tokens[: len(config.program.labels)]} if p.kind == LABELS else {}),
-        }
-        for p in parts
-    ]
-    return {
-        "model": config.model,
-        "kind": config.kind,
-        "context": config.length,
-        "tokens_max": config.tokens.max,
-        "widths": list(config.widths),
-        "contexts": list(config.program.contexts),
-        "verify": config.verify,
-        **({"adapters": config.calls.adapters} if config.calls.adapters else {}),
-        "buckets": list(config.sizes),
-        **{key: getattr(model.architecture, key) for key in ("task", "labels", "band", "reach", "causal")},
-        "tables": {tensor.path: tensor.source.tensor for tensor in parts[-1].tensors},
-        "architecture": asdict(model.architecture) | {"layers": model.architecture.layers},
-        "prefix": model.prefix,
-        "item_bytes": max(ITEM_BYTES[tensor.info.dtype] for tensor in every_tensor(parts)),
-        "conv_taps": model.architecture.graph.conv_taps,
-        **recurrent(model.architecture.graph, config.tokens.max, config.verify),
-        "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
-        "window": model.architecture.window,
-        "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),
-        **({"drafter": dict(drafter)} if drafter else {}),
-        "parts": rows,
-    }

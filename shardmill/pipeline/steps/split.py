@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
+from shardmill.checkpoint.headers import ITEM_BYTES
 from shardmill.checkpoint.tokenizer import read_tokenizer, single_tokens
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import digest, read_json, write_json
@@ -26,9 +27,10 @@ from shardmill.models.architecture import (
     name_under,
     prefix_of,
 )
+from shardmill.models.contract import window_slots
 from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
-from shardmill.models.interface import GRAPH, HOST, MTP, NATIVE, RANGE
+from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE, interface
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
@@ -134,8 +136,53 @@ def split(
         "lengths": [asdict(one) for one in traffic.traffic_lengths(settings, architecture)],
     }
     drafting = _host_side(drafter, source, architecture.vocab) if drafter else None
-    result = plan.plan_json(settings, model, parts, drafting) | host | derived
+    result = _plan_json(settings, model, parts, drafting) | host | derived
     return parts, result | read_out(settings, model, source)
+
+
+def _plan_json(
+    config: Config, model: ModelDescription, parts: Sequence[plan.Part], drafter: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return plan.json: the chosen topology with its byte budget, and the model's settings that the host needs.
+
+    `drafter` is what the host needs of a drafter.
+    """
+    rows = [
+        {
+            "name": p.name,
+            "kind": p.kind,
+            "start": p.start,
+            "end": p.end,
+            **({} if p.kind == "embedding" else interface(p.blueprint, p.calls)),
+            **plan.part_sizes(p, p.parameters),
+            **({"drafter": True} if p.drafter else {}),
+            **({"tokens": p.row_tokens[: len(config.program.labels)]} if p.kind == LABELS else {}),
+        }
+        for p in parts
+    ]
+    return {
+        "model": config.model,
+        "kind": config.kind,
+        "context": config.length,
+        "tokens_max": config.tokens.max,
+        "widths": list(config.widths),
+        "contexts": list(config.program.contexts),
+        "verify": config.verify,
+        **({"adapters": config.calls.adapters} if config.calls.adapters else {}),
+        "buckets": list(config.sizes),
+        **{key: getattr(model.architecture, key) for key in ("task", "labels", "band", "reach", "causal")},
+        "tables": {tensor.path: tensor.source.tensor for tensor in parts[-1].tensors},
+        "architecture": asdict(model.architecture) | {"layers": model.architecture.layers},
+        "prefix": model.prefix,
+        "item_bytes": max(ITEM_BYTES[tensor.info.dtype] for tensor in plan.every_tensor(parts)),
+        "conv_taps": model.architecture.graph.conv_taps,
+        **plan.recurrent(model.architecture.graph, config.tokens.max, config.verify),
+        "rope": {name: asdict(rope) for name, rope in model.architecture.ropes.items()},
+        "window": model.architecture.window,
+        "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),
+        **({"drafter": dict(drafter)} if drafter else {}),
+        "parts": rows,
+    }
 
 
 def read_out(settings: Config, model: ModelDescription, source: Path) -> dict[str, Any]:
