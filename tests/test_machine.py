@@ -18,7 +18,7 @@ from shardmill import machine
 from shardmill.commands import doctor
 from shardmill.errors import ShardmillError
 from shardmill.kit_runner import main as kit_runner
-from shardmill.runtime import process
+from shardmill.runtime import threads
 
 ANSWERS = {
     ("sw_vers", "-productVersion"): "26.1",
@@ -133,10 +133,10 @@ def test_another_system_runs_the_portable_engine(mac: list[str], monkeypatch: py
 def test_cores_are_those_that_a_job_was_given() -> None:
     """Slurm's cgroups and `taskset` bind a job to some of the machine's; with more threads than those it is slower."""
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}); from shardmill import machine; "
-    code += "from shardmill.runtime import process; process.is_portable = lambda: True; asked = []; "
-    code += "process.fastest = lambda measure, most, choose: asked.append(most) or 1; "
-    code += "process.fastest_threads(float); print(machine.cores(), asked, machine.machine()['cores'])"
-    environment = {name: value for name, value in os.environ.items() if name != process.CHOSEN_BY_HAND}
+    code += "from shardmill.runtime import threads; threads.is_portable = lambda: True; asked = []; "
+    code += "threads.fastest = lambda measure, most, choose: asked.append(most) or 1; "
+    code += "threads.fastest_threads(float); print(machine.cores(), asked, machine.machine()['cores'])"
+    environment = {name: value for name, value in os.environ.items() if name != threads.CHOSEN_BY_HAND}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == "1 [1] 1\n"
 

@@ -18,7 +18,7 @@ from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
 from shardmill.models.host import packed_texts
 from shardmill.runtime.encoder import Encoder, load_encoder
-from shardmill.runtime.process import fastest_threads
+from shardmill.runtime.threads import fastest_threads
 
 Json = dict[str, Any]
 WARM = 3  # passes; the fastest counts, as the first plans the program

@@ -10,16 +10,14 @@ the socket closes, and is killed when its parent ends or closes it.
 from __future__ import annotations
 
 import mmap
-import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -32,64 +30,13 @@ import numpy as np
 
 from shardmill import interrupt
 from shardmill.errors import EngineGoneError, ShardmillError
-from shardmill.machine import cores, is_portable, set_threads
 from shardmill.models.host import Floats, bucket_for
 from shardmill.runtime import bundles
 from shardmill.runtime.drafter import load_drafter
 from shardmill.runtime.encoder import load_encoder
 from shardmill.runtime.engine import Engine, load
-from shardmill.runtime.manifest import (
-    ENCODER,
-    folds_blocks,
-    holds_encoder,
-    label_tokens,
-    read_manifest,
-    verify_width,
-)
-
-CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable
-SECONDS = 0.15  # of measuring for each number of threads, or one pass of each width if that takes longer
-GAIN = 0.95  # more threads must reduce the time to at most this share: other work soon makes them slower
-
-
-def fastest_threads(measure: Callable[[], float]) -> None:
-    """Set the number of threads with which `measure` returns the least time, unless a person or Core ML decides."""
-    if is_portable() and CHOSEN_BY_HAND not in os.environ:
-        set_threads(fastest(measure, cores(), set_threads))
-
-
-def fastest(measure: Callable[[], float], most: int, choose: Callable[[int], None]) -> int:
-    """Return the number of threads among 1, 2, 4 ... up to `most` beyond which more threads gain little."""
-    best, least = 1, float("inf")
-    for threads in (n for n in (1, 2, 4, 8, 16) if n <= most):
-        choose(threads)
-        took = measure()
-        if took > GAIN * least:
-            break
-        best, least = threads, took
-    return best
-
-
-def seconds_for_passes(engine: Engine) -> float:
-    """Return the time of the fastest one-token pass plus the fastest widest decode pass, without the LM head."""
-    total, widths = 0.0, {1, engine.verify}
-    for width in widths:
-        run = partial(engine.hidden, [0] * width, range(width), range(width))
-        run()  # the first run plans the pass
-        total += min(timings(run, SECONDS / len(widths)))
-    engine.reset()
-    return total
-
-
-def timings(run: Callable[[], object], seconds: float) -> list[float]:
-    """Return the time of each call, for as many calls as fit into `seconds`, at least one."""
-    found: list[float] = []
-    while sum(found) < seconds:
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return found
-
+from shardmill.runtime.manifest import ENCODER, folds_blocks, holds_encoder, label_tokens, read_manifest, verify_width
+from shardmill.runtime.threads import fastest_threads, seconds_for_passes
 
 MAIN = f"from {__name__} import main; main()"
 LOAD_DRAFTER = "load_drafter"  # a call that gives a model the attribute `drafter`

@@ -1,7 +1,4 @@
-"""A model in another process: the same numbers, errors as they are, an end at any time, and the quickest threads.
-
-The number of threads is the one that was quickest, not the first or the largest, and a person's word stands.
-"""
+"""A model in another process: the same numbers, errors as they are, and an end at any time."""
 
 from __future__ import annotations
 
@@ -20,14 +17,12 @@ import pytest
 import tiny
 from bench.folder import build_folder
 
-from shardmill import machine
 from shardmill.decode import Engine as Protocol
 from shardmill.errors import ShardmillError
-from shardmill.models.host import NEVER
-from shardmill.runtime import engine, process
+from shardmill.runtime import engine
 from shardmill.runtime.bundles import on_program_load
 from shardmill.runtime.manifest import read_manifest
-from shardmill.runtime.process import EngineProcess, fastest, fastest_threads, seconds_for_passes, timings
+from shardmill.runtime.process import EngineProcess
 
 
 @pytest.fixture(scope="module")
@@ -125,35 +120,3 @@ def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     if handle is None:
         pytest.skip("this system has no file descriptors of processes, by which to wait for a grandchild")
     assert select.select([handle], [], [], 30)[0]  # readable once the process has ended
-
-
-@pytest.mark.parametrize(
-    ("took", "best"),
-    [({1: 3, 2: 1, 4: 2}, 2), ({1: 1, 2: 2, 4: 3}, 1), ({1: 3, 2: 2, 4: 1}, 4), ({1: 1, 2: 0.97, 4: 0.1}, 1)],
-)
-def test_the_quickest_wins_until_more_gain_little(took: dict[int, float], best: int) -> None:
-    chosen = list[int]()
-    assert fastest(lambda: took[chosen[-1]], 7, chosen.append) == best
-    assert max(chosen) <= min(2 * best, 4)  # 8 is more than there are
-
-
-def test_timings_take_the_time_they_have_and_at_least_one_call() -> None:
-    assert len(timings(lambda: None, 0.001)) > 1
-    assert len(timings(lambda: process.time.sleep(0.01), 0.001)) == 1
-
-
-def test_a_person_s_choice_stands(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OMP_NUM_THREADS, or else what was measured; the measuring leaves no slot behind."""
-    if not machine.is_portable():
-        pytest.skip("Core ML decides for itself how many threads it takes")
-    chosen = list[int]()
-    monkeypatch.setattr(process, "set_threads", chosen.append)
-    monkeypatch.setattr(process, "fastest", lambda measure, most, choose: 7 if measure() > 0 else 0)
-    loaded = engine.load(folder)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    fastest_threads(lambda: seconds_for_passes(loaded))
-    assert chosen == []
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    fastest_threads(lambda: seconds_for_passes(loaded))
-    assert chosen == [7]
-    assert (loaded.host.held == NEVER).all()
