@@ -12,8 +12,10 @@ from decode.script import load_script
 
 soak_memory = load_script("soak_memory")
 REQUESTS = 2000
-SERVER = """import gc, sys
+KEPT = 200_000  # bytes: blocks that a thread keeps after they were freed, which glibc counts as used
+SERVER = """import ctypes, gc, sys
 gc.disable()
+native = ctypes.CDLL(None)
 left = []
 def busy():
     many = [bytearray(900) for _ in range(20_000)] + [[i] for i in range(200_000)]
@@ -51,18 +53,18 @@ def grown(folder: Path, request: str) -> int:
     [
         pytest.param("left.append(bytearray(1000))", id="malloc"),
         pytest.param("left.append([bytes(60) for _ in range(10)])", id="small objects"),
-        pytest.param("__import__('ctypes').CDLL(None).malloc(1000)", id="native"),
+        pytest.param("native.malloc(1000)", id="native"),
     ],
 )
 def test_a_leak_of_a_kilobyte_per_request_is_found(tmp_path: Path, request_: str) -> None:
-    """Wherever the kilobyte lies."""
-    assert 1000 * REQUESTS <= grown(tmp_path, request_) <= 2000 * REQUESTS
+    """Wherever the kilobyte lies. The first count may hold freed blocks that the second does not."""
+    assert 1000 * REQUESTS - KEPT <= grown(tmp_path, request_) <= 2000 * REQUESTS
 
 
 @pytest.mark.parametrize("request_", ["pass", "cycle = []; cycle.append(cycle); cycle.append(bytearray(1000))"])
 def test_pages_that_are_kept_and_dead_cycles_are_no_leak(tmp_path: Path, request_: str) -> None:
     """The busiest moment leaves pages, which are in no use."""
-    assert abs(grown(tmp_path, request_)) < 100 * REQUESTS
+    assert abs(grown(tmp_path, request_)) < KEPT
 
 
 def test_a_child_counts_too(tmp_path: Path) -> None:
