@@ -13,7 +13,8 @@ from models.tiny_configs import BESIDE
 from shardmill.convert.stamped import convert_stamped
 
 # Groups of a layer's experts. Sixteen of qwen3_moe's 80 experts share a projection, the others' have their own.
-GROUPS = {"granitemoe": 4, "qwen3_moe": 5, "zaya": 3, "gpt_oss": 4, "lfm2_moe": 2, "granitemoehybrid": 3}
+GROUPS = {"granitemoe": 4, "qwen3_moe": 5, "zaya": 3, "gpt_oss": 4, "lfm2_moe": 2}
+GROUPS |= {"granitemoehybrid": 3, "qwen3_5_moe_text": 3}
 CHANGES = {"granitemoehybrid": BESIDE}  # of a tiny config without experts
 
 

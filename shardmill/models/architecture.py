@@ -8,7 +8,7 @@ pass, while a decoder's layers see a cache. An encoder has `EncoderIO` in place 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardmill.errors import CheckpointError
@@ -60,6 +60,7 @@ class Experts:
     swiglu_alpha: float = 0.0  # gate * sigmoid(alpha * gate) * (up + 1), both within swiglu_limit; 0 for a plain one
     swiglu_limit: float = 0.0
     beside: bool = False  # an MLP of the graph's width is in the layer too, and its output is added to theirs
+    beside_gate: bool = False  # and that output is multiplied by the sigmoid of one row's product with the input
     group: int = 1  # experts whose projections are one matrix
     routed: bool = False  # the experts are separate programs, which the host calls for the tokens that take them
 
@@ -279,6 +280,13 @@ class ModelDescription:
     ignored: tuple[str, ...] = ()  # tensors that a checkpoint may hold and no program needs
     fixed: Mapping[str, float] = field(default_factory=dict)  # tensors without axes, each with its value in any program
     foreign: Mapping[str, str] = field(default_factory=dict)  # part of a tensor's name -> why it is refused
+    others: Mapping[str, Sources] = field(default_factory=dict)  # take the place of `sources` that a checkpoint lacks
+
+    def stored_as(self, tensors: Collection[str]) -> ModelDescription:
+        """Return the same model by the names of a checkpoint's tensors: under its prefix, and in its layout."""
+        found = self.under(prefix_of(tensors, self.prefix))
+        held = {path: each for path, each in found.others.items() if all(one.tensor in tensors for one in blocks(each))}
+        return replace(found, sources={**found.sources, **held}, others={})
 
     def under(self, prefix: str) -> ModelDescription:
         """Return the same model inside a larger one, whose checkpoint has its tensors under another prefix."""
@@ -288,12 +296,12 @@ class ModelDescription:
         def moved(name: str) -> str:
             return name_under(prefix, name_in_tower(self.prefix, name))
 
-        sources: dict[str, Sources] = {}
-        for path, found in self.sources.items():
-            many = tuple(renamed(source, moved) for source in blocks(found))
-            sources[path] = many[0] if isinstance(found, TensorSource) else many
+        sources, others = (
+            {path: all_renamed(found, moved) for path, found in each.items()} for each in (self.sources, self.others)
+        )
         fixed = {moved(name): value for name, value in self.fixed.items()}
-        return replace(self, sources=sources, prefix=prefix, ignored=tuple(map(moved, self.ignored)), fixed=fixed)
+        ignored = tuple(map(moved, self.ignored))
+        return replace(self, sources=sources, prefix=prefix, ignored=ignored, fixed=fixed, others=others)
 
 
 def prefix_of(tensors: Iterable[str], usual: str) -> str:
@@ -394,3 +402,8 @@ def renamed(source: TensorSource, name: Callable[[str], str]) -> TensorSource:
     """Return a source whose tensors have other names."""
     plus, by = (name(vector) if vector else "" for vector in (source.plus, source.by))
     return replace(source, tensor=name(source.tensor), plus=plus, by=by)
+
+
+def all_renamed(sources: Sources, name: Callable[[str], str]) -> Sources:
+    """Return a constant's sources whose tensors have other names."""
+    return renamed(sources, name) if isinstance(sources, TensorSource) else tuple(renamed(one, name) for one in sources)

@@ -15,7 +15,7 @@ from shardmill.models.attention import Attention, ConvolvedAttention, Shared, Sh
 from shardmill.models.delta_net import GatedDeltaNet
 from shardmill.models.low_rank import LayerAdapter
 from shardmill.models.mamba import MambaMixer
-from shardmill.models.mixture import ExpertChoice, Mixture
+from shardmill.models.mixture import ExpertChoice, Mixture, Router
 from shardmill.models.primitives import (
     ACTIVATIONS,
     LayerNorm,
@@ -25,6 +25,7 @@ from shardmill.models.primitives import (
     projection,
     read_ring,
     scale,
+    sigmoid_by_tanh,
     vector,
     write_ring,
 )
@@ -218,6 +219,8 @@ class Layer(nn.Module):
         self.beside = kind.ffn == "experts" and g.experts is not None and g.experts.beside
         if self.beside:
             self.shared_mlp = plain(g, weights, path + "shared_mlp.")
+            gated = f"{path}shared_mlp_gate.weight" in weights
+            self.shared_mlp_gate = Router(weights, path + "shared_mlp_gate.") if gated else None
         if g.post_norms:
             if g.pre_norms:
                 self.pre_feedforward_layernorm = norm(g, weights, path + "pre_feedforward_layernorm", g.stream_eps)
@@ -255,7 +258,7 @@ class Layer(nn.Module):
         x = x + scale(mixer(z, shared, *states), self.g.branch_scale)
         y = self.post_attention_layernorm(x)
         if self.routed:
-            x = x + scale(self.shared_mlp(y), self.g.branch_scale) if self.beside else x
+            x = x + scale(self.aside(y), self.g.branch_scale) if self.beside else x
             return torch.cat([x, y, self.mlp(y, shared.order)[0]], dim=1)
         x = x + scale(self.feed_forward(y, shared), self.g.branch_scale)
         return x
@@ -263,7 +266,12 @@ class Layer(nn.Module):
     def feed_forward(self, x: Tensor, shared: Shared) -> Tensor:
         """Return the MLP or the experts, or the sum of both."""
         out: Tensor = self.mlp(x, shared.order)[0] if self.kind.ffn == "experts" else self.mlp(x, shared.adapter)
-        return out + self.shared_mlp(x) if self.beside else out
+        return out + self.aside(x) if self.beside else out
+
+    def aside(self, x: Tensor) -> Tensor:
+        """Return the output of the MLP beside the experts, multiplied by its gate [1, 1, T, 1] if it has one."""
+        out: Tensor = self.shared_mlp(x)
+        return out if self.shared_mlp_gate is None else out * sigmoid_by_tanh(self.shared_mlp_gate(x))
 
     def between(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
         """Return the layer with norms on its branches' outputs, and before them where the family has those too."""

@@ -25,7 +25,7 @@ from shardmill.models.architecture import (
     Rope,
     Sources,
     TensorSource,
-    renamed,
+    all_renamed,
 )
 from shardmill.models.layer_constants import layer_constants
 from shardmill.printable import first_line
@@ -94,6 +94,7 @@ def decoder(
     tensors: Mapping[str, Sources] | None = None,
     final_norm: str = "norm.weight",
     table: TensorSource | None = None,
+    others: Mapping[str, Sources] | None = None,
     **options: Any,
 ) -> ModelDescription:
     """Return the description of a decoder that consists of the layers in models/blocks.py.
@@ -109,6 +110,7 @@ def decoder(
         tensors: the sources of a layer's constants by role, if not the tensor of the same name.
         final_norm: the last norm's tensor.
         table: the source of the embedding before all multipliers, if not embed_tokens alone.
+        others: the sources of a layer's constants by role in a second layout that checkpoints have.
         options: the options of the Graph.
 
     Raises:
@@ -133,7 +135,13 @@ def decoder(
     )
     named = tensors or {}
     sources = _layer_sources(architecture, named) | _end_sources(architecture, named, final_norm, table)
-    return ModelDescription(architecture, sources, ignored=("lm_head.weight",) if architecture.tied else ())
+    ignored = ("lm_head.weight",) if architecture.tied else ()
+    second = {
+        f"layers.{i}.{role}": _placed(each, f"{PREFIX}layers.{i}.")
+        for i in range(architecture.layers)
+        for role, each in (others or {}).items()
+    }
+    return ModelDescription(architecture, sources, ignored=ignored, others=second)
 
 
 def graph_of(
@@ -177,6 +185,11 @@ def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> 
         for i, kind in enumerate(architecture.kinds)
         for role in layer_constants(architecture.graph, kind)
     }
+
+
+def _placed(sources: Sources, prefix: str) -> Sources:
+    """Return the same tensors under a prefix."""
+    return all_renamed(sources, lambda name: prefix + name)
 
 
 def _end_sources(
@@ -323,13 +336,6 @@ def check_heads(g: Graph) -> None:
         raise CheckpointError(f"rope_parameters: turn {g.rope_dim} dimensions of heads that have {g.head_dim}")
     if g.heads % g.kv_heads:
         raise CheckpointError(f"{g.heads} heads are no multiple of {g.kv_heads} key/value heads")
-
-
-def _placed(sources: Sources, prefix: str) -> Sources:
-    """Return the same tensors under a prefix."""
-    if isinstance(sources, TensorSource):
-        return renamed(sources, lambda name: prefix + name)
-    return tuple(renamed(source, lambda name: prefix + name) for source in sources)
 
 
 FIXED = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the length

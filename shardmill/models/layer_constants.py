@@ -198,7 +198,9 @@ def _mixture(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
         found["mlp.router.bias"] = (e.classes,)
     if e.choice_bias:
         found["mlp.choice_bias"] = (e.classes,)
-    return found | _expert_matrices(g, e, "mlp.") | (_feed_forward(g, "shared_mlp.") if e.beside else {})
+    beside = _feed_forward(g, "shared_mlp.") if e.beside else {}
+    beside |= {"shared_mlp_gate.weight": (1, 1, g.hidden)} if e.beside_gate else {}
+    return found | _expert_matrices(g, e, "mlp.") | beside
 
 
 def _expert_matrices(g: Graph, e: Experts, prefix: str) -> dict[str, Shape]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models import family
-from shardmill.models.architecture import PREFIX, Architecture, ModelDescription, Sources, TensorSource, blocks, renamed
+from shardmill.models.architecture import PREFIX, Architecture, ModelDescription, Sources, TensorSource, all_renamed
 from shardmill.models.eagle3 import DrafterDescription
 from shardmill.models.interface import MTP
 
@@ -50,7 +50,9 @@ def describe(
         CheckpointError: the model has no such layer, or one that programs can't honour.
     """
     if config.model_type != FAMILY:
-        raise CheckpointError(f"drafter: mtp: of Qwen3.5 only, and this is a {config.model_type}; leave out `drafter`")
+        raise CheckpointError(
+            f"drafter: mtp: of a Qwen3.5 without experts only, and this is a {config.model_type}; leave out `drafter`"
+        )
     layers = getattr(config, "mtp_num_hidden_layers", None) or 0
     if layers != 1:
         raise CheckpointError(f"drafter: mtp_num_hidden_layers is {layers}: one layer can draft; leave out `drafter`")
@@ -69,8 +71,7 @@ def describe(
     sources: dict[str, Sources] = {f"{name}.weight": TensorSource(f"{MTP}.{name}.weight", add=1.0) for name in NORMS}
     sources["fc.weight"] = TensorSource(f"{MTP}.fc.weight")
     for path, each in found.sources.items():
-        many = tuple(renamed(source, moved) for source in blocks(each))
-        sources[path] = many[0] if isinstance(each, TensorSource) else many
+        sources[path] = all_renamed(each, moved)
     graph = replace(found.architecture.graph, activation=target.graph.activation)
     architecture = replace(found.architecture, model_type=MTP, graph=graph)
     model = ModelDescription(architecture, sources).under(prefix)

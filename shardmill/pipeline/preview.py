@@ -18,7 +18,7 @@ from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import FP16, stored_bytes
 from shardmill.models.adapters import adapter_inputs
-from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription, prefix_of
+from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
 from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, lent_caches
 from shardmill.models.interface import APART, FIXED
 from shardmill.models.layer_constants import Shape
@@ -269,7 +269,7 @@ def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
         return None
     try:
         found = read_tensors(Path(config.source.path))
-        model = model.under(prefix_of(found, model.prefix))
+        model = model.stored_as(found)
         check_tensors(found, tensor_shapes(model), optional=ignored(model, found))
     except CheckpointError as error:
         return str(error)

@@ -64,10 +64,10 @@ def write_family(folder: Path, model_type: str, **changes: Any) -> Path:
 
 
 def described(folder: Path) -> ModelDescription:
-    """What the checkpoint's config says of it."""
+    """What the checkpoint's config and its tensors' names say of it."""
     hf = load_hf_config(folder)
     model: ModelDescription = family(hf.model_type).describe(hf, SLOTS)
-    return model
+    return model.stored_as(read_tensors(folder))
 
 
 def draft(folder: Path, layers: list[list[int]], slices: int = 1) -> dict[str, plan.Part]:

@@ -49,6 +49,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "lfm2_moe": ({}, 4, 3),
     "mixtral": ({"num_hidden_layers": 3}, 3, 1),
     "qwen3_5_text": ({}, 4, 2),
+    "qwen3_5_moe_text": ({}, 4, 2),
     "nemotron": ({"num_hidden_layers": 3}, 3, 1),
     "nemotron_h": ({}, 6, 3),
     "zaya": ({}, 3, 2),

@@ -69,10 +69,12 @@ def test_every_layer_and_the_logits_are_those_of_an_ordinary_pass(source: Path) 
     close(found["logits"], logits)
 
 
-@pytest.mark.parametrize("kind", ["mistral3", "qwen3_5"])
-def test_a_text_tower_s_logits_are_those_of_the_whole_model(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "stacked"), [("mistral3", False), ("qwen3_5", False), ("qwen3_5_moe", False), ("qwen3_5_moe", True)]
+)
+def test_a_text_tower_s_logits_are_those_of_the_whole_model(kind: str, stacked: bool, tmp_path: Path) -> None:
     """Transformers' text class renames the tensors of qwen3_5's towers, and leaves mistral3's as they are."""
-    source = write_tiny(kind, tmp_path / "checkpoint")
+    source = write_tiny(kind, tmp_path / "checkpoint", stacked=stacked)
     whole = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.no_grad():
         expected = whole(input_ids=torch.tensor([TOKENS])).logits[0]

@@ -47,7 +47,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Builds:
     return made
 
 
-@pytest.fixture(params=["granitemoe", "granitemoehybrid", "zaya", "qwen3_moe", "gpt_oss"])
+@pytest.fixture(params=["granitemoe", "granitemoehybrid", "zaya", "qwen3_5_moe_text", "qwen3_moe", "gpt_oss"])
 def build(request: pytest.FixtureRequest, builds: Builds) -> tiny.Build:
     """A build of each way in which experts lie in a checkpoint."""
     return builds(request.param)

@@ -98,6 +98,27 @@ def qwen3_5(sizes: tuple[int, ...], value_heads: int, tied: bool) -> dict[str, A
     }
 
 
+def qwen3_5_moe(sizes: tuple[int, ...], value_heads: int) -> dict[str, Any]:
+    """A multimodal Qwen3.5 with experts."""
+    found = qwen3_5(sizes, value_heads, tied=False)
+    text = found["text_config"] | {
+        "model_type": "qwen3_5_moe_text",
+        "moe_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 512,
+    }
+    del text["intermediate_size"]
+    return found | {
+        "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "model_type": "qwen3_5_moe",
+        "text_config": text,
+        "vision_config": found["vision_config"] | {"model_type": "qwen3_5_moe"},
+    }
+
+
 def granite(sizes: tuple[int, ...], mamba_heads: int, multipliers: tuple[float, float, float], **more: Any) -> Any:
     """A Granite 4; the multipliers are attention's, the residual's, and the logits' divisor."""
     attention, residual, logits = multipliers
@@ -289,6 +310,7 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
     ),
     "Qwen3.5-0.8B": (0.752, qwen3_5((1024, 3584, 24, 8, 2, 248320, 262144), 16, tied=True)),
     "Qwen3.5-9B": (8.95, qwen3_5((4096, 12288, 32, 16, 4, 248320, 262144), 32, tied=False)),
+    "Qwen3.5-35B-A3B": (34.66, qwen3_5_moe((2048, 0, 40, 16, 2, 248320, 262144), 32)),
     "LFM2.5-1.2B": (
         1.17,
         causal("Lfm2", "lfm2", (2048, 12288, 16, 32, 8, 65536, 128000))

@@ -18,6 +18,8 @@ REFUSED = {
     "gemma4_unified_text": "without projections for keys or values",
     "granitemoehybrid": "a recurrence, or queries and gates in one matrix",
     "nemotron_h": "a recurrence, or queries and gates in one matrix",
+    "qwen3_5_moe": "a recurrence, or queries and gates in one matrix",
+    "qwen3_5_moe_text": "a recurrence, or queries and gates in one matrix",
     "qwen3_5": "a recurrence, or queries and gates in one matrix",
     "qwen3_5_text": "a recurrence, or queries and gates in one matrix",
     "zaya": "convolutions between its projections",

@@ -369,6 +369,13 @@ def qwen3_5(draw: Draw, layers: int) -> dict[str, Any]:
     }
 
 
+def qwen3_5_moe(draw: Draw, layers: int) -> dict[str, Any]:
+    """Qwen3.5's layers, and experts that have projections of their own, or share them, beside an MLP of any width."""
+    found = {"num_experts": draw(st.sampled_from([3, 34, 48])), "num_experts_per_tok": draw(st.integers(1, 3))}
+    widths = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": draw(st.sampled_from([8, 48]))}
+    return qwen3_5(draw, layers) | found | widths
+
+
 OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "apertus": olmo2,
     "cohere2": cohere2,
@@ -405,6 +412,8 @@ OWN: Mapping[str, Callable[[Draw, int], dict[str, Any]]] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5_moe,
+    "qwen3_5_moe_text": qwen3_5_moe,
     "qwen3_5_text": qwen3_5,
     "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,

@@ -8,7 +8,6 @@ import torch
 
 from shardmill.gates.parity import relative_error
 from shardmill.models import ENCODER, family, supported
-from shardmill.models.architecture import prefix_of
 from shardmill.models.encoder import with_answers
 
 from . import tiny_encoders as tiny
@@ -61,5 +60,5 @@ def test_answers_are_rows_of_the_lm_head(tied: bool) -> None:
         held = {prefix + name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
         if not tied:
             held["lm_head.weight"] = held.pop(f"{prefix}lm_head.weight")
-        named = description.under(prefix_of(held, description.prefix))
+        named = description.stored_as(held)
         assert relative_error(tiny.Blocks(named, held).run(tokens, 64), truth) <= LIMIT

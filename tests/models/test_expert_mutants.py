@@ -103,6 +103,21 @@ def test_a_mistake_with_experts_beside_an_mlp_and_mamba_is_found_out(name: str) 
     assert error("granitemoehybrid", **BESIDE) <= LIMIT
 
 
+GATED_MUTANTS: dict[str, Mutation] = {
+    "the MLP left out": experts(beside=False, beside_gate=False),
+    "the MLP's gate left out": experts(beside_gate=False),
+    "the gate of another row": resourced("shared_mlp_gate.weight", lambda source: replace(source, times=-1.0)),
+    "gate and up of the MLP exchanged": swapped("shared_mlp.gate_proj.weight", "shared_mlp.up_proj.weight"),
+    "gate and up of the experts exchanged": swapped("experts.0.gate_proj.weight", "experts.0.up_proj.weight"),
+    "weights of all, not of the chosen": experts(normalised=False),
+}
+
+
+@pytest.mark.parametrize("name", GATED_MUTANTS)
+def test_a_mistake_with_experts_beside_a_gated_mlp_is_found_out(name: str) -> None:
+    assert error("qwen3_5_moe_text", GATED_MUTANTS[name]) > LIMIT
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_found_out(name: str) -> None:
     model_type, mutation = MUTANTS[name]

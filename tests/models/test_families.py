@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from convert.small import layers_part
 
+from shardmill.checkpoint.headers import read_tensors
+from shardmill.convert.weights import PartWeights
 from shardmill.errors import CheckpointError
 from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import schedules
@@ -56,3 +61,15 @@ def test_blocks_compute_what_transformers_computes(model_type: str, silu: str) -
         logits = feed(engine, tokens, schedule)
         assert relative_error(logits, truth) <= LIMIT, name
         assert np.array_equal(logits.argmax(-1), truth.argmax(-1)), name
+
+
+def test_experts_in_two_tensors_are_the_experts_that_have_a_tensor_for_each_projection(tmp_path: Path) -> None:
+    """Published checkpoints of Qwen3.5 have the former layout, transformers writes the latter."""
+    found = []
+    for stacked in (True, False):
+        folder = tiny.write_tiny("qwen3_5_moe", tmp_path / f"stacked {stacked}", stacked=stacked)
+        assert any(name.endswith("experts.gate_up_proj") for name in read_tensors(folder)) is stacked
+        part = layers_part(folder, 0, 4)
+        found.append(dict(PartWeights(part, folder)))
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(weight, found[1][path]) for path, weight in found[0].items())

@@ -76,7 +76,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 def test_a_model_of_another_family_has_none(tmp_path: Path) -> None:
     source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint"), tmp_path / "source")
-    with pytest.raises(ShardmillError, match=r"drafter: mtp: of Qwen3\.5 only, and this is a phi3; leave out"):
+    with pytest.raises(ShardmillError, match=r"drafter: mtp: of a Qwen3\.5 without experts only, and this is a phi3; leave out"):
         tiny.split(source, drafter="mtp")
 
 

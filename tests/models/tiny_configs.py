@@ -119,6 +119,12 @@ MAMBA: dict[str, Any] = {
     "time_step_limit": (0.05, float("inf")),
     "rms_norm_eps": 1e-3,  # large enough to show
 }
+QWEN3_5_MOE = QWEN3_5 | {
+    "num_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 96,
+}
 QWEN3_5_VISION = {
     "depth": 1,
     "hidden_size": 32,
@@ -305,6 +311,8 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 4,
         "norm_topk_prob": True,
     },
+    "qwen3_5_moe": {"text_config": BASE | QWEN3_5_MOE, "vision_config": QWEN3_5_VISION, "tie_word_embeddings": True},
+    "qwen3_5_moe_text": BASE | QWEN3_5_MOE,
     "qwen3_5": {"text_config": BASE | QWEN3_5, "vision_config": QWEN3_5_VISION, "tie_word_embeddings": True},
     "qwen3_5_text": BASE | QWEN3_5,
     "seed_oss": BASE | {"head_dim": 32},

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shardmill import models
 from shardmill.files import write_json
-from shardmill.models.architecture import ModelDescription, blocks, prefix_of
+from shardmill.models.architecture import ModelDescription, blocks
 from shardmill.models.contract import inputs
 from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.models.part_constants import constants, table_constants, whole_blueprint
@@ -130,7 +130,7 @@ def described(model: Any, length: int = 128) -> ModelDescription:
     """Our description of one of transformers' models, whose tensors are called as in its state dict."""
     config = model.config.get_text_config()
     found: ModelDescription = models.family(model.config.model_type, models.ENCODER).describe(config, length)
-    return found.under(prefix_of(model.state_dict(), found.prefix))
+    return found.stored_as(model.state_dict())
 
 
 class Blocks:

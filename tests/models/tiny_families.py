@@ -19,7 +19,7 @@ from shardmill import models
 from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
-from shardmill.models.architecture import ModelDescription, TensorSource, blocks, prefix_of
+from shardmill.models.architecture import ModelDescription, TensorSource, blocks
 from shardmill.models.contract import PER_LAYER, GraphSpec, inputs, window_slots
 from shardmill.models.host import Floats, KVLayout, token_rows
 from shardmill.models.part_constants import constants, table_constants
@@ -40,7 +40,7 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
     torch.manual_seed(0)
     config = tiny_config(model_type, **changes)
     # With its vision tower: the class for text alone takes the same config.
-    kind = AutoModelForImageTextToText if model_type == "qwen3_5" else auto_class(config)
+    kind = AutoModelForImageTextToText if model_type in ("qwen3_5", "qwen3_5_moe") else auto_class(config)
     model = kind.from_config(config, attn_implementation="eager").eval()
     centre = 0.0 if model_type.startswith(("gemma2", "gemma3", "qwen3_5")) else 1.0  # their gains are 1 + weight
     generator = torch.Generator().manual_seed(1)
@@ -79,7 +79,7 @@ def described(model: Any, slots: int = SLOTS) -> ModelDescription:
     """Our description of one of transformers' models, by the names that its tensors have in memory."""
     config = model.config.get_text_config()
     found: ModelDescription = models.family(model.config.model_type).describe(config, slots)
-    return found.under(prefix_of(tensors_of(model), found.prefix))
+    return found.stored_as(tensors_of(model))
 
 
 def weights_of(model: ModelDescription, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -173,11 +173,14 @@ def error_of(engine: Any, tokens: Sequence[int], truth: Floats, seed: int = 0) -
     return relative_error(feed(engine, tokens, random_passes(len(tokens), seed)), truth)
 
 
-def write_tiny(model_type: str, folder: Path, **changes: Any) -> Path:
-    """A checkpoint of a family as the hub has it: bf16, in several files, with a tokenizer."""
+def write_tiny(model_type: str, folder: Path, *, stacked: bool = False, **changes: Any) -> Path:
+    """A checkpoint of a family as the hub has it: bf16, in several files, with a tokenizer.
+
+    Where transformers saves each expert in separate tensors, `stacked` keeps the tensors that it has in memory.
+    """
     from tiny import train_tokenizer
 
     model = tiny_model(model_type, **changes).to(torch.bfloat16)
-    model.save_pretrained(folder, max_shard_size="100KB")
+    model.save_pretrained(folder, max_shard_size="100KB", save_original_format=not stacked)
     train_tokenizer().save(str(folder / "tokenizer.json"))
     return folder

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 from shardmill import config, plan
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.models import family
-from shardmill.models.architecture import prefix_of
 from shardmill.models.hf_config import load_hf_config
 from shardmill.plan import Part
 from shardmill.precision import calibration
@@ -47,7 +46,7 @@ def write_case(name: str, folder: Path) -> Case:
     source = write_tiny(name, folder / "checkpoint")
     hf, tensors = load_hf_config(source), read_tensors(source)
     model = family(hf.model_type).describe(hf, SLOTS)
-    model = model.under(prefix_of(tensors, model.prefix))
+    model = model.stored_as(tensors)
     layers = model.architecture.layers
     settings = {"model": "tiny", "source": {"path": str(source)}, "context": SLOTS}
     cut = config.parse(settings | {"topology": [[0, 1], [1, layers]], "head": {"slices": 1}})

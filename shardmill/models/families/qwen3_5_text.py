@@ -7,6 +7,7 @@ token (`mtp.`) is described in models/mtp.py.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,34 @@ KINDS = {"full_attention": LayerSpec(), "linear_attention": LayerSpec(mixer="del
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers Qwen3_5TextConfig for programs of `context` slots."""
+    inner = [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
+    return hybrid(config, context, drafting=inner)
+
+
+def hybrid(
+    config: Any,
+    context: int,
+    *,
+    honours: Collection[str] = (),
+    branch: str = "mlp",
+    tensors: Mapping[str, Sources] | None = None,
+    drafting: Sequence[str] = (),
+    **options: Any,
+) -> ModelDescription:
+    """Return the description of a Qwen3.5, with MLPs or with experts.
+
+    Args:
+        config: transformers' config.
+        context: key/value slots of the programs.
+        honours: fields of the config that are read besides those of a model with MLPs.
+        branch: what follows the mixer of each layer, "mlp" or "experts".
+        tensors: the sources of the constants of what follows.
+        drafting: the names of the tensors of what follows the mixer of the layer that predicts a further token.
+        options: the options of the Graph.
+
+    Raises:
+        CheckpointError: if the config has a setting that the programs can't honour.
+    """
     delta = _delta(config)
     granted = taken_for_granted(config, GRANTED)
     if getattr(config, "output_gate_type", GATES[0]) not in GATES:
@@ -44,14 +73,15 @@ def describe(config: Any, context: int) -> ModelDescription:
     found = decoder(
         config,
         context,
-        honours=(*HONOURED, *UNREAD, *granted),
-        kinds=tuple(KINDS[name] for name in config.layer_types),
-        tensors=_gains() | _query_and_gate(config) | _recurrence(delta, config.hidden_size),
+        honours=(*HONOURED, *honours, *UNREAD, *granted),
+        kinds=tuple(replace(KINDS[name], ffn=branch) for name in config.layer_types),
+        tensors=_gains() | _query_and_gate(config) | _recurrence(delta, config.hidden_size) | dict(tensors or {}),
         qk_norm="before",
         output_gate=True,
         delta=delta if "linear_attention" in config.layer_types else None,
+        **options,
     )
-    return replace(found, ignored=(*found.ignored, *_drafting(config)))
+    return replace(found, ignored=(*found.ignored, *_drafting(config, drafting)))
 
 
 def _delta(config: Any) -> DeltaNet:
@@ -107,12 +137,17 @@ def _recurrence(delta: DeltaNet, hidden: int) -> dict[str, Sources]:
     return found | {f"{path}rate": TensorSource(f"{path}A_log", exp=True, times=-DECAY_SCALE)}
 
 
-def _drafting(config: Any) -> tuple[str, ...]:
-    """Return the names of the tensors that predict further tokens, which no program of the model has."""
+def _drafting(config: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the tensors that predict further tokens, which no program of the model has.
+
+    Args:
+        config: transformers' config.
+        names: of tensors of a layer, without its norms and its attention.
+    """
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
     found = [f"mtp.{name}.weight" for name in ("fc", *norms)]
     inner = [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
-    inner += [f"mlp.{name}_proj" for name in ("gate", "up", "down")] + ["input_layernorm", "post_attention_layernorm"]
+    inner += ["input_layernorm", "post_attention_layernorm"]
     for i in range(getattr(config, "mtp_num_hidden_layers", 0) or 0):
-        found += [f"mtp.layers.{i}.{name}.weight" for name in inner]
+        found += [f"mtp.layers.{i}.{name}" for name in (*(f"{name}.weight" for name in inner), *names)]
     return tuple(found)

@@ -25,7 +25,6 @@ from shardmill.models.architecture import (
     ModelDescription,
     blocks,
     name_under,
-    prefix_of,
 )
 from shardmill.models.contract import window_slots
 from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
@@ -111,7 +110,7 @@ def split(
     if any(rope.factors == "long" for rope in architecture.ropes.values()):
         log.warning("context %d is over the original length: LongRoPE's long factors throughout", settings.length)
     tensors = read_tensors(source)
-    model = model.under(prefix_of(tensors, model.prefix))
+    model = model.stored_as(tensors)
     drafter, of_drafter = _read_drafter(source, settings, model, hf, tensors)
     _refuse_foreign(model, tensors)
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
