@@ -39,8 +39,8 @@ def judge(gate: str, measurements: Iterable[measurement.Measurement | measuremen
 def known(source: Path, carried: int = 0, prefix: str = "model.") -> dict[str, Tensor]:
     """What the reference step writes: hidden [layers + 1, n, d] and logits [n, vocab] with the original weights."""
     weights = reference.checkpoint_weights(source, prefix)
-    table = weights("model.embed_tokens.weight")
     witness = reference.Reference(source, tiny.CONTEXT, carried)
+    table = weights(f"model.{witness.tables[0]}.weight")
     rows = weights(f"model.{witness.second}.weight") if witness.second else None
     looked_up = None if rows is None else rows.__getitem__
     head = weights("lm_head.weight") if "lm_head.weight" in read_tensors(source) else table
