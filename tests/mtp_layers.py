@@ -109,11 +109,17 @@ def published(w: Mapping[str, Tensor], config: Any, embedded: Tensor, state: Ten
 
 @torch.no_grad()
 def greedy(
-    model: Any, w: Mapping[str, Tensor], context: Sequence[int], count: int, raw: Tensor | None = None
+    model: Any,
+    w: Mapping[str, Tensor],
+    context: Sequence[int],
+    count: int,
+    raw: Tensor | None = None,
+    vocab: int | None = None,
 ) -> tuple[list[int], list[Tensor]]:
     """Return the tokens that the layer drafts to follow `context`, and the logits of each, without any cache.
 
-    `raw` are the model's last hidden states before its last norm, if not transformers' own.
+    `raw` are the model's last hidden states before its last norm, if not transformers' own. Of the tokens only the
+    first `vocab` are drafted.
     """
     if raw is None:  # transformers' last hidden state is after the norm
         states = model.model(torch.tensor([context[:-1]]), use_cache=False).last_hidden_state[0]
@@ -122,7 +128,7 @@ def greedy(
     tokens, drafted, rows = list(context[1:]), list[int](), list[Tensor]()
     while len(drafted) < count:
         out = published(w, model.config, model.model.embed_tokens(torch.tensor(tokens)), states)
-        rows.append(out[-1] @ model.lm_head.weight.T)
+        rows.append(out[-1] @ model.lm_head.weight[:vocab].T)
         drafted.append(int(rows[-1].argmax()))
         tokens, states = [*tokens, drafted[-1]], torch.cat([states, out[-1:]])
     return drafted, rows

@@ -126,6 +126,14 @@ class Head:
     slices: Annotated[
         Slices, Field(description="Programs the vocabulary is cut into, of equal size; auto: as few as fit.")
     ] = "auto"
+    draft_vocab_size: Annotated[
+        StrictInt | None,
+        Field(
+            ge=16,
+            description="How many of the model's tokens an MTP layer drafts, the first ones of the tokenizer; by "
+            "default all, and then each draft reads the whole LM head.",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -17,7 +17,7 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import INT4, NAMES, form, is_form
 from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, hf_config
-from shardmill.models.interface import ENUMERATED, FIXED, GRAPH, INFREQUENT, ONE, RANGE
+from shardmill.models.interface import ENUMERATED, FIXED, GRAPH, INFREQUENT, MTP, ONE, RANGE
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TAKEN = ("index.html", "refused")  # a batch's page, and what its rule for configs that can't be built names
@@ -85,6 +85,8 @@ def _merge_problems(config: Config, root: Path) -> list[str]:
 
 def _drafter_problems(config: Config) -> list[str]:
     """Return the problems of a drafter's source, and the settings that a build with a drafter can't have."""
+    if config.head.draft_vocab_size and config.drafter != MTP:
+        return ["head.draft_vocab_size: for `drafter: mtp` only; a checkpoint of a drafter says which tokens it drafts"]
     if config.drafter is None:
         return []
     found = [problem.replace("source", "drafter", 1) for one in config.sources[1:] for problem in _source_problems(one)]

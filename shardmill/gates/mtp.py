@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 class ReferenceMtp(nn.Module):
     """An MTP layer in fp32; all its inputs and outputs have a row for each token of one text."""
 
-    def __init__(self, config: Any) -> None:
-        """Build the layer with transformers' initial weights, for transformers' config of a qwen3_5_text."""
+    def __init__(self, config: Any, vocab: int) -> None:
+        """Build the layer with transformers' initial weights.
+
+        Args:
+            config: transformers' config of a qwen3_5_text.
+            vocab: how many tokens it drafts, the first ones of the model.
+        """
         from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
         super().__init__()
@@ -40,7 +45,7 @@ class ReferenceMtp(nn.Module):
         self.fc = nn.Linear(2 * width, width, bias=False)
         own.num_hidden_layers, own.layer_types, own._attn_implementation = 1, ["full_attention"], "eager"
         self.layers = nn.ModuleList([qwen3_5.Qwen3_5DecoderLayer(own, 0)])
-        self.lm_head = nn.Linear(width, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(width, vocab, bias=False)
         self.rotary = qwen3_5.Qwen3_5TextRotaryEmbedding(own)
 
     def join(self, embedded: Tensor, state: Tensor) -> Tensor:
@@ -73,11 +78,18 @@ def _tensor_of(parameter: str, *, tied: bool) -> str:
 
 
 @torch.no_grad()
-def load_mtp(source: Path, weights: Callable[[str], Tensor], *, tied: bool) -> ReferenceMtp:
-    """Return the MTP layer of the checkpoint in a folder; `weights` gives its tensors by transformers' names."""
-    layer = ReferenceMtp(load_hf_config(source)).eval().requires_grad_(False)
+def load_mtp(source: Path, weights: Callable[[str], Tensor], vocab: int, *, tied: bool) -> ReferenceMtp:
+    """Return the MTP layer of the checkpoint in a folder.
+
+    Args:
+        source: the folder.
+        weights: returns its tensors by transformers' names.
+        vocab: how many tokens it drafts, the first ones of the model.
+        tied: whether the model's LM head is its embedding.
+    """
+    layer = ReferenceMtp(load_hf_config(source), vocab).eval().requires_grad_(False)
     for name, parameter in layer.named_parameters():
-        parameter.copy_(weights(_tensor_of(name, tied=tied)).float())
+        parameter.copy_(weights(_tensor_of(name, tied=tied))[: len(parameter)].float())
     return layer
 
 
@@ -97,7 +109,8 @@ def mtp_case(
     from shardmill.gates.parity import Case  # brings in coremltools
 
     original, tied = checkpoint_weights(source, plan["prefix"]), plan["architecture"]["tied"]
-    exact, held = load_mtp(source, original, tied=tied), load_mtp(source, stored.over(original), tied=tied)
+    vocab = plan["drafter"]["vocab"]
+    exact, held = (load_mtp(source, each, vocab, tied=tied) for each in (original, stored.over(original)))
     embedded, read = known["hidden"][0, 1:], known["hidden"][-1, :-1]
     x = exact.join(embedded, exact.model_norm(read))
     state = exact(x)

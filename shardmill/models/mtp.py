@@ -35,7 +35,12 @@ NORMS = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
 
 
 def describe(
-    config: Any, tensors: Collection[str] | None, target: Architecture, context: int, prefix: str = PREFIX
+    config: Any,
+    tensors: Collection[str] | None,
+    target: Architecture,
+    context: int,
+    prefix: str = PREFIX,
+    vocab: int | None = None,
 ) -> DrafterDescription:
     """Return the description of a model's MTP layer.
 
@@ -45,6 +50,7 @@ def describe(
         target: the model.
         context: key/value slots of the programs.
         prefix: begins the checkpoint's names of the model where transformers' begin with "model.".
+        vocab: how many tokens it drafts, the first ones of the model; None for all.
 
     Raises:
         CheckpointError: the model has no such layer, or one that programs can't honour.
@@ -60,6 +66,8 @@ def describe(
         raise CheckpointError("drafter: mtp_use_dedicated_embeddings is True: the host has the model's embedding only")
     if tensors is not None and f"{MTP}.fc.weight" not in tensors:
         raise CheckpointError("drafter: the checkpoint has no tensors mtp.*; take one that has, or leave out `drafter`")
+    if vocab and vocab > target.vocab:
+        raise CheckpointError(f"head.draft_vocab_size: {vocab} is over the model's {target.vocab} tokens")
     own = copy(config)
     own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
     found = family(FAMILY).describe(own, context)
@@ -72,7 +80,11 @@ def describe(
     sources["fc.weight"] = TensorSource(f"{MTP}.fc.weight")
     for path, each in found.sources.items():
         sources[path] = all_renamed(each, moved)
+    if vocab:  # the tensor has the other rows too
+        head = sources["lm_head.weight"]
+        assert isinstance(head, TensorSource)
+        sources["lm_head.weight"] = replace(head, shape=(target.vocab, target.graph.hidden))
     graph = replace(found.architecture.graph, activation=target.graph.activation)
-    architecture = replace(found.architecture, model_type=MTP, graph=graph)
+    architecture = replace(found.architecture, model_type=MTP, graph=graph, vocab=vocab or target.vocab)
     model = ModelDescription(architecture, sources).under(prefix)
     return DrafterDescription(model, (target.layers,), False, MTP)

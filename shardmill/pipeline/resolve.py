@@ -232,7 +232,7 @@ def describe_drafter(config: Config, target: Architecture) -> DrafterDescription
     folder = _config_folder(source)
     names = None if source.path is None else read_tensors(folder)
     if config.drafter == MTP:
-        return mtp.describe(load_hf_config(folder), names, target, config.length)
+        return mtp.describe(load_hf_config(folder), names, target, config.length, vocab=config.head.draft_vocab_size)
     return describe_checkpoint(folder, names, target, config.length, hosted=config.program.state == HOST)
 
 

@@ -25,7 +25,7 @@ def test_the_reference_is_the_published_arithmetic(tmp_path: Path) -> None:
     model = mtp_layers.target()
     weights = mtp_layers.drawn(model)
     source = mtp_layers.write(model, weights, tmp_path)
-    layer = mtp.load_mtp(source, checkpoint_weights(source), tied=True)
+    layer = mtp.load_mtp(source, checkpoint_weights(source), 256, tied=True)
     states = model.model(torch.tensor([range(1, 21)]), output_hidden_states=True).last_hidden_state[0]
     embedded = model.model.embed_tokens(torch.arange(2, 22))
     expected = mtp_layers.published(weights, model.config, embedded, states)

@@ -76,7 +76,8 @@ def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
 
 def test_a_model_of_another_family_has_none(tmp_path: Path) -> None:
     source = tiny.fetched(tiny.write_checkpoint(tmp_path / "checkpoint"), tmp_path / "source")
-    with pytest.raises(ShardmillError, match=r"drafter: mtp: of a Qwen3\.5 without experts only, and this is a phi3; leave out"):
+    said = r"drafter: mtp: of a Qwen3\.5 without experts only, and this is a phi3; leave out"
+    with pytest.raises(ShardmillError, match=said):
         tiny.split(source, drafter="mtp")
 
 
@@ -84,3 +85,41 @@ def test_a_preview_counts_what_a_draft_reads(tmp_path: Path) -> None:
     found = preview(parse(tiny.settings(str(written(tmp_path)), **mtp_layers.SETTINGS)))
     assert not found.refused
     assert [program.kind for program in found.programs[-3:]] == ["mtp", "layers", "head"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_it_may_draft_the_first_tokens_alone(tmp_path: Path, tied: bool) -> None:
+    """Its LM head is the first rows of the model's; all other programs are as they are without."""
+    model = mtp_layers.target(tie_word_embeddings=tied)
+    source = tiny.fetched(
+        mtp_layers.write(model, mtp_layers.drawn(model), tmp_path / "checkpoint"), tmp_path / "source"
+    )
+    all_tokens, _ = tiny.split(source, **mtp_layers.SETTINGS, head={"slices": 2})
+    parts, plan = tiny.split(source, **mtp_layers.SETTINGS, head={"slices": 2, "draft_vocab_size": 48})
+    assert plan["drafter"]["vocab"] == 48 and "tokens" not in plan["drafter"]
+    (head,) = (one for one in parts["draft_head"].tensors if one.path == "lm_head.weight")
+    assert (head.rows, head.stored) == ((0, 48), (48, 64))
+    same = [name for name, part in parts.items() if part.content == all_tokens[name].content]
+    assert same == [name for name in parts if name != "draft_head"]
+    sizes = [
+        preview(parse(tiny.settings(str(source), **mtp_layers.SETTINGS, head=head))).programs[-1].weight_bytes
+        for head in ({}, {"draft_vocab_size": 48})
+    ]
+    assert sizes[1] < sizes[0] / 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"drafter": "mtp", "head": {"draft_vocab_size": 257}},
+            "head.draft_vocab_size: 257 is over the model's 256 tokens",
+        ),
+        ({"head": {"draft_vocab_size": 48}}, "head.draft_vocab_size: for `drafter: mtp` only"),
+        ({"drafter": "mtp", "head": {"draft_vocab_size": 15}}, "head.draft_vocab_size: .*16"),
+    ],
+)
+def test_a_draft_vocabulary_that_nothing_drafts_is_refused(tmp_path: Path, settings: Any, said: str) -> None:
+    source = written(tmp_path)
+    with pytest.raises(ShardmillError, match=said):
+        preview(parse(tiny.settings(str(source), **settings)))

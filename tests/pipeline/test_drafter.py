@@ -42,7 +42,7 @@ def project(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
         model = mtp_layers.target("qwen3_5")  # as it is published, with its vision tower
         checkpoint = mtp_layers.write(model, mtp_layers.drawn(model), folder / "checkpoint")
         made = Project(folder / "project").create(checkpoint)
-        form = {"topology": "auto"}
+        form = {"topology": "auto", "head": {"draft_vocab_size": 128}}
     else:
         made = Project(folder / "project").create(tiny.write_checkpoint(folder / "checkpoint"))
         heads.write_head(made.folder / "head")

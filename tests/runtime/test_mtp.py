@@ -29,6 +29,11 @@ NEW, VOCAB = 40, 12  # so few tokens that random weights guess some of them
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "states in the graph": ({}, {}),
     "states on the host, an LM head of its own": ({"tie_word_embeddings": False}, {"program": {"state": "host"}}),
+    "drafts of the first tokens": ({"vocab_size": 18}, {"head": {"draft_vocab_size": 16}}),
+    "drafts of the first tokens, an LM head of its own": (
+        {"vocab_size": 18, "tie_word_embeddings": False},
+        {"head": {"draft_vocab_size": 16}},
+    ),
 }
 
 
@@ -36,7 +41,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Engine]:
     """transformers' model, the tensors of the MTP layer, and the engine."""
     changes, settings = FORMS[request.param]
-    folder, model = tmp_path_factory.mktemp("mtp"), mtp_layers.target(vocab_size=VOCAB, **changes)
+    folder, model = tmp_path_factory.mktemp("mtp"), mtp_layers.target(**{"vocab_size": VOCAB, **changes})
     weights = mtp_layers.drawn(model)
     source = tiny.fetched(mtp_layers.write(model, weights, folder / "checkpoint"), folder / "source")
     build = tiny.converted(source, folder, quantization="fp16", **mtp_layers.SETTINGS, **settings)
@@ -53,11 +58,11 @@ def test_drafts_and_accepted_counts_are_those_of_the_arithmetic(made: tuple[Any,
     plain = run(Session(engine), prompt, max_new_tokens=NEW)
     text = mtp_layers.continued(model, prompt, NEW)
     assert list(found.tokens) == list(plain.tokens) == text
-    rounds = [one for one in drafter.rounds if one[1]]
+    rounds, drafted = [one for one in drafter.rounds if one[1]], engine.manifest["drafter"]["vocab"]
     assert len(rounds) > 10 and {accepted for *_, accepted in rounds} >= {0, 1}
     whole = prompt + text
     for context, draft, accepted in rounds:
-        assert list(draft) == mtp_layers.greedy(model, weights, context, len(draft))[0]
+        assert list(draft) == mtp_layers.greedy(model, weights, context, len(draft), vocab=drafted)[0]
         follows = whole[len(context) :][: len(draft)]
         right = [ours == theirs for ours, theirs in zip(draft, follows, strict=False)]
         assert accepted == [*right, False].index(False)
@@ -71,12 +76,16 @@ def test_logits_are_those_of_the_arithmetic(made: tuple[Any, Any, Engine]) -> No
     context = [int(i) for i in np.random.default_rng(7).integers(0, VOCAB, 12)]
     run(Session(engine), context[:-1], max_new_tokens=1)
     kept = torch.from_numpy(engine.taps[: len(context) - 1]).float()
-    drafts, rows = mtp_layers.greedy(model, weights, context, 4, kept)
+    drafted = engine.manifest["drafter"]["vocab"]
+    drafts, rows = mtp_layers.greedy(model, weights, context, 4, kept, drafted)
     head.follow(len(context) - 1)
     got = [head.forward([token], [p], [p])[0] for p, token in enumerate(context[1:])][-1:]
     got += [head.forward([token], [p], [p])[0] for p, token in enumerate(drafts[:-1], len(context) - 1)]
     for ours, theirs in zip(got, rows, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-4 * float(theirs.abs().max()))  # inputs are fp16
+        assert np.isneginf(ours[drafted:]).all()
+        np.testing.assert_allclose(
+            ours[:drafted], theirs, rtol=0, atol=5e-4 * float(theirs.abs().max())
+        )  # inputs are fp16
 
 
 def test_it_is_made_by_its_name(made: tuple[Any, Any, Engine]) -> None:

@@ -257,7 +257,8 @@ def _read_drafter(
     folder, target = source / FOLDER, model.architecture
     found: Mapping[str, TensorInfo] = {}
     if settings.drafter == MTP:
-        drafter = mtp.describe(hf, tensors, target, settings.length, model.prefix)
+        vocab = settings.head.draft_vocab_size
+        drafter = mtp.describe(hf, tensors, target, settings.length, model.prefix, vocab)
     else:
         found = read_tensors(folder)
         drafter = describe_checkpoint(folder, found, target, settings.length, hosted=settings.program.state == HOST)
