@@ -20,10 +20,10 @@ from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place, of_drafter
 
 
-def loaded(build: tiny.Build, folder: Path) -> Engine:
-    """The engine of a build in fp32, from bundles that are compiled into a folder."""
+def loaded(build: tiny.Build, folder: Path, precision: str = "fp32") -> Engine:
+    """The portable engine of a build, from bundles that are compiled into a folder."""
     bundles = {name: folder / f"{name}.mlmodelc" for name in build.packages}
-    with load_programs_as("fp32"):
+    with load_programs_as(precision):
         for name, package in build.packages.items():
             ct.models.utils.compile_model(str(package), str(bundles[name]))
         return Engine(in_place(build.plan, bundles, build.table), Path("/"))

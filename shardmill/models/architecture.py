@@ -130,6 +130,7 @@ class Graph:
     logit_scale: float = 1.0
     branch_scale: float = 1.0  # of what a branch adds to the residual stream
     stream_scale: float = 1.0  # the residual stream is this many times the model's, to stay in the range of fp16
+    output_scale: float = 1.0  # what the projections that write to the stream read is this many times the model's
     conv_taps: int = 0  # of a short convolution: this token and conv_taps - 1 before it
     norm: str = "rms"  # or "layer": LayerNorm
     norm_bias: bool = True  # of LayerNorms

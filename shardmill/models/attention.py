@@ -109,6 +109,7 @@ class Attention(nn.Module):
         q, k, v = self.fused(x, shared) if self.g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
         y = self.mixed(q, k, v, shared, *cache)
         y = y * sigmoid_by_tanh(self.gate_proj(x)) if self.g.output_gate else y
+        y = scale(y, self.g.output_scale)
         out: Tensor = self.o_proj(y)
         return out + shared.adapter.attended(y) if shared.adapter else out
 

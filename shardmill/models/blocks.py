@@ -86,7 +86,7 @@ class GatedMLP(nn.Module):
             gate, up = self.gate_proj(x), self.up_proj(x)
         if adapter:
             gate, up = (one + added for one, added in zip((gate, up), adapter.widened(x), strict=True))
-        y = ACTIVATIONS[self.g.activation](gate) * up
+        y = scale(ACTIVATIONS[self.g.activation](gate) * up, self.g.output_scale)
         down: Tensor = self.down_proj(y)
         return down + adapter.narrowed(y) if adapter else down
 

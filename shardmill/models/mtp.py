@@ -31,7 +31,8 @@ from shardmill.models.eagle3 import DrafterDescription
 from shardmill.models.interface import MTP
 
 FAMILY = "qwen3_5_text"  # also of the text tower of a qwen3_5
-NORMS = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+BEFORE = ("pre_fc_norm_embedding", "pre_fc_norm_hidden")
+NORMS = ("norm", *BEFORE)
 
 
 def describe(
@@ -76,7 +77,10 @@ def describe(
     def moved(name: str) -> str:
         return next((new + name.removeprefix(old) for old, new in names.items() if name.startswith(old)), name)
 
-    sources: dict[str, Sources] = {f"{name}.weight": TensorSource(f"{MTP}.{name}.weight", add=1.0) for name in NORMS}
+    scales = {name: target.graph.stream_scale for name in BEFORE}  # fc writes to the stream
+    sources: dict[str, Sources] = {
+        f"{name}.weight": TensorSource(f"{MTP}.{name}.weight", add=1.0, times=scales.get(name, 1.0)) for name in NORMS
+    }
     sources["fc.weight"] = TensorSource(f"{MTP}.fc.weight")
     for path, each in found.sources.items():
         sources[path] = all_renamed(each, moved)

@@ -130,10 +130,10 @@ class MtpPart(nn.Module):
         super().__init__()
         g = blueprint.graph
         self.hidden = g.hidden
-        self.model_norm, self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (
-            norm(g, weights, name, g.stream_eps)
-            for name in (MODEL_NORM, "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        self.model_norm, self.norm, self.pre_fc_norm_embedding = (
+            norm(g, weights, name, g.stream_eps) for name in (MODEL_NORM, "norm", "pre_fc_norm_embedding")
         )
+        self.pre_fc_norm_hidden = norm(g, weights, "pre_fc_norm_hidden", g.rms_norm_eps)  # of a norm's output
         self.fc = projection(weights["fc.weight"])
 
     def forward(self, x: Tensor) -> Tensor:

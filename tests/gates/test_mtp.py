@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardmill.gates import measurement, mtp
 from shardmill.gates.reference import checkpoint_weights
+from shardmill.models.families import qwen3_5_text
 from shardmill.models.interface import DRAFT_PARTS
 
 
@@ -33,11 +34,14 @@ def test_the_reference_is_the_published_arithmetic(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected @ model.lm_head.weight.T, rtol=0, atol=1e-4)
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "scaled stream"])
+def build(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
     folder, model = tmp_path_factory.mktemp("mtp"), mtp_layers.target()
     source = tiny.fetched(mtp_layers.write(model, mtp_layers.drawn(model), folder / "checkpoint"), folder / "source")
-    return tiny.converted(source, folder, **mtp_layers.SETTINGS)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param:
+            patch.setattr(qwen3_5_text, "WIDE", 64)
+        return tiny.converted(source, folder, **mtp_layers.SETTINGS)
 
 
 @pytest.fixture(scope="module")

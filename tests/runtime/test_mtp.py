@@ -16,6 +16,7 @@ from shardmill.decode import Session, run
 from shardmill.decode.drafters import create_drafter
 from shardmill.decode.drafters.eagle3 import MtpDrafter
 from shardmill.decode.policies import AlwaysDraft
+from shardmill.models.families import qwen3_5_text
 from shardmill.runtime.drafter import DrafterEngine, load_drafter
 from shardmill.runtime.engine import Engine
 
@@ -29,6 +30,7 @@ NEW, VOCAB = 40, 12  # so few tokens that random weights guess some of them
 FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "states in the graph": ({}, {}),
     "states on the host, an LM head of its own": ({"tie_word_embeddings": False}, {"program": {"state": "host"}}),
+    "a scaled stream": ({}, {}),
     "drafts of the first tokens": ({"vocab_size": 18}, {"head": {"draft_vocab_size": 16}}),
     "drafts of the first tokens, an LM head of its own": (
         {"vocab_size": 18, "tie_word_embeddings": False},
@@ -44,7 +46,10 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder, model = tmp_path_factory.mktemp("mtp"), mtp_layers.target(**{"vocab_size": VOCAB, **changes})
     weights = mtp_layers.drawn(model)
     source = tiny.fetched(mtp_layers.write(model, weights, folder / "checkpoint"), folder / "source")
-    build = tiny.converted(source, folder, quantization="fp16", **mtp_layers.SETTINGS, **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "a scaled stream":
+            patch.setattr(qwen3_5_text, "WIDE", 64)
+        build = tiny.converted(source, folder, quantization="fp16", **mtp_layers.SETTINGS, **settings)
     return model, weights, loaded(build, folder)
 
 
@@ -68,14 +73,15 @@ def test_drafts_and_accepted_counts_are_those_of_the_arithmetic(made: tuple[Any,
         assert accepted == [*right, False].index(False)
 
 
-def test_logits_are_those_of_the_arithmetic(made: tuple[Any, Any, Engine]) -> None:
+def test_logits_are_those_of_the_arithmetic(made: tuple[Any, Any, Engine], request: pytest.FixtureRequest) -> None:
     """In every step of a draft: the first reads the model's hidden state, and the others the layer's own."""
     model, weights, engine = made
     head = load_drafter(engine)
     assert isinstance(head, DrafterEngine)
     context = [int(i) for i in np.random.default_rng(7).integers(0, VOCAB, 12)]
     run(Session(engine), context[:-1], max_new_tokens=1)
-    kept = torch.from_numpy(engine.taps[: len(context) - 1]).float()
+    scale = qwen3_5_text.STREAM_SCALE if "scaled" in request.node.name else 1.0
+    kept = torch.from_numpy(engine.taps[: len(context) - 1]).float() / scale
     drafted = engine.manifest["drafter"]["vocab"]
     drafts, rows = mtp_layers.greedy(model, weights, context, 4, kept, drafted)
     head.follow(len(context) - 1)

@@ -329,7 +329,7 @@ def _sizes(step: LoweredStep | None, of: Ref | None = None) -> tuple[int | None,
 def _column(arg: Arg) -> Tensor | None:
     """Return a constant with a number for each channel, as [channels, 1]."""
     value = arg.value if isinstance(arg, Const) else None
-    return value.reshape(-1, 1) if isinstance(value, Tensor) and value.numel() == max(value.shape) else None
+    return value.reshape(-1, 1) if isinstance(value, Tensor) and value.numel() == max(value.shape, default=0) else None
 
 
 def _matrix(step: LoweredStep) -> Matrix:

@@ -237,6 +237,7 @@ OTHERS = {
     "products of two inputs": text(1).replace(
         f"{image(FFN, 'up')} = conv(x = x", f"{image(D, 'x2')} = square(x = x);\n{image(FFN, 'up')} = conv(x = x2"
     ),
+    "one number in the place of the weights": text(1).replace("mul(x = h, y = v)", "mul(x = h, y = fp32(0.5))"),
     "nothing of x": text(1).replace("mul(x = h, y = v)", "mul(x = w, y = v)"),
 }
 

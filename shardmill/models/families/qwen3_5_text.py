@@ -30,6 +30,10 @@ HONOURED = (
 GRANTED = {"attn_output_gate": True, "mamba_ssm_dtype": "float32", "mlp_only_layers": [], "attention_bias": False}
 UNREAD = ("full_attention_interval", "mtp_use_dedicated_embeddings", "output_gate_type", "partial_rotary_factor")
 GATES = ("swish", "silu")
+# The deep layers of the 27B model leave fp16's range, and scaling its stream mended this on a Neural Engine (ANEForge,
+# pull request 51, which says so of no smaller model). What writes to the stream reads less, instead of having smaller
+# weights: INT8 scales of so small weights would be subnormal in fp16.
+WIDE, STREAM_SCALE = 5120, 1 / 32
 KINDS = {"full_attention": LayerSpec(), "linear_attention": LayerSpec(mixer="delta", rope=None, mask="")}
 
 
@@ -54,10 +58,10 @@ def hybrid(
     Args:
         config: transformers' config.
         context: key/value slots of the programs.
-        honours: fields of the config that are read besides those of a model with MLPs.
-        branch: what follows the mixer of each layer, "mlp" or "experts".
-        tensors: the sources of the constants of what follows.
-        drafting: the names of the tensors of what follows the mixer of the layer that predicts a further token.
+        honours: fields of the config that are read besides the fields of a model with MLPs.
+        branch: the kind of each layer's feed-forward block, "mlp" or "experts".
+        tensors: the sources of this block's constants.
+        drafting: the names of the tensors of this block in the layer that predicts a further token.
         options: the options of the Graph.
 
     Raises:
@@ -70,18 +74,27 @@ def hybrid(
     unknown = sorted({*config.layer_types} - KINDS.keys())
     if unknown:
         raise CheckpointError(f"layer_types: {unknown[0]!r}: programs have {' and '.join(KINDS)} only")
+    scale = stream_scale(config)
+    mixers = _query_and_gate(config) | _recurrence(delta, config.hidden_size, scale)
     found = decoder(
         config,
         context,
         honours=(*HONOURED, *honours, *UNREAD, *granted),
         kinds=tuple(replace(KINDS[name], ffn=branch) for name in config.layer_types),
-        tensors=_gains() | _query_and_gate(config) | _recurrence(delta, config.hidden_size) | dict(tensors or {}),
+        tensors=_gains() | mixers | dict(tensors or {}),
         qk_norm="before",
         output_gate=True,
+        stream_scale=scale,
+        output_scale=scale,
         delta=delta if "linear_attention" in config.layer_types else None,
         **options,
     )
     return replace(found, ignored=(*found.ignored, *_drafting(config, drafting)))
+
+
+def stream_scale(config: Any) -> float:
+    """Return how many times the model's the residual stream is in the programs."""
+    return STREAM_SCALE if config.hidden_size >= WIDE and not getattr(config, "num_experts", 0) else 1.0
 
 
 def _delta(config: Any) -> DeltaNet:
@@ -124,8 +137,11 @@ def _query_and_gate(config: Any) -> dict[str, Sources]:
     }
 
 
-def _recurrence(delta: DeltaNet, hidden: int) -> dict[str, Sources]:
-    """Return the sources of a DeltaNet layer's constants whose names or values are not the checkpoint's."""
+def _recurrence(delta: DeltaNet, hidden: int, scale: float) -> dict[str, Sources]:
+    """Return the sources of a DeltaNet layer's constants whose names or values are not the checkpoint's.
+
+    The gain of its last norm includes the stream's scale.
+    """
     path, heads = "linear_attn.", delta.value_heads
     found: dict[str, Sources] = {
         f"{path}tap_{j}": TensorSource(f"{path}conv1d.weight", column=j, shape=(delta.mixed, 1, delta.taps))
@@ -134,6 +150,7 @@ def _recurrence(delta: DeltaNet, hidden: int) -> dict[str, Sources]:
     found[f"{path}in_proj_ba.weight"] = tuple(
         TensorSource(f"{path}in_proj_{name}.weight", shape=(heads, hidden)) for name in "ba"
     )
+    found[f"{path}norm.weight"] = TensorSource(f"{path}norm.weight", times=scale)
     return found | {f"{path}rate": TensorSource(f"{path}A_log", exp=True, times=-DECAY_SCALE)}
 
 
