@@ -13,6 +13,7 @@ from shardmill.serve.answer import LEAST
 from shardmill.serve.engine_worker import DecideWork
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import (
+    MOST_TEXTS,
     NO_EFFECT,
     ApiError,
     ChatMessage,
@@ -22,7 +23,6 @@ from shardmill.serve.protocol import (
     invalid,
 )
 
-MOST_TEXTS = 2048  # as for the endpoints of encoders
 MOST_LABELS = 128
 Text = Annotated[str, Field(min_length=1)]
 

@@ -27,7 +27,16 @@ from shardmill.serve.http import AdmissionMiddleware
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings
 from shardmill.serve.prepare import check_model_name
-from shardmill.serve.protocol import ApiError, Strict, broken, client_gone, invalid, shutting_down, too_busy
+from shardmill.serve.protocol import (
+    MOST_TEXTS,
+    ApiError,
+    Strict,
+    broken,
+    client_gone,
+    invalid,
+    shutting_down,
+    too_busy,
+)
 from shardmill.serve.stream import while_connected
 
 T = TypeVar("T")
@@ -111,7 +120,6 @@ class EncoderWorker:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-MOST_TEXTS = 2048
 TURN = 64  # texts
 Row = TypeVar("Row")
 Text = Annotated[str, Field(min_length=1)]

@@ -84,6 +84,7 @@ def broken() -> ApiError:
     return ApiError(500, "the server failed to answer; its log says why", kind="server_error", code="internal_error")
 
 
+MOST_TEXTS = 2048  # of a request to label, embed, rank or decide
 MOST_STOPS = 16
 MOST_CHOICES = 16  # each waits in the queue like a request
 MOST_TOOLS = 128
@@ -96,7 +97,8 @@ EITHER = {  # fields that accept several types, for which pydantic would report 
     "prompt": "must be one text or one list of tokens",
     "stop": f"must be a text of 1 to {LONGEST_STOP} characters or a list of at most {MOST_STOPS} such texts",
     "content": "must be a text or a list of parts of type text",
-    "input": "must be a text or a list of texts, of tokens or of lists of tokens",
+    "input": f"must be a text or a list of at most {MOST_TEXTS} texts, and no text may be empty; "
+    "/v1/embeddings takes tokens, too",
     "tool_choice": 'must be none, auto, required or {"type": "function", "function": {"name": NAME}}',
 }
 
