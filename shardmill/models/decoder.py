@@ -49,18 +49,22 @@ READ = {
 # Fields that do not change what a trained model computes: training, generation, bookkeeping.
 IDLE = {
     "architectures",
-    "attention_dropout",
     "auto_map",
     "cache_implementation",
     "chunk_size_feed_forward",
     "dtype",
     "embd_pdrop",
-    "hidden_dropout",
+    "gradient_checkpointing",
     "id2label",
     "initializer_range",
     "is_encoder_decoder",
+    "is_llama_config",  # nanotron's, in SmolLM2
+    "keys_to_ignore_at_inference",
     "label2id",
+    "max_sequence_length",
+    "model_max_length",
     "name_or_path",
+    "neftune_noise_alpha",
     "original_max_position_embeddings",  # LongRoPE's, read with rope_parameters
     "output_attentions",
     "output_hidden_states",
@@ -68,16 +72,20 @@ IDLE = {
     "pretraining_tp",  # splits products into sums: the same arithmetic
     "problem_type",
     "resid_pdrop",
-    "residual_dropout",
     "return_dict",
     "rope_scaling",  # folded into rope_parameters by transformers
     "rope_theta",
     "router_aux_loss_coef",
+    "task_specific_params",
     "tokenizer_class",
     "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
     "transformers_version",
+    "use_bfloat16",
     "use_cache",
 }
+BEGINNINGS, ENDINGS = ("_", "unsloth"), ("_token_id", "dropout", "dropout_prob")  # of further names of idle fields
 NEUTRAL: tuple[Any, ...] = (None, False, 0, 0.0, 1.0, "", [], {}, ())
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 
@@ -248,7 +256,8 @@ def refuse_unplaced(config: Any, honours: Collection[str]) -> None:
     """Raise CheckpointError for a field that nothing here reads and that is not at its neutral value."""
     placed = {*READ, *IDLE, *honours}
     for field, value in sorted(config.to_dict().items()):
-        if field in placed or field.startswith(("_", "unsloth")) or field.endswith("_token_id") or is_neutral(value):
+        idle = field in placed or field.startswith(BEGINNINGS) or field.endswith(ENDINGS)
+        if idle or is_neutral(value) or (field == "layer_types" and {*value} == {"full_attention"}):
             continue
         raise CheckpointError(f"config.json: {field} is {value!r}: {config.model_type} programs have no place for it")
 

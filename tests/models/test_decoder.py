@@ -60,6 +60,13 @@ def test_what_is_read_and_what_is_idle_may_have_any_value() -> None:
     refuse_unplaced(Config(window=7), ("window",))
     with pytest.raises(CheckpointError, match="window is 7"):
         refuse_unplaced(Config(window=7), ("windows",))
+    refuse_unplaced(Config(hidden_dropout_prob=0.1, decoder_start_token_id=5), ())
+
+
+def test_layers_that_are_all_full_attention_are_no_kinds_of_layers() -> None:
+    refuse_unplaced(Config(layer_types=["full_attention"] * 2), ())
+    with pytest.raises(CheckpointError, match="layer_types is "):
+        refuse_unplaced(Config(layer_types=["full_attention", "sliding_attention"]), ())
 
 
 def test_no_field_is_called_both_read_and_idle() -> None:

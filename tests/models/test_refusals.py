@@ -198,6 +198,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"num_kv_shared_layers": 6},
         "num_kv_shared_layers is 6: no earlier layer has the cache",
     ),
+    "Gemma 2's second window": (
+        "gemma2",
+        {"sliding_window_size": 9},
+        "sliding_window_size is 9: transformers computes",
+    ),
+    "a Llama's other activation": ("llama", {"activation": "geglu"}, "activation is 'geglu': transformers computes"),
     "Qwen3.5 without a gate": ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate is False"),
     "Qwen3.5's state in bf16": ("qwen3_5_text", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype is 'bfloat16'"),
     "Qwen3.5 with biases": ("qwen3_5_text", {"attention_bias": True}, "attention_bias is True"),

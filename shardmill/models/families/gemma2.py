@@ -10,7 +10,7 @@ from math import sqrt
 from typing import Any
 
 from shardmill.models.architecture import ModelDescription, TensorSource
-from shardmill.models.decoder import activation, attention_biases, decoder, kinds_by_type
+from shardmill.models.decoder import activation, attention_biases, decoder, kinds_by_type, taken_for_granted
 
 # Gemma's residual stream goes far beyond fp16's largest number: peaks of 61,040 to 292,969 were reported for Gemma 3
 # (Anemll, docs/GEMMA3_FP16_SCALING.md). The norms make the model's output independent of the stream's scale.
@@ -33,7 +33,7 @@ def describe(config: Any, context: int) -> ModelDescription:
     return decoder(
         config,
         context,
-        honours=HONOURED,
+        honours=(*HONOURED, *taken_for_granted(config, {"sliding_window_size": window})),
         kinds=kinds_by_type(config.layer_types, context, window),
         window=window,
         tensors=gains(),

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import ModelDescription
-from shardmill.models.decoder import attention_biases, decoder
+from shardmill.models.decoder import attention_biases, decoder, taken_for_granted
+
+GRANTED = {"activation": "swiglu"}  # another name for what hidden_act says
 
 
 def describe(config: Any, context: int) -> ModelDescription:
@@ -16,7 +18,7 @@ def describe(config: Any, context: int) -> ModelDescription:
     return decoder(
         config,
         context,
-        honours=("attention_bias", "mlp_bias"),
+        honours=("attention_bias", "mlp_bias", *taken_for_granted(config, GRANTED)),
         **attention_biases(config),
         mlp_bias=bool(config.mlp_bias),
     )
