@@ -51,6 +51,15 @@ def encode_beginning(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokens[: len(tokens) - after]
 
 
+def unknown_token(tokenizer: Tokenizer) -> int | None:
+    """Return the token that a tokenizer writes for whatever it does not know; None if it has no such token."""
+    try:
+        found = tokenizer.model.tokenize("\U0010fffd")  # of private use, so no vocabulary has it
+    except Exception:  # the library raises plain Exception if the token is missing
+        return None
+    return int(found[0].id) if len(found) == 1 else None  # otherwise its bytes, or nothing
+
+
 LINE = "\n"  # a text that labels follow: tokenizers join no letter with the end of a line
 
 
@@ -65,9 +74,10 @@ def single_tokens(file: Path, labels: Sequence[str]) -> list[int]:
 
     Raises:
         CheckpointError: the file cannot be read as a tokenizer.
-        ConfigError: a label is no single token, or has another label's token.
+        ConfigError: a label is no single token, is unknown to the tokenizer, or has another label's token.
     """
     tokenizer, found = read_tokenizer(file), dict[int, str]()
+    unknown = unknown_token(tokenizer)
     before = tokenizer.encode(LINE, add_special_tokens=False).ids
     for label in labels:
         whole = tokenizer.encode(LINE + label, add_special_tokens=False).ids
@@ -77,6 +87,8 @@ def single_tokens(file: Path, labels: Sequence[str]) -> list[int]:
             raise ConfigError(
                 f"program.labels: {label!r} is {pieces} after a line, not one separate token; leave it out"
             )
+        if ids[0] == unknown:
+            raise ConfigError(f"program.labels: {label!r} is unknown to the tokenizer; leave it out")
         if ids[0] in found:
             raise ConfigError(f"program.labels: {label!r} has the token of {found[ids[0]]!r}; leave one out")
         found[ids[0]] = label

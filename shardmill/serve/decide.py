@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from shardmill.checkpoint.tokenizer import unknown_token
 from shardmill.decode import LabelCalibration, LabelScores, label_probabilities
 from shardmill.decode.generate import agreement
 from shardmill.serve.answer import LEAST
@@ -73,7 +74,7 @@ def split_labels(model: Model, text: str, labels: Sequence[str], *, special: boo
         most: tokens that the prompt may have together with a label.
 
     Raises:
-        ApiError: labels can't be told apart by their tokens, or the text is empty or too long.
+        ApiError: the tokenizer does not know a label or tell it from another, or the text is empty or too long.
     """
     prompt = model.encode(text, special=special)
     if len(prompt) > most:  # before it is tokenised once more for each label
@@ -81,9 +82,12 @@ def split_labels(model: Model, text: str, labels: Sequence[str], *, special: boo
     whole = [model.encode(text + label, special=special) for label in labels]
     shared = min(agreement(prompt, one) for one in whole)
     split = [tuple(one[shared:]) for one in whole]
+    unknown = unknown_token(model.tokenizer)
     for label, tokens in zip(labels, split, strict=True):
         if not tokens:
             raise invalid(f"labels: {label!r} adds no token to the text", "labels")
+        if unknown in tokens:
+            raise invalid(f"labels: {label!r} has a character that is unknown to the tokenizer", "labels")
     if len(set(split)) < len(split):
         again = next(i for i, tokens in enumerate(split) if tokens in split[:i])
         raise invalid(f"labels: {labels[again]!r} has the same tokens as another label", "labels")

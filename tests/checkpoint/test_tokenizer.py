@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from shardmill.checkpoint.tokenizer import read_tokenizer, single_tokens
+from shardmill.checkpoint.tokenizer import read_tokenizer, single_tokens, unknown_token
 from shardmill.decode.text import TextStream
 from shardmill.errors import ConfigError
 from shardmill.pipeline.steps.reference import encode
@@ -151,3 +151,30 @@ def test_a_label_of_several_tokens_or_of_another_s_token_is_refused(tmp_path: Pa
     byte_fallback().save(str(file))
     with pytest.raises(ConfigError, match="program.labels: '▁s' has the token of ' s'; leave one out"):
         single_tokens(file, [" s", "▁s"])
+
+
+UNKNOWN = [
+    Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2, "\n": 3}, unk_token="[UNK]")),
+    Tokenizer(models.BPE({"a": 0, "b": 1, "\n": 2, "[UNK]": 3}, [], unk_token="[UNK]")),
+    Tokenizer(models.Unigram([("a", -1.0), ("[UNK]", 0.0), ("b", -1.0), ("\n", -1.0)], unk_id=1)),
+]
+
+
+@pytest.mark.parametrize("tokenizer", UNKNOWN, ids=lambda one: type(one.model).__name__)
+def test_a_label_that_the_tokenizer_does_not_know_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """It would share its token with all other unknown texts."""
+    if isinstance(tokenizer.model, models.WordLevel):
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
+    assert unknown_token(tokenizer) == theirs.unk_token_id == theirs("è", add_special_tokens=False).input_ids[0]
+    file = tmp_path / "tokenizer.json"
+    tokenizer.save(str(file))
+    assert single_tokens(file, ["a", "b"]) == theirs("ab", add_special_tokens=False).input_ids
+    with pytest.raises(ConfigError, match=r"program\.labels: 'è' is unknown to the tokenizer; leave it out"):
+        single_tokens(file, ["a", "è"])
+
+
+def test_a_tokenizer_may_know_everything() -> None:
+    """By its bytes; or it has no token for what it does not know."""
+    assert unknown_token(byte_level()) is unknown_token(byte_fallback()) is None
+    assert unknown_token(Tokenizer(models.Unigram([("a", -1.0)]))) is None

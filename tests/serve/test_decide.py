@@ -17,7 +17,7 @@ import tiny
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import processors
+from tokenizers import Tokenizer, models, processors
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import LabelCalibration
@@ -292,6 +292,16 @@ def test_anything_is_decided_or_refused(server: Running, texts: Any, labels: Any
     else:
         assert status == 400 and {*answer["error"]} == {"message", "type", "param", "code"}
         assert answer["error"]["message"].isprintable()
+
+
+def test_a_label_that_the_tokenizer_does_not_know_is_a_400() -> None:
+    """All unknown characters are the same token, so its probability would say nothing of the label."""
+    tokenizer = Tokenizer(models.BPE({"<unk>": 0, "a": 1, "b": 2, "é": 3}, [], unk_token="<unk>"))
+    with running(replace(fake_model(), tokenizer=tokenizer)) as server:
+        assert decide(server, input="aéx", labels=["b", "é"])
+        status, answer = server.post({"model": NAME, "input": "aéx", "labels": ["b", "bè"]}, PATH)
+    assert status == 400 and answer["error"]["param"] == "labels"
+    assert answer["error"]["message"] == "labels: 'bè' has a character that is unknown to the tokenizer"
 
 
 def test_another_model_is_a_404(server: Running) -> None:
