@@ -6,6 +6,7 @@ what needs a stored answer is refused by name.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -85,6 +86,13 @@ class FunctionTool(Strict):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @field_validator("parameters")
+    @classmethod
+    def _is_json(cls, value: Any) -> Any:
+        """Refuse NaN and infinities, which Python reads: they would come back in an answer that is no JSON."""
+        json.dumps(value, allow_nan=False)  # raises a ValueError that says so
+        return value
+
 
 class NamedFunction(Strict):
     """A tool choice that names a function."""
@@ -120,7 +128,7 @@ class Reasoning(Strict):
 class ResponsesRequest(Strict):
     """The body of POST /v1/responses."""
 
-    accepted = (NO_EFFECT - {"store"}) | {"truncation"}
+    accepted = (NO_EFFECT - {"store", "metadata"}) | {"truncation"}
     model: str
     input: list[InputItem] = Field(min_length=1)
     instructions: str | None = None
@@ -136,6 +144,7 @@ class ResponsesRequest(Strict):
     reasoning: Reasoning | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     store: bool | None = None
+    metadata: dict[str, str] | None = None
     shardmill: Extension = Field(default_factory=Extension)
 
     @model_validator(mode="before")
@@ -245,7 +254,7 @@ class ResponsesAnswer:
             "tools": [tool.model_dump() for tool in request.tools or ()],
             "top_p": request.top_p,
             "usage": None,
-            "metadata": (request.__pydantic_extra__ or {}).get("metadata") or {},
+            "metadata": request.metadata or {},
         }
 
     def whole(self, answers: Sequence[list[Item]]) -> Json:

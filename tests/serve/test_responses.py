@@ -46,14 +46,14 @@ def test_a_text_is_answered_as_a_chat_is(server: Running) -> None:
     """Instructions are the system's message; a text is the user's."""
     messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     chat: Any = server.client().chat.completions.create(model=NAME, messages=messages, temperature=0)
-    answer = respond(server, instructions="Be brief.", input="Hello")
+    answer = respond(server, instructions="Be brief.", input="Hello", metadata={"of": "a test"})
     assert answer.output_text == chat.choices[0].message.content
     assert answer.status == "completed" and answer.object == "response" and not answer.store
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (
         chat.usage.prompt_tokens,
         chat.usage.completion_tokens,
     )
-    assert answer.instructions == "Be brief."
+    assert answer.instructions == "Be brief." and answer.metadata == {"of": "a test"}
 
 
 def test_calls_are_items_and_come_back_with_their_outputs(server: Running) -> None:
@@ -151,6 +151,9 @@ def test_thoughts_are_items() -> None:
         ({"tool_choice": "required"}, "tool_choice: required needs tools"),
         ({"text": {"format": {"type": "json_schema"}}}, "json_schema needs json_schema.schema"),
         ({"max_tool_calls": 3}, "'max_tool_calls' is not supported"),
+        ({"metadata": {"a": float("nan")}}, "metadata.a: "),
+        ({"tools": [{"type": "function", "name": "f", "parameters": {"maximum": float("inf")}}]},
+         "tools.0.parameters: Out of range float values are not JSON"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
