@@ -54,23 +54,24 @@ def add_pages(
         metrics: the counters for /metrics.
         adapters: returns the names of the model's adapters.
     """
+    get = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
     card = {"id": own, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
 
-    @app.get("/v1/models", response_model=None)
+    @get("/v1/models")
     async def models() -> Response:
         others = [{**card, "id": f"{own}:{name}", "parent": own} for name in adapters()]
         return json_response({"object": "list", "data": [card, *others]})
 
-    @app.get("/v1/models/{name:path}", response_model=None)
+    @get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         adapted = check_model_name(name, own, adapters()) is not None
         return json_response({**card, "id": name, "parent": own} if adapted else card)
 
-    @app.get("/health", response_model=None)
+    @get("/health")
     async def health() -> Response:
         return json_response({"status": "ok"}) if is_well() else json_response({"status": "unavailable"}, 503)
 
-    @app.get("/metrics", response_model=None)
+    @get("/metrics")
     async def metrics_page() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -112,6 +112,9 @@ def test_other_addresses_and_methods(server: Running) -> None:
     assert server.post({}, "/v1/embeddings")[0] == 404
     status, _, body = server.request("GET", "/v1/completions")
     assert status == 405 and b"does not take GET" in body
+    for page in ("/health", "/metrics", "/v1/models", "/v1/models/fake"):
+        assert server.request("HEAD", page)[::2] == (200, b"")  # what can be fetched can be asked for by HEAD
+    assert server.request("HEAD", "/v1/models/gpt-4")[::2] == (404, b"")
 
 
 def test_another_model_is_not_served_here(server: Running) -> None:
