@@ -8,6 +8,7 @@ runtime/adding.py makes these files.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -93,15 +94,16 @@ def load_adapter(build: Path, manifest: Mapping[str, Any], name: str) -> dict[st
         AdapterError: if the build has no adapter of that name, or it is damaged, or was made for another base.
     """
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
     receipt, file, again = _receipt(build, name), build / FOLDER / name / TENSORS, "add it again"
     if receipt.get("base_digest") != base_digest(manifest):
         raise AdapterError(f"{file.parent}: was made for other programs than {build} has now; {again}")
     try:
-        if hash_file(file) != receipt.get("sha256"):
+        content = file.read_bytes()  # once, as `adapter remove` or `adapter add` may run meanwhile
+        if hashlib.sha256(content).hexdigest() != receipt.get("sha256"):
             raise AdapterError(f"{file}: is not the file that was added; {again}")
-        tensors = load_file(file)
+        tensors = load(content)
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{file} can't be read: {error}; {again}") from error
     found: dict[str, dict[str, Halves]] = {}

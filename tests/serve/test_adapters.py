@@ -98,7 +98,10 @@ def test_a_damaged_adapter_fails_alone(up: Running, told: dict[str, list[int]], 
         before = said(up, "tiny:first")
         with pytest.raises(openai.BadRequestError, match="is not the file that was added; add it again"):
             said(up, "tiny:worn")
+        file.unlink()
+        with pytest.raises(openai.BadRequestError, match=r"can't be read: .*; add it again"):
+            said(up, "tiny:worn")
         assert said(up, "tiny:first") == before
     finally:
-        file.unlink()
+        file.unlink(missing_ok=True)
         file.with_name("adapter.json").unlink()
