@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, JsonSchema, Options, Sampling
+from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, GrammarTokenizer, JsonSchema, Options, Sampling
 from shardmill.decode.drafters import TRAINED
 from shardmill.serve.decide import DecideRequest, place_of, split_labels
 from shardmill.serve.engine_worker import DecideWork, Work
@@ -16,6 +16,7 @@ from shardmill.serve.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
+    FunctionDefinition,
     GenerationRequest,
     NamedTool,
     invalid,
@@ -195,21 +196,40 @@ def _constraint(request: CompletionRequest | ChatRequest, model: Model, thinks: 
     tokenizer = model.grammar_tokenizer()
     thought_end = model.thoughts.end if thinks and model.thoughts else ""
     if not calls or model.tools is None or not isinstance(request, ChatRequest):
-        if thought_end:
-            return Grammar(write_json_after_thought(schema or {}, thought_end, tokenizer.special), tokenizer)
-        return JsonSchema(schema or {}, tokenizer)
-    if isinstance(request.tool_choice, NamedTool):
-        functions = [one for one in functions if one.name == request.tool_choice.function.name]
-    grammar = write_grammar(
-        model.tools,
-        functions,
-        tokenizer.special,
-        required=required,
-        parallel=not named and request.parallel_tool_calls is not False,
-        answer=schema,
-        thought_end=thought_end,
-    )
-    return Grammar(grammar, tokenizer)
+        functions = []
+        grammar = write_json_after_thought(schema or {}, thought_end, tokenizer.special) if thought_end else ""
+    else:
+        if isinstance(request.tool_choice, NamedTool):
+            functions = [one for one in functions if one.name == request.tool_choice.function.name]
+        grammar = write_grammar(
+            model.tools,
+            functions,
+            tokenizer.special,
+            required=required,
+            parallel=not named and request.parallel_tool_calls is not False,
+            answer=schema,
+            thought_end=thought_end,
+        )
+    try:
+        return Grammar(grammar, tokenizer) if grammar else JsonSchema(schema or {}, tokenizer)
+    except DecodeError as error:
+        raise _blame(error, functions, schema, tokenizer) from error
+
+
+def _blame(
+    error: DecodeError,
+    functions: Sequence[FunctionDefinition],
+    answer: dict[str, Any] | None,
+    tokenizer: GrammarTokenizer,
+) -> ApiError:
+    """Return an error that names the schema for which a grammar was refused; the library quotes the whole grammar."""
+    schemas = [("tools", f"tools: {one.name}: ", one.parameters) for one in functions]
+    for field, place, schema in [("response_format", "response_format: ", answer), *schemas]:
+        try:
+            JsonSchema(schema or {}, tokenizer)
+        except DecodeError as found:
+            return invalid(f"{place}{found}", field)
+    return invalid(str(error).partition("\n")[0], "tools")
 
 
 def prepare_decisions(request: DecideRequest, model: Model, settings: Settings) -> list[DecideWork]:

@@ -135,7 +135,7 @@ def test_a_schema_that_the_library_cannot_read_is_refused(server: Running) -> No
     pytest.importorskip("llguidance")
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "\ud800"}}}
     status, answer = server.post(ask(response_format=wanted))
-    assert status == 400 and answer["error"]["message"].startswith("JSON schema rejected: ")
+    assert status == 400 and answer["error"]["message"].startswith("response_format: JSON schema rejected: ")
 
 
 def test_a_template_may_refuse(server: Running) -> None:

@@ -143,6 +143,27 @@ def test_strict_functions_are_strict_when_the_model_chooses() -> None:
         assert json.loads(loose)["days"] == "many"
 
 
+@pytest.mark.parametrize(("place", "names"), [("tools: f", "fg"), ("response_format", "fg"), ("response_format", "")])
+@pytest.mark.parametrize("mark", ["", "<think>"])
+def test_a_schema_that_no_grammar_takes_is_named(place: str, names: str, mark: str) -> None:
+    """In one short line, without the grammar that the library quotes; also after a thought."""
+    pytest.importorskip("llguidance")
+    broken, fine = {"properties": {"a": {"type": "nonsense"}}}, {"type": "object"}
+    functions = [{"name": name, "parameters": broken if place.endswith(f" {name}") else fine} for name in names]
+    schema = {"name": "x", "schema": broken if place == "response_format" else fine}
+    body = {
+        "model": NAME,
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": one} for one in functions],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+    }
+    model = replace(fake_model(tools="hermes", thoughts=mark), template=lambda *_, **more: f"x{mark}")
+    with running(model) as up:
+        status, answer = up.post(body, "/v1/chat/completions")
+    assert status == 400 and answer["error"]["param"] == place.partition(":")[0]
+    assert answer["error"]["message"] == f"{place}: JSON schema rejected: Invalid type: nonsense"
+
+
 def test_only_one_call_without_parallel_calls(server: Running) -> None:
     message = say(server, parallel_tool_calls=False).choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["get_weather"]
