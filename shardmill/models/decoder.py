@@ -54,6 +54,7 @@ IDLE = {
     "chunk_size_feed_forward",
     "dtype",
     "embd_pdrop",
+    "finetuning_task",
     "gradient_checkpointing",
     "id2label",
     "initializer_range",
@@ -68,6 +69,7 @@ IDLE = {
     "original_max_position_embeddings",  # LongRoPE's, read with rope_parameters
     "output_attentions",
     "output_hidden_states",
+    "output_past",
     "output_router_logits",
     "pretraining_tp",  # splits products into sums: the same arithmetic
     "problem_type",

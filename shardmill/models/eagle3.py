@@ -48,6 +48,7 @@ READ = (
     "draft_vocab_size",
     "eagle_config",
     LAYER_IDS,
+    "max_window_layers",  # which heads of Qwen3 have from their model's config, and no head reads
     "norm_before_residual",
     "target_hidden_size",
     "vocab_size",
@@ -56,6 +57,7 @@ NESTED = "transformer_layer_config"  # the layer's fields in a config of the spe
 IDLE = (  # fields of a config of the speculators library that change no draft
     "architectures",
     "auto_map",
+    "draft_attn_kernel",  # of training
     "dtype",
     "enable_sp_ulysses",
     "has_no_defaults_at_init",
@@ -165,6 +167,8 @@ def _tapped_layers(config: Any, layers: int) -> tuple[int, ...]:
     Raises CheckpointError for layers that the model lacks.
     """
     given = getattr(config, "eagle_config", None) or {}
+    if isinstance(given, dict) and given.get("norm_before_fc"):  # vLLM's llama_eagle3.py reads it here too
+        raise CheckpointError("drafter: eagle_config: norm_before_fc is True: programs have no norm before fc")
     if not isinstance(given, dict) or given.get("use_aux_hidden_state") is False:
         raise CheckpointError(
             f"drafter: eagle_config is {given!r}: a head that reads {TAPS} hidden states is supported"

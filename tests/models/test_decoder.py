@@ -61,6 +61,7 @@ def test_what_is_read_and_what_is_idle_may_have_any_value() -> None:
     with pytest.raises(CheckpointError, match="window is 7"):
         refuse_unplaced(Config(window=7), ("windows",))
     refuse_unplaced(Config(hidden_dropout_prob=0.1, decoder_start_token_id=5), ())
+    refuse_unplaced(Config(finetuning_task="ner", output_past=True), ())  # of BERT checkpoints
 
 
 def test_layers_that_are_all_full_attention_are_no_kinds_of_layers() -> None:

@@ -86,6 +86,17 @@ def test_a_config_of_the_speculators_library_says_the_same(source: Path, tmp_pat
     assert plan_again["drafter"] == plan["drafter"]
 
 
+def test_a_field_that_no_head_reads_changes_nothing(source: Path, tmp_path: Path) -> None:
+    """AngelSlim's heads of Qwen3 hold windows of their model's config; speculators writes the kernel of training."""
+    heads.write_head(tmp_path / "head")
+    parts, _ = planned(source, tmp_path)
+    windows = {"max_window_layers": 36, "sliding_window": None, "use_sliding_window": False}
+    for said in (heads.content(**windows), heads.speculators(draft_attn_kernel="auto", fc_norm=False)):
+        heads.write_head(tmp_path / "head", said)
+        again, _ = planned(source, tmp_path)
+        assert {name: part.content for name, part in again.items()} == {n: part.content for n, part in parts.items()}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -133,6 +144,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other arithmetic": ({"norm_before_fc": True}, "norm_before_fc is True: llama programs have no place"),
     "layers that are not there": ({"eagle_config": {LAYER_IDS: [0, 1, 4]}}, "the model has 4 layers"),
     "two hidden states": ({"eagle_config": {LAYER_IDS: [0, 1]}}, "a head reads 3"),
+    "a norm before fc": ({"eagle_config": {"norm_before_fc": True}}, "norm_before_fc is True: programs have no norm"),
+    "a window": ({"sliding_window": 8}, "sliding_window is 8: llama programs have no place"),
     "one hidden state": ({"eagle_config": {"use_aux_hidden_state": False}}, "a head that reads 3 hidden states"),
 }
 

@@ -234,6 +234,13 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"linear_key_head_dim": 24},
         "linear_key_head_dim 24: a recurrent state whose width is no multiple of 32 fails",
     ),
+    "an interleaved rotation": (
+        "llama",
+        {"rope_interleaved": True},
+        "rope_interleaved is True: llama programs have no",
+    ),
+    "two numbers of experts": ("gpt_oss", {"experts_per_token": 4}, "experts_per_token is 4: transformers computes"),
+    "Qwen3-Coder without norms of heads": ("qwen3_moe", {"use_qk_norm": False}, "use_qk_norm is False: transformers"),
     "a context that is too long": ("olmo2", {"max_position_embeddings": 32}, "context.* 32 positions"),
 }
 

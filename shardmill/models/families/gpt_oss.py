@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import Experts, ModelDescription, Sources, TensorSource
-from shardmill.models.decoder import attention_biases, decoder, kinds_by_type
+from shardmill.models.decoder import attention_biases, decoder, kinds_by_type, taken_for_granted
 from shardmill.models.experts import checked_experts, transposed
 
 HONOURED = (
@@ -20,12 +20,14 @@ HONOURED = (
     "swiglu_alpha",
     "swiglu_limit",
 )
+UNREAD = ("initial_context_length",)  # by transformers, which has the original length in rope_parameters
 
 
 def describe(config: Any, context: int) -> ModelDescription:
     """Return the description of a transformers GptOssConfig for programs of `context` slots."""
     window = config.sliding_window
     experts = gpt_oss_experts(config)
+    granted = taken_for_granted(config, {"experts_per_token": experts.chosen})  # said twice on the hub
     tensors: dict[str, Sources] = {
         "mlp.router.weight": TensorSource("mlp.router.weight", shape=(experts.count, config.hidden_size)),
         **transposed(experts, config.hidden_size, "mlp.experts.", interleaved=True),
@@ -33,7 +35,7 @@ def describe(config: Any, context: int) -> ModelDescription:
     return decoder(
         config,
         context,
-        honours=HONOURED,
+        honours=(*HONOURED, *UNREAD, *granted),
         kinds=kinds_by_type(config.layer_types, context, window, ffn="experts"),
         window=window,
         tensors=tensors,

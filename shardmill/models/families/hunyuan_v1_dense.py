@@ -10,7 +10,7 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import ROPE, ModelDescription, TensorSource
-from shardmill.models.decoder import FIXED, attention_biases, decoder, rope
+from shardmill.models.decoder import FIXED, attention_biases, decoder, rope, taken_for_granted
 
 TENSORS = {
     "self_attn.q_norm.weight": TensorSource("self_attn.query_layernorm.weight"),
@@ -18,7 +18,11 @@ TENSORS = {
 }
 
 # What configs on the hub hold besides and transformers does not read: its models have the norms, and share no cache.
-UNREAD = ("attention_head_dim", "cla_share_factor", "use_qk_norm")
+UNREAD = (
+    *("attention_head_dim", "cla_share_factor", "class_num", "dense_list", "pool_type", "use_qk_norm"),
+    *("im_end_id", "im_newline_id", "im_start_id", "mask_init_id", "org_vocab_size", "pad_id"),
+    *("text_end_id", "text_start_id"),
+)
 
 
 def describe(config: Any, context: int) -> ModelDescription:
@@ -29,7 +33,7 @@ def describe(config: Any, context: int) -> ModelDescription:
     return decoder(
         config,
         context,
-        honours=("attention_bias", *UNREAD),
+        honours=("attention_bias", *UNREAD, *taken_for_granted(config, {"norm_type": "rms"})),
         ropes={ROPE: rope(config, context, fixed=(*FIXED, "dynamic"))},
         tensors=TENSORS,
         **attention_biases(config),

@@ -1,4 +1,4 @@
-"""model_type llama: Llama 2 and 3, TinyLlama, SmolLM, SmolLM2 and what was fine-tuned from them.
+"""model_type llama: Llama 2 and 3, TinyLlama, SmolLM, SmolLM2, Falcon 3 and what was fine-tuned from them.
 
 Source of the arithmetic: transformers, models/llama/modeling_llama.py.
 """

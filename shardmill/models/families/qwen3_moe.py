@@ -9,7 +9,7 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import Experts, ModelDescription, Sources, TensorSource
-from shardmill.models.decoder import attention_biases, decoder, sliding_kind
+from shardmill.models.decoder import attention_biases, decoder, sliding_kind, taken_for_granted
 from shardmill.models.experts import checked_experts, separate
 from shardmill.models.families.qwen2 import WINDOWS
 
@@ -23,6 +23,7 @@ HONOURED = (
     "num_experts_per_tok",
     "num_local_experts",
 )
+GRANTED = {"use_qk_norm": True}  # Qwen3-Coder's, which transformers does not read
 NAMES = {role: f"mlp.experts.{{}}.{role}.weight" for role in ("gate_proj", "up_proj", "down_proj")}
 
 
@@ -36,7 +37,7 @@ def describe(config: Any, context: int) -> ModelDescription:
     return decoder(
         config,
         context,
-        honours=(*WINDOWS, *HONOURED),
+        honours=(*WINDOWS, *HONOURED, *taken_for_granted(config, GRANTED)),
         kinds=(sliding_kind(context, window, ffn="experts"),) * config.num_hidden_layers,
         window=window,
         tensors=expert_tensors(experts, config.hidden_size),
