@@ -234,7 +234,7 @@ class Answer:
     def __init__(self, request: CompletionRequest | ChatRequest, model: Model, *, thinks: bool = False) -> None:
         self._request = request
         self._shape = CHAT if isinstance(request, ChatRequest) else COMPLETION
-        self._choices = [Choice(request, model, thinks=thinks) for _ in range(request.n or 1)]
+        self._choices = [Choice(request, model, thinks=thinks) for _ in range(request.choices)]
         self._results: list[GenerationResult] = []
         self._head = {
             "id": self._shape.prefix + secrets.token_hex(12),
@@ -282,7 +282,7 @@ class Answer:
             yield self._chunk([]) | {"usage": self._usage()}
 
     def _usage(self) -> Json:
-        return usage(self._results, sum(choice.reasoning for choice in self._choices))
+        return usage(self._results, sum(choice.reasoning for choice in self._choices), self._request.n or 1)
 
     def _ended(self, items: list[Item]) -> GenerationResult:
         done = items[-1]
@@ -305,19 +305,21 @@ class Answer:
         return {"shardmill": content} if content else {}
 
 
-def usage(results: Sequence[GenerationResult], reasoning: int) -> Json:
-    """Return OpenAI's `usage` of all choices; their prompt counts once, and an end-of-text token as generated.
+def usage(results: Sequence[GenerationResult], reasoning: int, n: int = 1) -> Json:
+    """Return OpenAI's `usage` of all choices; each prompt counts once, and an end-of-text token as generated.
 
     Args:
         results: the results of the choices.
         reasoning: how many of the generated tokens are of thoughts.
+        n: how many choices each prompt has.
     """
-    prompt, generated = results[0].prompt_tokens, sum(len(done.tokens) for done in results)
+    first, generated = results[::n], sum(len(done.tokens) for done in results)
+    prompt = sum(done.prompt_tokens for done in first)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": results[0].reused_tokens},
+        "prompt_tokens_details": {"cached_tokens": sum(done.reused_tokens for done in first)},
         "completion_tokens_details": {"reasoning_tokens": reasoning},
     }
 

@@ -130,6 +130,6 @@ def _decision(labels: Sequence[str], scores: LabelScores, calibration: LabelCali
     return {"label": rows[0]["label"], "labels": rows}
 
 
-def place_of(error: ApiError, index: int) -> ApiError:
+def place_of(error: ApiError, field: str, index: int) -> ApiError:
     """Return an error that also names the text of the request that it is about."""
-    return invalid(f"input.{index}: {error}", error.param or "input", error.code)
+    return invalid(f"{field}.{index}: {error}", error.param or field, error.code)

@@ -45,7 +45,7 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Settings) -> list[Work]:
     """Check a request against the model and the limits, and return the engine's work, one for each choice.
 
-    The choices differ by their seeds, which count up from the request's.
+    The choices of a prompt differ by their seeds, which count up from the request's.
 
     Raises:
         ApiError: the request can't be honoured.
@@ -54,11 +54,17 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     thinks = False
     if isinstance(request, ChatRequest):
         text = _chat_text(request, model)
-        prompt: Sequence[int] = model.encode(text, special=False)
+        prompts: list[Sequence[int]] = [model.encode(text, special=False)]
+        rooms = [_check_prompt(prompts[0], model, settings)]
         thinks = model.thoughts is not None and model.thoughts.opened_by(text)
     else:
-        prompt = _text_prompt(request, model)
-    room = _check_prompt(prompt, model, settings)
+        prompts, rooms = [], []
+        for i, prompt in enumerate(request.prompts):
+            try:
+                prompts.append(model.encode(prompt) if isinstance(prompt, str) else prompt)
+                rooms.append(_check_prompt(prompts[-1], model, settings))
+            except ApiError as error:
+                raise (error if len(request.prompts) == 1 else place_of(error, "prompt", i)) from error
     drafter = request.shardmill.drafter or settings.drafter
     if drafter == "draft_model" and model.draft_session is None:
         raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
@@ -82,22 +88,16 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
                 guard_margin=settings.guard_margin,
                 private=request.shardmill.private,
             )
-            for i in range(request.n or 1)
+            for i in (*range(request.n or 1),) * len(prompts)
         ]
     except DecodeError as error:
         raise invalid(str(error)) from error
-    most = _max_tokens(request, room, settings)
-    return [Work(tuple(prompt), most, drafter, one, adapter, thinks) for one in options]
-
-
-def _text_prompt(request: CompletionRequest, model: Model) -> Sequence[int]:
-    """Return the tokens of a text to continue; a prompt may already be tokens."""
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return model.encode(prompt)
-    if isinstance(prompt[0] if prompt else 0, str):
-        return model.encode(str(prompt[0]))
-    return [int(token) for token in prompt]
+    each = request.n or 1
+    return [
+        Work(tuple(prompt), _max_tokens(request, room, settings), drafter, one, adapter, thinks)
+        for i, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
+        for one in options[i * each : (i + 1) * each]
+    ]
 
 
 def _chat_text(request: ChatRequest, model: Model) -> str:
@@ -251,5 +251,5 @@ def prepare_decisions(request: DecideRequest, model: Model, settings: Settings) 
         try:
             found.append(split_labels(model, text, request.labels, special=True, most=most))
         except ApiError as error:
-            raise (error if isinstance(request.input, str) else place_of(error, i)) from error
+            raise (error if isinstance(request.input, str) else place_of(error, "input", i)) from error
     return [replace(work, adapter=adapter, logprobs=request.logprobs) for work in found]

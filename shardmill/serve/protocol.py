@@ -87,6 +87,7 @@ def broken() -> ApiError:
 MOST_TEXTS = 2048  # of a request to label, embed, rank or decide
 MOST_STOPS = 16
 MOST_CHOICES = 16  # each waits in the queue like a request
+MOST_PROMPTS = 32  # likewise
 MOST_TOOLS = 128
 NO_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
@@ -94,7 +95,7 @@ NO_EFFECT = frozenset(
 LONGEST_STOP = 256
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 EITHER = {  # fields that accept several types, for which pydantic would report the first type only
-    "prompt": "must be one text or one list of tokens",
+    "prompt": f"must be a text, a list of tokens, or a list of 1 to {MOST_PROMPTS} such prompts",
     "stop": f"must be a text of 1 to {LONGEST_STOP} characters or a list of at most {MOST_STOPS} such texts",
     "content": "must be a text or a list of parts of type text",
     "input": f"must be a text or a list of at most {MOST_TEXTS} texts, and no text may be empty; "
@@ -209,14 +210,31 @@ class GenerationRequest(Strict):
         """Return the stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    @property
+    def choices(self) -> int:
+        """Return how many choices the answer has."""
+        return self.n or 1
+
 
 class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
-    prompt: str | list[int] | Annotated[list[str], Field(min_length=1, max_length=1)]
+    prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MOST_PROMPTS)]
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: Literal[1] | None = None
     echo: Literal[False] | None = None
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """Return the prompts, each of which has its own choices."""
+        if isinstance(self.prompt, str) or not isinstance(self.prompt[0] if self.prompt else 0, str | list):
+            return [self.prompt]  # type: ignore[list-item]
+        return self.prompt  # type: ignore[return-value]
+
+    @property
+    def choices(self) -> int:
+        """See `GenerationRequest`."""
+        return len(self.prompts) * (self.n or 1)
 
     @property
     def top(self) -> int | None:

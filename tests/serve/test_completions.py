@@ -221,6 +221,29 @@ def test_a_prompt_may_be_tokens(server: Running) -> None:
     assert server.client().completions.create(**ask(prompt=["Once upon a time"])).choices[0].text == text
 
 
+@pytest.mark.parametrize("tokens", [False, True])
+def test_several_prompts_have_the_answers_that_each_has_alone(server: Running, tokens: bool) -> None:
+    """The choices of the first prompt come first, as in OpenAI's API; every prompt counts once."""
+    texts: Any = ["Once upon a time", "Twice", "Once upon a time there was"]
+    prompts: Any = [fake_model().encode(text) for text in texts] if tokens else texts
+    create: Any = server.client().completions.create
+    body = {"temperature": 1, "seed": 3, "n": 2, "logprobs": 1}
+    alone = [create(**ask(prompt=text, **body)) for text in texts]
+    single = [(c.text, c.logprobs, c.finish_reason) for one in alone for c in one.choices]
+    answer: Any = create(**ask(prompt=prompts, **body))
+    assert [(c.text, c.logprobs, c.finish_reason) for c in answer.choices] == single
+    assert [choice.index for choice in answer.choices] == [*range(6)]
+    used = sum(map(len, texts)), sum(one.usage.completion_tokens for one in alone)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == used
+    streamed = [""] * 6
+    chunks: Any = create(**ask(prompt=prompts, **body), stream=True, stream_options={"include_usage": True})
+    for chunk in chunks:
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.text
+    assert streamed == [text for text, *_ in single]
+    assert (chunk.usage.prompt_tokens, chunk.usage.completion_tokens) == used
+
+
 @pytest.mark.parametrize("drafter", BY_ITSELF)
 def test_a_drafter_changes_nothing_but_speed(server: Running, drafter: str) -> None:
     """Every drafter that a request may name gives the same text; figures say what it took."""
