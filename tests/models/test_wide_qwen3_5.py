@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from shardmill.gates.stack import feed
 from shardmill.models.architecture import blocks
 from shardmill.models.families import qwen3_5_text
 from shardmill.models.families.qwen3_5_text import STREAM_SCALE
+from shardmill.models.host import Floats
 
 from . import tiny_families as tiny
 from .test_families import LIMIT
@@ -45,18 +47,23 @@ def test_a_scaled_stream_computes_what_transformers_computes() -> None:
 
 
 def test_the_stream_is_what_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer's output is a 32nd; keys, values and states are the same."""
-    model, tokens, kept = tiny.tiny_model("qwen3_5_text"), tiny.tiny_text()[:8], []
+    """Each layer's output is a 32nd; keys, values, rings and states are the same."""
+    model, tokens, kept = tiny.tiny_model("qwen3_5_text"), tiny.tiny_text()[:16], []
     for width in (5120, 64):
         monkeypatch.setattr(qwen3_5_text, "WIDE", width)
         engine = tiny.Blocks(tiny.described(model), tiny.tensors_of(model))
         streams: list[torch.Tensor] = []
         for layer in engine.layers.layers.values():
             layer.register_forward_hook(lambda module, given, out, streams=streams: streams.append(out.clone()))
-        engine.forward(tokens, range(8), range(8))
-        kept.append(streams)
-    for plain, scaled in zip(*kept, strict=True):
-        np.testing.assert_allclose(scaled * 32, plain, rtol=0, atol=1e-4 * float(plain.abs().max()))
+        for start in range(0, 16, 4):
+            engine.forward(tokens[start : start + 4], range(start, start + 4), range(start, start + 4))
+        caches = {name: each for name, each in engine.layers.named_buffers() if re.fullmatch(r"[ckvs]_\d", name)}
+        assert len(caches) == 8 and all(each.any() for each in caches.values())
+        kept.append((streams, caches.values()))
+    (plain, plain_caches), (scaled, caches_beside) = kept
+    pairs = [*zip(plain, (32 * each for each in scaled), strict=True), *zip(plain_caches, caches_beside, strict=True)]
+    for one, other in pairs:
+        np.testing.assert_allclose(other, one, rtol=0, atol=1e-4 * float(one.abs().max()))
 
 
 def test_no_matrix_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +100,16 @@ def test_only_the_size_that_needs_it_has_it(width: int, experts: int, scale: flo
     assert qwen3_5_text.stream_scale(config) == scale
 
 
+def computed(model: Any, tokens: list[int], folder: Path, form: str, precisions: list[str]) -> list[Floats]:
+    """The logits [tokens, V] of a build's programs, in each of these precisions."""
+    source = tiny_builds.fetched(mtp_layers.write(model, {}, folder / "checkpoint"), folder / "source")
+    build, found = tiny_builds.converted(source, folder, quantization=form, topology=[[0, 2], [2, 4]]), []
+    for precision in precisions:
+        engine = loaded(build, folder / precision, precision)
+        found.append(np.concatenate([engine.forward([token], [p], [p]) for p, token in enumerate(tokens)]))
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="needs the portable engine in fp16")
 @pytest.mark.parametrize("width", [64, 5120])
@@ -109,12 +126,22 @@ def test_fp16_holds_a_stream_beyond_its_range_only_if_it_is_scaled(
         layer.register_forward_hook(lambda module, given, out: streams.append(float(out[0].abs().max())))
         truth = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
     assert 1e5 < streams[-1] < 32 * 65504
-    source = tiny_builds.fetched(mtp_layers.write(model, {}, tmp_path / "checkpoint"), tmp_path / "source")
     monkeypatch.setattr(qwen3_5_text, "WIDE", width)
-    build = tiny_builds.converted(source, tmp_path, quantization="fp16", topology=[[0, 2], [2, 4]])
-    engine = loaded(build, tmp_path, "fp16")
-    got = np.concatenate([engine.forward([token], [p], [p]) for p, token in enumerate(tokens)])
+    (got,) = computed(model, tokens, tmp_path, "fp16", ["fp16"])
     if width == 5120:
         assert not np.isfinite(got).all()
     else:
         assert relative_error(got, truth) < 2e-2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "darwin", reason="needs the portable engine's emulation of the Neural Engine")
+def test_with_int8_the_scale_costs_no_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the emulated Neural Engine computes: its sums are of codes, which the scale leaves large enough."""
+    model, errors = mtp_layers.target(), list[float]()
+    for width in (5120, 64):
+        monkeypatch.setattr(qwen3_5_text, "WIDE", width)
+        exact, predicted = computed(model, list(tiny.tiny_text()[:24]), tmp_path / str(width), "int8", ["fp32", "ane"])
+        errors.append(relative_error(predicted, exact))
+    plain, scaled = errors
+    assert scaled < 1.5 * plain
