@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -149,11 +150,25 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._worker, self._grace, self._announce = worker, grace, announce
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Announce the server when it accepts connections."""
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._announce()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End the running request without the grace period at a second Ctrl-C; uvicorn would print a traceback."""
+        if self.should_exit and sig == signal.SIGINT and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end_now)
+        else:
+            super().handle_exit(sig, frame)
+
+    def _end_now(self) -> None:
+        self._worker.refuse()
+        self._worker.cancel_running()
+        asyncio.get_running_loop().call_later(LAST_WORDS / 2, self._hang_up)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Cancel the waiting requests at once and the running one after the grace period."""

@@ -79,6 +79,27 @@ def test_sigterm_finishes_what_runs_refuses_what_waits_and_exits_0() -> None:
     assert len("".join(pieces)) > 20
 
 
+def test_a_second_ctrl_c_ends_the_running_answer_in_one_line() -> None:
+    """The client is told, and the terminal sees no traceback, however long the grace period is."""
+    with process(0.02, "--port", "0", "--grace-seconds", "3000") as (server, base):
+        stream = iter(client(base).completions.create(**ask(max_tokens=4000), stream=True))
+        next(stream)
+        server.send_signal(signal.SIGINT)
+        port = int(base.split(":")[2].removesuffix("/v1"))
+
+        def is_refused() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", port)) != 0
+
+        wait_until(is_refused)  # so the first signal has been handled
+        next(stream)
+        server.send_signal(signal.SIGINT)
+        with pytest.raises(openai.APIError, match="the server is shutting down"):
+            list(stream)
+        _, complaints = server.communicate(timeout=START)
+        assert server.returncode == 130 and {*complaints.splitlines()} == {"shardmill: interrupted"}
+
+
 def test_after_sigkill_it_serves_again_at_the_same_port() -> None:
     """A client notices at once, and the next process gives the same answer at the same address."""
     with process(0.02, "--port", "0") as (server, base):
