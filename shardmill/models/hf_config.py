@@ -127,7 +127,7 @@ def number_fault(content: Any) -> str:
 
 
 def _quantization_fault(content: Any) -> str:
-    """Say that the weights are quantised, or return ''; a multimodal config has this setting outside `text_config`."""
+    """Say that the weights are quantised, or return ''."""
     settings = content.get("quantization_config")
     if not settings:
         return ""
@@ -154,7 +154,8 @@ def load_hf_config(folder: Path, flattened: Callable[[Any], Any] | None = None) 
     try:
         content = load_json(folder / "config.json")
         content = flattened(content) if flattened else content
-        fault = content_fault(content) or type_fault(content.get("model_type")) or _quantization_fault(content)
+        fault = content_fault(content) or type_fault(content.get("model_type"))
+        fault = fault or _quantization_fault(content) or _quantization_fault(text_part(content))
         if fault:
             raise ValueError(fault)
         if flattened:
@@ -189,6 +190,10 @@ def config_problems(path: str, root: Path, length: int, kind: str = DECODER) -> 
         os.listdir(file.parent)  # as the build does
         content = load_json(file)
     except (FileNotFoundError, NotADirectoryError):
+        if (root / path / "adapter_config.json").is_file():
+            return [
+                f"source.path: {path} holds an adapter; give its base model here, and this folder as source.adapter"
+            ]
         return [f"source.path: {path} holds no config.json; give a folder in Hugging Face layout"]
     except OSError as error:
         return [f"source.path: {error.filename} can't be read: {error.strerror}"]

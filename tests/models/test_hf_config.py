@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardmill.errors import CheckpointError
-from shardmill.models.hf_config import SIZES, load_hf_config, size_fault, text_part
+from shardmill.models.hf_config import SIZES, config_problems, load_hf_config, size_fault, text_part
 
 SOUND: dict[str, Any] = {"model_type": "phi3", **dict.fromkeys(SIZES, 2)}
 
@@ -57,6 +57,13 @@ def test_a_value_of_another_kind_is_named_in_one_line(tmp_path: Path, change: di
         load_hf_config(tmp_path)
     assert "\n" not in str(caught.value)
     assert "TypeError" in str(caught.value)  # what is wrong with it, not only where
+
+
+def test_an_adapter_in_the_place_of_a_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    (problem,) = config_problems("adapter", tmp_path, 64)
+    assert problem.startswith("source.path: adapter holds an adapter; give its base model here")
 
 
 def test_a_file_that_holds_no_mapping(tmp_path: Path) -> None:

@@ -69,6 +69,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "SparseMixer of three": ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok is 3: SparseMixer chooses 2"),
     "quantised weights around a tower": ("gemma3", {"quantization_config": {"bits": 4}}, "quantization_config: "),
+    "a quantised tower": (
+        "gemma3",
+        {"text_config": {"model_type": "gemma3_text", "quantization_config": {"quant_method": "awq"}}},
+        "awq weights can't be converted",
+    ),
     "attention both ways": (
         "gemma3_text",
         {"use_bidirectional_attention": True},

@@ -309,9 +309,14 @@ def _token_bits(folder: Path, rows: int, vocab: int) -> str:
 
 
 def ignored(model: ModelDescription, tensors: Iterable[str]) -> list[str]:
-    """Return the names of tensors that no program needs: the model names them, or another tower has them."""
+    """Return the names of tensors that no program needs.
+
+    The model names them, or another tower has them, or they are frequencies, which old checkpoints hold for each layer
+    (Llama 2) and transformers computes instead.
+    """
     inside, known = model.prefix != PREFIX, {*model.ignored, *model.fixed}
-    return [name for name in tensors if name in known or (inside and not name.startswith(model.prefix))]
+    outside = (name for name in tensors if inside and not name.startswith(model.prefix))
+    return [*outside, *(name for name in tensors if name in known or name.endswith(".rotary_emb.inv_freq"))]
 
 
 def _check_fixed(model: ModelDescription, tensors: Mapping[str, TensorInfo], source: Path) -> None:

@@ -112,6 +112,20 @@ def test_a_head_beside_a_tied_table_is_the_table(checkpoint: Path, tmp_path: Pat
         split(rewritten(checkpoint, tmp_path / "other", another))
 
 
+def test_frequencies_in_an_old_checkpoint_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
+    """Llama 2 has them for each layer, and transformers does not load them."""
+    from transformers import AutoModelForCausalLM
+
+    def with_frequencies(tensors: Tensors) -> None:
+        tensors |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": torch.full((8,), 7.0) for i in range(2)}
+
+    old = rewritten(checkpoint, tmp_path / "old", with_frequencies)
+    parts, plain = split(old)[0], split(checkpoint)[0]
+    assert {name: part.content for name, part in parts.items()} == {name: part.content for name, part in plain.items()}
+    loaded: Any = AutoModelForCausalLM.from_pretrained(old, output_loading_info=True)
+    assert not loaded[1]["unexpected_keys"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_weights_may_come_in_any_float_dtype(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     def change(tensors: Tensors) -> None:
