@@ -352,10 +352,11 @@ def eos_token_ids(source: Path, hf: Any) -> list[int]:
     ids, file = hf.eos_token_id, source / "generation_config.json"
     if file.is_file():
         try:
-            ids = GenerationConfig.from_pretrained(source).eos_token_id or ids
+            given = GenerationConfig.from_pretrained(source).eos_token_id
+            ids = ids if given in (None, []) else given  # token 0 may be one
         except Exception as error:  # whatever transformers raises
             raise CheckpointError(f"{file} can't be read: {' '.join(str(error).split())}; fetch it again") from error
     found = [ids] if isinstance(ids, int) else list(ids or [])
-    if not all(isinstance(token, int) for token in found):
+    if not all(type(token) is int for token in found):  # true is an int, too
         raise CheckpointError(f"{file}: eos_token_id {ids!r} is no token's number")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,9 +193,13 @@ def test_eos_comes_from_the_generation_config_first(checkpoint: Path, tmp_path: 
     copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
     assert step.eos_token_ids(copy, load_hf_config(copy)) == [3, 5]
+    hf = SimpleNamespace(eos_token_id=7)
+    for given, found in (({"eos_token_id": 0}, [0]), ({"eos_token_id": None}, [7]), ({"eos_token_id": []}, [7])):
+        (copy / "generation_config.json").write_text(json.dumps(given))
+        assert step.eos_token_ids(copy, hf) == found
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"eos_token_id": "end"}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"eos_token_id": "end"}', '{"eos_token_id": true}'])
 def test_a_damaged_generation_config_is_named(checkpoint: Path, tmp_path: Path, text: str) -> None:
     copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
     (copy / "generation_config.json").write_text(text)
