@@ -1,7 +1,8 @@
 """Which files of a folder or repository make up a checkpoint: configs, tokenizer and safetensors, nothing else.
 
-No Python code, no pickles, no weights in other formats are ever taken. Of subfolders, only the modules of
-sentence-transformers are taken, which follow the model: 1_Pooling, 2_Dense and their like.
+No Python code, no pickles, no weights in other formats are ever taken. Of subfolders, only two kinds are taken: the
+modules of sentence-transformers, which follow the model (1_Pooling, 2_Dense and their like), and the folder
+additional_chat_templates, where transformers looks for the template of conversations with tools.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ if TYPE_CHECKING:
 _TEXT_SUFFIXES = (".json", ".tiktoken")
 _TEXT_NAMES = ("tokenizer.model", "spiece.model", "merges.txt", "vocab.txt", "chat_template.jinja")
 _MODULE = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
+_TEMPLATE = re.compile(r"additional_chat_templates/\w+\.jinja")
 
 
 def text_files(names: Collection[str]) -> list[str]:
     """Return configs and tokenizer files among `names`."""
-    modules = [name for name in sorted(names) if _MODULE.fullmatch(name) and name.endswith(".json")]
+    inner = [n for n in sorted(names) if _TEMPLATE.fullmatch(n) or (_MODULE.fullmatch(n) and n.endswith(".json"))]
     chosen = [name for name in sorted(names) if not ("/" in name or name == RECORD_FILE or is_left_by_macos(name))]
-    return [*(name for name in chosen if name.endswith(_TEXT_SUFFIXES) or name in _TEXT_NAMES), *modules]
+    return [*(name for name in chosen if name.endswith(_TEXT_SUFFIXES) or name in _TEXT_NAMES), *inner]
 
 
 def weight_files(folder: Path, names: Collection[str], where: str) -> list[str]:

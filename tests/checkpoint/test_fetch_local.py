@@ -50,6 +50,25 @@ def test_what_macos_leaves_in_a_folder_is_no_part_of_the_checkpoint(tmp_path: Pa
     assert fetch_local(folder, tmp_path / "two") == before
 
 
+def test_the_template_for_tools_comes_along(tmp_path: Path) -> None:
+    """transformers reads the same templates from the build's folder as from the checkpoint's."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import AutoTokenizer
+
+    folder = local(tmp_path)
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (folder / "chat_template.jinja").write_text("plain")
+    (folder / "additional_chat_templates").mkdir()
+    for name in ("tool_use.jinja", "._tool_use.jinja", "notes.txt"):
+        (folder / "additional_chat_templates" / name).write_text("with tools")
+    files = fetch_local(folder, tmp_path / "build")["files"]
+    assert [name for name in files if "/" in name] == ["additional_chat_templates/tool_use.jinja"]
+    read = AutoTokenizer.from_pretrained(tmp_path / "build").chat_template
+    assert read == {"default": "plain", "tool_use": "with tools"}
+
+
 def test_linked_weights_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The link that the build adds moves the file's ctime; gigabytes are not read again for that."""
     folder, cache = local(tmp_path), HashCache(tmp_path / "hashes.sqlite")
