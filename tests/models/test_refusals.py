@@ -211,6 +211,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a Llama's other activation": ("llama", {"activation": "geglu"}, "activation is 'geglu': transformers computes"),
     "Qwen3.5 without a gate": ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate is False"),
     "Qwen3.5's state in bf16": ("qwen3_5_text", {"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype is 'bfloat16'"),
+    "Qwen3.5's other activation": (
+        "qwen3_5_text",
+        {"hidden_act": "gelu_pytorch_tanh"},
+        "hidden_act is 'gelu_pytorch_tanh': programs have a DeltaNet with SiLU only",
+    ),
     "Qwen3.5 with biases": ("qwen3_5_text", {"attention_bias": True}, "attention_bias is True"),
     "Qwen3.5's other gate": ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type is 'sigmoid'"),
     "Qwen3.5 with experts": (

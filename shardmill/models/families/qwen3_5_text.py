@@ -14,7 +14,7 @@ from typing import Any
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import LayerSpec, ModelDescription, Sources, TensorSource
 from shardmill.models.contract import DECAY_SCALE
-from shardmill.models.decoder import decoder, taken_for_granted
+from shardmill.models.decoder import activation, decoder, taken_for_granted
 from shardmill.models.recurrences import MOST_TAPS, DeltaNet
 
 HONOURED = (
@@ -71,6 +71,8 @@ def hybrid(
     granted = taken_for_granted(config, GRANTED)
     if getattr(config, "output_gate_type", GATES[0]) not in GATES:
         raise CheckpointError(f"output_gate_type is {config.output_gate_type!r}: programs have swish only")
+    if activation(config, "hidden_act") != "silu":  # of the convolutions, too
+        raise CheckpointError(f"hidden_act is {config.hidden_act!r}: programs have a DeltaNet with SiLU only")
     unknown = sorted({*config.layer_types} - KINDS.keys())
     if unknown:
         raise CheckpointError(f"layer_types: {unknown[0]!r}: programs have {' and '.join(KINDS)} only")
