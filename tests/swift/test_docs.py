@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -50,3 +51,18 @@ def test_every_module_has_pages(pages: Path) -> None:
     for module in MODULES[:-1]:  # the last is for tests
         page = json.loads((pages / "data" / "documentation" / f"{module.lower()}.json").read_text())
         assert page["metadata"]["title"] == module and page["topicSections"]
+
+
+def test_the_code_of_the_page_compiles(pages: Path) -> None:
+    code = re.findall(r"```swift\n(import .*?)```", (ROOT / "docs" / "swift.md").read_text(), re.DOTALL)
+    assert len(code) == 1
+    # Foundation on Linux has no URL.applicationSupportDirectory.
+    app = code[0].replace("URL.applicationSupportDirectory", 'URL(fileURLWithPath: "/")')
+    app += "print(ShardmillError.self, ShardmillOptions().sampling == Sampling())\n"
+    (ROOT / ".build" / "page.swift").write_text(app)  # some ways to run Swift see no other folder
+    swift = shutil.which("swift", path=os.pathsep.join([os.environ.get(SWIFT, ""), os.environ["PATH"]]))
+    assert swift
+    command = [swift, "-frontend", "-typecheck", "-swift-version", "6", "-warnings-as-errors"]
+    command += ["-I", ".build/debug/Modules", ".build/page.swift"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr

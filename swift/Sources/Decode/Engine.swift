@@ -16,7 +16,7 @@ public class Engine {
     private var heads: [Program] = []
     private let columns = ColumnMemory()
     /// The adapter that the programs compute with; nil for the bare model.
-    private var adapter: AdapterVersion?
+    private(set) var adapter: AdapterVersion?
     /// What a drafter reads of each slot; nil if no drafter does.
     private(set) var taps: Taps?
     /// The last layer's output in the last pass, and the position of its first row.

@@ -42,7 +42,7 @@ struct Taps {
 final class HeadEngine: Engine {
     /// At how many positions the model has been.
     var known = 0
-    private let model: Engine
+    fileprivate let model: Engine
     private let fuse: Program
     /// Whether the first program also takes the embedding and the head's own output.
     private let joins: Bool
@@ -108,6 +108,8 @@ public final class HeadDrafter: Drafter {
     private var text: [Int] = []
     /// The first token that the session's tokens followed; the session does not hold it.
     private var first: Int?
+    /// The adapter of the model whose hidden states the session's tokens were fed with.
+    private var adapter: AdapterVersion?
     private var isFresh = true
     /// The tokens that a proposal found in the session, until they are observed.
     private var proposedAt: Int?
@@ -128,8 +130,8 @@ public final class HeadDrafter: Drafter {
 
     public func reset(_ prompt: [Int]) throws {
         try dropDrafts()  // the last request may have been abandoned in the middle of a pass
-        if prompt.first != first { _ = try session.truncate(0) }
-        (text, first, isFresh) = (prompt, prompt.first, true)
+        if prompt.first != first || head.model.adapter != adapter { _ = try session.truncate(0) }
+        (text, first, adapter, isFresh) = (prompt, prompt.first, head.model.adapter, true)
     }
 
     public func propose(_ limit: Int) throws -> Draft {

@@ -34,6 +34,7 @@ public actor Chat {
     public private(set) var messages: [Message]
     /// How the last answer ended, and what it took.
     public private(set) var last: GenerationSummary?
+    private var isAnswering = false
 
     init(_ model: ShardmillModel, _ messages: [Message]) {
         self.model = model
@@ -43,7 +44,7 @@ public actor Chat {
     /// Answer a message, and yield the answer piece by piece in whole characters.
     ///
     /// To cancel, cancel the task that reads the stream, or stop reading: the generation ends after a pass, and the
-    /// conversation goes on from before the message.
+    /// conversation goes on from before the message. A message that comes during an answer waits for the answer's end.
     nonisolated public func stream(_ text: String, options: ShardmillOptions = .init()) -> TextPieces {
         streaming { emit in try await self.answer(text, options, emit: emit) }
     }
@@ -57,6 +58,9 @@ public actor Chat {
     private func answer(
         _ text: String, _ options: ShardmillOptions, emit: @escaping @Sendable (String) -> Void
     ) async throws -> String {
+        while isAnswering { try await Task.sleep(for: .milliseconds(20)) }  // an actor is re-entered at every await
+        isAnswering = true
+        defer { isAnswering = false }
         let asked = messages + [Message(.user, text)]
         let prompt = try model.prompt(asked)
         let found = Pieces()

@@ -3,6 +3,10 @@ import ShardmillCoreML
 import ShardmillDecode
 import ShardmillText
 
+// What an app names beside this module's own types.
+@_exported import struct ShardmillDecode.Sampling
+@_exported import struct ShardmillDecode.ShardmillError
+
 /// A build in an app: `let model = try ShardmillModel(at: folder)`, then `prewarm()`, then `chat()`.
 ///
 /// Everything that touches programs runs on one thread of the model's own: a load may take minutes, and Core ML allows

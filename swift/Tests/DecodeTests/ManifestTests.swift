@@ -294,7 +294,7 @@ private func part(_ name: String, _ kind: String, _ rows: Int, _ inputs: [String
 private func rows(_ channels: Int) -> [Any] { [1, channels, "T", 1] }
 
 /// The toy with a head that drafts 3 of its tokens.
-private func withHead() -> [String: Any] {
+func withHead() -> [String: Any] {
     var manifest = full()
     manifest["parts"] =
         (manifest["parts"] as? [Any] ?? []) + [

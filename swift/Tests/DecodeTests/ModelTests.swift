@@ -53,3 +53,15 @@ func refusedRequests() async throws {
     await model.unload()
     #expect(try await complete() == whole)
 }
+
+@Test("a message that comes during an answer waits, and both turns are kept")
+func messagesAtOnce() async throws {
+    let build = try ToyBuild { $0["chat"] = chat(system: false, strip: false) }
+    let talk = try ShardmillModel(at: build.folder, codec: Letters()) { _, _ in ToyBackend() }.chat()
+    async let one = talk.respond(to: "A", options: ShardmillOptions(maxTokens: 2))
+    async let other = talk.respond(to: "B", options: ShardmillOptions(maxTokens: 2))
+    let answers = try await [one, other]
+    let messages = await talk.messages
+    #expect(messages.map(\.role) == [.user, .assistant, .user, .assistant])
+    #expect(Set(messages.map(\.content)) == Set(["A", "B"] + answers))
+}

@@ -157,14 +157,15 @@ func notFinite() throws {
     #expect(try text(session, [1, 2, 3], 20) == whole)
 }
 
-/// The toy with a part that takes adapters.
-private func adaptable() throws -> ToyBuild {
+/// A toy with a part that takes adapters.
+private func adaptable(_ toy: [String: Any] = ToyBuild.manifest()) throws -> ToyBuild {
     try ToyBuild { manifest in
+        manifest = toy
         var parts = manifest["parts"] as! [[String: Any]]
         var inputs = parts[0]["inputs"] as! [String: Any]
         inputs["adapter_attn"] = [1, 1, 2, 3]
         (parts[0]["inputs"], parts[0]["adapters"]) = (inputs, ["adapter_attn": [0]])
-        (manifest["parts"], manifest["adapters"], manifest["uses"]) = (parts, 2, ["adapters"])
+        (manifest["parts"], manifest["adapters"], manifest["uses"]) = (parts, 2, ["adapters"] + (manifest["uses"] as? [String] ?? []))
     }
 }
 
@@ -224,4 +225,23 @@ func replacedAdapters() throws {
     }
     try FileManager.default.removeItem(at: folder)
     #expect(throws: ShardmillError.self) { try session.useAdapter("one") }
+}
+
+@Test("a head is fed a text again after another adapter, as the model is")
+func adaptersOfHeads() throws {
+    let build = try adaptable(withHead())
+    try build.addAdapter("one", "layers_00_01.adapter_attn", shape: [1, 1, 2, 3], [1, 2, 3, 4, 5, 6])
+    let session = try Session(try Engine(try Manifest(folder: build.folder), backend: ToyBackend()))
+    let backend = ToyBackend()
+    let drafter = try HeadDrafter(session, backend: backend)
+    func passes(_ name: String?) throws -> Int {
+        try session.useAdapter(name)
+        _ = try session.prefill([1, 2, 3, 4, 5, 6, 7])
+        try drafter.reset([1, 2, 3, 4, 5, 6, 7])
+        backend.runs = []
+        _ = try drafter.propose(1)
+        return backend.runs.count
+    }
+    let found = try [nil, nil, "one", "one", nil].map(passes)
+    #expect(found[0] > found[1] && found == [found[0], found[1], found[0], found[1], found[0]])
 }

@@ -3,7 +3,8 @@ import Foundation
 @testable import ShardmillDecode
 
 /// A model of one layer that changes nothing and a head that does not either: the logits of a token are its row of the
-/// embedding table. What a pass would write where is in the masks, which the back end records.
+/// embedding table, or the row's beginning for a draft head. What a pass would write where is in the masks, which the
+/// back end records.
 final class ToyBackend: Backend {
     var slots: [[Int]] = []
     var functions: [String] = []
@@ -53,7 +54,9 @@ private final class ToyFunction: LoadedFunction {
             let values = [Float](repeating: spoiled, count: shape.reduce(1, *))
             return ["hidden": HostBuffer(HostArray(shape: shape, values: values))]
         }
-        return part.kind == .head ? ["logits": inputs["hidden"]!] : ["hidden": inputs["x"]!]
+        guard part.kind == .head, let hidden = inputs["hidden"] else { return ["hidden": inputs["x"]!] }
+        let shape = [1, part.end - part.start, hidden.shape[2], 1]
+        return ["logits": HostBuffer(HostArray(shape: shape, values: Array(try hidden.read()[..<shape.reduce(1, *)])))]
     }
 }
 

@@ -56,11 +56,16 @@ final class ChatModel {
     }
 
     func open(_ folder: URL) {
+        guard phase == .empty || phase == .ready else {
+            note = "\(name) is at work: stop the answer, or wait until the model is loaded"
+            return
+        }
         do {
             let model = try ShardmillModel(at: folder)
             self.model = model
             name = model.manifest.model
-            chat = model.chat(instructions: "Answer briefly.")
+            let takesInstructions = model.manifest.chat?.system != nil
+            chat = model.chat(instructions: takesInstructions ? "Answer briefly." : "")
             lines = []
             work = Task { await prewarm(model) }
         } catch {
