@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -111,7 +112,8 @@ def hurried() -> Iterator[None]:
     coremltools has no option for this. It then does not check a program after each of its ninety passes, nor print the
     program for a log level that nobody sees. On each insertion, it searches for operations that depend on compressed
     constants only if the program has compressed constants. A program gets compressed constants at the end. The
-    n a = n b of every reshape is solved without sympy.
+    n a = n b of every reshape is solved without sympy. After a conversion, coremltools does not search all objects of
+    the process for dead cycles; Python's own searches find them.
     """
     spread, solve = Block._propagate_nonreplaceable_vars, tensor_transformation.sm.solve
 
@@ -131,6 +133,7 @@ def hurried() -> Iterator[None]:
         (Program, "__str__", object.__repr__),
         (Block, "_propagate_nonreplaceable_vars", spread_if_any),
         (tensor_transformation.sm, "solve", solve_at_sight),
+        (gc, "collect", lambda *_, **__: 0),
     ):
         yield
 
