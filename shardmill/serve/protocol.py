@@ -226,7 +226,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """Return the prompts, each of which has its own choices."""
+        """Return the prompts. Each prompt has its own choices."""
         if isinstance(self.prompt, str) or not isinstance(self.prompt[0] if self.prompt else 0, str | list):
             return [self.prompt]  # type: ignore[list-item]
         return self.prompt  # type: ignore[return-value]
