@@ -51,6 +51,11 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
         ApiError: the request can't be honoured.
     """
     adapter = check_model_name(request.model, model.name, model.adapters())
+    most = settings.limits.queue + 1  # one runs
+    if request.choices > most:
+        raise invalid(
+            f"the request asks for {request.choices} answers, at most {most} find a place: ask for fewer", "n"
+        )
     thinks = False
     if isinstance(request, ChatRequest):
         text = _chat_text(request, model)

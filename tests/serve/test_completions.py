@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.model import Limits, Settings
 
 from .fake import NAME, Reciter, Speaker, fake_model
-from .running import Running, ask, running, wait_until
+from .running import PATIENCE, Running, ask, running, wait_until
 
 TEXT = "naïve() → “é”  # 東京 🙂\nand so on\n"
 
@@ -158,10 +159,25 @@ def test_choices_that_find_no_place_leave_none_behind() -> None:
     """All of them or none: the places that were taken already are given back."""
     engine = Speaker()
     with running(fake_model(engine), Settings(port=0, limits=Limits(queue=2))) as up:
-        status, answer = up.post(ask(n=4))
-        assert status == 429 and answer["error"]["code"] == "queue_full"
-        wait_until(lambda: up.metric("shardmill_queue_length") == 0 and up.metric("shardmill_running") == 0)
-        assert up.post(ask(n=2))[0] == 200
+        engine.hold()
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(up.post, ask())
+            assert engine.reached.wait(PATIENCE)
+            status, answer = up.post(ask(n=3))
+            assert status == 429 and answer["error"]["code"] == "queue_full"
+            wait_until(lambda: up.metric("shardmill_queue_length") == 0)
+            engine.free.set()
+            assert other.result(PATIENCE)[0] == 200
+        assert up.post(ask(n=3))[0] == 200
+
+
+@pytest.mark.parametrize("asked", [{"n": 4}, {"n": 2, "prompt": ["a", "b"]}])
+def test_more_choices_than_there_are_places_are_refused_for_good(asked: dict[str, Any]) -> None:
+    """A 429 would ask the client to come again."""
+    with running(fake_model(), Settings(port=0, limits=Limits(queue=2))) as up:
+        status, answer = up.post(ask(**asked))
+    assert (status, answer["error"]["param"]) == (400, "n")
+    assert answer["error"]["message"] == "the request asks for 4 answers, at most 3 find a place: ask for fewer"
 
 
 def test_stream_options_need_a_stream(server: Running) -> None:
