@@ -288,7 +288,7 @@ def _key(config: Config) -> str:
             "topology": config.topology,
             "experts": config.experts,
             "tokens": config.tokens.max,  # a ring may be too small for them
-            "slices": config.head.slices,
+            "head": asdict(config.head),
             "precision": asdict(config.convert.recipe),
             "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
             "silu": config.program.silu,  # a model without it is refused

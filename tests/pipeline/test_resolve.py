@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import encoders
+import mtp_layers
 import pytest
 import tiny
 from models import tiny_encoders
@@ -171,6 +172,24 @@ def test_memory_is_expected_as_the_plan_says_it(
     expected = resolve.expected(chosen)
     for name in (*(part.name for part in parts), None):
         assert resources.job_sizes(expected, 16, name) == resources.job_sizes(plan, 16, name)
+
+
+def test_memory_is_expected_of_the_draft_vocabulary_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever was settled first; one that the model lacks is refused though another was settled."""
+    monkeypatch.chdir(tmp_path)
+    model = mtp_layers.target()
+    mtp_layers.write(model, mtp_layers.drawn(model), tmp_path / "checkpoint")
+
+    def parameters(vocab: int) -> int:
+        chosen = resolved(**OPEN | {"drafter": "mtp", "head": {"slices": "auto", "draft_vocab_size": vocab}})
+        found: int = {part["name"]: part for part in resolve.expected(chosen)["parts"]}["draft_head"]["parameters"]
+        return found
+
+    assert parameters(128) - parameters(48) == 80 * 64
+    with pytest.raises(ConfigError, match="257 is over the model's 256 tokens"):
+        parameters(257)
 
 
 @pytest.mark.usefixtures("checkpoint")
