@@ -1,4 +1,4 @@
-"""How many threads the portable engine computes a build with: as many as make its passes fastest."""
+"""Chooses how many threads of the portable engine make the passes of a build fastest."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize("tokenizer", UNKNOWN, ids=lambda one: type(one.model).__name__)
 def test_a_label_that_the_tokenizer_does_not_know_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """It would share its token with all other unknown texts."""
+    """All unknown texts share one token."""
     if isinstance(tokenizer.model, models.WordLevel):
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]")
@@ -175,6 +175,6 @@ def test_a_label_that_the_tokenizer_does_not_know_is_refused(tokenizer: Tokenize
 
 
 def test_a_tokenizer_may_know_everything() -> None:
-    """By its bytes; or it has no token for what it does not know."""
+    """It has a token for each byte, or no token for unknown text."""
     assert unknown_token(byte_level()) is unknown_token(byte_fallback()) is None
     assert unknown_token(Tokenizer(models.Unigram([("a", -1.0)]))) is None

@@ -64,7 +64,7 @@ def write_family(folder: Path, model_type: str, **changes: Any) -> Path:
 
 
 def described(folder: Path) -> ModelDescription:
-    """What the checkpoint's config and its tensors' names say of it."""
+    """The model, by the checkpoint's config and the names of its tensors."""
     hf = load_hf_config(folder)
     model: ModelDescription = family(hf.model_type).describe(hf, SLOTS)
     return model.stored_as(read_tensors(folder))
