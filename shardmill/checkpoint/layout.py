@@ -1,8 +1,8 @@
 """Which files of a folder or repository make up a checkpoint: configs, tokenizer and safetensors, nothing else.
 
-No Python code, no pickles, no weights in other formats are ever taken. Two kinds of subfolders are taken. The modules of
-sentence-transformers follow the model: 1_Pooling, 2_Dense and their like. In additional_chat_templates, transformers
-looks for the template of conversations with tools.
+No Python code, no pickles, no weights in other formats are ever taken. Two kinds of subfolders are taken. The modules
+of sentence-transformers follow the model: 1_Pooling, 2_Dense and their like. In additional_chat_templates,
+transformers looks for the template of conversations with tools.
 """
 
 from __future__ import annotations
