@@ -37,6 +37,7 @@ from portable_coreml.run.lowered import (
     used,
     value_of,
 )
+from portable_coreml.run.pieces import one_thread
 from portable_coreml.run.plan import CodeLine, compile_lines, specialise
 
 _MAX_PLANS = 64
@@ -86,7 +87,7 @@ class Executable:
         `states` is updated. `inputs` must fit the parameters (features.py checks them).
         """
         values = [inputs[item.name] for item in self.inputs]
-        with torch.inference_mode():
+        with torch.inference_mode(), one_thread():
             observer = observe.current()
             if observer is not None:
                 return self._interpret(dict(zip([i.name for i in self.inputs], values, strict=True)), states, observer)

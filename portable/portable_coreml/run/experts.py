@@ -26,6 +26,7 @@ from torch import Tensor
 from portable_coreml.program import TensorType
 from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, call_kernel, kernel_values, mentions
 from portable_coreml.run.ops import Kernel, Param
+from portable_coreml.run.pieces import all_threads
 from portable_coreml.run.products import BLOCK, DIGITS, WEIGHTS, product, takes_digits, to_digits
 from portable_coreml.run.stored import StoredMatrix
 
@@ -129,7 +130,8 @@ def _by_expert(matrices: Sequence[Matrix], rows: _Rows, counts: Sequence[int]) -
         if rows.digits is not None and rows.factor is not None and takes_digits(matrix):
             assert isinstance(matrix, StoredMatrix) and matrix.scale is not None
             digits = rows.digits[4 * some.start : 4 * some.stop]
-            sums = torch._int_mm(matrix.values, digits.t()).float()  # [out, 4 n]
+            with all_threads():
+                sums = torch._int_mm(matrix.values, digits.t()).float()  # [out, 4 n]
             whole = torch.mv(sums.view(-1, 4), DIGITS).view(-1, count).t()  # [n, out]
             torch.mul(whole, matrix.scale[:, 0], out=made[some]).mul_(rows.factor[some])
         else:

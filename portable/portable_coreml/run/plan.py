@@ -34,7 +34,8 @@ from portable_coreml.run.lowered import (
     value_of,
 )
 from portable_coreml.run.ops import Kernel
-from portable_coreml.run.products import by_fours
+from portable_coreml.run.ops.linear import batched
+from portable_coreml.run.products import by_fours, times_tokens, times_vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,15 +253,15 @@ def _matmul(plain: Callable[..., Tensor], transposed: Callable[..., Tensor]) -> 
 
 
 def _matmul_nt(x: Tensor, y: Tensor) -> Tensor:
-    return torch.matmul(x, y.mT)
+    return batched(x, y.mT)
 
 
 def _wide_matmul(x: Tensor, y: Tensor) -> Tensor:
-    return torch.matmul(x.double(), y.double())
+    return batched(x, y, torch.float64)
 
 
 def _wide_matmul_nt(x: Tensor, y: Tensor) -> Tensor:
-    return torch.matmul(x.double(), y.double().mT)
+    return batched(x, y.mT, torch.float64)
 
 
 def _wide(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -286,23 +287,23 @@ def _pointwise(steady: bool) -> _Chooser:
 def _vector_product(matrix: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
     size = (matrix.shape[1],)
     if bias is None:
-        return lambda x: torch.mv(matrix, x.reshape(size)).view(shape)
-    return lambda x: torch.addmv(bias, matrix, x.reshape(size)).view(shape)
+        return lambda x: times_vector(matrix, x.reshape(size)).view(shape)
+    return lambda x: times_vector(matrix, x.reshape(size), bias).view(shape)
 
 
 def _tokens_product(
     matrix: Tensor, bias: Tensor | None, shape: tuple[int, ...], columns: int, steady: bool
 ) -> Callable[[Tensor], Tensor]:
-    rows, across = (matrix.shape[1], columns), matrix.t()
+    rows = (matrix.shape[1], columns)
     strides = torch.empty(columns, len(matrix)).t().view(shape).stride()
     widen = by_fours if steady and columns % 4 else None
 
     def call(x: Tensor) -> Tensor:
         tokens = x.reshape(rows).t() if widen is None else widen(x.reshape(rows).t())
         if bias is None:
-            y = torch.mm(tokens, across)
-        else:  # addmm begins its sums with the bias: other last bits than the interpreter's
-            y = torch.mm(tokens, across).add_(bias) if steady else torch.addmm(bias, tokens, across)
+            y = times_tokens(matrix, tokens)
+        else:  # sums that begin with the bias have other last bits than the interpreter's
+            y = times_tokens(matrix, tokens).add_(bias) if steady else times_tokens(matrix, tokens, bias)
         return y.as_strided(shape, strides)
 
     return call
@@ -337,7 +338,7 @@ _CHOOSERS: dict[str, _Chooser] = {
     "reduce_min": _reduce(torch.amin),
     "concat": _concat,
     "split": _split,
-    "matmul": _matmul(torch.matmul, _matmul_nt),
+    "matmul": _matmul(batched, _matmul_nt),
     "wide_matmul": _matmul(_wide_matmul, _wide_matmul_nt),
     "wide_reduce_sum": _reduce(_wide(torch.sum)),
     "wide_reduce_mean": _reduce(_wide(torch.mean)),

@@ -12,8 +12,11 @@ A stored matrix is never expanded to float32 as a whole. There are two ways to m
   multiplied with the int8 matrix in integers, which is exact, so that only the last step rounds. The error is smaller
   than in a float32 product, and a token's result does not depend on how many tokens are fed in the same pass. Each
   weight is read once, as a byte.
-- In blocks of rows, expanded to float32 one after the other. This way is taken if weights are to be rounded to fp16 or
-  are not int8, if inputs are not finite, and on processors whose int8 products are slow or not exact.
+- In blocks of rows, each expanded to float32 by the thread that multiplies it. This way is taken if weights are to be
+  rounded to fp16 or are not int8, if inputs are not finite, and on processors whose int8 products are slow or inexact.
+
+Products in floating point are computed in blocks of rows, also those with matrices that are not stored. The blocks
+follow from the matrix alone, so the number of threads changes no bit of a result (pieces.py).
 """
 
 from __future__ import annotations
@@ -29,9 +32,10 @@ from torch import Tensor
 
 from portable_coreml.run.lowered import Arg, Const
 from portable_coreml.run.ops import KERNELS, Kernel
+from portable_coreml.run.pieces import all_threads, in_pieces, one_thread
 from portable_coreml.run.stored import StoredMatrix
 
-BLOCK = 3 << 17  # elements expanded at a time: they stay in a core's cache
+BLOCK = 3 << 17  # elements multiplied by one thread at a time: expanded, they stay in a core's cache
 _MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
 TILE = 128  # columns multiplied at a time: the int32 sums of more would take much memory and leave the cache
 _SLOW_STRIDE = 2048  # bytes: rows at multiples of this distance share a few sets of the cache if read across
@@ -49,9 +53,44 @@ def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
     if isinstance(matrix, StoredMatrix):
         return _stored_product(matrix, x.contiguous(), steady)
     if x.shape[1] == 1 and not steady:
-        return torch.mv(matrix, x[:, 0]).unsqueeze(1)
+        return times_vector(matrix, x[:, 0]).unsqueeze(1)
     tokens = by_fours(x.t()) if steady else x.t()
-    return torch.mm(tokens, matrix.t())[: x.shape[1]].t()
+    return times_tokens(matrix, tokens)[: x.shape[1]].t()
+
+
+def times_vector(matrix: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return matrix [out, in] @ x [in] + bias [out]."""
+    if matrix.numel() <= BLOCK:
+        with one_thread():
+            return torch.mv(matrix, x) if bias is None else torch.addmv(bias, matrix, x)
+    out = torch.empty(len(matrix))
+
+    def multiply(first: int, last: int) -> None:
+        if bias is None:
+            torch.mv(matrix[first:last], x, out=out[first:last])
+        else:
+            torch.addmv(bias[first:last], matrix[first:last], x, out=out[first:last])
+
+    in_pieces(multiply, len(matrix), BLOCK // len(x) or 1)
+    return out
+
+
+def times_tokens(matrix: Tensor, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return tokens [n, in] @ matrix.T + bias, [n, out]; sums begin with the bias."""
+    if matrix.numel() <= BLOCK:
+        with one_thread():
+            return torch.mm(tokens, matrix.t()) if bias is None else torch.addmm(bias, tokens, matrix.t())
+    out = torch.empty(len(tokens), len(matrix))
+
+    def multiply(first: int, last: int) -> None:
+        rows = matrix[first:last].t()
+        if bias is None:
+            torch.mm(tokens, rows, out=out[:, first:last])
+        else:
+            torch.addmm(bias[first:last], tokens, rows, out=out[:, first:last])
+
+    in_pieces(multiply, len(matrix), BLOCK // matrix.shape[1] or 1)
+    return out
 
 
 def by_fours(tokens: Tensor) -> Tensor:
@@ -118,10 +157,11 @@ def _digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
 def _digit_sums(values: Tensor, integers: Tensor) -> Tensor:
     """Return int8 values [out, in] @ integers [in, n] whose bytes are digits: [out, n] in float32."""
     digits = integers.flatten().view(torch.int8).view(len(integers), -1)  # [in, 4 n]
-    if integers.shape[1] == 1 and len(integers) % _SLOW_STRIDE:  # a third faster for one token
-        sums = torch._int_mm(digits.t(), values.t()).t().contiguous()
-    else:
-        sums = torch._int_mm(values, digits)  # [out, 4 n]
+    with all_threads():
+        if integers.shape[1] == 1 and len(integers) % _SLOW_STRIDE:  # a third faster for one token
+            sums = torch._int_mm(digits.t(), values.t()).t().contiguous()
+        else:
+            sums = torch._int_mm(values, digits)  # [out, 4 n]
     return torch.mv(sums.to(torch.float32).view(-1, 4), DIGITS).view(-1, integers.shape[1])
 
 
@@ -144,26 +184,20 @@ def int8_products_are_exact() -> bool:
 
 
 def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
-    """Return the product in float32, computed a block of rows at a time.
-
-    The threads share each block. BLAS adds up the last rows of a block in other ways. If blocks were larger for more
-    threads, the bits of a result would depend on the number of threads.
-    """
+    """Return the product in float32, computed a block of rows at a time."""
     values, scale = matrix.values, matrix.scale
-    count = max(1, BLOCK // len(x))
-    scratch = torch.empty_like(values[:count], dtype=torch.float32)
-    halves = torch.empty_like(scratch, dtype=torch.float16)
     tokens = (by_fours(x.t()) if steady or x.shape[1] > 1 else x.t()).contiguous()  # [n, in]
     out = torch.empty(len(tokens), len(values))
-    for first in range(0, len(values), count):
-        rows = values[first : first + count]
-        block = scratch[: len(rows)].copy_(rows)
+
+    def multiply(first: int, last: int) -> None:
+        block = values[first:last].to(torch.float32)
         if scale is not None and matrix.half:
-            block.mul_(scale[first : first + count])
-            block.copy_(halves[: len(rows)].copy_(block))
-        torch.mm(tokens, block.t(), out=out[:, first : first + count])
-    if scale is not None and not matrix.half:
-        out.mul_(scale.t())  # after the sums: the results are fewer than the weights
+            block = block.mul_(scale[first:last]).half().float()
+        torch.mm(tokens, block.t(), out=out[:, first:last])
+        if scale is not None and not matrix.half:
+            out[:, first:last].mul_(scale[first:last].t())  # after the sums: the results are fewer than the weights
+
+    in_pieces(multiply, len(values), BLOCK // len(x) or 1)
     return out[: x.shape[1]].t()
 
 

@@ -254,6 +254,26 @@ def test_shapes_made_at_run_time_follow_the_data(build_program: Callable[..., An
         np.testing.assert_array_equal(list(model.predict({"x": x}).values())[0], np.full(ones, ones, np.float32))
 
 
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_result_does_not_depend_on_the_number_of_threads(build_program: Callable[..., Any], precision: str) -> None:
+    """Nor do sums that torch would share: a long one, and a batch of matrices."""
+    from coremltools.converters.mil import Builder as mb
+
+    def program(x: Any, y: Any) -> Any:
+        scores = mb.matmul(x=x, y=y, transpose_y=True)
+        return mb.add(x=scores, y=mb.reduce_sum(x=y, axes=[0, 1, 2, 3], keep_dims=True))
+
+    portable_coreml.install(precision)
+    model = build_program(program, {"x": (1, 3, 64, 96), "y": (1, 3, 1024, 96)})
+    generator, before, found = np.random.default_rng(3), torch.get_num_threads(), list[np.ndarray]()
+    inputs = {name: generator.normal(size=(1, 3, n, 96)).astype(np.float32) for name, n in (("x", 64), ("y", 1024))}
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found += [list(model.predict(dict(inputs)).values())[0] for _ in range(2)]  # interpreted once, then compiled
+    torch.set_num_threads(before)
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
 def test_outputs_do_not_share_memory_with_inputs(build_program: Callable[..., Any]) -> None:
     """A program that only moves its input returns an array of its own, on the first run and on compiled ones."""
     from coremltools.converters.mil import Builder as mb

@@ -138,22 +138,43 @@ def test_zeros_and_the_ends_of_float32() -> None:
     assert float((least.double() - exact(m, x[:, 1:2] * 2.0**-140)).abs().max()) < 2.0**-100
 
 
-@pytest.mark.parametrize("columns", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float16], ids=["int8 in fp16 mode", "fp16"])
-def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype, columns: int) -> None:
-    """A server chooses it by a stop-watch, and the same seed shall give the same tokens."""
+def stored_forms() -> dict[str, StoredMatrix | Tensor]:
+    """A matrix of several blocks, with a last one that is not full, in each form that a product takes."""
     generator = torch.Generator().manual_seed(6)
-    values = torch.randint(-128, 128, (5000, 2100), dtype=torch.int8, generator=generator).to(dtype)
-    scale = torch.rand(5000, 1, generator=generator).half().float() if dtype == torch.int8 else None
-    m, x = StoredMatrix(values, scale, half=True), torch.randn(2100, columns, generator=generator)
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found.append(products.product(m, x, steady=False))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    values = torch.randint(-128, 128, (1500, 2100), dtype=torch.int8, generator=generator)
+    scale = torch.rand(1500, 1, generator=generator).half().float()
+    return {
+        "int8 in fp32 mode": StoredMatrix(values, scale, half=False),
+        "int8 in fp16 mode": StoredMatrix(values, scale, half=True),
+        "int8 without scales": StoredMatrix(values, None, half=True),
+        "int8 by columns": StoredMatrix(values.t().contiguous().t(), scale, half=True),
+        "fp16": StoredMatrix(values.half(), None, half=True),
+        "expanded": products.by_columns(values.float()),
+    }
+
+
+def test_bits_do_not_depend_on_the_number_of_threads() -> None:
+    """A server chooses it by a stop-watch, and the same seed shall give the same tokens."""
+    before, differing = torch.get_num_threads(), []
+    for form, held in stored_forms().items():
+        for width, steady in ((1, False), (1, True), (4, False), (5, True), (64, False), (64, True)):
+            x, found = torch.randn(2100, width, generator=torch.Generator().manual_seed(7)), []
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                found.append(products.product(held, x, steady))
+            torch.set_num_threads(before)
+            if not all(torch.equal(found[0], other) for other in found[1:]):
+                differing.append(f"{form}, {width} columns")
+    assert not differing, f"other bits with another number of threads: {differing}"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="MKL's kernels can be chosen on x86_64 alone")
+def test_nor_where_blas_cuts_products_for_its_threads() -> None:
+    """MKL's oldest kernels, which any processor has, add up the rows at each cut in another order."""
+    code = f"import runpy; runpy.run_path({__file__!r})['test_bits_do_not_depend_on_the_number_of_threads']()"
+    environment = {**os.environ, "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr.splitlines()[-1]
 
 
 def test_many_columns_are_multiplied_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from portable_coreml.run.ops.registry import Ints, Tensors, kernel
+from portable_coreml.run.pieces import in_pieces
 
+_SHARED = 1 << 22  # multiplications in a batch of matrices from which on further threads gain time
 _CONVS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def batched(x: Tensor, y: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return x [..., n, k] @ y [..., k, m] in `dtype`, by default their own; large matrices of a batch are shared."""
+    kind, batch = dtype or x.dtype, x.shape[:-2]
+    work = x.shape[-2] * x.shape[-1] * y.shape[-1] if len(batch) else 0  # multiplications for one matrix
+    if y.shape[:-2] != batch or work * batch.numel() < _SHARED:
+        return torch.matmul(x.to(kind), y.to(kind))
+    left, right = x.flatten(0, -3), y.flatten(0, -3)
+    out = torch.empty(len(left), x.shape[-2], y.shape[-1], dtype=kind)
+
+    def multiply(first: int, last: int) -> None:
+        torch.bmm(left[first:last].to(kind), right[first:last].to(kind), out=out[first:last])
+
+    in_pieces(multiply, len(left), _SHARED // work or 1)
+    return out.view(*batch, *out.shape[1:])
 
 
 @kernel("matmul")
@@ -20,7 +38,7 @@ def matmul(x: Tensor, y: Tensor, transpose_x: bool = False, transpose_y: bool = 
     if x.dtype != y.dtype:  # iOS17 multiplies integers with floating-point values
         kind = x.dtype if x.is_floating_point() else y.dtype
         return torch.matmul(x.to(kind), y.to(kind))
-    return torch.matmul(x, y)
+    return batched(x, y)
 
 
 @kernel("linear")
@@ -93,7 +111,7 @@ def conv(
 
 @kernel("scaled_dot_product_attention")
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Tensor:
-    scores = torch.matmul(query, key.transpose(-1, -2)) * (1.0 / math.sqrt(query.shape[-1]))
+    scores = batched(query, key.transpose(-1, -2)) * (1.0 / math.sqrt(query.shape[-1]))
     if attn_mask is not None:
         scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    return torch.matmul(torch.softmax(scores, -1), value)
+    return batched(torch.softmax(scores, -1), value)
