@@ -98,7 +98,7 @@ def load_copies(file: Path, identity: str) -> list[Copy]:
     if not whole:
         raise ShardmillError(f"{file}: damaged (not what was written)")
     if not known:
-        raise ShardmillError(f"{file}: made by another engine, version or number of threads")
+        raise ShardmillError(f"{file}: made by another engine or version")
     return [_copy(start, stop, _below(arrays, str(place))) for place, (start, stop) in enumerate(about["spans"])]
 
 
@@ -117,7 +117,6 @@ def engine_identity(precision: str) -> str:
             "machine": machine.machine(),
             "packages": machine.package_versions(PACKAGES),
             "precision": precision,
-            "threads": machine.threads(),
         }
     )
 

@@ -26,7 +26,7 @@ from shardmill.runtime.engine import Engine
 from shardmill.runtime.process import EngineProcess
 
 CONTEXT, NEW, PLENTY = 192, 8, 10**9
-OTHER = "made by another engine, version or number of threads"
+OTHER = "made by another engine or version"
 FORMS: dict[str, dict[str, Any]] = {
     "fixed": program_forms.FORMS["fixed"] | {"contexts": [96]},
     "fixed, host": program_forms.FORMS["fixed, host"] | {"contexts": [96]},
