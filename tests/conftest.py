@@ -32,8 +32,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of whoever runs it
 
 
-# Two lanes: `pytest` draws the same examples each time, `pytest -m "slow or drawn"` others, and says how to draw them
-# again.
+# By day the same examples are drawn each time, nightly others, and how to draw them again is said.
 hypothesis.settings.register_profile("fast", derandomize=True, database=None)
 hypothesis.settings.register_profile("slow", print_blob=True)
 
@@ -63,8 +62,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what hypothesis draws, and put the files that take longest first, or one worker would end long after."""
+    """Mark what hypothesis draws, and put the files that take longest first, or one worker would end long after.
+
+    A test marked as thorough loses the mark for the parameters that stay in the README's lane.
+    """
     for item in items:
+        thorough = item.get_closest_marker("thorough")
+        stays = thorough.kwargs.get("but", ()) if thorough else ()
+        if stays and item.callspec.id in stays:
+            item.own_markers.remove(thorough)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.drawn)
     items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)

@@ -246,6 +246,7 @@ def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest
     assert {gap["kind"] for gap in got["not_run"]} >= {"drafter"}
 
 
+@pytest.mark.thorough
 def test_the_command_measures_a_real_build(built: tiny.Build, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the command line to the file and the tables: the server, the engine and a draft model are the real ones.
 

@@ -179,6 +179,7 @@ def test_bytes_that_were_taken_out_again_leave_no_hash(tmp_path: Path) -> None:
         assert file.sha256() is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_download_resumes_in_a_new_process(case: Case, number: signal.Signals) -> None:
     """A process that ends in the middle of a file leaves what it had; the next run continues from there.

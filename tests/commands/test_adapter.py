@@ -22,6 +22,7 @@ def build() -> Path:
     return once("adapters-build", lambda folder: adapters.build(folder, "phi3"))
 
 
+@pytest.mark.thorough
 def test_generate_says_what_the_merged_model_says(build: Path, tmp_path: Path) -> None:
     lora = adapters.write_lora(build / "source", tmp_path / "lora", 3, 0.25)
     added = shardmill("adapter", "add", build, lora, "--name", "told")

@@ -80,6 +80,7 @@ def test_heads_are_plain_coremltools_byte_for_byte(form: str, checkpoint: Path, 
     assert files(stamped) == files(plain)
 
 
+@pytest.mark.thorough
 def test_layers_of_other_kinds_are_plain_coremltools_byte_for_byte(family: Path, tmp_path: Path) -> None:
     layers = described(family).architecture.layers
     part = draft(family, [[0, layers]])[f"layers_00_{layers:02d}"]

@@ -147,6 +147,7 @@ def test_layers_that_read_another_part_s_caches_are_plain_coremltools_byte_for_b
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "quantization"), lanes(SHORT, "lfm2_moe"))
 def test_vectors_too_short_for_the_weight_file_are_plain_coremltools_byte_for_byte(
     name: str, quantization: str, folder: Path, tmp_path: Path

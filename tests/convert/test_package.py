@@ -32,6 +32,7 @@ for part in sys.argv[3:]:
 """
 
 
+@pytest.mark.thorough
 def test_another_process_makes_the_same_bytes(built: tiny.Build, tmp_path: Path) -> None:
     """Under another hash seed, locale and time zone, in another folder, with other threads and new samples."""
     names = ("layers_02_03", "head_1")

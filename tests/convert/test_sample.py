@@ -67,6 +67,7 @@ def start(folder: Path, name: str, seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.thorough
 def test_of_several_processes_one_makes_and_the_others_wait(tmp_path: Path) -> None:
     processes = [start(tmp_path, str(i), 2) for i in range(3)]
     answers = {process.communicate(timeout=60)[0].splitlines()[-1] for process in processes}
@@ -74,6 +75,7 @@ def test_of_several_processes_one_makes_and_the_others_wait(tmp_path: Path) -> N
     assert len(list(tmp_path.glob("made by *"))) == 1
 
 
+@pytest.mark.thorough
 def test_whoever_waits_for_a_killed_process_makes_them(tmp_path: Path) -> None:
     with start(tmp_path, "killed", 600) as killed:
         assert killed.stdout is not None

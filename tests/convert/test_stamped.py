@@ -51,6 +51,7 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough(but=["one layer", "a slice of the head", "a slice of the head in fp16"])
 @pytest.mark.parametrize(("kind", "start", "end", "quantization"), CASES)
 def test_package_is_plain_coremltools_byte_for_byte(
     kind: str, start: int, end: int, quantization: str, checkpoint: Path, cache: Path, tmp_path: Path

@@ -28,6 +28,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
+@pytest.mark.thorough(but=["range"])
 @pytest.mark.parametrize("calls", CALLS, ids=lambda calls: calls.shapes)
 def test_a_tapped_package_is_what_coremltools_makes(checkpoint: Path, tmp_path: Path, calls: EntryPoints) -> None:
     part = replace(layers_part(checkpoint, 1, 4), calls=calls, taps=(2, 3))

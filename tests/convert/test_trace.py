@@ -156,6 +156,7 @@ def test_input_shapes_leave_room_for_any_number_of_tokens(built: tiny.Build, kin
     assert trace.sized((1, T, 3), 4) == (1, 4, 3)
 
 
+@pytest.mark.thorough(but=["layers-fp16", "head-int8"])
 @pytest.mark.parametrize("quantization", ["int8", "fp16"])
 @pytest.mark.parametrize("kind", ["layers", "head"])
 def test_a_quick_conversion_gives_the_same_program(

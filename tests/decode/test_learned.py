@@ -227,6 +227,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             LearnedDrafter().load(path, OURS)
 
 
+@pytest.mark.thorough
 def test_a_damaged_table_is_refused_in_one_way(tmp_path: Path) -> None:
     """Whichever byte is another, it is refused, or loads; the libraries raise whatever they like."""
     drafter, path = LearnedDrafter(), tmp_path / "table.npz"

@@ -68,6 +68,7 @@ def sampled(clock: Clock, policy: Callable[[], DraftPolicy], constraint: Subset 
     return tokens, verified
 
 
+@pytest.mark.thorough(but=["always-constraint1"])
 @pytest.mark.parametrize("constraint", [None, Subset()])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_draft_model_keeps_the_distribution(clock: Clock, policy: str, constraint: Subset | None) -> None:

@@ -126,6 +126,7 @@ def test_good_drafts_are_taken_nearly_always(clock: Clock, costs: dict[int, floa
     assert chosen.decode_seconds <= best.decode_seconds * (1.0001 if measured else 1.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["ngram", "suffix", "learned"])
 @pytest.mark.parametrize("costs", [DEMO, ANE, DEAR])
 @pytest.mark.parametrize("noise", [2, 4, 9, 30])

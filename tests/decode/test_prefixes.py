@@ -141,6 +141,7 @@ def talk(session: Session, kind: str, conversations: int, turns: int, seed: int 
     return reused
 
 
+@pytest.mark.thorough(but=["8-slots", "8-rings"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("conversations", [2, 8, 40])
 def test_conversations_in_turns_say_what_each_says_alone(kind: str, conversations: int) -> None:

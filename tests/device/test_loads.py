@@ -26,6 +26,7 @@ UNITS = ("layers_00_02", "head_0")
 HINTED = "CPU_AND_NE {'reshapeFrequency': 'Infrequent'}"
 
 
+@pytest.mark.thorough
 def test_a_program_is_loaded_with_its_hint_and_without_on_the_cpu_and_from_another_compiler(kit: Path) -> None:
     found = measured(kit, LOADS=str(kit / "loads"))
     jsonschema.validate(found, SCHEMA)
@@ -57,6 +58,7 @@ def test_what_was_found_stands_on_the_terminal(kit: Path) -> None:
     assert re.search(r"tiny/head_0/load\.first: ok, [0-9.]+ s, load_seconds [0-9.e-]+", done.stdout)
 
 
+@pytest.mark.thorough(but=["portable"])
 @pytest.mark.parametrize("way", ["CPU_AND_NE", "portable"])
 def test_what_fails_only_if_it_is_loaded_otherwise_is_no_trouble_of_the_build(
     kit: Path,
@@ -73,6 +75,7 @@ def test_what_fails_only_if_it_is_loaded_otherwise_is_no_trouble_of_the_build(
     assert not any("bisect" in key for key in found)
 
 
+@pytest.mark.thorough
 def test_the_crash_of_arrays_that_core_ml_alone_holds_is_told_and_nothing_else_has_it(kit: Path) -> None:
     """The fake engine crashes at any pass whose inputs nobody else holds, where Core ML may crash a second later."""
     found = lines(measured(kit, "--soak", "0.5", FAULT="crash:fresh"))

@@ -45,6 +45,7 @@ def test_a_sound_engine_gives_a_line_for_everything(kit: Path) -> None:
     assert found["energy.T=1"]["detail"] == "energy is read on a Mac only"
 
 
+@pytest.mark.thorough(but=["kill-crashed-killed by SIGKILL in load"])
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [
@@ -68,6 +69,7 @@ def test_a_load_that_fails_is_a_line_with_the_operation_and_the_rest_goes_on(
     assert found[f"{HEAD}/speed.T=4"]["status"] == "ok"
 
 
+@pytest.mark.thorough(but=["nan-not finite"])
 @pytest.mark.parametrize(("fault", "words"), [("nan", "not finite"), ("wrong", "dB against fp32, must be at least 30")])
 def test_numbers_that_are_wrong_are_a_line(kit: Path, fault: str, words: str) -> None:
     found = lines(measured(kit, FAULT=f"{fault}:{HEAD}"))
@@ -129,6 +131,7 @@ def test_a_child_ends_when_its_parent_is_killed(kit: Path, operation: str) -> No
     assert not child.is_running()
 
 
+@pytest.mark.thorough
 def test_what_was_measured_is_not_measured_again(kit: Path) -> None:
     before = lines(measured(kit))
     again = lines(measured(kit, FAULT=f"kill:{HEAD}"))

@@ -57,6 +57,7 @@ def test_another_coremltools_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "coremltools is 8.3.0, and 9.0 is needed" in runner.lacking(Path("measure.py"), None)
 
 
+@pytest.mark.thorough
 def test_a_native_module_that_can_t_be_imported_is_told() -> None:
     """Another process tries the import. On a Mac, a module that does not exist stands for a broken one."""
     broken = "no_such_module" if sys.platform == "darwin" else None

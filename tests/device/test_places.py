@@ -53,6 +53,7 @@ def test_evidence_is_written_to_all_builds_or_to_none(kit: Path, build: Path, tm
     assert not (one / "evidence").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["\x1b[2J\x1b]0;owned\x07", "[/red]", "[bold]x"])
 def test_a_table_shows_texts_as_they_are(kit: Path, build: Path, tmp_path: Path, text: str) -> None:
     """No escapes for the terminal, and no markup of the library that draws it."""
@@ -79,6 +80,7 @@ def test_what_is_warm_is_warm_without_a_note(
     assert "can't be written" in caplog.text and "the next run can't compare its times" in caplog.text
 
 
+@pytest.mark.thorough
 def test_two_builds_of_one_name_are_told_apart(kit: Path, build: Path, tmp_path: Path) -> None:
     measured(kit)
     content = json.loads((kit / "result.json").read_text())
@@ -89,6 +91,7 @@ def test_two_builds_of_one_name_are_told_apart(kit: Path, build: Path, tmp_path:
     assert said.exit_code == 0 and all(str(path) in said.stdout for path in both), said.stdout
 
 
+@pytest.mark.thorough
 def test_a_damaged_build_is_left_out_and_told(
     kit: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

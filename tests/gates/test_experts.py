@@ -32,6 +32,7 @@ def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return tiny.converted(source, folder, topology=[[0, 2]], head={"slices": 1})
 
 
+@pytest.mark.thorough(but=["granitemoe"])
 def test_a_sound_part_takes_transformers_experts(mixed: tiny.Build) -> None:
     """All of them in fp32, and as shipped all but close calls."""
     rows = {row["name"]: row for row in judged.part(mixed, FIRST)}
@@ -40,6 +41,7 @@ def test_a_sound_part_takes_transformers_experts(mixed: tiny.Build) -> None:
     assert rows["program_error"]["passed"]
 
 
+@pytest.mark.thorough(but=["granitemoe"])
 def test_a_program_that_takes_another_expert_too_is_told(mixed: tiny.Build, tmp_path: Path) -> None:
     part = mixed.parts[FIRST]
     assert part.graph.experts is not None

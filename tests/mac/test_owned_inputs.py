@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from mac import driver
 
 pytestmark = driver.LINUX_ONLY
@@ -23,6 +25,7 @@ for half in range(2):
 """
 
 
+@pytest.mark.thorough
 def test_no_input_of_a_thousand_passes_is_left_to_core_ml_or_changed_under_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ran = driver.run("-c", RUN, str(tmp_path / "small.mlmodelc"), str(PASSES), log=log, MAC_OWNERS="1")

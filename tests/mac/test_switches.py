@@ -81,6 +81,7 @@ def test_a_signal_without_a_handler_ends_a_wait_at_once() -> None:
     assert driver.run("-c", KILLED).returncode == -signal.SIGALRM
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("keeps", "passes"), [("loads", 0.01), ("all", 0.0)])
 def test_the_systems_cache_outlives_a_process(switched: Switched, tmp_path: Path, keeps: str, passes: float) -> None:
     """An update of the system empties it."""

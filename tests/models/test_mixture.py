@@ -24,7 +24,7 @@ def lowest_first(scores: Tensor, chosen: int) -> Tensor:
 
 
 @pytest.mark.parametrize("chosen", [1, 2, 4, 8])
-@pytest.mark.parametrize("count", [8, 16, 17, 32, 128])
+@pytest.mark.parametrize("count", [8, 16, 17, 32, pytest.param(128, marks=pytest.mark.thorough)])
 def test_exactly_k_experts_and_the_same_as_topk(count: int, chosen: int) -> None:
     """In fp16, with ties among the first that count: drawn from few values for some of the tokens."""
     torch.manual_seed(count * chosen)

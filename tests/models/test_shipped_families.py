@@ -132,6 +132,7 @@ def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return ship(checkpoint, folder, **program)
 
 
+@pytest.mark.thorough(but=["lfm2", "phi3"])
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
 def test_the_gates_of_the_stack_pass(shipped: Shipped) -> None:
     """Program error, widths and rejected drafts, within the limits by which builds are judged."""

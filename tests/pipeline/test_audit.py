@@ -59,6 +59,7 @@ def test_what_only_the_report_shows_is_known_by_receipts_of_its_own(build: Path)
     assert dict(audit(build).wrong) == {"measured/chosen.json": "not a part of the build: no record names it"}
 
 
+@pytest.mark.thorough
 def test_any_bit_of_any_file_counts(build: Path) -> None:
     """Each damaged file is named, or what names it is: a record that is damaged can't speak for others."""
     for path in sorted(build.rglob("*")):

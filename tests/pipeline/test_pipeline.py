@@ -114,6 +114,7 @@ def test_no_job_takes_more_memory_than_it_declares(finished: Project) -> None:
     assert {name for name, sizes in found.items() if not sizes or int(sizes[1]) > int(sizes[2])} == set()
 
 
+@pytest.mark.thorough
 def test_a_dry_run_knows_the_memory_before_there_is_a_plan(finished: Project, tmp_path: Path) -> None:
     project = Project(tmp_path / "fresh").create(finished.folder / "checkpoint")
     done = project.run("all", "--dry-run")
@@ -156,6 +157,7 @@ def test_a_second_run_runs_no_job(finished: Project) -> None:
     assert {path: path.stat().st_mtime_ns for path in finished.build.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.thorough
 def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Path) -> None:
     """Though report and provenance, the last to be made, are there."""
     project = copied(finished, tmp_path / "project")
@@ -202,6 +204,7 @@ def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path) ->
     assert not [gate[1] for gate in gates if gate and (project.build / f"parity/{gate[1]}.receipt.json").exists()]
 
 
+@pytest.mark.thorough
 def test_a_job_with_nothing_to_do_leaves_the_finished_build(finished: Project, tmp_path: Path) -> None:
     """It makes what model.json speaks for, byte for byte; and `why` and Snakemake agree once the store is gone."""
     project = copied(finished, tmp_path / "standing")
@@ -258,6 +261,7 @@ def test_snakemakes_own_report_shows_the_page_the_figures_and_the_verdicts(finis
     assert "head_0" in held["build/tiny/parity/head_0.json"]["caption"]
 
 
+@pytest.mark.thorough
 def test_a_build_without_a_benchmark_is_finished(finished: Project, tmp_path: Path) -> None:
     """`benchmark: false` in the config: gates, attestation and page, and nothing waits for a speed."""
     project = copied(finished, tmp_path / "project")
