@@ -74,6 +74,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.thorough
 def test_it_is_the_same_when_built_again_elsewhere(wheel: Path, tmp_path: Path) -> None:
     """Of the source distribution, with another hash seed, time zone, locale and mask."""
     source = build(ROOT, "sdist", tmp_path / "sdist")
@@ -137,6 +138,7 @@ def test_a_conda_environment_outside_a_clone_gets_the_wheel_that_is_named(tmp_pa
     assert (done.returncode, done.stdout) == (0, f"-m pip install --no-deps --no-index shardmill @ {address}\n")
 
 
+@pytest.mark.thorough
 def test_pip_refuses_a_wheel_of_another_hash(tmp_path: Path, wheel: Path) -> None:
     def install(sha256: str) -> subprocess.CompletedProcess[str]:
         address = f"shardmill @ {wheel.as_uri()}#sha256={sha256}"
@@ -170,6 +172,7 @@ def test_no_script_or_page_installs_a_name_of_ours_from_an_index() -> None:
     assert [f"{name}: {line}" for name, line in lines if by_name.search(line.replace("`", " "))] == []
 
 
+@pytest.mark.thorough
 def test_the_library_in_it_has_the_clone_s_keys(site: Path, tmp_path: Path) -> None:
     """Else a build of the wheel would find nothing in a store, and a rebuilder would be refused."""
     of_wheel = run(site, tmp_path, "-c", DIGESTS).stdout
@@ -223,6 +226,7 @@ def test_another_workflow_uses_it_as_a_module(site: Path, tmp_path: Path) -> Non
     assert done.returncode == 0 and "build/demo/report.html" in done.stdout, done.stderr
 
 
+@pytest.mark.thorough
 def test_without_a_config_the_demo_is_built_from_anywhere(site: Path, tmp_path: Path) -> None:
     snakefile = str(site / "shardmill/workflow/Snakefile")
     done = run(site, tmp_path, "-m", "snakemake", "-s", snakefile, "--cores", "1", "all", "--dry-run")

@@ -79,6 +79,7 @@ def inputs_of(package: Path) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
+@pytest.mark.thorough
 def test_the_command_is_there_and_nothing_else_of_ours(alone: Run) -> None:
     """Or the test below would prove nothing."""
     assert alone("portable-coreml", "--version").stdout == f"portable-coreml {portable_coreml.__version__}\n"
@@ -123,6 +124,7 @@ PROGRAM = """if True:
 """
 
 
+@pytest.mark.thorough
 def test_it_runs_compiles_and_lints(alone: Run, package: Path, tmp_path: Path) -> None:
     """By its own commands and by coremltools' API; the predictions are those of this process."""
     inputs = inputs_of(package)

@@ -72,6 +72,7 @@ def test_codes_of_rounding_to_nearest_give_its_package(
     assert files(converted(convert, made, tensors, tmp_path)) == files(tmp_path / "nearest.mlpackage")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("convert", [convert_stamped, convert_plain])
 def test_a_package_holds_the_codes_and_not_the_checkpoint_s(
     convert: Callable[..., None], made: tuple[Part, Path, dict[str, str], Tensors], tmp_path: Path

@@ -190,6 +190,7 @@ def test_what_is_solved_at_sight_is_what_sympy_finds() -> None:
         assert [sympy.solve([equation], [b], dict=True) for equation in equations] == found
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "model_type",

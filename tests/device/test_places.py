@@ -44,6 +44,7 @@ def test_two_variants_of_one_name_are_refused(build: Path, tmp_path: Path, monke
         write_kit([build, other], tmp_path / "kit.zip")
 
 
+@pytest.mark.thorough
 def test_evidence_is_written_to_all_builds_or_to_none(kit: Path, build: Path, tmp_path: Path) -> None:
     measured(kit)
     one, two = (Path(shutil.copytree(build, tmp_path / name)) for name in ("one", "two"))

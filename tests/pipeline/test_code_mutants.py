@@ -139,6 +139,7 @@ def test_every_module_that_a_job_imports_is_in_its_steps_closure(witnessed: dict
         assert missing == set(), step
 
 
+@pytest.mark.thorough
 def test_every_mutant_gives_each_step_that_runs_it_another_key(
     monkeypatch: pytest.MonkeyPatch, witnessed: dict[str, set[str]]
 ) -> None:

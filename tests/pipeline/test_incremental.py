@@ -164,6 +164,7 @@ def test_benchmark_setting_changed(root: Path) -> None:
     assert verdicts(root, changed)[-1] == why.StepOutlook("benchmark/speed", "works", "not made before")
 
 
+@pytest.mark.thorough
 def test_the_benchmark_is_foreseen(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is looked up by the model.json that the next build would write, whatever stands in the folder."""
     monkeypatch.setattr("shardmill.bench.speed.benchmark", lambda build, settings: {})
@@ -194,6 +195,7 @@ def test_second_config_over_the_same_weights(root: Path) -> None:
     assert driver.run(root, settings(model="other")) == ["plan"]
 
 
+@pytest.mark.thorough
 def test_quantisation_changed(root: Path) -> None:
     """fp16 instead of INT8 is another package each, and no new reference or embedding."""
     worked = set(driver.run(root, settings(convert={"weights": "fp16"})))
@@ -217,6 +219,7 @@ def recipe_of(root: Path, **matrices: str) -> dict[str, Any]:
     return settings(convert={"precision": "recipe.json"})
 
 
+@pytest.mark.thorough
 def test_the_form_of_one_matrix_changed(root: Path) -> None:
     """It costs the part that holds the matrix, and the stack; and a recipe of INT8 is what INT8 is."""
     assert set(driver.run(root, recipe_of(root))) <= {"plan", "precision"}
@@ -229,6 +232,7 @@ def test_the_form_of_one_matrix_changed(root: Path) -> None:
     assert not driver.run(root, settings())
 
 
+@pytest.mark.thorough
 def test_the_rule_of_thumb_leaves_the_head_alone(root: Path) -> None:
     """Its matrix stays in INT8, so its programs are those that are there."""
     worked = set(driver.run(root, settings(convert={"precision": "int4"})))
@@ -251,6 +255,7 @@ def test_a_recipe_that_was_edited_in_the_build_is_not_followed(root: Path) -> No
     assert not driver.run(root, settings())
 
 
+@pytest.mark.thorough
 def test_the_table_in_int8(root: Path) -> None:
     """No program knows of it: the table is made again, and the stack compared."""
     changed = settings(convert={"embedding": "int8"})

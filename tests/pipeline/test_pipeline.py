@@ -66,6 +66,7 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
         jsonschema.validate(content | {"window": "8"}, schema)
 
 
+@pytest.mark.thorough
 def test_a_bit_flipped_anywhere_in_a_build_is_found(finished: Project, tmp_path: Path) -> None:
     """In every file but the logs and Snakemake's marks, each by its name; provenance.json names all others."""
     build = tmp_path / "tiny"
@@ -175,6 +176,7 @@ def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Pat
         artifact.rename(project.build / gone)
 
 
+@pytest.mark.thorough
 def test_what_was_made_before_is_restored_from_the_store(finished: Project, tmp_path: Path) -> None:
     """A build folder thrown away costs no work, and is then as resolved as the first one was."""
     again = copied(finished, tmp_path / "again")

@@ -128,6 +128,7 @@ def test_without_a_profile_snakemake_goes_on_where_its_solver_cant_be_started(tm
     assert (tmp_path / "done").is_file()
 
 
+@pytest.mark.thorough
 def test_snakemake_ends_with_a_traceback_where_nothing_is_done_about_its_solver(tmp_path: Path) -> None:
     """Where it does not any more, `use_own_solver` may go."""
     said = run_as_on_a_mac(tmp_path, "x86_64")

@@ -124,6 +124,7 @@ def test_nothing_works_twice(root: Path) -> None:
     assert run(root, settings()) == []
 
 
+@pytest.mark.thorough
 def test_another_budget_costs_the_search_and_the_parts_whose_forms_change(root: Path) -> None:
     before = read_json(build_of(root) / "search.json")["forms"]
     worked = run(root, settings(budget={"bits_per_weight": 5.9}))
@@ -137,6 +138,7 @@ def test_another_budget_costs_the_search_and_the_parts_whose_forms_change(root: 
     assert [name for name in worked if name.startswith("measured/")] == ["measured/chosen"]
 
 
+@pytest.mark.thorough
 def test_another_text_makes_new_codes(root: Path) -> None:
     (root / "calibration.txt").write_text(tiny.sample_text() * 2)
     worked = driver.run(root, settings())
@@ -199,6 +201,7 @@ def test_windows_that_the_text_does_not_have_are_refused(root: Path) -> None:
         run(root, settings(search=FEW | {"windows": 10_000}))
 
 
+@pytest.mark.thorough
 def test_a_search_may_take_fp16_and_palettes(root: Path) -> None:
     """Codes, costs and packages follow; what is stored in a palette are the codes of its file."""
     forms = ["fp16", "int8", "palette4", "palette6/16"]
@@ -221,12 +224,14 @@ def test_a_search_may_take_fp16_and_palettes(root: Path) -> None:
     assert read_json(build / "measured/chosen.json")["measured"]["kl"] > 0
 
 
+@pytest.mark.thorough
 def test_the_usual_forms_leave_codes_as_they_were(root: Path) -> None:
     """Another set of forms has codes of its own, and back again none are made."""
     run(root, settings(search=FEW | {"forms": ["int8", "int4", "palette4"]}))
     assert not any(name.startswith("codes/") for name in run(root, settings()))
 
 
+@pytest.mark.thorough
 def test_a_part_in_int8_does_not_depend_on_codes(root: Path) -> None:
     """Nor does its gate; another text leaves both as they are."""
     write_json(root / "recipe.json", {"schema": 1, "default": "int8", "matrices": {"lm_head.weight": "int4"}})

@@ -74,6 +74,7 @@ def held(case: Case, forms: Mapping[str, str], codes: Mapping[str, Path]) -> lis
     return [FormWeights(part, case.source, codes[part.name], forms, case.prefix) for part in case.parts]
 
 
+@pytest.mark.thorough(but=["phi3", "qwen2"])
 def test_a_mixed_set_costs_what_transformers_says(
     case: Case, codes: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

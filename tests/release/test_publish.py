@@ -96,6 +96,7 @@ def test_nothing_published_names_the_machine(build: Path, hub: StoreHub) -> None
             assert word.encode() not in content, (name, word)
 
 
+@pytest.mark.thorough(but=["model-coreml"])
 @pytest.mark.parametrize(("host", "account"), [("model", "coreml"), ("head", "license"), ("packages", "tiny")])
 def test_names_that_are_words_of_every_build_are_no_leak(
     build: Path, hub: StoreHub, host: str, account: str, monkeypatch: pytest.MonkeyPatch
@@ -123,6 +124,7 @@ def test_the_card_passes_the_hub_client_s_own_validation(build: Path, hub: Store
         assert words in card.text, words
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("task", "command"),
     [("token-classification", "label"), ("text-ranking", "serve"), ("feature-extraction", "serve")],
@@ -192,6 +194,7 @@ def test_nothing_goes_to_a_public_repository_that_was_to_be_private(build: Path,
     assert (hub.put, hub.files(REPO)) == ([], {".gitattributes": b""})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("include", ["packages", "compiled"])
 def test_one_form_of_the_programs_is_enough(
     build: Path, keys: Keys, hub: StoreHub, tmp_path: Path, include: str
@@ -219,6 +222,7 @@ def test_what_was_signed_before_is_published_without_the_key(
     assert keys.known.short in (pulled / "README.md").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("change", [("other/model", "mit"), (REPO, "apache-2.0")])
 @pytest.mark.parametrize("dry", [True, False])
 def test_a_signed_card_is_not_rewritten_without_the_key(
@@ -234,6 +238,7 @@ def test_a_signed_card_is_not_rewritten_without_the_key(
     assert hub.files(REPO) == there and [*hub.repos] == [REPO]
 
 
+@pytest.mark.thorough
 def test_a_signed_card_is_published_again_as_it_is(build: Path, keys: Keys, hub: StoreHub, tmp_path: Path) -> None:
     publish(build, PublishOptions(REPO, license="mit", key=keys.private))
     assert run("publish", build, REPO, "--license", "mit")[0] == 0
@@ -288,6 +293,7 @@ def started(build: Path, hub: StoreHub) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
 
+@pytest.mark.thorough
 def test_an_upload_that_was_killed_twice_goes_on(build: Path, hub: StoreHub, tmp_path: Path) -> None:
     arrived: list[set[str]] = []
     for stall in (1, 2):
@@ -330,6 +336,7 @@ def tampered(hub: StoreHub, name: str, content: bytes) -> str:
     return hub.commit(REPO, {**(hub.files(REPO) or {}), name: content})
 
 
+@pytest.mark.thorough(but=["README.md"])
 @pytest.mark.parametrize("name", ["compiled/head_0.mlmodelc/inner/data", "model.json", "evil.json", "README.md"])
 def test_what_was_tampered_with_on_the_hub_is_named(build: Path, hub: StoreHub, tmp_path: Path, name: str) -> None:
     publish(build)

@@ -50,6 +50,7 @@ def test_without_a_key_nobody_proves(signed: Path, build: Path) -> None:
     assert "nobody  not signed" in run("verify", build)[1].replace("   ", "")
 
 
+@pytest.mark.thorough(but=["secp256r1"])
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
 def test_other_tools_alone_verify(build: Path, tmp_path: Path, curve: ec.EllipticCurve) -> None:
     keys, wrong = make_keys(tmp_path, "right", curve), make_keys(tmp_path, "wrong", curve)
@@ -94,6 +95,7 @@ def test_any_bit_of_what_leaves_the_machine_counts(flips: int, signed: Path, key
     assert prove(signed, [keys.known]).wrong == ()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", ["model.sig", "attestations/provenance.dsse.jsonl", "attestations/test-results.dsse.jsonl"]

@@ -75,6 +75,7 @@ def test_an_error_of_the_model_comes_with_where_it_arose_and_the_next_call_works
     running.reset()
 
 
+@pytest.mark.thorough
 def test_each_program_is_told_of_when_its_load_begins(folder: Path) -> None:
     names: list[str] = []
     with on_program_load(names.append):
@@ -106,6 +107,7 @@ def test_it_ends_when_it_is_no_longer_needed(folder: Path) -> None:
     assert child.returncode is not None
 
 
+@pytest.mark.thorough
 def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     """Its socket closes then."""
     code = (

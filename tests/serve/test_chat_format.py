@@ -177,6 +177,7 @@ HOSTILE = {  # template -> why it has no format; a Mac limits no memory
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("template", HOSTILE)
 def test_a_hostile_template_costs_seconds(tmp_path: Path, template: str) -> None:
     found, why = chat_format(checkpoint(tmp_path, template))

@@ -121,6 +121,7 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Path, Seque
     return reading.load_reader(encoders.build(checkpoint, folder / "build", buckets=[64]), "fp32"), checkpoint, dense
 
 
+@pytest.mark.thorough
 def test_dimensions_are_those_of_transformers_that_come_first(
     gemma: tuple[Reader, Path, Sequence[nn.Linear]], embedder: tuple[Reader, Path]
 ) -> None:
@@ -165,6 +166,7 @@ def test_prompts_and_projections_are_the_checkpoints(
         assert np.abs(np.asarray(row.embedding) - expected).max() < 1e-3  # gains of 1 + weight are rounded to fp16
 
 
+@pytest.mark.thorough
 def test_an_embedding_may_be_projected_token_by_token(tmp_path: Path) -> None:
     """In the program of an EmbeddingGemma 2: the mean of its states is wider than the model."""
     from transformers import AutoModel, AutoTokenizer

@@ -42,6 +42,7 @@ def text_of(server: Running, i: int, stream: bool) -> str:
         return "".join(c.choices[0].text for c in client.completions.create(**one_of_many(i), stream=True))
 
 
+@pytest.mark.thorough
 def test_64_clients_at_once_get_the_answers_they_get_alone() -> None:
     """Half of them stream. None is refused, and afterwards nothing is left over."""
     with running(fake_model()) as server:

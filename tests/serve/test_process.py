@@ -58,6 +58,7 @@ def client(base: str) -> OpenAI:
     return OpenAI(base_url=base, api_key="none", max_retries=0, timeout=START)
 
 
+@pytest.mark.thorough
 def test_sigterm_finishes_what_runs_refuses_what_waits_and_exits_0() -> None:
     """The running stream comes to its end, the waiting request is a 503, nothing is written to stderr."""
     with process(0.02, "--port", "0") as (server, base):

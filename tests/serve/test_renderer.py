@@ -70,6 +70,7 @@ def test_a_process_that_was_killed_is_started_again(render: Renderer) -> None:
     assert render(HELLO) == "hi"
 
 
+@pytest.mark.thorough
 def test_on_a_mac_nothing_that_has_threads_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process begins anew there, also after one was ended."""
     monkeypatch.setattr(sys, "platform", "darwin")

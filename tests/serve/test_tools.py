@@ -274,6 +274,7 @@ ANY = st.fixed_dictionaries(
 HISTORY = st.lists(PROPER, min_size=1, max_size=4) | st.lists(PROPER | ANY, min_size=1, max_size=4)
 
 
+@pytest.mark.thorough
 def test_any_history_is_answered_or_refused(request: pytest.FixtureRequest) -> None:
     """Three hundred drawn histories of calls and results: 200 or 400, never a failure."""
     statuses: list[int] = []

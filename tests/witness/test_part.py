@@ -60,6 +60,7 @@ def test_labels_rows_of_the_head_are_the_same_on_three_engines(built: tiny.Build
     assert all(row["passed"] for row in rows) and 0 < max(row["value"] for row in rows) < 1e-5
 
 
+@pytest.mark.thorough
 def test_wide_passes_fit_the_short_cache(built: tiny.Build, tmp_path: Path) -> None:
     """The witness shortens the cache to its text; a prefill pass of 24 tokens pads the text past its end."""
     parts, plan = tiny.split(built.source, tokens={"max": 24, "verify": 2})
@@ -73,6 +74,7 @@ def test_wide_passes_fit_the_short_cache(built: tiny.Build, tmp_path: Path) -> N
     assert "T=24" in {row["detail"] for row in rows}
 
 
+@pytest.mark.thorough
 def test_states_are_those_of_the_engine_that_ships(built: tiny.Build, fp32: None) -> None:
     """A cache on Apple's runtime holds what the part's own program leaves in its states."""
     piece = built.layers()[0]
@@ -150,6 +152,7 @@ BLOCKS: dict[str, tuple[Any, str, Any]] = {
 }
 
 
+@pytest.mark.thorough(but=["scale_doubled"])
 @pytest.mark.parametrize("fault", WEIGHTS)
 def test_a_fault_in_one_stored_matrix_is_seen(built: tiny.Build, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Apple's runtime gets the faulty matrix, and transformers what the package stores."""
@@ -164,6 +167,7 @@ def test_a_fault_in_one_stored_matrix_is_seen(built: tiny.Build, fault: str, mon
     assert missed == {"witness_error", "witness_agreement"}
 
 
+@pytest.mark.thorough(but=["another activation"])
 @pytest.mark.parametrize("fault", BLOCKS)
 def test_a_fault_in_the_graph_is_seen(built: tiny.Build, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is wrong on both of our sides would still differ from transformers on Apple's runtime."""

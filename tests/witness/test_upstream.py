@@ -15,6 +15,7 @@ PAGE = Path(__file__).parents[2] / "docs/upstream.md"
 pytestmark = pytest.mark.skipif(not installed.is_there(), reason="needs Apple's Core AI runtime, the extra coreai")
 
 
+@pytest.mark.thorough
 def test_the_example_prints_what_the_page_says(tmp_path: Path) -> None:
     """A version without the fault would make the page, and the work around the fault, needless."""
     section = PAGE.read_text().partition("## coreai-torch")[2]

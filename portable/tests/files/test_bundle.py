@@ -220,6 +220,7 @@ def test_damaged_packages_are_refused(attention_package: Path, tmp_path: Path) -
             compile_model(package, tmp_path / f"{package.stem}.mlmodelc")
 
 
+@pytest.mark.thorough
 def test_compiling_leaves_no_folder_behind(attention_package: Path, tmp_path: Path) -> None:
     """coremltools moves the bundle out of the temporary folder that it was made in."""
     code = (
