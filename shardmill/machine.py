@@ -6,6 +6,7 @@ import atexit
 import gc
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -194,8 +195,25 @@ def _group_files(controller: str, unified: str, legacy: str) -> Iterator[Path]:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return installed versions of packages, by name."""
-    return {name: version(name) for name in sorted(names)}
+    """Return installed versions of packages, by name; of torch with its build, such as 2.13.0+cpu."""
+    return {name: torch_build() if name == "torch" else version(name) for name in sorted(names)}
+
+
+@cache
+def torch_build() -> str:
+    """Return torch's version with its build, read from a file of torch, since importing it takes a second.
+
+    Its metadata may lack the build: PyPI's wheels for Linux say 2.13.0, and torch calls itself 2.13.0+cu130.
+    """
+    found = find_spec("torch")
+    file = Path(found.origin).with_name("version.py") if found and found.origin else None
+    written = re.search(r"^__version__ = ['\"]([^'\"]+)", file.read_text(), re.MULTILINE) if file else None
+    return written[1] if written else version("torch")
+
+
+def public_version(version: str) -> str:
+    """Return a version without its build: 2.13.0 of 2.13.0+cpu."""
+    return version.partition("+")[0]
 
 
 def machine() -> dict[str, str | int]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import portable_coreml
 import pytest
+import torch
 
 from shardmill import machine
 from shardmill.commands import doctor
@@ -223,8 +224,23 @@ def test_memory_is_what_a_container_was_given(
 
 def test_package_versions_are_the_installed_ones() -> None:
     found = machine.package_versions(("torch", "numpy"))
-    assert found == {"numpy": version("numpy"), "torch": version("torch")}
+    assert found == {"numpy": version("numpy"), "torch": torch.__version__}  # which a wheel's metadata may cut short
     assert list(found) == ["numpy", "torch"]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [("__version__ = '9.1+cu130'", "9.1+cu130"), ('__version__ = "9.1"', "9.1"), ("cuda = None", version("torch"))],
+)
+def test_the_build_of_torch_is_read_where_torch_has_it(
+    written: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise AssertionError('was imported, which takes a second')")
+    (tmp_path / "torch/version.py").write_text(f"debug = False\n{written}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch")
+    assert machine.torch_build.__wrapped__() == expected
 
 
 def test_nothing_is_searched_for_at_the_end_of_a_process() -> None:

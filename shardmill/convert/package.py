@@ -1,8 +1,8 @@
 """A package: its files, its program as protobuf, and the canonical form in which every machine writes the same bytes.
 
-coremltools writes a conversion date, random identifiers into the manifest, and protobuf maps in the order of a hash
-seed. In canonical form, the date is removed, the identifiers are derived from the files' paths in the package, and maps
-are sorted.
+coremltools writes a conversion date, the build of torch (2.13.0+cpu), random identifiers into the manifest, and
+protobuf maps in the order of a hash seed. In canonical form, the date is removed, torch's version is the public one
+(2.13.0), the identifiers are derived from the files' paths in the package, and maps are sorted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardmill.models.interface import MAIN
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
-VARYING = "com.github.apple.coremltools.conversion_date"
+DATE, TRACER = (f"com.github.apple.coremltools.{entry}" for entry in ("conversion_date", "source"))
 REMEDY = "shardmill can't convert this model yet"
 
 
@@ -33,7 +33,7 @@ class StampError(ShardmillError):
 def canonicalize(path: Path) -> None:
     """Rewrite the package at `path` in place."""
     spec = load_spec(path)
-    spec.description.metadata.userDefined.pop(VARYING, None)
+    neutralize(spec)
     (path / MODEL_FILE).write_bytes(spec.SerializeToString(deterministic=True))
     manifest = load_json(path / "Manifest.json")
     entries = sorted(manifest["itemInfoEntries"].values(), key=lambda entry: entry["path"])
@@ -43,6 +43,14 @@ def canonicalize(path: Path) -> None:
     (path / "Manifest.json").write_text(json.dumps(manifest, indent=4, sort_keys=True) + "\n")
     for file in path.rglob("*"):  # coremltools gives some files the mode of a temporary one
         file.chmod(0o755 if file.is_dir() else 0o644)
+
+
+def neutralize(spec: Any) -> None:
+    """Remove from a Model_pb2.Model, in place, when it was made and by which build of torch."""
+    notes = spec.description.metadata.userDefined
+    notes.pop(DATE, None)
+    if TRACER in notes:
+        notes[TRACER] = notes[TRACER].partition("+")[0]  # of torch==2.13.0+cu130, torch==2.13.0
 
 
 def load_spec(path: Path) -> Any:

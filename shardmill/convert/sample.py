@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from shardmill.convert.package import VARYING, parse_spec
+from shardmill.convert.package import neutralize, parse_spec
 from shardmill.convert.placing import clear_inline
 from shardmill.convert.stacks import stack_inputs
 from shardmill.convert.template import INDEX, Sample, Template, compose, fit
@@ -132,7 +132,7 @@ def convert_sample(sampled: Part, small: Mapping[str, int], quantization: str) -
     weights = {path: torch.rand(shape, generator=random) + 0.5 for path, shape in constants(part.blueprint).items()}
     spec = trace.convert(part, weights, quantization)
     clear_inline(spec, part)
-    spec.description.metadata.userDefined.pop(VARYING, None)
+    neutralize(spec)
     return bytes(spec.SerializeToString(deterministic=True))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.files import is_left_by_macos, load_json, write_json
-from shardmill.machine import package_versions
+from shardmill.machine import package_versions, public_version
 from shardmill.pipeline.dag import Step
 from shardmill.pipeline.task import Tools, source_folder
 
@@ -204,7 +204,15 @@ def tools(step: Step, model_type: str) -> Tools:
         model_type: the checkpoint's model_type, which names the model's family.
     """
     code = code_digest(modules(step), model_type)
-    return {"code": code, "packages": package_versions(step.packages)}
+    return {"code": code, "packages": versions(step)}
+
+
+def versions(step: Step) -> dict[str, str]:
+    """Return the installed versions of the packages that decide a step's result, as its action key has them."""
+    found = package_versions(step.packages)
+    return {
+        name: public_version(version) if name == "torch" and step.exact else version for name, version in found.items()
+    }
 
 
 def modules(step: Step) -> tuple[str, ...]:

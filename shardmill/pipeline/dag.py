@@ -35,6 +35,8 @@ class Step:
         outside: files outside the build by input name; the config gives their paths.
         params: further arguments of the task by name, computed from the config.
         packages: distributions whose versions decide the result.
+        exact: whether every build of torch gives the same result. Then its key has torch's public version, 2.13.0. The
+            key of a step whose numbers are sums has the build, too: 2.13.0+cpu may add up in another order.
         needs: the job's memory.
         each_thread: the memory of every thread after the first.
         also: modules that the step runs in another process.
@@ -57,6 +59,7 @@ class Step:
     outside: Mapping[str, Callable[[Config], str | list[str]]] = field(default_factory=dict)
     params: Mapping[str, Callable[[Config], Any]] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
+    exact: bool = False
     also: tuple[str, ...] = ()
     kept: bool = True
     on_the_side: bool = False

@@ -18,7 +18,7 @@ from shardmill import interrupt
 from shardmill.errors import GateError, ShardmillError
 from shardmill.files import digest, load_json, read_json, write_json
 from shardmill.imports import spare_coremltools
-from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine, package_versions
+from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine
 from shardmill.pipeline import code_digest, dag, resources, storage, table
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.lock import join_build
@@ -235,8 +235,7 @@ def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
         record = room.builds / snakemake.wildcards.model / "source.receipt.json"
         if room.is_elsewhere:
             tools = code_digest.tools(step, code_digest.family_of(step, record))
-        packages = package_versions(tools["packages"])  # conda may give jobs other versions than Snakemake's
-        tools = tools | {"packages": packages}
+        tools = tools | {"packages": code_digest.versions(step)}  # conda may give jobs others than Snakemake's
         store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
         made = {key: value for key, value in room.outputs.items() if key != dag.BESIDE}
         receipt = made.pop("receipt", None) if step.kept else None

@@ -136,6 +136,7 @@ _ROWS = (  # each after the steps whose files it reads
         params={"form": lambda config: config.convert.embedding},
         needs=Need(400),
         packages=("numpy", "torch"),
+        exact=True,
         delivered=True,
         amount="# table",
     ),
@@ -146,6 +147,7 @@ _ROWS = (  # each after the steps whose files it reads
         takes={"recipe": RECIPE, "codes": dag.outputs_of_step("codes")},
         needs=Need(800, part=0.05, bucket=900_000),  # blocks of rows; samples of a bucket's size
         packages=("coremltools", "numpy", "protobuf", "torch"),
+        exact=True,
         delivered=True,
         amount="# program",
     ),

@@ -1,7 +1,7 @@
 """Rebuilds the build that an attestation describes, compares every byte, and reports the result.
 
-Nothing is installed or checked out. If package versions or shardmill's code differ, the rebuild is refused, and the
-error names the packages to install or the commit to check out.
+Nothing is installed or checked out. If shardmill's code or packages that decide bytes differ, the rebuild is refused.
+The error names the packages to install or the commit to check out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from shardmill.checkpoint.peft import CONFIG as PEFT_CONFIG
 from shardmill.checkpoint.peft import WEIGHTS
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
-from shardmill.pipeline.attest import ADAPTER, BASE, BUILD_TYPE, OURS, installed, read_provenance, versions
+from shardmill.machine import public_version
+from shardmill.pipeline.attest import ADAPTER, BASE, BUILD_TYPE, installed, read_provenance, versions
 from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools
@@ -134,22 +135,34 @@ def read_original(path: Path) -> RebuildTarget:
 
 
 def check_tools(original: RebuildTarget) -> None:
-    """Raise ShardmillError unless packages and code here equal the packages and code of the original build."""
+    """Raise ShardmillError unless code, and packages that decide bytes, are here as in the original build."""
+    receipts = steps_of(original.statement).values()
     wanted = versions(original.definition["resolvedDependencies"])
-    other = {name: want for name, want in sorted(wanted.items()) if name not in OURS and installed(name) != want}
+    deciding = sorted(wanted.keys() & _deciding({receipt["step"] for receipt in receipts}))
+    other = {name: wanted[name] for name in deciding if _pin(name, installed(name)) != _pin(name, wanted[name])}
     if other:
         here = ", ".join(f"{name} {installed(name) or 'missing'}" for name in other)
         # Anybody may have written the statement, so it must not choose new packages to install.
-        pins = shlex.join(f"{name}=={version}" for name, version in other.items() if installed(name))
+        pins = shlex.join(f"{name}=={_pin(name, want)}" for name, want in other.items() if installed(name))
         remedy = f"pip install {pins}" if pins else "look at its provenance.json"
         raise ShardmillError(f"built with other packages; here: {here}; {remedy}")
-    receipts = steps_of(original.statement).values()
     family = fetched_model_type(original.folder / RECORD) if original.folder else ""
     changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt, family)})
     if changed:
         commit = _commit(original)
         remedy = f"check out shardmill's {commit}" if commit else "its provenance does not name the commit"
         raise ShardmillError(f"built by other code in {', '.join(changed)}; {remedy}")
+
+
+def _deciding(steps: set[str]) -> set[str]:
+    """Return the packages whose versions decide the bytes of these steps, and of model.json."""
+    rows = [row for name, row in STEPS.items() if name in steps or row.gated]
+    return {name for row in rows for name in row.packages}
+
+
+def _pin(name: str, version: str) -> str:
+    """Return a package's version as it must be here: any build of torch will do."""
+    return public_version(version) if name == "torch" else version
 
 
 def _is_our_code(receipt: Mapping[str, Any], family: str) -> bool:

@@ -15,11 +15,16 @@ import numpy as np
 import portable_coreml
 import pytest
 import tiny
+import torch
+from torch.torch_version import TorchVersion
 
 from shardmill import plan
 from shardmill.checkpoint.hashing import tree_hash
-from shardmill.convert import package
+from shardmill.convert import package, sample
+from shardmill.convert.stamped import convert_stamped
 from shardmill.kit_runner.packages import with_default_tokens
+from shardmill.machine import load_programs_as
+from shardmill.runtime.bundles import compile_package
 
 IN_ANOTHER_PROCESS = """
 import sys
@@ -46,6 +51,25 @@ def test_another_process_makes_the_same_bytes(built: tiny.Build, tmp_path: Path)
     )
     for name in names:
         assert tree_hash(tmp_path / f"{name}.mlpackage") == tree_hash(built.packages[name]), name
+
+
+def test_another_build_of_torch_makes_the_same_bytes(
+    built: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """coremltools writes torch's own version into each program, and every way to install torch has another."""
+    monkeypatch.setattr(sample, "template", sample.template.__wrapped__)  # which keeps samples
+    public, found = torch.__version__.partition("+")[0], []
+    for build in (public, f"{public}+cpu", f"{public}+cu130"):
+        monkeypatch.setattr(torch, "__version__", TorchVersion(build))
+        folder = tmp_path / build
+        folder.mkdir()
+        convert_stamped(built.parts["head_0"], built.source, "int8", folder / "head_0.mlpackage")
+        with load_programs_as("fp16"):
+            compile_package(folder / "head_0.mlpackage", folder / "head_0.mlmodelc")
+        notes = package.load_spec(folder / "head_0.mlpackage").description.metadata.userDefined
+        assert notes[package.TRACER] == f"torch=={public}"
+        found.append(tree_hash(folder))
+    assert len(set(found)) == 1
 
 
 def test_parts_of_the_same_shape_differ_by_more_than_a_name(built: tiny.Build) -> None:

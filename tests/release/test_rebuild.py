@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from pipeline.undisturbed import undisturbed
 
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
+from shardmill.machine import public_version
 from shardmill.pipeline.attest import with_seal
+from shardmill.pipeline.code_digest import tools
+from shardmill.pipeline.table import STEPS
 from shardmill.release import rebuild
 from shardmill.release.compare import explain_difference
 from shardmill.release.rebuild import check_tools, compare_rebuilt, read_original, state
@@ -45,10 +49,29 @@ def dependency(content: dict[str, Any], name: str) -> dict[str, Any]:
 def test_a_package_of_another_version_is_refused_with_the_remedy(build: Path) -> None:
     def change(content: dict[str, Any]) -> None:
         dependency(content, "numpy")["uri"] = "pkg:pypi/numpy@1.0"
-        dependency(content, "rich")["uri"] = "pkg:pypi/rich@2.0"
+        dependency(content, "torch")["uri"] = "pkg:pypi/torch@2.0%2Bcu130"
 
-    with pytest.raises(ShardmillError, match=r"here: numpy [\d.]+, rich [\d.]+; pip install numpy==1.0 rich==2.0"):
+    with pytest.raises(
+        ShardmillError, match=r"here: numpy [\d.]+, torch [\d.]+(\+\w+)?; pip install numpy==1.0 torch==2.0$"
+    ):
         check_tools(read_original(changed(build, change)))
+
+
+@pytest.mark.parametrize("torch_build", ["", "%2Bcpu", "%2Bcu130"])
+def test_what_decides_no_bytes_is_not_asked_for(build: Path, torch_build: str) -> None:
+    """PyPI's torch for Linux brings CUDA's libraries, and no other torch does."""
+
+    def change(content: dict[str, Any]) -> None:
+        rows = content["predicate"]["buildDefinition"]["resolvedDependencies"]
+        rows += [{"name": name, "uri": f"pkg:pypi/{name}@13.0"} for name in ("nvidia-cublas", "cuda-toolkit", "triton")]
+        dependency(content, "rich")["uri"] = "pkg:pypi/rich@2.0"
+        public = public_version(version("torch"))
+        dependency(content, "torch")["uri"] = f"pkg:pypi/torch@{public}{torch_build}"
+        content["predicate"]["buildDefinition"]["internalParameters"]["steps"] = {
+            "embedding": {"step": "embedding", "code": tools(STEPS["embedding"], "")["code"]}
+        }
+
+    check_tools(read_original(changed(build, change)))
 
 
 @pytest.mark.parametrize(
