@@ -377,10 +377,11 @@ def every_tensor(parts: Iterable[Part]) -> Iterator[Constant]:
         yield from (tensor, *tensor.beside)
 
 
-def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
+def part_sizes(numbers: Sequence[int]) -> dict[str, int]:
     """Return the size of a part whose constants hold these numbers of elements.
 
-    The elements of all constants, of the largest constant, and of the constants that the engine expands.
+    The elements of all constants, of the largest constant, and of the constants that the engine expands. The functions
+    of a program share what is expanded.
     """
-    expanded = sum(n for n in numbers if n < LARGE) * max(1, len(part.calls.by_name))  # once for each function
+    expanded = sum(n for n in numbers if n < LARGE)
     return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded}

@@ -251,7 +251,8 @@ def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
     if step.each_thread == resources.NOTHING or threads == 1:
         return threads
     found = resources.job_sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
-    return resources.threads_within(snakemake.resources["mem_mb"], threads, step.needs, step.each_thread, found)
+    need = step.needs.with_torch(resources.torch_mb())
+    return resources.threads_within(snakemake.resources["mem_mb"], threads, need, step.each_thread, found)
 
 
 def _as_files(named: Any) -> dict[str, Path | list[Path]]:
@@ -290,21 +291,7 @@ def peak_mb() -> float:
     On Linux a child's peak starts at its parent's memory. So a child counts only if its peak is above the parent's.
     """
     whole, child = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
-    return ((_own_peak() or whole * unit) + (child * unit if child > whole else 0)) / 1e6
-
-
-def _own_peak() -> int:
-    """Return this program's peak resident memory in bytes, read from /proc; 0 on a system without /proc.
-
-    ru_maxrss starts at the memory that Snakemake had resident when it started the job. If Snakemake has read a
-    config.json through transformers, its memory is larger than a small job's peak.
-    """
-    try:
-        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) * 1024 if found else 0
+    return (resources.own_peak() + (child * resources.RSS_UNIT if child > whole else 0)) / 1e6
 
 
 def _withdraw(build: Path) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import platform
+import re
+import resource
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
+from importlib.util import cache_from_source
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError
-from shardmill.files import load_json
+from shardmill.files import load_json, write_json
 from shardmill.gates.passes import LONG, sampled
-from shardmill.machine import memory_bytes
+from shardmill.machine import memory_bytes, torch_build
 from shardmill.pipeline.storage import home_of
 
 SNAKEMAKE_MB = 500  # a job on another machine holds up to three Snakemakes of 148 MB beside its own process
@@ -66,6 +71,7 @@ def every_core(workflow: Any) -> int:
 
 
 MILLION = 1_000_000
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
 FEW_LAYERS = 4  # the most layers whose weights a job has mapped at a time
 Resource = Callable[..., int]
 Known = Callable[[str, str | None], "Sizes"]  # the sizes of a job, by its first input and its part
@@ -90,9 +96,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Need:
-    """A base in MB, and bytes for each item of the attribute of `Sizes` with the same name."""
+    """A base in MB, and bytes for each item of the attribute of `Sizes` with the same name.
+
+    `torch` is how many processes import torch; what they take with that comes on top of the base, see `torch_mb`.
+    """
 
     base: int
+    torch: int = 0
     part: float = 0.0
     largest: float = 0.0
     layer: float = 0.0
@@ -104,15 +114,55 @@ class Need:
     vocab: float = 0.0
     bucket: float = 0.0
 
+    def with_torch(self, mb: int) -> Need:
+        """Return this need where a process that has imported torch has `mb` MB."""
+        return replace(self, base=self.base + self.torch * mb, torch=0)
+
     def mb(self, sizes: Sizes) -> int:
         """Return the sum in MB, rounded up."""
-        items = [field.name for field in fields(self) if field.name != "base"]
+        items = [field.name for field in fields(self) if field.name not in ("base", "torch")]
         shares: list[float] = [getattr(self, name) * getattr(sizes, name) for name in items]
         reads_layers = self.layer or self.whole or self.table
         return ceil(self.base + sum(shares) + (sizes.wide if reads_layers else 0))
 
 
 NOTHING = Need(0)
+KEPT = Path(cache_from_source(__file__)).with_suffix(".json")  # MB by build of torch
+IMPORT = "import torch; from shardmill.pipeline.resources import own_peak; print(own_peak())"
+
+
+@cache
+def torch_mb() -> int:
+    """Return MB of a process that has imported torch: about 220 for CPUs alone, and 520 with CUDA's libraries.
+
+    Measured once for each build of torch, in a second or two. A torch that can't be imported counts nothing here, for
+    the jobs say what is wrong with it.
+    """
+    build = torch_build()
+    known: dict[str, int] = {}
+    with suppress(OSError, ValueError, TypeError):
+        known = {name: int(mb) for name, mb in dict(load_json(KEPT)).items()}
+    if build not in known:
+        done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=False)
+        if done.returncode:
+            return 0
+        known[build] = ceil(int(done.stdout) / MILLION)
+        with suppress(OSError):  # an installation that can't be written to: measured again the next time
+            write_json(KEPT, known)
+    return known[build]
+
+
+def own_peak() -> int:
+    """Return this program's peak resident memory in bytes.
+
+    On Linux ru_maxrss starts at the memory that Snakemake had resident when it started the job. If Snakemake has read a
+    config.json through transformers, its memory is larger than a small job's peak.
+    """
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:  # a system without /proc
+        found = None
+    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 class TooLarge(ShardmillError):

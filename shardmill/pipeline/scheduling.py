@@ -99,7 +99,9 @@ def _known(config: Config) -> resources.Known:
 
 def _declared(step: str, known: resources.Known, limit: int | None, beside: int) -> resources.Resource | int:
     """Return what the jobs of a step of a model declare, see `resources.declared`."""
-    return resources.declared(known, step, STEPS[step].needs, limit, beside, STEPS[step].each_thread)
+    row = STEPS[step]
+    needs = row.needs.with_torch(resources.torch_mb()) if row.needs.torch else row.needs
+    return resources.declared(known, step, needs, limit, beside, row.each_thread)
 
 
 def too_large(config: Config, workflow: Any) -> TooLarge | None:

@@ -7,12 +7,13 @@ job's rule names. Folders are transferred as archives. If the files lie in build
 
 from __future__ import annotations
 
+import filecmp
 import logging
 import os
 import shutil
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -42,13 +43,19 @@ def pack(folder: Path, to: Path) -> None:
 def unpack(archive: Path, to: Path) -> None:
     """Make the folder `to` from an archive of a folder with the same name.
 
+    Files of the same bytes become one file, as they were before: bundles of one program share their weights, and the
+    engine holds the weights of a file once.
+
     Raises:
         UnreadableError: the file is not this archive, is cut short, or would write elsewhere.
     """
     try:
         with archive.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as content:
+            of_size: dict[int, Path] = {}
             for entry in content:
-                _extract(content, entry, to)
+                path = _extract(content, entry, to)
+                if entry.isfile():
+                    _link(of_size.setdefault(entry.size, path), path)
             file.seek(content.offset)
             if file.read(len(END)) != END:  # the library takes a cut or a damaged header for the end
                 raise tarfile.TarError("its end is missing")
@@ -57,8 +64,11 @@ def unpack(archive: Path, to: Path) -> None:
         raise UnreadableError(f"{archive}: {reason}; remove it and run the same command again") from None
 
 
-def _extract(content: tarfile.TarFile, entry: tarfile.TarInfo, to: Path) -> None:
-    """Write an entry that is a file of the folder `to`, or a folder. `extractall` checks them since Python 3.11.4."""
+def _extract(content: tarfile.TarFile, entry: tarfile.TarInfo, to: Path) -> Path:
+    """Write an entry that is a file of the folder `to`, or a folder; return its path.
+
+    `extractall` checks the entries since Python 3.11.4.
+    """
     first, *others = entry.name.split("/")
     source = content.extractfile(entry) if entry.isfile() else None
     if (
@@ -74,6 +84,16 @@ def _extract(content: tarfile.TarFile, entry: tarfile.TarInfo, to: Path) -> None
     if source is not None:
         with source, path.open("wb") as target:
             shutil.copyfileobj(source, target)
+    return path
+
+
+def _link(first: Path, path: Path) -> None:
+    """Make `path` a hard link to a file of the same size if it has the same bytes, and the file system has links."""
+    if first != path and filecmp.cmp(first, path, shallow=False):
+        fresh = path.with_name(f"{path.name}.link")
+        with suppress(OSError):
+            os.link(first, fresh)
+            os.replace(fresh, path)
 
 
 log = logging.getLogger(__name__)

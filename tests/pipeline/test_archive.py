@@ -37,6 +37,19 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert tree_hashes(tmp_path / "out" / NAME) == tree_hashes(tmp_path / NAME)
 
 
+def test_files_of_the_same_bytes_are_one_file(tmp_path: Path) -> None:
+    """The engine shares what it expands of a file, and a program's bundles were linked to one when they were packed."""
+    made = folder(tmp_path)
+    for name, content in (("again.bin", bytes(70_000)), ("other.bin", bytes(69_999) + b"1")):
+        (made / name).write_bytes(content)
+    pack(made, tmp_path / f"{NAME}.tar")
+    (tmp_path / "out").mkdir()
+    unpack(tmp_path / f"{NAME}.tar", tmp_path / "out" / NAME)
+    assert tree_hashes(tmp_path / "out" / NAME) == tree_hashes(made)
+    one, again, other = (tmp_path / "out" / NAME / name for name in ("Data/deep/weight.bin", "again.bin", "other.bin"))
+    assert one.samefile(again) and not one.samefile(other)
+
+
 def test_what_macos_leaves_in_folders_is_not_packed(tmp_path: Path) -> None:
     before = packed(tmp_path).read_bytes()
     hashes = tree_hashes(tmp_path / NAME)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,11 +14,13 @@ import pytest
 from portable_coreml.run import stored
 
 import shardmill.plan
+from shardmill import machine
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import resources
 from shardmill.pipeline.resources import Need, Sizes
 from shardmill.pipeline.table import STEPS
 
+BARE = "from shardmill.pipeline.resources import own_peak; print(own_peak())"
 NORM, QKV, OUT, GATE_UP, DOWN = 3072, 5120 * 3072, 3072 * 3072, 16384 * 3072, 3072 * 8192
 LAYER, SLICE, TABLE = 2 * NORM + QKV + OUT + GATE_UP + DOWN, 50016 * 3072, 200064 * 3072
 
@@ -55,6 +58,7 @@ def row(name: str, kind: str, parameters: int, largest: int, expanded: int) -> d
 
 PLANS = {"phi": phi_4_mini(), "gemma": gemma_3_270m(), "qwen": qwen_2_5_coder()}
 PLANS["rotated qwen"] = PLANS["qwen"] | {"item_bytes": 4}
+TORCH = 220  # MB of a process that had imported torch 2.13.0+cpu
 # MB that processes had resident at most, with 4 threads where they use any; `plain` measured part by part.
 MEASURED = {
     ("phi", "split", None): 407,
@@ -88,8 +92,8 @@ MEASURED = {
 
 
 def need(step: str) -> Need:
-    """What the table says of a step."""
-    return STEPS[step].needs
+    """What the table says of a step, with the torch of `MEASURED`."""
+    return STEPS[step].needs.with_torch(TORCH)
 
 
 @pytest.mark.parametrize(("model", "step", "part"), MEASURED)
@@ -136,6 +140,40 @@ def test_a_recurrence_has_the_logits_of_a_longer_text_too(kind: str) -> None:
     recurrent["architecture"] |= {"graph": {"experts": None, kind: {"taps": 4}}}
     plain = resources.job_sizes(phi_4_mini(), 100).logits
     assert resources.job_sizes(recurrent, 100).logits == pytest.approx(3.56 * plain)
+
+
+def test_what_importing_torch_takes_is_added_for_each_process_that_does() -> None:
+    assert Need(100, torch=2, part=3).with_torch(250) == Need(600, part=3)
+    known = {"torch", "transformers", "coremltools"}  # the last two import the first
+    assert {name for name, step in STEPS.items() if step.needs.torch} == {
+        name for name, step in STEPS.items() if known & {*step.packages}
+    }
+
+
+def test_the_import_of_torch_is_measured_once_for_each_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, measure = list[str](), resources.subprocess.run
+
+    def run(command: list[str], **options: Any) -> Any:
+        started.append(machine.torch_build())
+        return measure(command, **options)
+
+    def ask(build: str) -> int:
+        """As a new process does."""
+        monkeypatch.setattr(resources, "torch_build", lambda: build)
+        resources.torch_mb.cache_clear()
+        return resources.torch_mb()
+
+    monkeypatch.setattr(resources, "KEPT", tmp_path / "kept.json")
+    monkeypatch.setattr(resources.subprocess, "run", run)
+    taken = ask("9.1+cpu")
+    assert taken > resources.ceil(int(measure([sys.executable, "-c", BARE], capture_output=True).stdout) / 1e6)
+    assert (ask("9.1+cpu"), len(started)) == (taken, 1)
+    monkeypatch.setattr(resources, "IMPORT", "print(520_000_001)")
+    assert (ask("9.1+cu130"), ask("9.1+cpu"), len(started)) == (521, taken, 2)
+    (tmp_path / "kept.json").write_text('{"9.1+cpu": "much"')
+    monkeypatch.setattr(resources, "IMPORT", "import nothing_of_this_name")
+    assert (ask("9.1+cpu"), len(started)) == (0, 3)
+    resources.torch_mb.cache_clear()
 
 
 def test_a_need_counts_every_size() -> None:

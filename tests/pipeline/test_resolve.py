@@ -193,15 +193,15 @@ def test_memory_is_expected_of_the_draft_vocabulary_that_is_asked_for(
 
 
 @pytest.mark.usefixtures("checkpoint")
-def test_memory_is_not_expected_as_of_a_program_of_another_form() -> None:
-    """A program of several functions holds small constants once for each, whichever form was resolved first."""
+def test_functions_of_a_program_share_what_the_engine_expands() -> None:
+    """With a function for each width and context, a model takes no more memory than with one."""
 
-    def expanded(shapes: str) -> int:
-        found: int = resolve.expected(resolved(program={"shapes": shapes}, tokens={"max": 4}))["parts"][0]["expanded"]
+    def expanded(**program: Any) -> int:
+        found: int = resolve.expected(resolved(program=program, tokens={"max": 4}))["parts"][0]["expanded"]
         return found
 
-    first = expanded("range")
-    assert expanded("fixed") == 2 * first > 0
+    contexts = [tiny.CONTEXT // 2]
+    assert expanded(shapes="fixed", contexts=contexts) == expanded(shapes="fixed") == expanded(shapes="range") > 0
 
 
 def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import yaml
 from snakemake.iocontainers import Wildcards
 
 from shardmill import config
-from shardmill.pipeline import scheduling, snakefile
+from shardmill.pipeline import resources, scheduling, snakefile
 from shardmill.pipeline.batch import Batch
 
 
@@ -20,6 +20,7 @@ from shardmill.pipeline.batch import Batch
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working folder, with configs of two models, one of which has a vocabulary with a large table of logits."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(resources, "torch_mb", lambda: 220)
     Path("text.txt").write_text("a text")
     texts = {"parity": {"text": "text.txt"}, "benchmark": {"text": "text.txt", "tasks": []}}
     for name, vocab in (("small", 256), ("large", 400_000)):

@@ -15,7 +15,7 @@ from snakemake.iocontainers import Wildcards
 from shardmill import config
 from shardmill.checkpoint import hub
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import code_digest, options, scheduling, snakefile
+from shardmill.pipeline import code_digest, options, resources, scheduling, snakefile
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.resolve import resolve_config
 from shardmill.pipeline.table import STEPS
@@ -30,6 +30,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     tiny.hf_config().save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "checkpoint" / "tokenizer.json").touch()
     (tmp_path / "checkpoint" / "folder").mkdir()
+    monkeypatch.setattr(resources, "torch_mb", lambda: 220)
     return tiny.settings("checkpoint")
 
 
