@@ -16,7 +16,7 @@ from portable_coreml.run import stored
 import shardmill.plan
 from shardmill import machine
 from shardmill.errors import ShardmillError
-from shardmill.pipeline import resources
+from shardmill.pipeline import job, resources
 from shardmill.pipeline.resources import Need, Sizes
 from shardmill.pipeline.table import STEPS
 
@@ -252,6 +252,18 @@ def test_threads_are_declared_and_a_job_that_gets_less_starts_fewer(build: Path)
     assert resources.threads_within(10**6, 4, first, each, found) == 4
 
 
+@pytest.mark.parametrize(("missing", "threads"), [(0, 2), (1, 1)])
+def test_a_job_starts_threads_beside_the_torch_that_was_declared(
+    missing: int, threads: int, build: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "torch_mb", lambda: TORCH)
+    row, part = STEPS["sensitivity"], "layers_20_24"
+    found = resources.job_sizes(phi_4_mini(), 256, part)
+    given = {"mem_mb": need("sensitivity").mb(found) + row.each_thread.mb(found) - missing}
+    started = SimpleNamespace(threads=4, wildcards={"part": part}, resources=given)
+    assert job._threads(row, started, {"summary": build / "plan.json"}) == threads
+
+
 @pytest.mark.parametrize("content", [None, "", "{", '{"parts": [{"name": "head_0"}]}', '{"parts": []}'])
 def test_before_there_is_a_plan_snakemake_is_told_so(content: str | None, build: Path) -> None:
     """It takes a FileNotFoundError that names one of the job's inputs for <TBD>. An older version's plan is none."""
@@ -270,7 +282,7 @@ def test_before_there_is_a_plan_memory_follows_from_what_is_expected(build: Path
         resources.known_sizes(build, 256, lambda: expected), "reference", need("reference"), None
     )
     assert callable(mem_mb)
-    job = SimpleNamespace(get={}.get), ["build/m/plan.json"]
-    planned = mem_mb(*job)
+    asked = SimpleNamespace(get={}.get), ["build/m/plan.json"]
+    planned = mem_mb(*asked)
     (build / "plan.json").write_text("{}")
-    assert mem_mb(*job) > planned
+    assert mem_mb(*asked) > planned
