@@ -19,12 +19,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from typer.main import get_command
 
+from shardmill.witness import installed
+
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 # A change of these changes the bytes of an artifact.
 DECIDING = ("coremltools", "numpy", "protobuf", "safetensors", "tokenizers", "transformers")
+SKIPS = "skipif(not installed." + "is_there()"
 HASHED = (ROOT / "envs/shardmill.txt").read_text()
 
 
@@ -61,10 +64,18 @@ def closure(names: list[str], extras: dict[str, tuple[str, ...]]) -> set[str]:
             continue
         found.add(name)
         wanted = extras.get(name, ())
-        for requirement in map(Requirement, metadata.requires(name) or []):
+        for requirement in map(Requirement, requires(name)):
             if any(applies(requirement, extra) for extra in ("", *wanted)):
                 waiting.append(canonicalize_name(requirement.name))
     return found
+
+
+def requires(name: str) -> list[str]:
+    """Return what a distribution needs, or nothing where it can't be installed: tools/resolve_extras.py looks there."""
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
 
 
 def applies(requirement: Requirement, extra: str) -> bool:
@@ -101,7 +112,7 @@ def test_constraints_have_a_version_that_the_project_allows() -> None:
 
 def test_constraints_are_complete() -> None:
     """Nothing that gets installed is left to the day on which it is installed."""
-    roots = [r.name for r in (*DEPENDENCIES, *needs("test"))]
+    roots = [r.name for r in (*DEPENDENCIES, *needs("test"), *needs("coreai"))]
     # torch's build for NVIDIA pins its own libraries, and is not the one used here
     needed = {name for name in closure(roots, {}) if not name.startswith(("nvidia-", "cuda-", "triton"))}
     assert needed <= CONSTRAINTS.keys(), f"add to constraints.txt: {sorted(needed - CONSTRAINTS.keys())}"
@@ -126,15 +137,17 @@ def imported(folder: str) -> set[str]:
 def test_what_is_imported_is_declared(folder: str, extras: list[str]) -> None:
     """No module is used that is only there because another package happens to need it today."""
     declared = {canonicalize_name(r.name) for r in [*DEPENDENCIES, *(r for extra in extras for r in needs(extra))]}
-    providers = metadata.packages_distributions()
+    # The runtime's modules are declared also where no wheel of it can be installed.
+    runtime = {module: [name] for module, name in installed.PACKAGES.items()}
+    providers = runtime | dict(metadata.packages_distributions())
     used = {module: {canonicalize_name(name) for name in providers[module]} for module in imported(folder)}
     assert [module for module, names in used.items() if not names & declared] == []
 
 
 def test_this_environment_is_the_constrained_one() -> None:
     """The tests run with the versions that constraints.txt names, so a green run speaks for them."""
-    installed = {name: metadata.version(name).partition("+")[0] for name in closure([r.name for r in DEPENDENCIES], {})}
-    different = {name: version for name, version in installed.items() if CONSTRAINTS.get(name) not in (version, None)}
+    here = {name: metadata.version(name).partition("+")[0] for name in closure([r.name for r in DEPENDENCIES], {})}
+    different = {name: version for name, version in here.items() if CONSTRAINTS.get(name) not in (version, None)}
     assert not different, f"pip install -c constraints.txt -e '.[test]' would change: {different}"
 
 
@@ -188,6 +201,16 @@ def test_readme_s_commands_are_the_ones_that_are_run() -> None:
     assert pattern is not None
     matching = [line for line in (ROOT / "README.md").read_text().splitlines() if re.search(pattern[1], line)]
     assert matching == [test]
+
+
+def test_ci_runs_the_tests_that_need_apples_runtime() -> None:
+    """README's command does without it, so that it can be installed everywhere; .ci/run adds it and runs its folder."""
+    assert "coreai" not in {r.name.partition("-")[0] for r in needs("test")}
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    ran = lines.index("""if pip install -c constraints.txt -e '.[coreai]' > "$scratch/coreai.log" 2>&1; then""")
+    assert lines[ran + 1] == "  pytest -rs -n 0 tests/witness"
+    skipping = {file.parent.name for file in (ROOT / "tests").rglob("test_*.py") if SKIPS in file.read_text()}
+    assert skipping == {"witness"}
 
 
 def test_ci_runs_what_a_developer_runs() -> None:

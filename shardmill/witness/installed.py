@@ -12,7 +12,7 @@ from shardmill.errors import ShardmillError
 PACKAGES = {"coreai": "coreai-core", "coreai_torch": "coreai-torch"}  # module -> distribution
 MISSING = (
     "Apple's Core AI runtime is not installed: in a clone, pip install -c constraints.txt -e '.[coreai]' "
-    "(Linux x86_64, or macOS on Apple silicon)"
+    "(Linux x86_64 with glibc 2.34 or newer, or macOS 26 or newer on Apple silicon)"
 )
 
 
