@@ -14,7 +14,11 @@ from pipeline.project import python_path
 
 from shardmill.pipeline.resolve import PARTS
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.pipeline,
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.version_info >= (3, 13), reason="needs snakedeploy, which has no version for Python 3.13"),
+]
 ROOT = Path(__file__).parents[1]
 ADDRESS, TAG = "https://github.com/shardmill/shardmill", "v0.1.0"
 AUTHOR = ("-c", "user.name=Tests", "-c", "user.email=tests@example.org", "-c", "commit.gpgsign=false")
