@@ -1,12 +1,18 @@
-"""What can be installed where: the judgements of tools/resolve_extras.py, which .ci/run runs with the real index."""
+"""What can be installed where: the judgements of tools/resolve_extras.py, and which PyTorch README installs."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shlex
+import subprocess
 import sys
+import venv
+import zipfile
 from pathlib import Path
 from types import ModuleType
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -101,3 +107,42 @@ def test_uv_asks_the_index_that_pip_asks(tool: ModuleType, tmp_path: Path, monke
     assert tool.own_index() == {"UV_DEFAULT_INDEX": "https://example.org/other"}
     monkeypatch.setenv("UV_INDEX_URL", "https://example.org/uv")
     assert tool.own_index() == {}
+
+
+def index(folder: Path, version: str) -> str:
+    """Make an index that has one package, a torch of this version without any content. Return its address."""
+    info, page = f"torch-{version}.dist-info", folder / "torch"
+    page.mkdir(parents=True)
+    wheel = page / f"torch-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    (page / "index.html").write_text(f'<a href="{quote(wheel.name)}">{wheel.name}</a>')
+    return folder.as_uri()
+
+
+def test_readme_s_command_for_cpus_takes_their_pytorch_and_the_next_one_keeps_it(tmp_path: Path) -> None:
+    """Indexes on this disk stand for PyPI and PyTorch's; pip, the constraints and the options are the real ones."""
+    lines = re.findall(r"^.*pip install (.*?) -e \S+ && .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    first, cpu, test = (shlex.split(line) for line in lines[:3])
+    theirs = cpu.index("--extra-index-url") + 1
+    assert cpu[theirs].startswith("https://download.pytorch.org/")
+    pin = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert pin is not None
+    pypi = index(tmp_path / "pypi", pin[1])
+    cpu[theirs] = index(tmp_path / "pytorch", f"{pin[1]}+cpu")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+    environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": pypi}  # this machine's indexes are left out
+
+    def installed(name: str, *commands: list[str]) -> str:
+        """Return the version that commands leave in a fresh environment."""
+        venv.create(tmp_path / name, with_pip=False)
+        pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / name / "bin/python"), "install", "--quiet"]
+        for words in commands:
+            subprocess.run([*pip, *words, "torch"], cwd=ROOT, env=environment, check=True)
+        (found,) = (tmp_path / name).rglob("torch-*.dist-info")
+        return found.name.removeprefix("torch-").removesuffix(".dist-info")
+
+    assert installed("plain", first) == pin[1]
+    assert installed("cpu", cpu, test) == f"{pin[1]}+cpu"

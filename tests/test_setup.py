@@ -189,9 +189,10 @@ def commands() -> list[str]:
 
 
 def test_readme_s_commands_are_the_ones_that_are_run() -> None:
-    """README builds with its first command and tests with its second, by the constraints; CI runs the latter."""
-    build, test = commands()[:2]
+    """README builds with its first command, or the second for CPUs, and tests with the third, which CI runs."""
+    build, cpu, test = commands()[:3]
     assert build.endswith("&& snakemake --cores 4 all")
+    assert re.sub(r"--extra-index-url https://download\.pytorch\.org/whl/cpu ", "", cpu) == build != cpu
     assert test.endswith("&& pytest")
     for line in (build, test):
         words = shlex.split(line.split("pip install")[1].split("&&")[0])
