@@ -88,6 +88,7 @@ def context(build: Build) -> dict[str, Any]:
         "origin": _origin(build),
         "encodes": build.encodes,
         "search": build.search,
+        "on_apple": _on_apple(build),
         "predicted": build.predicted,
         "predicts": bool(build.settings.get("predict")),
         **(_search_rows(build.search, build.points) if build.search else {}),
@@ -176,6 +177,13 @@ def _state_bytes(piece: PartRow, build: Build) -> int:
     (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
     kept = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]
     return sum(2 * prod(shape) for shape in kept)
+
+
+def _on_apple(build: Build) -> bool:
+    """Return whether Core ML has run a program of this build, here or on a device that was measured."""
+    benchmark = [build.speed["engine"]] if build.speed else []
+    here = any(engine["name"] == "coreml" for engine in (*_engines(build), *benchmark))
+    return here or any(device.is_measured for device in build.devices)
 
 
 def _engines(build: Build) -> Iterator[Mapping[str, Any]]:

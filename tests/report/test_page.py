@@ -279,6 +279,18 @@ def test_what_another_engine_gave_is_no_measurement_of_the_neural_engine(page: s
     assert "Predicted, not measured: Neural Engine residency." in words(html)
 
 
+def test_that_no_apple_hardware_has_run_a_build_is_said_until_one_has(page: str) -> None:
+    """By a gate, by the benchmark, or by a kit on another machine; another engine's kit is none of these."""
+    said = "These programs have not run on Apple hardware."
+    assert words(page).index(said) < words(page).index("What this build does not show")
+    assert said in words(render(sample.build(devices=(results.evidence(engine="portable_coreml"),))))
+    assert said not in words(render(sample.build(devices=(results.evidence(),))))
+    assert said not in words(render(sample.build(speed=sample.speed(sample.COREML))))
+    residency = tuple(file | {"engine": sample.COREML} for file in sample.build().residency)
+    gated = sample.build()
+    assert said not in words(render(replace(gated, verdicts={**gated.verdicts, "residency": residency})))
+
+
 def test_findings_carry_rule_remedy_and_parts(page: str) -> None:
     residency = section(page, "residency")
     assert "warning Rule S7 Remedy: put a wide axis last." in residency
