@@ -10,6 +10,7 @@ from pathlib import Path
 
 import huggingface_hub
 import hypothesis
+import limits
 import portable_coreml
 import pytest
 import shared
@@ -62,15 +63,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what hypothesis draws, and put the files that take longest first, or one worker would end long after.
+    """Mark what hypothesis draws and what is judged by a derived limit.
 
-    A test marked as thorough loses the mark for the parameters that stay in the README's lane.
+    A test marked as thorough loses the mark for the parameters that stay in the README's lane. The files that take
+    longest come first, or one worker would end long after the others.
     """
     for item in items:
         thorough = item.get_closest_marker("thorough")
         stays = thorough.kwargs.get("but", ()) if thorough else ()
         if stays and item.callspec.id in stays:
             item.own_markers.remove(thorough)
+        if isinstance(item, pytest.Function) and limits.judges(item.function):
+            item.add_marker(pytest.mark.numeric)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.drawn)
     items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)

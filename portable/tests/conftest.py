@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import limits
 import numpy as np
 import portable_coreml
 import pytest
@@ -16,6 +17,14 @@ GOLDENS = next(
     (path for up in Path(__file__).resolve().parents if (path := up / "shared/goldens/apple-compiled").is_dir()),
     Path("shared/goldens/apple-compiled"),
 )  # bundles that Apple's compiler made, beside the repository where there are any
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is judged by a derived limit."""
+    for item in items:
+        if isinstance(item, pytest.Function) and limits.judges(item.function):
+            item.add_marker(pytest.mark.numeric)
 
 
 @pytest.fixture(scope="module", autouse=True)
