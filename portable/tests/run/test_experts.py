@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import limits
 import numpy as np
 import pytest
 import torch
@@ -93,6 +94,11 @@ def formula(known: Constants, x: Tensor, weight: Tensor) -> Tensor:
     return (k[4] @ hidden + k[5][:, None])[None, :, :, None]
 
 
+def summed(count: int) -> limits.Limit:
+    """The limit of so many experts: gate or up, SiLU, their product and share, and the sum over all experts."""
+    return limits.sums("fp32", max(D, count * FFN), 4)
+
+
 def drawn(count: int, tokens: int, taken: float = 0.3) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(tokens)
     x = torch.randn(1, D, tokens, 1, generator=generator)
@@ -114,7 +120,7 @@ def test_every_run_gives_what_the_formula_gives(count: int, tokens: int, taken: 
     assert found(executable) == 1
     for _ in range(2):  # interpreted, and planned
         (y,) = executable.run(inputs, {})
-        torch.testing.assert_close(y, formula(known, inputs["x"], inputs["w"]), rtol=1e-5, atol=1e-5)
+        limits.numbers_agree("experts", y, formula(known, inputs["x"], inputs["w"]), summed(count))
 
 
 @pytest.mark.parametrize("count", [1, SHARED])
@@ -134,14 +140,14 @@ def test_stored_matrices_are_cut_apart_like_others(count: int, monkeypatch: pyte
     assert found(executable) == 1
     (y,) = executable.run(inputs, {})
     wide = {i: value.astype(np.float32) for i, value in known.items()}
-    torch.testing.assert_close(y, formula(wide, inputs["x"], inputs["w"]), rtol=1e-4, atol=1e-4)
+    limits.numbers_agree("experts", y, formula(wide, inputs["x"], inputs["w"]), summed(count))
 
 
 def test_fp16_experts_are_skipped_for_inputs_of_any_ordinary_size() -> None:
     """Their bound is what their numbers add up to, as that of a palette's are; one that is NaN bounds nothing."""
     values = torch.randn(9, 4096, generator=torch.Generator().manual_seed(1)).half()
     bound = experts.reach(StoredMatrix(values, None, False))
-    assert bound == pytest.approx(float(values.double().abs().sum(1).max()), rel=1e-6)
+    limits.agrees("the bound", abs(bound / float(values.double().abs().sum(1).max()) - 1), limits.sums("fp32", 4096))
     assert 1000 * bound < experts.LARGEST
     values[3, 7] = float("nan")
     assert not experts.reach(StoredMatrix(values, None, False)) < INF
@@ -181,7 +187,7 @@ def test_int8_matrices_are_multiplied_as_they_are_stored(
     wide = {i: value.astype(np.float64) for i, value in known.items()}
     wide |= {0: named["gate"], 2: named["up"], 4: expanded(down, 1)}
     expected = formula(wide, inputs["x"].double(), inputs["w"].double()).float()
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    limits.numbers_agree("experts", found, expected, summed(SHARED))
 
 
 def test_only_tokens_that_take_an_expert_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
