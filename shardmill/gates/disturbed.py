@@ -97,7 +97,7 @@ def probe(model: nn.Module, run: Callable[[], Tensor], exact: Tensor) -> Probe:
     """
     precision = FP32 if is_portable() else FP16
     with disturbed(model, NOISE[precision]):
-        return Probe(exact, run(), precision, _longest_sum(model))
+        return Probe(exact, run(), precision, longest_sum(model))
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def _rounding(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
-def _longest_sum(model: nn.Module) -> int:
+def longest_sum(model: nn.Module) -> int:
     """Return the number of products in the longest sum of any matrix product."""
     own = (module.parameters(recurse=False) for module in model.modules() if not isinstance(module, nn.Embedding))
     return max(parameter.shape[-1] for parameters in own for parameter in parameters if parameter.ndim > 1)

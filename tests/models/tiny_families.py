@@ -11,11 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import limits
 import numpy as np
 import torch
 from torch import Tensor
 
 from shardmill import models
+from shardmill.gates.disturbed import longest_sum, probe
 from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
@@ -30,6 +32,7 @@ from shardmill.plan import recurrent
 from .tiny_configs import VOCAB, tiny_config
 
 SLOTS, TEXT = 64, 40
+TURNED = 1e-3  # a limit beyond this, where mistakes of a graph begin, means that noise turned a choice of experts
 
 
 def tiny_model(model_type: str, **changes: Any) -> Any:
@@ -153,6 +156,20 @@ def expected(model: Any, tokens: Sequence[int]) -> Floats:
     """Logits [n, vocab] of transformers' full forward pass, without a cache."""
     logits: Tensor = model(input_ids=torch.tensor([list(tokens)]), use_cache=False).logits[0]
     return logits.numpy()
+
+
+def limit_of(model: Any, drawn: Sequence[int] = ()) -> limits.Limit:
+    """How far off the logits of one of transformers' models may be in fp32, by its depth and widths.
+
+    A config that was drawn may have scores that amplify errors. So its model is disturbed over a text, `drawn`; noise
+    that turns a choice of experts says nothing about rounding.
+    """
+    found = limits.model(model.config.get_text_config().num_hidden_layers, longest_sum(model))
+    if not drawn:
+        return found
+    probed = probe(model, lambda: torch.from_numpy(expected(model, drawn)), torch.from_numpy(expected(model, drawn)))
+    amplified = limits.moved(probed.moved, probed.longest)
+    return max(found, amplified, key=lambda limit: limit.value) if amplified.value < TURNED else found
 
 
 def random_passes(length: int, seed: int) -> list[Pass]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import heads
+import limits
 import numpy as np
 import pytest
 import tiny
@@ -69,8 +70,7 @@ def test_taps_are_transformers_hidden_states(build: tiny.Build, model: Engine) -
     for start in range(9, 24, 2):
         session.feed([*build.text[start : start + 2], 3])
         session.commit(min(2, 24 - start))
-    error = np.abs(model.taps[:24].astype(np.float32) - expected.numpy()).max() / expected.abs().max()
-    assert float(error) < 2e-3  # kept in fp16
+    limits.numbers_agree("taps", model.taps[:24], expected, limits.roundings("fp16"))  # kept in fp16
 
 
 def test_drafts_are_those_of_the_published_code(

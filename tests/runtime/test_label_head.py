@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import limits
 import numpy as np
 import pytest
 import templates
@@ -26,6 +27,11 @@ HEADS = ("head_0", "head_1", LABELS)
 # Of the last four: gains are 1 + weight, and logits are capped; a bias; a scale; a norm with a mean.
 FAMILIES = ["phi3", "gemma2", "phimoe", "granite", "cohere2"]
 alike = pytest.mark.skipif(not is_portable(), reason="equal to the bit on the portable engine; Core ML may differ")
+
+
+def summed(width: int) -> limits.Limit:
+    """The limit of a head's logits: its norm, its projection and what follows."""
+    return limits.sums("fp32", width, limits.HEAD)
 
 
 def program(part: Part, source: Path, folder: Path, form: str, precision: str) -> Program:
@@ -55,7 +61,12 @@ def test_labels_have_the_logits_of_the_whole_head(tmp_path: Path, family: str, f
             given = {"hidden": x.astype(np.float32)}
             whole = np.concatenate([head(given)[0, :, :, 0] for head in (head_0, head_1)])[tokens]
             found = few(given)[0, : len(tokens), :, 0]
-            assert np.array_equal(found, whole) if precision == "fp16" else np.abs(found - whole).max() < 1e-5
+            if precision == "fp16":
+                assert np.array_equal(found, whole)
+            else:
+                limits.numbers_agree(
+                    f"labels' logits, {width} tokens", found, whole, summed(parts["head_0"].graph.hidden)
+                )
             assert len(np.unique(found[:, 0])) == len(tokens) and np.ptp(found) > 0.5
 
 
@@ -74,7 +85,11 @@ def test_an_engine_runs_it_in_place_of_the_head(built: tiny.Build, tmp_path: Pat
         found.append(np.concatenate([call([built.text[i] for i in at], at, at) for at in passes]))
     whole, few = found
     assert whole.shape == (40, tiny.VOCAB) and few.shape == (40, len(WORDS))
-    assert np.abs(whole[:, list(loaded.labels)] - few).max() <= (0 if precision == "fp16" else 1e-5)
+    of_whole = whole[:, list(loaded.labels)]
+    if precision == "fp16":
+        assert np.array_equal(few, of_whole)
+    else:
+        limits.numbers_agree("labels' logits", few, of_whole, summed(tiny.HIDDEN))
 
 
 def test_a_build_without_labels_is_as_it_was(built: tiny.Build, tmp_path: Path) -> None:

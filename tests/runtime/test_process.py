@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import limits
 import numpy as np
 import pytest
 import tiny
@@ -48,7 +49,8 @@ def test_it_gives_what_the_model_gives_in_this_process(built: tiny.Build, folder
     assert (running.slots, running.vocab, running.widths) == (here.slots, here.vocab, here.widths)
     assert running.verify == here.verify
     for width in (1, 4):
-        np.testing.assert_allclose(fed(running, text, width), fed(here, text, width), rtol=0, atol=1e-5)
+        limit = limits.model(tiny.LAYERS, tiny.FFN)  # the other process may have another number of threads
+        limits.rows_agree(f"passes of {width}", fed(running, text, width), fed(here, text, width), limit)
     assert running.rewindable(3) == here.rewindable(3) and running.undoable(3) == here.undoable(3)
 
 
