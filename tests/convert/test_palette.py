@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import limits
 import numpy as np
 import pytest
 from coremltools.models.neural_network.quantization_utils import _get_kmeans_lookup_table_and_weight
@@ -72,4 +73,4 @@ def test_every_entry_is_the_mean_of_its_numbers(entries: int) -> None:
     found = palette_table(histogram(values), entries)
     chosen, exact = indices(found, values), values.astype(np.float64)
     means = np.array([exact[chosen == i].mean() for i in range(entries)])
-    assert np.abs(means - found.astype(np.float64)).max() < 4e-3 * exact.std()
+    limits.numbers_agree("entries", found, means, limits.roundings("fp16"))

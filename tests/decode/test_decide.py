@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import limits
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ from .scripted import ScriptedEngine
 PROMPT = [3, 1, 4, 1, 5, 9, 2]
 # One token, several, more than a pass takes, labels that begin alike, and one that others continue.
 LABELS: list[Label] = [(7,), (8, 9), (8, 9, 1, 2, 3, 4, 5, 6), (8, 9, 1, 7), (10, 11, 12), (10, 11, 13), (8,)]
+EXACT = limits.sums("fp64", 50)  # exponentials of a vocabulary of 50
 
 
 def scores(session: Session, prompt: Sequence[int], labels: Sequence[Label], *, logprobs: bool = True) -> LabelScores:
@@ -72,9 +74,9 @@ def test_a_label_has_the_probability_of_its_whole_sequence(widths: tuple[int, ..
     session = Session(ScriptedEngine(widths=widths))
     for _ in range(2):  # the second time the session holds the last label's tokens
         found = scores(session, PROMPT, LABELS)
-        assert found.logprobs == pytest.approx([whole(PROMPT, label) for label in LABELS], abs=1e-12)
+        limits.numbers_agree("labels", found.logprobs, [whole(PROMPT, label) for label in LABELS], EXACT)
     for label, logprob in zip(LABELS, found.logprobs, strict=True):
-        assert scores(session, PROMPT, [label]).logprobs[0] == pytest.approx(logprob, abs=1e-12)
+        limits.numbers_agree("a label alone", scores(session, PROMPT, [label]).logprobs[0], logprob, EXACT)
 
 
 def test_a_label_that_others_continue_has_what_they_leave() -> None:
@@ -97,11 +99,11 @@ def test_labels_that_an_engine_gives_alone_have_the_same_probabilities() -> None
         plain = scores(Session(Restricted()), PROMPT, labels)
         found = scores(session, PROMPT, labels, logprobs=False)
         expected = label_probabilities(plain, names, calibration)
-        assert label_probabilities(found, names, calibration) == pytest.approx(expected, abs=1e-12)
+        limits.numbers_agree("probabilities", label_probabilities(found, names, calibration), expected, EXACT)
         assert found.logprobs == () and len(plain.logprobs) == 3
     assert engine.few == [False, True, True]  # both passes of the prompt, and then its last token again
     again = scores(session, [*PROMPT, 7, 1, 2], LABELS)
-    assert again.logprobs == pytest.approx([whole([*PROMPT, 7, 1, 2], label) for label in LABELS], abs=1e-12)
+    limits.numbers_agree("after more", again.logprobs, [whole([*PROMPT, 7, 1, 2], label) for label in LABELS], EXACT)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +152,7 @@ def test_an_engine_that_can_not_go_back_runs_the_prompt_again() -> None:
     labels = [(8, 9, 1, 2, 3, 4), (9, 1)]
     *events, found = score_labels(Session(Forward(widths=(1,))), PROMPT, labels)
     assert isinstance(found, LabelScores)
-    assert found.logprobs == pytest.approx([whole(PROMPT, label) for label in labels], abs=1e-12)
+    limits.numbers_agree("labels", found.logprobs, [whole(PROMPT, label) for label in labels], EXACT)
     assert found.passes == len(events) == len(PROMPT) * 2 + 5 + 1  # a caller may stop after each
 
 
@@ -162,7 +164,7 @@ def test_a_sliding_context_scores_labels_beyond_its_slots() -> None:
         scores(Session(ScriptedEngine(slots=64), context_policy="slide"), prompt, [one]).logprobs[0]
         for one in [(8, 9, 1), (8, 9, 2), (7,)]
     ]
-    assert found.logprobs == pytest.approx(again, abs=1e-12)
+    limits.numbers_agree("labels", found.logprobs, again, EXACT)
 
 
 @pytest.mark.parametrize(
@@ -197,9 +199,10 @@ def test_a_calibration_is_a_temperature_and_a_bias_of_each_label() -> None:
     logits = torch.tensor(found.exclusive, dtype=torch.float64)
     names = [f"label {i}" for i in range(len(LABELS))]
     plain = label_probabilities(found, names)
-    assert np.abs(plain - logits.softmax(0).numpy()).max() < 1e-15 and plain.sum() == pytest.approx(1)
+    limits.numbers_agree("probabilities", plain, logits.softmax(0), EXACT)
+    assert plain.sum() == pytest.approx(1)
     changed = label_probabilities(found, names, LabelCalibration(2.5, {"label 1": 3.0, "unknown": 9.0}))
     logits = logits / 2.5
     logits[1] += 3.0
-    assert np.abs(changed - logits.softmax(0).numpy()).max() < 1e-15
+    limits.numbers_agree("calibrated probabilities", changed, logits.softmax(0), EXACT)
     assert np.abs(changed - plain).max() > 0.05

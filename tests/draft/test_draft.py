@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import heads
+import limits
 import pytest
 import tiny
 import torch
@@ -22,6 +23,7 @@ from shardmill.models.eagle3 import default_taps
 
 LAYERS, WINDOW = 6, 24
 TAPS = default_taps(LAYERS)
+HEAD = limits.model(2, 3 * tiny.HIDDEN)  # one layer, and the projections before it
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def test_steps_at_once_are_those_of_the_published_code(tmp_path: Path) -> None:
                 out = heads.published(w, embedded[text, 1 : place + step + 2], read)
                 for row in (found[step].places[text].eq(place) & found[step].real[text]).nonzero()[:, 0].tolist():
                     logits = found[step].logits[text, row]
-                    torch.testing.assert_close(logits, heads.logits(w, out[-1]), rtol=1e-4, atol=1e-4)
+                    limits.rows_agree(f"step {step}", logits, heads.logits(w, out[-1]), HEAD)
                 read = torch.cat([read, out[-1:]])
 
 
@@ -102,9 +104,9 @@ def test_texts_are_those_that_transformers_writes(model: Any, prompts: list[list
         with torch.no_grad():
             out = model(text[None], output_hidden_states=True)
         expected = torch.cat([out.hidden_states[layer] for layer in TAPS], dim=-1)[0]
-        torch.testing.assert_close(seen.taps[row].float(), expected, rtol=2e-3, atol=2e-3)
+        limits.rows_agree("taps", seen.taps[row], expected, limits.roundings("fp16"))  # kept in fp16
         logits = model.lm_head(seen.last[row].float())
-        torch.testing.assert_close(logits, out.logits[0], rtol=1e-2, atol=1e-2)
+        limits.rows_agree("logits", logits, out.logits[0], limits.roundings("fp16"))
 
 
 def test_a_text_ends_where_the_model_ends_it(
@@ -126,7 +128,7 @@ def test_a_text_that_fills_its_window_is_learnt_as_it_is(model: Any, seen: state
     whole = seen.tokens[0].tolist()
     found = states.continued(model, [whole, whole[:5]], TAPS, WINDOW)
     assert found.own.tolist() == [[True] * WINDOW, [False] * 5 + [True] * (WINDOW - 5)]
-    torch.testing.assert_close(found.taps[0].float(), seen.taps[0].float(), rtol=2e-3, atol=2e-3)
+    limits.rows_agree("taps", found.taps[0], seen.taps[0], limits.roundings("fp16"))
 
 
 def test_files_are_kept(model: Any, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +211,7 @@ def test_the_loss_is_the_distance_from_the_model_s_distribution(
     with torch.no_grad():
         tap = seen.taps[0][seen.own[0], 2 * tiny.HIDDEN :].float()
         sizes = [each.square().mean(0).sqrt() for each in (head.norm(tap), seen.last[0][seen.own[0]].float())]
-        torch.testing.assert_close(*sizes, rtol=1e-3, atol=1e-3)
+        limits.numbers_agree("sizes", *sizes, limits.roundings("fp16"))
         found, expected = train._loss(head, seen, chosen, table, table, ids), list[float]()
         for text in chosen.tolist():
             tokens, last = seen.tokens[text], seen.last[text].float()
@@ -217,7 +219,7 @@ def test_the_loss_is_the_distance_from_the_model_s_distribution(
             truth = (last @ table.T).softmax(-1)
             begin = int(seen.own[text].long().argmax()) - 1
             expected += [-float((truth[i + 1] * logits[i]).sum()) for i in range(begin, WINDOW - 2)]
-    assert float(found) == pytest.approx(sum(expected) / len(expected), rel=1e-4)
+    limits.numbers_agree("the loss", found, sum(expected) / len(expected), HEAD)
 
 
 def test_answers_of_one_token_teach_nothing(model: Any, seen: states.Windows, tmp_path: Path) -> None:
@@ -286,4 +288,4 @@ def test_a_written_head_is_built_like_a_published_one(
     assert (plan["drafter"]["taps"], plan["drafter"]["vocab"]) == ([*TAPS], 100)
     assert parts["layers_00_06"].taps == tuple(sorted({*TAPS}))
     again = eagle3.load_head(tmp_path / "head")
-    torch.testing.assert_close(again.lm_head.weight, model.lm_head.weight[rows], rtol=1e-3, atol=1e-3)
+    limits.numbers_agree("the head's rows", again.lm_head.weight, model.lm_head.weight[rows], limits.roundings("fp16"))

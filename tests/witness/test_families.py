@@ -12,6 +12,7 @@ import routed
 import templates
 import tiny
 import torch
+import verdicts
 from gates.judged import known
 from models import tiny_encoders, tiny_families
 
@@ -36,7 +37,7 @@ def demand(piece: Part, package: Path, plan: Mapping[str, Any], states: Mapping[
     )
     rows = compare(one for one in found if isinstance(one, Measurement))
     assert {"witness_error", "witness_agreement"} <= {row["name"] for row in rows}
-    assert all(row["passed"] for row in rows), [row for row in rows if not row["passed"]]
+    verdicts.all_pass(rows)
 
 
 @pytest.mark.parametrize(("family", "state"), [*((family, "graph") for family in supported()), ("gemma4_text", "host")])
