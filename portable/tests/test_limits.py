@@ -188,6 +188,22 @@ def test_log_probabilities() -> None:
     assert limits.logprobs(limits.model(LAYERS, WIDTH), size, WIDTH, 5).value == pytest.approx(5 * limit.value)
 
 
+def test_a_divergence() -> None:
+    """Between logits and the same after one changed matrix: a second one that is left out is beyond."""
+    logits = network(X, forwards, torch.float64)
+
+    def kl(before: Tensor, after: Tensor) -> float:
+        p, q = before.double().log_softmax(-1), after.double().log_softmax(-1)
+        return float((p.exp() * (p - q)).sum(-1).mean())
+
+    noise = 0.05 * draw(*logits.shape, seed=7)
+    exact, size = kl(logits, logits + noise), float(logits.square().mean().sqrt())
+    limit = limits.divergence(limits.model(LAYERS, WIDTH), size, exact)
+    rounded = network(X, shuffled, torch.float32)
+    assert abs(kl(rounded, rounded + noise.float()) / exact - 1) <= limit.value / 4
+    assert abs(kl(logits, logits + 0.9 * noise) / exact - 1) > 4 * limit.value
+
+
 def test_a_limit_grows_with_formats_sums_and_depth() -> None:
     assert limits.sums("fp16", 64).value == 8192 * limits.sums("fp32", 64).value
     assert limits.sums("fp32", 64, 4).value == 2 * limits.sums("fp32", 64).value == limits.sums("fp32", 256).value
@@ -202,7 +218,7 @@ def test_the_first_line_says_what_broke_the_value_and_the_limit() -> None:
     with pytest.raises(AssertionError) as failure:
         limits.rows_agree("logits of 4 tokens", [[1.0, 1.0]], [[1.0, 0.0]], limits.model(2, 64))
     first = str(failure.value).splitlines()[0]
-    assert first.startswith("logits of 4 tokens: the error 1 is ") and " times the limit 1.01e-05 " in first
+    assert first.startswith("logits of 4 tokens: the error 1 is ") and " times the limit 2.02e-05 " in first
     assert "(model of 2 layers, sums of 64 in fp32)" in first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import limits
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from shardmill.precision.measured import CLEAR, Figures, Tally
 
 N, VOCAB = 40, 500
+SUMMED = limits.sums("fp32", VOCAB, 4)  # exponentials, their sum, its logarithm, and the losses of all tokens
 
 
 def draw(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,10 +37,10 @@ def test_blocks_of_any_size_add_up_to_the_whole(size: int, seed: int) -> None:
     was, now, following = draw(seed)
     found = counted(was, now, following, size)
     p, q = log_softmax(was.double(), -1), log_softmax(now.double(), -1)
-    assert found.kl == pytest.approx(float(kl_div(q, p, log_target=True, reduction="sum")), rel=1e-5)
+    limits.numbers_agree("divergence", found.kl, kl_div(q, p, log_target=True, reduction="sum"), SUMMED)
     for figure, logits in ((found.before, was), (found.after, now)):
         expected = cross_entropy(logits[:-1].double(), following[:-1], reduction="sum")
-        assert figure == pytest.approx(float(expected), rel=1e-5)
+        limits.numbers_agree("loss", figure, expected, SUMMED)
     best = p.topk(2, dim=-1)
     clear = best.values[:, 0] - best.values[:, 1] >= CLEAR
     assert (found.decided, found.same) == (int(clear.sum()), int((clear & (q.argmax(-1) == best.indices[:, 0])).sum()))
@@ -48,4 +50,5 @@ def test_blocks_of_any_size_add_up_to_the_whole(size: int, seed: int) -> None:
 def test_a_model_is_its_own_equal() -> None:
     was, _, following = draw(0)
     found = counted(was, was, following, 64)
-    assert abs(found.kl) < 1e-9 and found.before == found.after and found.same == found.decided
+    limits.numbers_agree("divergence", found.kl, 0, limits.sums("fp64", N * VOCAB), size=1)
+    assert found.before == found.after and found.same == found.decided

@@ -10,7 +10,7 @@ processor sums. The kinds, by what they know of a computation:
 - `sums`: sums of products, `steps` of them one after the other;
 - `model`: a transformer of so many layers, which is `sums` with the steps of its layers;
 - `moved`: a model whose own amplification of errors was found by disturbing it (shardmill/gates/disturbed.py);
-- `logprobs`: logarithms of probabilities, which inherit the error of their logits.
+- `logprobs` and `divergence`: what inherits the error of logits.
 
 An error of four times the limit fails with each. Each kind says which faults are larger than that, and test_limits.py
 makes them. If the environment variable LIMITS_SEEN names a file, every judged number is noted there as a share of its
@@ -69,13 +69,16 @@ def sums(form: str, longest: int, steps: int = 1) -> Limit:
 def model(layers: int, longest: int, form: str = "fp32") -> Limit:
     """Limit what a transformer of so many layers computes, whose longest sum has `longest` products.
 
-    Derivation: `sums`, with the roundings of a layer, LAYER, for each layer and those of the LM head once. A layer adds
-    about as much to the stream as it gets, so errors are neither damped nor amplified along the way.
+    Derivation: `sums`, with the roundings of a layer, LAYER, for each layer and those of the LM head once, and twice
+    that: both of two models that are compared round, and the worst of many tokens counts, not the typical one. A layer
+    adds about as much to the stream as it gets, so errors are neither damped nor amplified along the way.
     What it still catches: every mistake of a graph that the mutants of tests/models make (1e-4 and more), one layer in
     fp16, one dropped column of one projection, an epsilon of 1e-5 in place of 1e-3.
     """
     steps = LAYER * layers + HEAD
-    return Limit(sums(form, longest, steps).value, f"model of {_times(layers, 'layer')}, sums of {longest} in {form}")
+    return Limit(
+        2 * sums(form, longest, steps).value, f"model of {_times(layers, 'layer')}, sums of {longest} in {form}"
+    )
 
 
 def moved(by: float, longest: int) -> Limit:
@@ -99,6 +102,16 @@ def logprobs(logits: Limit, size: float, vocab: int, tokens: int = 1) -> Limit:
     """
     each = 2 * logits.value * size + sums("fp32", vocab).value
     return Limit(each * tokens, f"{_times(tokens, 'log-probability')} of logits of {size:.3g}, {logits.name}")
+
+
+def divergence(logits: Limit, size: float, kl: float) -> Limit:
+    """Limit a mean KL divergence of about `kl` nats between two computed distributions, relative to it.
+
+    Derivation: a divergence is about half the mean square of what logits move by, which is the root of `2 * kl` then.
+    Logits of the root mean square `size` that are off by `logits.value * size` change it by that root times as much.
+    What it still catches: a matrix that was left out or took another form, which changes a divergence by percents.
+    """
+    return Limit(logits.value * size * math.sqrt(2 / kl), f"divergence of {kl:.2g} nats, {logits.name}")
 
 
 def error(found: Any, expected: Any) -> float:
