@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import limits
 import pytest
 import tiny
 import torch
-from models.tiny_families import write_tiny
+from models.tiny_families import limit_of, write_tiny
 from torch import Tensor, nn
 
 from shardmill.gates import naming, stored
@@ -69,7 +70,7 @@ def test_layers_compute_what_they_do_with_their_matrices_whole(
     assert linear and not any("forward" in vars(module) for module in linear)
     monkeypatch.setattr(naming, "lend", lambda *_: set())
     for one, other in zip(found, reference.layers(hidden, indices, weights), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+        limits.rows_agree("a layer's output", one, other, limit_of(reference.model))
 
 
 def test_a_class_made_from_a_linear_layer_is_left_alone() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import heads
+import limits
 import pytest
 import tiny
 import torch
@@ -38,10 +39,10 @@ def test_the_judging_module_computes_what_was_published(tmp_path: Path, norm_fir
     head, w = eagle3.load_head(folder), heads.read_head(folder)
     embedded, read = torch.randn(2, 20, tiny.HIDDEN, generator=torch.Generator().manual_seed(3))
     out = heads.published(w, embedded, read, norm_first)
-    torch.testing.assert_close(head(embedded, read), out, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(head.logits(out), heads.logits(w, out), rtol=1e-5, atol=1e-5)
+    limits.rows_agree("hidden states", head(embedded, read), out, limits.model(1, 2 * tiny.HIDDEN))
+    limits.rows_agree("logits", head.logits(out), heads.logits(w, out), limits.sums("fp32", tiny.HIDDEN, limits.HEAD))
     taps = torch.randn(5, 3 * tiny.HIDDEN, generator=torch.Generator().manual_seed(4))
-    torch.testing.assert_close(head.fuse(taps), taps @ w["fc.weight"].T, rtol=1e-5, atol=1e-5)
+    limits.rows_agree("fused taps", head.fuse(taps), taps @ w["fc.weight"].T, limits.sums("fp32", 3 * tiny.HIDDEN))
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")

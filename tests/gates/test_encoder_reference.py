@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import limits
 import pytest
 import torch
 from models import tiny_encoders
+from models.tiny_families import limit_of
 from torch import Tensor
 
 from shardmill.checkpoint.headers import read_tensors
@@ -40,7 +42,7 @@ def test_texts_of_a_length_go_through_a_layer_together(model_type: str, task: st
     assert len(found) == len(texts) == 6
     for text, own in zip(texts, found, strict=True):
         alone = tiny_encoders.expected(model.eval(), text).reshape(own.shape)
-        torch.testing.assert_close(own.numpy(), alone, rtol=1e-4, atol=1e-4)
+        limits.rows_agree(f"{len(text)} tokens", own, alone, limit_of(model))
 
 
 def test_long_texts_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+import verdicts
 from convert.small import write_family
 from models.tiny_families import write_tiny
 
@@ -57,13 +58,13 @@ def mixed(request: pytest.FixtureRequest) -> tiny.Build:
 
 @pytest.mark.parametrize("name", [FIRST, LAST, "head_0"])
 def test_a_sound_part_passes(mixed: tiny.Build, name: str) -> None:
-    assert all(row["passed"] for row in judged.part(mixed, name))
+    verdicts.all_pass(judged.part(mixed, name))
 
 
 def test_a_sound_stack_passes(mixed: tiny.Build) -> None:
     rows = {row["name"]: row for row in judged.whole(mixed)}
     assert {"program_error", "rejected_draft_error", "speculation_mismatches", "kl"} <= set(rows)
-    assert all(row["passed"] for row in rows.values())
+    verdicts.all_pass(rows.values())
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +78,12 @@ def gemma4(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["layers_00_02", "layers_02_08", "head_0"])
 def test_a_sound_part_with_rows_of_a_second_table_passes(gemma4: tiny.Build, name: str) -> None:
-    assert all(row["passed"] for row in judged.part(gemma4, name))
+    verdicts.all_pass(judged.part(gemma4, name))
 
 
 @pytest.mark.slow
 def test_a_sound_stack_with_rows_of_a_second_table_passes(gemma4: tiny.Build) -> None:
-    assert all(row["passed"] for row in judged.whole(gemma4))
+    verdicts.all_pass(judged.whole(gemma4))
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +99,12 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> tiny.Build:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["layers_00_04", "layers_04_06", "layers_06_08"])
 def test_a_sound_part_that_reads_another_s_caches_passes(apart: tiny.Build, name: str) -> None:
-    assert all(row["passed"] for row in judged.part(apart, name))
+    verdicts.all_pass(judged.part(apart, name))
 
 
 @pytest.mark.slow
 def test_a_sound_stack_of_parts_that_read_another_s_caches_passes(apart: tiny.Build) -> None:
-    assert all(row["passed"] for row in judged.whole(apart))
+    verdicts.all_pass(judged.whole(apart))
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 import routed
 import tiny
 import torch
+import verdicts
 from torch import Tensor
 
 from shardmill.gates.routed import Call, taken_in_turn
@@ -71,7 +72,7 @@ def test_every_sound_part_passes(build: tiny.Build) -> None:
     for name in (layers[0], layers[-1], groups[0], groups[-1]):
         rows = {row["name"]: row for row in judged.part(build, name)}
         assert {"weight_steps", "program_error", "width_error", "psnr"} <= set(rows)
-        assert all(row["passed"] for row in rows.values())
+        verdicts.all_pass(rows.values())
         assert ("experts_agreement" in rows) is name.startswith("layers")
 
 
@@ -79,7 +80,7 @@ def test_a_sound_stack_passes(build: tiny.Build) -> None:
     """Its tensors are put together of what lies in several packages."""
     rows = {row["name"]: row for row in judged.undisturbed(build)}
     assert {"program_error", "width_error", "rejected_draft_error", "speculation_mismatches"} <= set(rows)
-    assert all(row["passed"] for row in rows.values())
+    verdicts.all_pass(rows.values())
 
 
 @pytest.mark.parametrize(("experts", "state"), [("dense", "host"), (3, "graph"), (3, "host")])
@@ -93,7 +94,7 @@ def test_a_sound_stack_passes_with_several_blocks_of_a_recurrence(
     build = routed.build(source, tmp_path / "build", experts, tokens={"max": 16, "verify": 4}, program=program)
     rows = judged.undisturbed(build)
     assert {row["detail"] for row in rows} >= {"T=16", "mixed", "padded", "rejected drafts"}
-    assert all(row["passed"] for row in rows)
+    verdicts.all_pass(rows)
 
 
 def test_a_sound_stack_passes_as_shipped(granite: tiny.Build) -> None:
