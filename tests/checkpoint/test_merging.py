@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import adapters
+import limits
 import pytest
 import tiny
 import torch
@@ -60,7 +61,9 @@ def test_the_weights_are_those_that_peft_merges(family: str, dtype: torch.dtype,
     assert found.keys() == expected.keys() == before.keys()
     for name, weight in expected.items():
         assert torch.equal(found[name], weight) or dtype == torch.float32, name
-        torch.testing.assert_close(found[name], weight, rtol=1e-6, atol=1e-7)
+        limits.numbers_agree(
+            name, found[name], weight, limits.sums("fp32", 8)
+        )  # of the adapter's rank, in either order
     assert sum(not torch.equal(found[name], before[name]) for name in found) >= 4
 
 

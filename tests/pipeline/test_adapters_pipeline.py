@@ -7,6 +7,7 @@ from pathlib import Path
 
 import adapters
 import jsonschema
+import limits
 import pytest
 import tiny
 import yaml
@@ -51,7 +52,8 @@ def test_the_manifest_says_what_the_programs_take(finished: Project) -> None:
 def test_the_gate_computes_with_an_adapter(finished: Project) -> None:
     numbers = json.loads((finished.build / "parity/layers_00_02.json").read_text())["gate"]
     (found,) = (number for number in numbers if number["detail"] == "with an adapter")
-    assert found["name"] == "program_error" and 0 < found["value"] < 1e-5
+    assert found["name"] == "program_error" and found["value"] > 0
+    limits.agrees("a part with an adapter", found["value"], limits.model(2, tiny.FFN))
 
 
 def test_the_build_with_an_adapter_still_verifies_and_answers(finished: Project, tmp_path: Path) -> None:

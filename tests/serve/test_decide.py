@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import limits
 import program_forms
 import pytest
 import tiny
@@ -35,6 +36,7 @@ PATH = "/v1/decide"
 TEXTS = ["def decode(self, s", "    if not isinstance(", 'raise JSONDecodeError("Expecting value']
 FEW = [" return", " not", "None"]  # each a single token
 LABELS = [" yes", " no", "return", "return None", ", err)", "\n", "()"]
+ONE, FIVE = (limits.logprobs(limits.model(tiny.LAYERS, tiny.FFN), 2, tiny.VOCAB, tokens) for tokens in (1, 5))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def expected(
 
 @pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 def test_probabilities_are_those_of_transformers(built: tiny.Build, decider: Model) -> None:
-    """To 1e-5, of whole labels; of `return None` only what `return` does not have."""
+    """To fp32's rounding, of whole labels; of `return None` only what `return` does not have."""
     witness = tiny.transformers_model(built.source, tiny.dequantised(built))
     with running(decider) as server:
         answer = decide(server, input=TEXTS, labels=LABELS)
@@ -90,8 +92,9 @@ def test_probabilities_are_those_of_transformers(built: tiny.Build, decider: Mod
         shares = {label: math.exp(log) for label, log in logs.items()}
         shares["return"] -= shares["return None"]
         total = sum(shares.values())
-        assert logprobs(row) == pytest.approx(logs, abs=1e-4)  # sums of up to five log-probabilities
-        assert probabilities(row) == pytest.approx({label: one / total for label, one in shares.items()}, abs=1e-5)
+        limits.numbers_agree(f"labels after {text!r}", logprobs(row), logs, FIVE, size=1)
+        shared = {label: one / total for label, one in shares.items()}
+        limits.numbers_agree(f"probabilities after {text!r}", probabilities(row), shared, ONE, size=1)
         assert row["label"] == max(shares, key=shares.__getitem__)
     assert len({row["label"] for row in answer["data"]}) > 1
 
@@ -109,12 +112,14 @@ def test_no_special_token_comes_between_a_text_and_its_label(built: tiny.Build, 
     with running(replace(decider, tokenizer=added)) as server:
         row = decide(server, input=TEXTS[0], labels=LABELS)["data"][0]
         said = server.client().completions.create(**ask(prompt=TEXTS[0], max_tokens=1, logprobs=1)).choices[0]
-    assert logprobs(row) == pytest.approx(expected(witness, added, TEXTS[0], LABELS, before), abs=1e-4)
+    wanted = expected(witness, added, TEXTS[0], LABELS, before)
+    limits.numbers_agree("labels", logprobs(row), wanted, FIVE, size=1)
     with torch.no_grad():
         fed = torch.tensor([[*before, *added.encode(TEXTS[0], add_special_tokens=False).ids]])
         likeliest = witness(fed).logits[0, -1]
     assert said.logprobs is not None and said.logprobs.token_logprobs is not None
-    assert said.logprobs.token_logprobs[0] == pytest.approx(float(likeliest.log_softmax(-1).max()), abs=1e-4)
+    most = likeliest.log_softmax(-1).max()
+    limits.numbers_agree("the likeliest token", said.logprobs.token_logprobs[0], most, ONE, size=1)
 
 
 @pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
@@ -125,7 +130,8 @@ def test_log_probabilities_agree_with_completions(decider: Model) -> None:
         choice = said.choices[0]
         assert choice.logprobs is not None and choice.logprobs.token_logprobs is not None
         row = decide(server, input=TEXTS[0], labels=[choice.text, "no"])["data"][0]
-    assert logprobs(row)[choice.text] == pytest.approx(sum(choice.logprobs.token_logprobs), abs=1e-4)
+    both = logprobs(row)[choice.text], sum(choice.logprobs.token_logprobs)
+    limits.numbers_agree("a label and a completion", *both, FIVE, size=1)
 
 
 @pytest.fixture
@@ -163,8 +169,8 @@ def test_labels_with_a_program_of_their_own_have_transformers_probabilities(
         logits = torch.tensor([*expected(witness, model.tokenizer, text, FEW).values()], dtype=torch.float64) / 2
         logits[0] += 1
         found, row = probabilities(few["data"][i]), whole["data"][i]
-        assert [found[label] for label in FEW] == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
-        assert found == pytest.approx(probabilities(row), abs=1e-6)
+        limits.numbers_agree("labels' own head", [found[label] for label in FEW], logits.softmax(0), ONE, size=1)
+        limits.numbers_agree("either head", found, probabilities(row), ONE, size=1)
         assert [one["label"] for one in few["data"][i]["labels"]] == [one["label"] for one in row["labels"]]
         shares = probabilities(others["data"][i])
         assert {one: shares[one] / (1 - shares[" of"]) for one in FEW} == pytest.approx(probabilities(row))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import encoders
+import limits
 import numpy as np
 import openai
 import pytest
@@ -35,6 +36,10 @@ from shardmill.serve.server import around, bind
 from .running import PATIENCE, Running, wait_until
 
 TEXTS = ["Anna Kovalenko lives at 14 Harbour Street.", "🎉 Zoë", "x"]
+# Three layers. Core ML computes in fp16, and sums in a wider format.
+MODEL = limits.model(3, 128) if is_portable() else limits.model(3, 1, "fp16")
+GAINS = limits.roundings("fp16", 3) if is_portable() else limits.model(3, 1, "fp16")  # gains are rounded to fp16
+SCORES = limits.logprobs(MODEL, 2, len(tiny_encoders.LABELS))
 
 
 @contextmanager
@@ -79,8 +84,10 @@ def test_spans_over_http_are_those_of_the_library(labeller: Reader) -> None:
     expected = [json.loads(json.dumps(as_object(text, reading.label(labeller, text)))) for text in TEXTS]
     assert status == 200 and len(all_of_them["data"]) == len(TEXTS)
     for row, alone in zip(all_of_them["data"], expected, strict=True):  # their texts shared a pass
-        scores = [{**span, "score": pytest.approx(span["score"], abs=1e-5)} for span in alone["spans"]]
-        assert row["spans"] == scores
+        found, scores = ([span.pop("score") for span in one["spans"]] for one in (row, alone))
+        assert row["spans"] == alone["spans"]
+        if scores:
+            limits.numbers_agree("scores", found, scores, SCORES, size=1)
     assert one["data"][0]["redacted"] == reading.redacted(TEXTS[0], reading.label(labeller, TEXTS[0]).spans)
     assert all_of_them["usage"]["total_tokens"] == sum(row["tokens"] for row in expected)
 
@@ -96,16 +103,16 @@ def test_openais_client_gets_transformers_embeddings(embedder: tuple[Reader, Pat
     with running(reader) as server:
         answer = server.client().embeddings.create(model="tiny", input=TEXTS, encoding_format=form)
         tokens = server.client().embeddings.create(model="tiny", input=tokenizer(TEXTS[0]).input_ids)
-    first, rounding = np.zeros(0), 1e-4 if is_portable() else 1e-3  # Core ML computes in fp16
+    first = np.zeros(0)
     for text, row in zip(TEXTS, answer.data, strict=True):
         with torch.no_grad():
             hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0)
         expected = (hidden / hidden.norm()).numpy()
         given: Any = row.embedding  # which the client leaves as it is where it is asked for base64
         found = np.frombuffer(base64.b64decode(given), "<f4") if isinstance(given, str) else np.asarray(given)
-        assert np.abs(found - expected).max() < rounding
+        limits.rows_agree(text, found, expected, MODEL)
         first = expected if text == TEXTS[0] else first
-    assert np.abs(np.asarray(tokens.data[0].embedding) - first).max() < rounding
+    limits.rows_agree("of tokens", tokens.data[0].embedding, first, MODEL)
     assert answer.usage.prompt_tokens == sum(len(tokenizer(text).input_ids) for text in TEXTS)
 
 
@@ -140,8 +147,7 @@ def test_dimensions_are_those_of_transformers_that_come_first(
             ask(dimensions=0)
     with torch.no_grad():
         kept = second(torch.tanh(first(model(**ids).last_hidden_state[0].mean(0))))[:16]
-    rounding = 1e-3 if is_portable() else 1e-2  # gains are rounded to fp16
-    assert np.abs(np.asarray(row.embedding) - (kept / kept.norm()).numpy()).max() < rounding
+    limits.rows_agree("the first 16 numbers", row.embedding, kept / kept.norm(), GAINS)
     assert len(whole.embedding) == 48 and embedder[0].width == 64
 
 
@@ -163,7 +169,7 @@ def test_prompts_and_projections_are_the_checkpoints(
         with torch.no_grad():
             found = second(torch.tanh(first(model(**ids).last_hidden_state[0].mean(0))))
         expected = (found / found.norm()).numpy()
-        assert np.abs(np.asarray(row.embedding) - expected).max() < 1e-3  # gains of 1 + weight are rounded to fp16
+        limits.rows_agree(text, row.embedding, expected, GAINS)
 
 
 @pytest.mark.thorough
@@ -187,8 +193,7 @@ def test_an_embedding_may_be_projected_token_by_token(tmp_path: Path) -> None:
             whole = model(**ids).last_hidden_state[0].mean(0)
         for size, rows in found.items():
             expected = (whole[:size] / whole[:size].norm()).numpy()
-            rounding = 1e-4 if is_portable() else 1e-2
-            assert np.abs(np.asarray(rows[place].embedding) - expected).max() < rounding, (text, size)
+            limits.rows_agree(f"{size} numbers of {text!r}", rows[place].embedding, expected, MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -231,10 +236,8 @@ def test_scores_are_transformers_probabilities_of_the_last_answer(
         _, best = server.post(body | {"top_n": 1, "return_documents": False}, "/v1/rerank")
     order = sorted(range(len(scores)), key=lambda i: -scores[i])
     assert status == 200 and [row["index"] for row in answer["results"]] == order
-    within = 1e-5 if is_portable() else 1e-2
-    assert [row["relevance_score"] for row in answer["results"]] == pytest.approx(
-        [scores[i] for i in order], abs=within
-    )
+    relevances = [row["relevance_score"] for row in answer["results"]]
+    limits.numbers_agree("relevance", relevances, [scores[i] for i in order], SCORES, size=1)
     assert answer["results"][order.index(1)]["document"] == {"text": "Beijing."}
     assert answer["usage"] == {"prompt_tokens": count, "total_tokens": count} and answer["id"].startswith("rerank-")
     assert (

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import limits
 import numpy as np
 import pytest
 import tiny
@@ -133,9 +134,9 @@ def test_a_start_reads_what_an_earlier_one_wrote(
     *_, expected = start(opening=())
     assert not (tmp_path / "shardmill").exists()
     fed, reused, row = start()
-    assert fed > 0 and reused == 40 and row == pytest.approx(expected, abs=1e-4) and not Path(model.name).exists()
-    (folder,) = (tmp_path / "shardmill" / "prefixes").iterdir()
-    (file,) = folder.iterdir()
+    assert fed > 0 and reused == 40 and not Path(model.name).exists()
+    limits.rows_agree("logits", row, expected, limits.model(tiny.LAYERS, tiny.FFN))
+    (file,) = (tmp_path / "shardmill" / "prefixes").glob("*/*")
     written = file.read_bytes()
     with caplog.at_level(logging.WARNING):
         again = start()
@@ -149,7 +150,7 @@ def test_a_start_reads_what_an_earlier_one_wrote(
         assert start(replace(model, fingerprint="another"))[0] == fed
         for count in range(MOST_FILES):
             start(opening=opening[: 32 + count])
-        assert len(list(folder.iterdir())) == MOST_FILES and not caplog.records
+        assert len(list(file.parent.iterdir())) == MOST_FILES and not caplog.records
         file.unlink(missing_ok=True)
         monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
         assert start()[0] == fed
