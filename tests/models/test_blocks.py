@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import limits
 import pytest
 import torch
 from torch import Tensor, nn
@@ -48,7 +49,8 @@ def test_gated_mlp_is_transformers(model_type: str, theirs: Any) -> None:
     module, x = filled(theirs(config)), 3 * draw(4, config.hidden_size, seed=9)
     ours = GatedMLP(graph_of(config), module.state_dict(), "")
     with torch.no_grad():
-        torch.testing.assert_close(ours(x.T[None, :, :, None])[0, :, :, 0].T, module(x), rtol=1e-4, atol=1e-5)
+        limit = limits.sums("fp32", config.intermediate_size, 4)  # gate, activation, product, projection
+        limits.rows_agree("MLP", ours(x.T[None, :, :, None])[0, :, :, 0].T, module(x), limit)
 
 
 @pytest.mark.parametrize("taps", [2, 3, 4])
@@ -69,7 +71,8 @@ def test_a_short_convolution_over_its_ring_is_transformers(taps: int, widths: li
             rows.append(ours(x[:, list(at)].transpose(1, 2)[..., None], RingMasks(arrays), ring))
             first += width
         expected = theirs(x)
-    torch.testing.assert_close(torch.cat(rows, dim=2)[..., 0].transpose(1, 2), expected, rtol=1e-4, atol=1e-5)
+    limit = limits.sums("fp32", config.hidden_size, 4)  # projection, gate, taps, projection
+    limits.rows_agree("convolution", torch.cat(rows, dim=2)[..., 0].transpose(1, 2), expected, limit)
 
 
 class RingMasks:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import limits
 import numpy as np
 import pytest
 import torch
@@ -25,6 +26,7 @@ from .test_family_mutants import error
 from .tiny_configs import tiny_config
 
 LIMIT, TEXT = THRESHOLDS["program_error"].limit, 96
+EXACT = limits.sums("fp64", 6 * 64, TEXT)  # the longest projection; a state takes each token's sum on top of the last
 SIZES = DeltaNet(key_heads=2, value_heads=6, key_dim=32, value_dim=64, taps=4)
 SPEC = GraphSpec(
     "layers", Graph(64, 4, 2, 32, 8, 96, 1e-6, delta=SIZES), ((0, KINDS["linear_attention"]),), slots=TEXT + BLOCK
@@ -80,7 +82,7 @@ def test_the_arithmetic_is_transformers_own(theirs: Any, seed: int) -> None:
     x = draw()
     with torch.no_grad():
         expected = theirs(x[None])[0]
-    assert relative_error(fed(ours(theirs), x, SPEC, seed), expected) <= 1e-12
+    limits.rows_agree(f"seed {seed}", fed(ours(theirs), x, SPEC, seed), expected, EXACT)
 
 
 @pytest.mark.usefixtures("exact")
@@ -89,7 +91,7 @@ def test_a_long_text_in_passes_of_one_token(theirs: Any) -> None:
     x = draw()
     with torch.no_grad():
         expected = theirs(x[None])[0]
-    assert relative_error(fed(ours(theirs), x, SPEC, 0, widths=(1,)), expected) <= 1e-12
+    limits.rows_agree("one token a pass", fed(ours(theirs), x, SPEC, 0, widths=(1,)), expected, EXACT)
 
 
 @pytest.mark.usefixtures("exact")
@@ -100,7 +102,7 @@ def test_passes_of_several_blocks_are_transformers_own(theirs: Any, widths: tupl
     with torch.no_grad():
         expected = theirs(x[None])[0]
     for seed in range(3):
-        assert relative_error(fed(ours(theirs), x, SPEC, seed, widths), expected) <= 1e-12
+        limits.rows_agree(f"seed {seed}", fed(ours(theirs), x, SPEC, seed, widths), expected, EXACT)
 
 
 # The pieces in fp16 and at small numbers.
@@ -110,9 +112,9 @@ def test_softplus_is_right_in_fp16_where_a_head_forgets_next_to_nothing() -> Non
     """And where log(1 + exp(x)) would overflow."""
     x = torch.linspace(-9, 60, 4001).half().reshape(1, 1, 1, -1)
     expected = torch.nn.functional.softplus(x.double())
-    assert float(((softplus(x).double() - expected).abs() / expected).max()) < 2e-3
-    wide = softplus(x.float()).double()
-    assert float(((wide - expected).abs() / expected).max()) < 4e-6
+    limits.numbers_agree("in fp16", softplus(x), expected, limits.roundings("fp16", 4), size=expected)
+    off = float(((softplus(x.float()).double() - expected).abs() / expected).max())
+    assert off < 2.9e-6 + limits.roundings("fp32", 4).value  # the polynomial's own error, as its docstring has it
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-3, 1.0, 1e3])
@@ -120,7 +122,7 @@ def test_the_epsilon_of_the_l2_norm_is_added_to_the_sum(size: float) -> None:
     """Not to the mean, which shows only at numbers as small as after the convolution."""
     x = size * torch.randn(1, 3, 5, 32, generator=torch.Generator().manual_seed(0))
     expected = qwen3_5.l2norm(x, dim=-1, eps=1e-6)
-    assert relative_error(L2Norm()(x)[0, 0], expected[0, 0]) < 1e-6
+    limits.rows_agree("L2 norm", L2Norm()(x)[0, 0], expected[0, 0], limits.sums("fp32", 32, 2))
     by_mean = x * torch.rsqrt((x * x).mean(3, keepdim=True) + 1e-6) * x.shape[3] ** -0.5
     assert size >= 1 or relative_error(by_mean[0, 0], expected[0, 0]) > 1e-3
     assert not L2Norm()(torch.zeros(1, 1, 1, 32)).any()
@@ -133,7 +135,7 @@ def test_the_norm_of_scaled_heads_stays_in_the_range_of_fp16(eps: float) -> None
     for size in (1e-2, 1.0, 1e3):
         x = size * torch.randn(1, 4, 8, 64, generator=torch.Generator().manual_seed(0)).half()
         expected = torch.nn.functional.rms_norm(x.double() / 1024, (64,), eps=eps)
-        assert relative_error(norm(x)[0, 0].double(), expected[0, 0]) < 4e-3
+        limits.rows_agree(f"size {size}", norm(x)[0, 0], expected[0, 0], limits.roundings("fp16", 6))
 
 
 def test_forward_substitution_inverts() -> None:
@@ -142,7 +144,7 @@ def test_forward_substitution_inverts() -> None:
     lower = torch.from_numpy(np.where(i > j, 0.99, 0.0))[None, None]
     x = torch.randn(1, 1, BLOCK, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = torch.linalg.solve(torch.eye(BLOCK, dtype=torch.float64) + lower, x)
-    assert torch.allclose(substituted(lower, x), expected, rtol=0, atol=1e-14)
+    limits.numbers_agree("inverse", substituted(lower, x), expected, limits.sums("fp64", BLOCK, BLOCK))
 
 
 # Mistakes, each on the whole tiny model with rejected drafts.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import heads
+import limits
 import numpy as np
 import pytest
 import tiny
@@ -221,7 +222,8 @@ def test_a_head_s_stream_has_the_units_of_its_model(tmp_path: Path, norm_first: 
     embedded, read = torch.randn(2, 6, tiny.HIDDEN, generator=torch.Generator().manual_seed(3))
     x = torch.cat([embedded, 0.25 * read], dim=-1).T[None, :, :, None]
     out = layer(x, Shared(GraphSpec("layers", plain), {}, {}))[0, :, :, 0].T
-    torch.testing.assert_close(out, 0.25 * heads.published(w, embedded, read, norm_first), rtol=1e-3, atol=1e-3)
+    published = 0.25 * heads.published(w, embedded, read, norm_first)
+    limits.rows_agree("the head's stream", out, published, limits.model(1, 2 * tiny.HIDDEN))
 
 
 class NoAttention(torch.nn.Module):

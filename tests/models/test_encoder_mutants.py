@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import limits
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from shardmill.models.blocks import TokenRow
 from shardmill.models.experts import transposed
 
 from . import tiny_encoders as tiny
+from .tiny_families import limit_of
 
 LEAST = 1e-3  # error of a fault; the limit of the gate is 1e-4
 FILTER = "openai_privacy_filter"
@@ -197,4 +199,4 @@ def test_a_row_that_is_projected_from_the_stream_is_seen(monkeypatch: pytest.Mon
 def test_without_a_fault_nothing_is(model_type: str) -> None:
     """So that what the mutants show is theirs."""
     torch.manual_seed(0)
-    assert error(model_type, lambda model: model) < 1e-5
+    limits.agrees(model_type, error(model_type, lambda model: model), limit_of(tiny.tiny_model(model_type)))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import limits
 import numpy as np
 import pytest
 import torch
 
-from shardmill.gates.parity import relative_error
 from shardmill.models import ENCODER, family, supported
 from shardmill.models.encoder import with_answers
 
 from . import tiny_encoders as tiny
-
-LIMIT = 2e-5
+from .tiny_families import limit_of
 
 
 def test_every_encoder_has_a_tiny_config() -> None:
@@ -31,8 +30,8 @@ def test_blocks_compute_what_transformers_computes(model_type: str, task: str) -
         exact, padded = blocks.run(tokens, length), blocks.run(tokens, 64, noise=True)
         if task == "text-classification":
             exact, padded = exact[0], padded[0]
-        assert relative_error(exact, truth) <= LIMIT, length
-        assert relative_error(padded, exact) <= 1e-5, length
+        limits.rows_agree(f"{length} tokens", exact, truth, limit_of(model))
+        limits.rows_agree(f"{length} tokens, padded", padded, exact, limit_of(model))
         assert np.array_equal(exact.argmax(-1), truth.argmax(-1)), length
 
 
@@ -42,7 +41,7 @@ def test_texts_that_share_a_pass_do_not_see_each_other(model_type: str) -> None:
     texts = [whole[:17], whole[17:18], whole[5:]]
     found = tiny.Blocks(tiny.described(model), model.state_dict()).run_together(texts, 64, noise=True)
     for text, rows in zip(texts, found, strict=True):
-        assert relative_error(rows, tiny.expected(model, text)) <= LIMIT, len(text)
+        limits.rows_agree(f"{len(text)} tokens", rows, tiny.expected(model, text), limit_of(model))
 
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
@@ -61,4 +60,4 @@ def test_answers_are_rows_of_the_lm_head(tied: bool) -> None:
         if not tied:
             held["lm_head.weight"] = held.pop(f"{prefix}lm_head.weight")
         named = description.stored_as(held)
-        assert relative_error(tiny.Blocks(named, held).run(tokens, 64), truth) <= LIMIT
+        limits.rows_agree(f"names with '{prefix}'", tiny.Blocks(named, held).run(tokens, 64), truth, limit_of(model))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import limits
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,6 @@ from convert.small import layers_part
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import PartWeights
 from shardmill.errors import CheckpointError
-from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import schedules
 from shardmill.gates.stack import feed
 from shardmill.models import supported
@@ -22,8 +22,6 @@ from shardmill.models.architecture import with_tanh
 
 from . import tiny_families as tiny
 from .tiny_configs import TINY
-
-LIMIT = 1e-5
 
 
 def test_every_family_has_a_tiny_config() -> None:
@@ -52,14 +50,14 @@ def test_blocks_compute_what_transformers_computes(model_type: str, silu: str) -
     if silu == "tanh" and model_type in WITHOUT_SILU:
         pytest.skip("no SiLU")
     model, tokens = tiny.tiny_model(model_type), tiny.tiny_text()
-    truth, described = tiny.expected(model, tokens), tiny.described(model)
+    truth, described, limit = tiny.expected(model, tokens), tiny.described(model), tiny.limit_of(model)
     if silu == "tanh":
         described = replace(described, architecture=with_tanh(described.architecture))
     engine: Any = tiny.Blocks(described, tiny.tensors_of(model))
     passes = schedules(len(tokens), engine.verify, engine.tokens_max) | {"random": tiny.random_passes(len(tokens), 0)}
     for name, schedule in passes.items():
         logits = feed(engine, tokens, schedule)
-        assert relative_error(logits, truth) <= LIMIT, name
+        limits.rows_agree(f"{model_type}, {name}", logits, truth, limit)
         assert np.array_equal(logits.argmax(-1), truth.argmax(-1)), name
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import limits
 import mtp_layers
 import numpy as np
 import pytest
@@ -24,7 +25,6 @@ from shardmill.models.families.qwen3_5_text import STREAM_SCALE
 from shardmill.models.host import Floats
 
 from . import tiny_families as tiny
-from .test_families import LIMIT
 from .test_family_mutants import LIMIT as GATE
 from .test_family_mutants import Mutation, error, graph, sources
 from .tiny_configs import tiny_config
@@ -43,7 +43,7 @@ def test_a_scaled_stream_computes_what_transformers_computes() -> None:
     truth, engine = tiny.expected(model, tokens), tiny.Blocks(tiny.described(model), tiny.tensors_of(model))
     found: Any = engine
     for name, schedule in schedules(len(tokens), engine.verify, engine.tokens_max).items():
-        assert relative_error(feed(found, tokens, schedule), truth) <= LIMIT, name
+        limits.rows_agree(name, feed(found, tokens, schedule), truth, tiny.limit_of(model))
 
 
 def test_the_stream_is_what_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +63,7 @@ def test_the_stream_is_what_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     (plain, plain_caches), (scaled, caches_beside) = kept
     pairs = [*zip(plain, (32 * each for each in scaled), strict=True), *zip(plain_caches, caches_beside, strict=True)]
     for one, other in pairs:
-        np.testing.assert_allclose(other, one, rtol=0, atol=1e-4 * float(one.abs().max()))
+        limits.numbers_agree("the stream or a cache", other, one, tiny.limit_of(model))
 
 
 def test_no_matrix_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_fp16_holds_a_stream_beyond_its_range_only_if_it_is_scaled(
     if width == 5120:
         assert not np.isfinite(got).all()
     else:
-        assert relative_error(got, truth) < 2e-2
+        limits.rows_agree("logits in fp16", got, truth, limits.model(4, 1, "fp16"))  # it sums in a wider format
 
 
 @pytest.mark.slow
