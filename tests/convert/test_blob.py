@@ -51,7 +51,7 @@ def write_theirs(path: Path, kinds: list[int], contents: list[np.ndarray]) -> li
     return [getattr(writer, f"write_{NAMES[kind]}_data")(a) for kind, a in zip(kinds, contents, strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.integers(1, 200)), min_size=1, max_size=6))
 def test_files_and_offsets_are_coremltools(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[tuple[int, int]]

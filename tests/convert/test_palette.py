@@ -38,14 +38,14 @@ def test_error_is_near_that_of_coremltools_optimal_k_means(kind: str, bits: int)
 
 
 @given(st.permutations(range(300)), st.sampled_from([16, 64, 256]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_order_does_not_count(order: list[int], entries: int) -> None:
     values = drawn("normal", 300)
     assert np.array_equal(palette_table(histogram(values[order]), entries), palette_table(histogram(values), entries))
 
 
 @given(st.lists(st.integers(0, 65535), min_size=1, max_size=400), st.sampled_from([16, 64]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_every_number_gets_the_nearest_entry(bits: list[int], entries: int) -> None:
     values = np.array(bits, np.uint16).view(np.float16)
     values = np.append(values[np.isfinite(values)], np.float16(1))

@@ -7,7 +7,7 @@ from typing import Any
 
 import limits
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.models import supported
@@ -460,7 +460,7 @@ def changes(draw: Draw, model_type: str) -> dict[str, Any]:
 def test_any_config_of_a_family_computes_what_transformers_computes(model_type: str) -> None:
     """With rejected drafts in every text."""
 
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES)
     @given(changes(model_type))
     def check(found: dict[str, Any]) -> None:
         model, tokens = tiny.tiny_model(model_type, **found), tiny.tiny_text(TEXT)

@@ -367,7 +367,7 @@ def test_projection_is_a_linear_layer(biased: bool) -> None:
 MANTISSAS = st.floats(min_value=1, max_value=2, exclude_max=True, allow_nan=False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(mantissa=MANTISSAS, exponent=st.integers(-10, 10))
 def test_fp16_factors_hold_any_number_far_better_than_the_gate_asks(mantissa: float, exponent: int) -> None:
     value = mantissa * 2.0**exponent
@@ -385,7 +385,7 @@ def test_a_factor_that_fp16_can_t_make_is_refused(value: float) -> None:
     assert abs(np.prod(fp16_factors(6e-8)) / 6e-8 - 1) < limits.UNITS["fp16"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(bits=st.integers(0x0400, 0x7BFF))
 def test_fp16_factors_leave_what_fp16_holds(bits: int) -> None:
     value = float(np.array(bits, np.uint16).view(np.float16))

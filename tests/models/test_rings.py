@@ -81,7 +81,7 @@ class Ring:
         return [[float(self.kept @ read[back, :, t]) for back in range(self.taps - 1)] for t in range(len(positions))]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(2, 4), st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), max_size=30))
 def test_a_convolution_reads_the_accepted_tokens_before_its_own(taps: int, passes: list[tuple[int, int]]) -> None:
     """After any passes with any of their tokens rejected, for longer than the ring is."""
@@ -112,7 +112,7 @@ def test_the_widest_pass_is_the_one_after_which_no_token_is_missing(taps: int) -
 
 
 @given(st.integers(2, 4), st.integers(1, 120), st.integers(0, 140))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_rewindable_says_whether_the_ring_still_holds_what_is_needed(taps: int, fed: int, position: int) -> None:
     h = host(slots=512, taps=taps)
     for p in range(fed):

@@ -41,7 +41,7 @@ def every(losses: Table, sizes: Table) -> list[tuple[float, float]]:
     ]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(tables(), st.floats(0.0, 1.2))
 def test_no_set_of_forms_is_better(table: tuple[Table, Table], share: float) -> None:
     losses, sizes = table
@@ -55,7 +55,7 @@ def test_no_set_of_forms_is_better(table: tuple[Table, Table], share: float) -> 
     assert found.loss == pytest.approx(min(within), rel=1e-3, abs=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(tables(), st.floats(0.0, 5.0))
 def test_no_set_of_forms_is_smaller(table: tuple[Table, Table], most: float) -> None:
     losses, sizes = table
@@ -83,7 +83,7 @@ def test_a_limit_is_kept_to_the_last_byte(seed: int, count: int) -> None:
         assert found is not None and summed(table, found.forms) <= limit
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(tables())
 def test_the_front_is_monotone_and_ends_at_no_loss(table: tuple[Table, Table]) -> None:
     losses, sizes = table

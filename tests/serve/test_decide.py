@@ -16,7 +16,7 @@ import program_forms
 import pytest
 import tiny
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, processors
 
@@ -281,7 +281,7 @@ def test_what_can_not_be_decided_is_a_400(server: Running, body: dict[str, Any],
     assert answer["error"]["param"] == param and answer["error"]["type"] == "invalid_request_error"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(
     texts=st.one_of(TEXT, st.lists(TEXT, max_size=3), VALUE),
     labels=st.lists(TEXT, max_size=4) | VALUE,

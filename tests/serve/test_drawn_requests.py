@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.serve.model import Limits, Settings
@@ -87,11 +87,7 @@ def test_each_is_answered_or_refused_in_openais_form(server: Running, request: p
     statuses: list[int] = []
     expected = server.post(ask(max_tokens=12))
 
-    @settings(
-        max_examples=request.config.getoption("requests"),
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(max_examples=request.config.getoption("requests"))
     @given(requests())
     def tried(drawn: tuple[str, bytes]) -> None:
         path, body = drawn

@@ -204,7 +204,7 @@ def test_without_parallel_calls_only_the_first_remains(form: str) -> None:
     assert several or form in ("qwen-xml",)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(st.data())
 def test_any_text_is_read_the_same_in_any_pieces(data: st.DataObject) -> None:
     """Texts made of the formats' own parts in any order: nothing fails, and no cut changes anything."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import openai
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import pydantic_function_tool
 from pydantic import BaseModel
@@ -282,7 +282,7 @@ def test_any_history_is_answered_or_refused(request: pytest.FixtureRequest) -> N
     quick.delay = 0.0
     with running(fake_model(quick, tools="hermes"), Settings(port=0, limits=Limits(max_tokens=4))) as up:
 
-        @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=300, derandomize=True)
         @given(HISTORY, st.sampled_from(["auto", "none", None]), st.booleans())
         def tried(messages: list[dict[str, Any]], choice: str | None, stream: bool) -> None:
             body = {
