@@ -32,15 +32,16 @@ def test_every_family_has_a_tiny_config() -> None:
 WITHOUT_SILU = {"apertus", "nemotron", "nemotron_h", *(name for name in supported() if name.startswith("gemma"))}
 
 
-@pytest.mark.parametrize("model_type", supported())
-def test_silu_from_tanh_is_refused_where_there_is_no_silu(model_type: str) -> None:
+def test_silu_from_tanh_is_refused_where_there_is_no_silu() -> None:
     """The key would do nothing there."""
-    architecture = tiny.described(tiny.tiny_model(model_type)).architecture
-    if model_type not in WITHOUT_SILU:
-        assert with_tanh(architecture).graph.activation == "silu_tanh"
-        return
-    with pytest.raises(CheckpointError, match="has no SiLU; leave `silu` out of the config"):
-        with_tanh(architecture)
+    refused = set()
+    for model_type in supported():
+        architecture = tiny.described(tiny.tiny_model(model_type)).architecture
+        try:
+            assert with_tanh(architecture).graph.activation == "silu_tanh", model_type
+        except CheckpointError:
+            refused.add(model_type)
+    assert refused == WITHOUT_SILU
 
 
 @pytest.mark.parametrize("silu", ["native", "tanh"])

@@ -79,20 +79,10 @@ SAME = {
     "formatting": ("return a + b", "return (\n        a\n        + b)"),
 }
 
+# The mutants of test_code_mutants.py change literals, names and operators; these are other changes.
 DIFFERENT = {
-    "an operator": ("a + b  #", "a - b  #"),
     "a default": ("def add(a, b)", "def add(a, b=1)"),
-    "a call that only looks like logging": ('log.info("adding %s", a)', 'logs.info("adding %s", a)'),
-    "an error": ("raise ValueError", "raise TypeError"),
-    "a bound beside a description": ("ge=1", "ge=2"),
     "an import": ("import logging\n", "import logging\nimport math\n"),
-    "a log message": ("adding %s", "now adding %s"),
-    "a log level": ("log.info", "log.debug"),
-    "a description": ("Of a pass.", "How wide a pass is."),
-    "an error's text": ("nothing to add to {b}", "{b} can't be added to nothing"),
-    "an argument of a class called Source": ('"q_norm"', '"k_norm"'),
-    "an argument of a class called Rule": ('"too large"', '"too small"'),
-    "whose word a rule is": ('"a b c"', '"d"'),
     "what TYPE_CHECKING is": ("from typing import TYPE_CHECKING, Annotated", "TYPE_CHECKING = True"),
     "what TYPE_CHECKING is later": ("log = ", "TYPE_CHECKING = True\nlog = "),
     "an import under another condition": ("if TYPE_CHECKING", "if not TYPE_CHECKING"),
