@@ -24,6 +24,7 @@ from shardmill.plan import Part
 from .small import layers_part, write_checkpoint
 from .test_forms import files
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 NAMES = ("int4", "palette6/16", "int8", "palette4", "fp16", "palette8")
 Tensors = dict[str, np.ndarray]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from shardmill.checkpoint.headers import read_tensors
+from shardmill.convert import trace
 from shardmill.forms.form import matrices
 from shardmill.gates import measurement, reference, stack
 from shardmill.gates.reference import carried_channels
@@ -100,5 +101,6 @@ def chained(
 
 def converted(build: tiny.Build, name: str, path: Path, **changes: Any) -> Path:
     """A part's package made by the code as it is now, without templates that were made before; `changes` go into it."""
-    oracle.convert_plain(replace(build.parts[name], **changes), build.source, "int8", path)
+    with trace.hurried():  # nothing here is about coremltools' own checks
+        oracle.convert_plain(replace(build.parts[name], **changes), build.source, "int8", path)
     return path
