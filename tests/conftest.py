@@ -33,8 +33,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.pop(remote.URL, None)  # no test sends what it makes to the store of whoever runs it
 
 
-# By day the same examples are drawn each time, nightly others, and how to draw them again is said. At neither does a busy machine fail a test: an example may take any time, and so may drawing it. A test's
-# examples share its fixtures, and expect it.
+# By day the same examples are drawn each time, nightly others, and how to draw them again is said. A busy machine fails
+# no test: an example may take any time, and so may drawing it. A test's examples share its fixtures, and expect it.
 DRAWING = hypothesis.settings(
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],

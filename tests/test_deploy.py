@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from patience import BUILDING
 from pipeline.project import python_path
 
 from shardmill.pipeline.resolve import PARTS
@@ -27,7 +28,14 @@ AUTHOR = ("-c", "user.name=Tests", "-c", "user.email=tests@example.org", "-c", "
 def run(folder: Path, environment: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     """A command that must end well."""
     done = subprocess.run(
-        words, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300, errors="replace"
+        words,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=BUILDING,
+        errors="replace",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done

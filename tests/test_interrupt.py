@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from shardmill import interrupt
 
@@ -72,7 +72,8 @@ with interrupt.at_once():
     if {blocked}:
         signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
     subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -{name} {{os.getpid()}}"])
-    libc.sleep(40)
+    libc.sleep(600)
+    print("slept to the end", flush=True)
 """
 DEFERRED = """
 try:
@@ -88,7 +89,7 @@ except KeyboardInterrupt:
 def ran(body: str, grace: float = 0.1, name: str = "SIGINT") -> tuple[int, str, str]:
     """(exit code, stdout, last line of stderr)."""
     command = [sys.executable, "-c", SCRIPT.format(body=body, grace=grace, name=name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     return done.returncode, done.stdout, done.stderr.strip().rpartition("\n")[2]
 
 
@@ -114,12 +115,12 @@ def test_a_scratch_folder_lasts_as_long_as_its_block(tmp_path: Path) -> None:
 
 
 def test_there_is_time_to_clean_up() -> None:
-    code, out, last = ran(CLEANED, grace=30)
+    code, out, last = ran(CLEANED, grace=PATIENCE)
     assert (code, out, last) == (-signal.SIGINT, "clean\n", "KeyboardInterrupt")
 
 
 def test_asked_twice_it_ends_at_once() -> None:
-    assert ran(TWICE, grace=30) == (130, "", "the end")
+    assert ran(TWICE, grace=PATIENCE) == (130, "", "the end")
 
 
 def test_a_program_that_wants_it_gets_it_and_goes_on() -> None:
@@ -139,9 +140,8 @@ def test_catching_it_gives_the_handler_back() -> None:
 @pytest.mark.parametrize("name", ["INT", "TERM"])
 def test_the_system_ends_a_call_that_holds_the_interpreter_s_lock(name: str, blocked: bool) -> None:
     """Even one that blocks signals in its own thread."""
-    start = time.monotonic()
     code, out, _ = ran(NATIVE.format(blocked=blocked, name=name), name=f"SIG{name}")
-    assert (code, out) == (-signal.Signals[f"SIG{name}"], "") and time.monotonic() - start < 30
+    assert (code, out) == (-signal.Signals[f"SIG{name}"], "")
 
 
 def test_what_must_not_be_cut_runs_to_its_end_before_a_signal_is_handled() -> None:

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from patience import BUILDING, PATIENCE
 from pipeline.project import python_path
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +30,7 @@ def build(source: Path, kind: str, out: Path, **environment: str) -> Path:
     """A distribution of a folder's project."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(out)]
     done = subprocess.run(
-        command, cwd=source, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=300
+        command, cwd=source, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     (made,) = out.iterdir()
@@ -54,7 +55,13 @@ def run(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[st
     """A command of this Python's, outside the clone, with the wheels' library."""
     environment = os.environ | {"PYTHONPATH": python_path(site), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=500
+        [sys.executable, *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=BUILDING,
     )
 
 

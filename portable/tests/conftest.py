@@ -17,6 +17,7 @@ GOLDENS = next(
     (path for up in Path(__file__).resolve().parents if (path := up / "shared/goldens/apple-compiled").is_dir()),
     Path("shared/goldens/apple-compiled"),
 )  # bundles that Apple's compiler made, beside the repository where there are any
+PATIENCE = 600.0  # seconds; it ends what hangs, and no machine is so busy that it ends anything else
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from patience import PATIENCE
 from serve.running import running
 
 from shardmill.bench.server import Client
@@ -90,7 +91,7 @@ def test_after_forgetting_nothing_is_reused(prompt: tuple[int, ...]) -> None:
     """The prefill is then of the whole prompt, and its time too, also where it runs in steps of 64 tokens."""
     prompt = prompt * 40
     with running(model()) as server:
-        http = httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, timeout=20)
+        http = httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", trust_env=False, timeout=PATIENCE)
         asking = Client(NAME, http)
         assert [asking.ask(prompt, 4, "none").cached for _ in range(2)] == [0, len(prompt) - 1]
         asking.forget(prompt)

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 import tiny
+from patience import PATIENCE
 from pydantic import ValidationError
 from serve.fake import byte_tokenizer
 from serve.running import running
@@ -49,7 +50,7 @@ def asking(engine: Counter) -> Iterator[Client]:
     """A client of a server in this process."""
     with (
         running(model(engine)) as server,
-        httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as http,
+        httpx2.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=PATIENCE) as http,
     ):
         yield Client(NAME, http)
 
@@ -234,7 +235,7 @@ def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest
     monkeypatch.setattr(speed, "command", lambda *_: serve)
     got = json.loads(json.dumps(speed.benchmark(project, settings(tasks=("copying",), **TEXTS))))
     start = got["start"]
-    assert start["ready_seconds"] > start["first_request_seconds"] > 0 and start["later_request_seconds"] > 0
+    assert min(start[f"{name}_seconds"] for name in ("ready", "first_request", "later_request")) > 0
     assert (start["prompt_tokens"], start["new_tokens"]) == (20, 16)
     assert set(got["versions"]) == {"coremltools", "numpy", "shardmill", "torch"}
     assert got["engine"] == machine.engine() and got["machine"]["processor"]

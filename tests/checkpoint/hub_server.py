@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from listening import listening
+from patience import PATIENCE
 
 REPO = "acme/tiny"
 COMMIT = "c0ffee" + "0" * 34
@@ -180,11 +181,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # the client was promised more
         if stall is not None:
             self.hub.stalled.set()
-            self.hub.released.wait(60)
+            self.hub.released.wait(PATIENCE)
 
     def _send(self, body: bytes, rate: float | None = None) -> None:
         dripping = self.seen.path == self.hub.dripping
-        size = 1 if dripping else int(rate * PAUSE) if rate else max(1, len(body))
+        size = 1 if dripping else max(1, int(rate * PAUSE)) if rate else max(1, len(body))
         try:
             for start in range(0, len(body), size):
                 piece = memoryview(body)[start : start + size]

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import wait_until
 
 from shardmill.checkpoint.hub import reporting
 
@@ -17,10 +18,7 @@ def test_it_reports_what_the_file_holds_and_then_falls_silent(tmp_path: Path, ca
     partial = tmp_path / "weights"
     with reporting("weights", partial, 4_000_000_000, seconds=0.01):
         partial.write_bytes(bytes(20_000_000))
-        deadline = time.monotonic() + 5
-        while "weights: 0.02 of 4.00 GB" not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert "weights: 0.02 of 4.00 GB" in caplog.text
+        wait_until(lambda: "weights: 0.02 of 4.00 GB" in caplog.text, "nothing was reported")
     said = len(caplog.records)
     time.sleep(0.05)
     assert len(caplog.records) == said

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from reciter import failure, reciting
 
 from shardmill.machine import is_portable
 
-PATIENCE = 60  # seconds; what waits for a pipe's writer waits forever
 DEEP = "[" * 100_000
 READS: dict[str, list[object]] = {  # BUILD and FILE stand for a build and for what is no file
     "lint": ["lint", "FILE"],
@@ -38,7 +38,7 @@ def _impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(PATIENCE)
+    signal.alarm(int(PATIENCE))  # what waits for a pipe's writer waits forever
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

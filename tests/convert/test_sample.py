@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from shardmill.convert import sample
 
@@ -49,38 +50,49 @@ def test_damaged_samples_are_made_again(damage: object, tmp_path: Path) -> None:
 
 
 AT_ONCE = """
-import os, sys, time
+import fcntl, sys
 from pathlib import Path
 from shardmill.convert import sample
-folder, name = Path(sys.argv[1]), sys.argv[2]
+folder, name, lock = Path(sys.argv[1]), sys.argv[2], fcntl.flock
+def locking(*given):
+    print("at the lock", flush=True)
+    lock(*given)
 def make():
     (folder / f"made by {name}").touch()
     print("making", flush=True)
-    time.sleep(float(sys.argv[3]))
+    sys.stdin.readline()
     return [name.encode()]
+fcntl.flock = locking
 print(sample.shared(folder / "cache", {"kind": 1}, make), flush=True)
-"""
+"""  # whoever makes them waits for a line
 
 
-def start(folder: Path, name: str, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", AT_ONCE, str(folder), name, str(seconds)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def start(folder: Path, name: str) -> subprocess.Popen[bytes]:
+    """A process that asks for samples, once it is at the lock."""
+    command = [sys.executable, "-c", AT_ONCE, str(folder), name]
+    process = subprocess.Popen(command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"at the lock\n"
+    return process
 
 
 @pytest.mark.thorough
 def test_of_several_processes_one_makes_and_the_others_wait(tmp_path: Path) -> None:
-    processes = [start(tmp_path, str(i), 2) for i in range(3)]
-    answers = {process.communicate(timeout=60)[0].splitlines()[-1] for process in processes}
-    assert len(answers) == 1
+    processes = [start(tmp_path, str(i)) for i in range(3)]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+    said = [process.communicate(timeout=PATIENCE)[0].splitlines() for process in processes]
+    assert sorted(map(len, said)) == [1, 1, 2] and len({lines[-1] for lines in said}) == 1, said
     assert len(list(tmp_path.glob("made by *"))) == 1
 
 
 @pytest.mark.thorough
 def test_whoever_waits_for_a_killed_process_makes_them(tmp_path: Path) -> None:
-    with start(tmp_path, "killed", 600) as killed:
+    with start(tmp_path, "killed") as killed:
         assert killed.stdout is not None
-        assert killed.stdout.readline() == "making\n"
-        with start(tmp_path, "waiting", 0) as waiting:
+        assert killed.stdout.readline() == b"making\n"
+        with start(tmp_path, "waiting") as waiting:
             killed.send_signal(signal.SIGKILL)
-            output, _ = waiting.communicate(timeout=60)
-    assert output == "making\n[b'waiting']\n"
+            output, _ = waiting.communicate(b"\n", timeout=PATIENCE)
+    assert output == b"making\n[b'waiting']\n"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+import shared
 
 from shardmill.device.kit import write_kit
 
 from .finished import finished
-from .measuring import unpacked
+from .measuring import measured, unpacked
 
 
 @pytest.fixture(scope="session")
@@ -30,3 +32,19 @@ def packed(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def kit(packed: Path, tmp_path: Path) -> Path:
     """The kit unpacked."""
     return unpacked(packed, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def sound(packed: Path) -> Path:
+    """A folder with the kit, which a sound engine has measured."""
+
+    def make(folder: Path) -> None:
+        measured(unpacked(packed, folder))
+
+    return shared.once("measured-kit", make)
+
+
+@pytest.fixture
+def measured_kit(sound: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(sound, tmp_path / "measured", symlinks=True)) / "shardmill-kit"

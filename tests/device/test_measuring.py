@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from patience import PATIENCE
 
 from shardmill import files
 from shardmill.kit_runner import kit as runner
@@ -21,7 +22,6 @@ from shardmill.kit_runner.plan import PlannedMeasurement, seconds_left
 
 from .measuring import HERE, command, environment, lines, measured, result, timeless
 
-PATIENCE = 120.0  # seconds, after which a test gives up
 LAYERS, HEAD = "layers_00_02", "head_0"
 
 
@@ -32,8 +32,8 @@ def operation(kit: Path) -> str:
     return next(output for kind, output in reversed(found[:-1]) if kind == "conv")
 
 
-def test_a_sound_engine_gives_a_line_for_everything(kit: Path) -> None:
-    found = lines(measured(kit))
+def test_a_sound_engine_gives_a_line_for_everything(measured_kit: Path) -> None:
+    found = lines(result(measured_kit))
     statuses = {key: line["status"] for key, line in found.items()}
     assert {key for key, status in statuses.items() if status != "ok"} == {"energy.T=1", "energy.T=4"}
     for unit in (LAYERS, HEAD):
@@ -49,7 +49,7 @@ def test_a_sound_engine_gives_a_line_for_everything(kit: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [
-        ("hang", "timeout", "no end of load within 5 s"),
+        ("hang", "timeout", f"no end of load within {PATIENCE:g} s"),
         ("kill", "crashed", "killed by SIGKILL in load"),
         ("refuse", "refused", "load: Unable to build the MPSGraph: -14"),
     ],
@@ -57,10 +57,7 @@ def test_a_sound_engine_gives_a_line_for_everything(kit: Path) -> None:
 def test_a_load_that_fails_is_a_line_with_the_operation_and_the_rest_goes_on(
     kit: Path, operation: str, fault: str, status: str, words: str
 ) -> None:
-    seconds = (
-        "5" if fault == "hang" else "60"
-    )  # a child's start and imports count, and take a second on an idle machine
-    found = lines(measured(kit, "--timeout", seconds, FAULT=f"{fault}:{operation}"))
+    found = lines(measured(kit, "--timeout", f"{PATIENCE:g}", FAULT=f"{fault}:{operation}"))
     assert (found[f"{LAYERS}/load.first"]["status"], words in found[f"{LAYERS}/load.first"]["detail"]) == (status, True)
     bisected = found[f"{LAYERS}/bisect"]
     assert (bisected["value"]["output"], bisected["value"]["layer"]) == (operation, 1)
@@ -132,9 +129,9 @@ def test_a_child_ends_when_its_parent_is_killed(kit: Path, operation: str) -> No
 
 
 @pytest.mark.thorough
-def test_what_was_measured_is_not_measured_again(kit: Path) -> None:
-    before = lines(measured(kit))
-    again = lines(measured(kit, FAULT=f"kill:{HEAD}"))
+def test_what_was_measured_is_not_measured_again(measured_kit: Path) -> None:
+    before = lines(result(measured_kit))
+    again = lines(measured(measured_kit, FAULT=f"kill:{HEAD}"))
     assert {key: line for key, line in again.items() if not key.startswith("energy")} == {
         key: line for key, line in before.items() if not key.startswith("energy")
     }

@@ -16,8 +16,6 @@ from shardmill.errors import ShardmillError
 from shardmill.files import sealed, write_json
 from shardmill.runtime import warm
 
-from .measuring import measured
-
 runner = CliRunner()
 
 
@@ -44,22 +42,18 @@ def test_two_variants_of_one_name_are_refused(build: Path, tmp_path: Path, monke
         write_kit([build, other], tmp_path / "kit.zip")
 
 
-@pytest.mark.thorough
-def test_evidence_is_written_to_all_builds_or_to_none(kit: Path, build: Path, tmp_path: Path) -> None:
-    measured(kit)
+def test_evidence_is_written_to_all_builds_or_to_none(measured_kit: Path, build: Path, tmp_path: Path) -> None:
     one, two = (Path(shutil.copytree(build, tmp_path / name)) for name in ("one", "two"))
     (two / "evidence").write_text("in the way")
     with pytest.raises(ShardmillError, match=r"two/evidence: is not a folder, so it can't hold evidence; remove it"):
-        import_result(kit / "result.json", [one, two])
+        import_result(measured_kit / "result.json", [one, two])
     assert not (one / "evidence").exists()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["\x1b[2J\x1b]0;owned\x07", "[/red]", "[bold]x"])
-def test_a_table_shows_texts_as_they_are(kit: Path, build: Path, tmp_path: Path, text: str) -> None:
+def test_a_table_shows_texts_as_they_are(measured_kit: Path, build: Path, tmp_path: Path, text: str) -> None:
     """No escapes for the terminal, and no markup of the library that draws it."""
-    measured(kit)
-    content = json.loads((kit / "result.json").read_text())
+    content = json.loads((measured_kit / "result.json").read_text())
     for variant in content["variants"].values():
         variant["described"]["precision"] = text
         variant["measurements"][f"{text}/x"] = {"status": "refused", "value": {}, "timing": {}, "detail": text}
@@ -81,10 +75,8 @@ def test_what_is_warm_is_warm_without_a_note(
     assert "can't be written" in caplog.text and "the next run can't compare its times" in caplog.text
 
 
-@pytest.mark.thorough
-def test_two_builds_of_one_name_are_told_apart(kit: Path, build: Path, tmp_path: Path) -> None:
-    measured(kit)
-    content = json.loads((kit / "result.json").read_text())
+def test_two_builds_of_one_name_are_told_apart(measured_kit: Path, build: Path, tmp_path: Path) -> None:
+    content = json.loads((measured_kit / "result.json").read_text())
     write_json(tmp_path / "result.json", sealed(content | {"engine": {"name": "coreml"}}))
     both = [Path(shutil.copytree(build, tmp_path / name / "model")) for name in ("one", "two")]
     import_result(tmp_path / "result.json", both)
@@ -92,17 +84,15 @@ def test_two_builds_of_one_name_are_told_apart(kit: Path, build: Path, tmp_path:
     assert said.exit_code == 0 and all(str(path) in said.stdout for path in both), said.stdout
 
 
-@pytest.mark.thorough
 def test_a_damaged_build_is_left_out_and_told(
-    kit: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured_kit: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured(kit)
     monkeypatch.chdir(tmp_path)
-    said = runner.invoke(app, ["device", "import", str(kit / "result.json")])
+    said = runner.invoke(app, ["device", "import", str(measured_kit / "result.json")])
     assert said.exit_code == 1 and "there is no finished build here; name the build that was measured" in said.stderr
     shutil.copytree(build, tmp_path / "build/sound")
     (tmp_path / "build/broken").mkdir()
     (tmp_path / "build/broken/model.json").write_text("{")
-    said = runner.invoke(app, ["device", "import", str(kit / "result.json")])
+    said = runner.invoke(app, ["device", "import", str(measured_kit / "result.json")])
     assert said.exit_code == 0 and "build/sound/evidence/" in said.stdout
     assert said.stderr.startswith("left out: build/broken/model.json") and said.stderr.count("\n") == 1

@@ -117,36 +117,35 @@ def test_several_builds_make_one_kit_and_each_gets_its_evidence(build: Path, own
     assert sorted(path.name for path in (kit / "variants").iterdir()) == ["own", "tiny"]
 
 
-def test_what_is_of_another_build_is_refused(kit: Path, own: Path) -> None:
-    measured(kit)
+def test_what_is_of_another_build_is_refused(measured_kit: Path, own: Path) -> None:
     manifest = load_json(own / "model.json")
     manifest["packages"]["head_0"]["files"]["Manifest.json"] = "0" * 64
     write_json(own / "model.json", manifest)
-    refused = runner.invoke(app, ["device", "import", str(kit / "result.json"), str(own)])
+    refused = runner.invoke(app, ["device", "import", str(measured_kit / "result.json"), str(own)])
     assert refused.exit_code == 1 and "its programs (tiny) are not those of" in refused.output
     assert not (own / "evidence").exists()
 
 
 def test_another_run_of_the_same_device_does_not_take_the_place_of_the_first(
-    kit: Path, own: Path, tmp_path: Path
+    measured_kit: Path, own: Path, tmp_path: Path
 ) -> None:
-    measured(kit)
-    first = on_a_mac(kit / "result.json", tmp_path / "first.json")
-    second = on_a_mac(kit / "result.json", tmp_path / "second.json", slower=2)
+    first = on_a_mac(measured_kit / "result.json", tmp_path / "first.json")
+    second = on_a_mac(measured_kit / "result.json", tmp_path / "second.json", slower=2)
     import_result(first, [own])
     import_result(first, [own])  # the same once more is nothing new
     with pytest.raises(ShardmillError, match="holds another run on that chip and system"):
         import_result(second, [own])
-    import_result(on_a_mac(kit / "result.json", tmp_path / "m3.json", chip="Apple M3"), [own])
+    import_result(on_a_mac(measured_kit / "result.json", tmp_path / "m3.json", chip="Apple M3"), [own])
     assert len(list((own / "evidence").iterdir())) == 2
 
 
-def test_the_fastest_build_of_a_checkpoint_wins_on_each_chip(kit: Path, build: Path, own: Path, tmp_path: Path) -> None:
-    measured(kit)
+def test_the_fastest_build_of_a_checkpoint_wins_on_each_chip(
+    measured_kit: Path, build: Path, own: Path, tmp_path: Path
+) -> None:
     other = Path(shutil.copytree(own, tmp_path / "other"))
-    import_result(on_a_mac(kit / "result.json", tmp_path / "a.json", slower=5), [own])
-    import_result(on_a_mac(kit / "result.json", tmp_path / "b.json"), [other])
-    import_result(on_a_mac(kit / "result.json", tmp_path / "c.json", chip="Apple M3"), [own])
+    import_result(on_a_mac(measured_kit / "result.json", tmp_path / "a.json", slower=5), [own])
+    import_result(on_a_mac(measured_kit / "result.json", tmp_path / "b.json"), [other])
+    import_result(on_a_mac(measured_kit / "result.json", tmp_path / "c.json", chip="Apple M3"), [own])
     rows = rank_builds([own, other])
     assert [(row["system"][:12], Path(row["build"]).name, row["place"]) for row in rows] == [
         ("Apple M3, ma", "own", 1),
@@ -158,12 +157,13 @@ def test_the_fastest_build_of_a_checkpoint_wins_on_each_chip(kit: Path, build: P
     assert "Apple M4" in runner.invoke(app, ["device", "rank", str(own), str(other)]).stdout
 
 
-def test_what_was_not_measured_in_its_narrowest_passes_has_no_place(kit: Path, own: Path, tmp_path: Path) -> None:
+def test_what_was_not_measured_in_its_narrowest_passes_has_no_place(
+    measured_kit: Path, own: Path, tmp_path: Path
+) -> None:
     """A token of a wide pass is cheaper, so a build of which nothing else is known would win."""
-    measured(kit)
     other = Path(shutil.copytree(own, tmp_path / "other"))
-    import_result(on_a_mac(kit / "result.json", tmp_path / "a.json"), [own])
-    content = load_json(on_a_mac(kit / "result.json", tmp_path / "b.json"))
+    import_result(on_a_mac(measured_kit / "result.json", tmp_path / "a.json"), [own])
+    content = load_json(on_a_mac(measured_kit / "result.json", tmp_path / "b.json"))
     lines(content)["pass.T=1"] = {"status": "not_run", "value": {}, "timing": {}, "detail": "the disk was full"}
     write_json(tmp_path / "b.json", sealed(content))
     import_result(tmp_path / "b.json", [other])
@@ -180,10 +180,9 @@ def test_what_fails_on_a_device_has_no_place(kit: Path, own: Path, tmp_path: Pat
     assert (row["place"], row["trouble"]) == (None, "head_0/parity.T=1 wrong")
 
 
-def test_diff_residency_takes_a_result(kit: Path, own: Path, tmp_path: Path) -> None:
+def test_diff_residency_takes_a_result(measured_kit: Path, own: Path, tmp_path: Path) -> None:
     """The fake engine's plan puts everything on the Neural Engine, as the rules foresee but for what has no device."""
-    measured(kit)
-    file = on_a_mac(kit / "result.json", tmp_path / "mac.json")
+    file = on_a_mac(measured_kit / "result.json", tmp_path / "mac.json")
     rows, _ = residency.predict(own / "packages/head_0.mlpackage", 4)
     plain = [{"function": row.function, "output": row.output, "status": row.status, "rules": row.rules} for row in rows]
     wrong = next(row for row in plain if row["status"] == "eligible")
@@ -194,5 +193,7 @@ def test_diff_residency_takes_a_result(kit: Path, own: Path, tmp_path: Path) -> 
     assert said.exit_code == 1
     assert f"main {wrong['output']}: predicted ineligible (O3), measured eligible" in said.output
     assert "1 operations differ" in said.output
-    other = runner.invoke(app, ["diff-residency", str(own / "residency/head_0.json"), str(kit / "result.json")])
+    other = runner.invoke(
+        app, ["diff-residency", str(own / "residency/head_0.json"), str(measured_kit / "result.json")]
+    )
     assert other.exit_code == 1 and "holds no measured residency of head_0" in other.output

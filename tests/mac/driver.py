@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-SECONDS = 300
 LINUX_ONLY = pytest.mark.skipif(sys.platform == "darwin", reason="the simulated Mac needs Linux around it")
 
 
@@ -30,7 +30,7 @@ def run(*command: str, log: Path | None = None, **switches: str) -> subprocess.C
     environment |= {"PYTHONPATH": ":".join(map(str, paths)), **switches, **({"MAC_LOG": str(log)} if log else {})}
     return subprocess.run(
         [str(HERE / "run"), sys.executable, *command],
-        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False,
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import psutil
 import templates
 import tiny
 import yaml
+from patience import BUILDING
 
 from shardmill.pipeline.cache.store import TEMPLATES
 
@@ -111,7 +112,7 @@ class Project:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=3600,
+            timeout=BUILDING,
         )
 
     def why(self) -> str:

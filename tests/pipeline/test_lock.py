@@ -7,7 +7,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,17 +14,18 @@ from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
+from patience import wait_until
 
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import snakefile
 from shardmill.pipeline.cache import lock
 
 HELD = """
-import sys, time
+import signal, sys
 from shardmill.pipeline.cache import lock
 getattr(lock, sys.argv[1])(sys.argv[2])
 print("held", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
@@ -49,12 +49,14 @@ def another(what: str, build: Path) -> Iterator[None]:
 
 
 def wait_for_the_lock(build: Path) -> None:
-    for _ in range(50):  # the kernel lets go as it buries a process
+    def held() -> bool:
         try:
-            return lock.hold_lock(str(build))
+            lock.hold_lock(str(build))
         except ShardmillError:
-            time.sleep(0.1)
-    pytest.fail("the lock outlived its process")
+            return False
+        return True
+
+    wait_until(held, "the lock outlived its process")  # the kernel lets go as it buries a process
 
 
 def test_one_build_at_a_time_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ import pytest
 from shardmill.pipeline.cache.entry import aside, scratch_folder
 
 AT_WORK = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from shardmill.pipeline.cache.entry import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as folder:
     (folder / "weights").write_bytes(b"half")
     print(folder, flush=True)
-    time.sleep(60)
+    signal.pause()
 """
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from stored import Made, Outcome, entry, never, write_both
 
 from shardmill.checkpoint.hashing import tree_hash
@@ -24,7 +25,7 @@ from shardmill.pipeline.task import Action
 
 TESTS = Path(__file__).parents[1]
 KILLED = """
-import sys, time
+import signal, sys
 from pathlib import Path
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
@@ -32,7 +33,7 @@ root = Path(sys.argv[1])
 def work(made):
     made["file"].write_text("half")
     print("working", flush=True)
-    time.sleep(60)
+    signal.pause()
 Store(root / "store").perform(Action("step"), {"file": root / "out" / "a.json"}, root / "out" / "a.receipt.json", work)
 """
 
@@ -71,7 +72,7 @@ def test_two_processes_at_the_same_work(tmp_path: Path) -> None:
     """Both work at the same time, both get the whole of it, and one entry remains."""
     commands = [[sys.executable, "-c", SAME_KEY, str(tmp_path), name] for name in ("one", "two")]
     processes = [subprocess.Popen(command) for command in commands]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    assert [process.wait(timeout=PATIENCE) for process in processes] == [0, 0]
     hashes = {tree_hash(tmp_path / name / "a.mlpackage") for name in ("one", "two")}
     assert len(hashes) == 1
     left = {path.name for path in (tmp_path / "store").iterdir()} - {".lock", "hashes.sqlite", "users"}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from patience import PATIENCE
 from typer.testing import CliRunner
 
 from shardmill.cli import app
@@ -53,7 +54,7 @@ def model_signing(build: Path, public: Path) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 
@@ -91,4 +92,4 @@ print(counted, "subjects")
 def in_toto_alone(build: Path, public: Path) -> subprocess.CompletedProcess[str]:
     """DSSE by securesystemslib and strict in-toto classes, in a process without shardmill, as in docs/signing.md."""
     command = [sys.executable, "-I", "-c", ALONE, str(build), str(public)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)

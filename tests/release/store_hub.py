@@ -19,6 +19,7 @@ from typing import Any
 
 from checkpoint.hub_server import entry, git_blob_id
 from listening import listening
+from patience import PATIENCE
 
 LFS = (".safetensors", ".bin", "/data", ".html")
 
@@ -105,7 +106,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not stalls:
             return self._json({})
         self.hub.stalled.set()
-        self.hub.released.wait(60)
+        self.hub.released.wait(PATIENCE)
 
     def _route(self, routes: dict[str, Any]) -> None:
         path = self.path.split("?")[0]

@@ -15,6 +15,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub import ModelCard
+from patience import PATIENCE
 from pipeline import made
 
 from shardmill.checkpoint import hashing
@@ -300,7 +301,7 @@ def test_an_upload_that_was_killed_twice_goes_on(build: Path, hub: StoreHub, tmp
         hub.stall_at = stall
         hub.stalled.clear()
         process = started(build, hub)
-        assert hub.stalled.wait(60), process.communicate()[0]
+        assert hub.stalled.wait(PATIENCE), process.communicate()[0]
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert hub.files(REPO) == {".gitattributes": b"*.bin filter=lfs\n"}
@@ -308,7 +309,7 @@ def test_an_upload_that_was_killed_twice_goes_on(build: Path, hub: StoreHub, tmp
         hub.put.clear()
     hub.stall_at = None
     process = started(build, hub)
-    said = process.communicate(timeout=60)[0]
+    said = process.communicate(timeout=PATIENCE)[0]
     assert process.returncode == 0, said
     arrived.append(set(hub.put))
     assert all(arrived) and not any(set.intersection(*pair) for pair in combinations(arrived, 2))  # nothing twice

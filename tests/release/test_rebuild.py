@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import BUILDING
 from pipeline import made
 from pipeline.project import ROOT
 from pipeline.undisturbed import undisturbed
@@ -290,7 +291,7 @@ def test_a_stranger_builds_the_same_bytes(tmp_path: Path, keys: Keys, others: Ke
         capture_output=True,
         text=True,
         check=False,
-        timeout=1200,
+        timeout=BUILDING,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 differing bytes" in done.stdout

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tiny
 from bench.folder import build_folder
+from patience import PATIENCE
 
 from shardmill.decode import Engine as Protocol
 from shardmill.errors import ShardmillError
@@ -123,4 +124,4 @@ def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
         parent.kill()
     if handle is None:
         pytest.skip("this system has no file descriptors of processes, by which to wait for a grandchild")
-    assert select.select([handle], [], [], 30)[0]  # readable once the process has ended
+    assert select.select([handle], [], [], PATIENCE)[0]  # readable once the process has ended

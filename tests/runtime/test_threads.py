@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,13 @@ def test_the_quickest_wins_until_more_gain_little(took: dict[int, float], best: 
     assert max(chosen) <= min(2 * best, 4)  # 8 is more than there are
 
 
-def test_timings_take_the_time_they_have_and_at_least_one_call() -> None:
-    assert len(timings(lambda: None, 0.001)) > 1
-    assert len(timings(lambda: time.sleep(0.01), 0.001)) == 1
+@pytest.mark.parametrize(("takes", "calls"), [(1.0, 4), (3.0, 2), (4.0, 1), (9.0, 1)])
+def test_timings_take_the_time_they_have_and_at_least_one_call(
+    monkeypatch: pytest.MonkeyPatch, takes: float, calls: int
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(threads.time, "perf_counter", lambda: now[0])
+    assert timings(lambda: now.append(now.pop() + takes), 4.0) == [takes] * calls
 
 
 def test_a_person_s_choice_stands(built: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from patience import PATIENCE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shardmill.serve.chat import Message
@@ -87,7 +88,7 @@ class Speaker:
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> NDArray[np.float32]:
         self.reached.set()
-        assert self.free.wait(30), "a test forgot to free the engine"
+        assert self.free.wait(PATIENCE), "a test forgot to free the engine"
         time.sleep(self.delay)
         assert len(tokens) == len(slots) == len(positions) and len(tokens) in self.widths
         assert all(0 <= slot < self.slots for slot in slots), "a slot past S"

@@ -6,13 +6,13 @@ import http.client
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from openai import OpenAI
+from patience import PATIENCE
 
 from shardmill.serve.app import create_app
 from shardmill.serve.engine_worker import Worker
@@ -20,9 +20,7 @@ from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.server import Server, around, bind
 
-from .fake import NAME
-
-PATIENCE = 20.0  # seconds, after which a test gives up
+from .fake import NAME, Speaker
 
 
 @dataclass(frozen=True)
@@ -92,18 +90,12 @@ def running(model: Model, settings: Settings | None = None, send_buffer: int = 0
     try:
         yield Running(listener.getsockname()[1], worker, server)
     finally:
+        if isinstance(model.engine, Speaker):
+            model.engine.free.set()  # where a test failed while it held the engine
         server.should_exit = True
         thread.join(PATIENCE)
         worker.close(PATIENCE)
         assert not thread.is_alive()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Polls until it holds."""
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it never came to hold"
-        time.sleep(0.01)
 
 
 def ask(**more: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from patience import PATIENCE, wait_until
 from tokenizers import Tokenizer, decoders, models
 
 from shardmill.decode import Options, Sampling, Session, run
@@ -17,7 +18,7 @@ from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.model import Limits, Settings
 
 from .fake import NAME, Reciter, Speaker, fake_model
-from .running import PATIENCE, Running, ask, running, wait_until
+from .running import Running, ask, running
 
 TEXT = "naïve() → “é”  # 東京 🙂\nand so on\n"
 

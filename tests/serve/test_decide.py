@@ -18,6 +18,7 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from patience import wait_until
 from tokenizers import Tokenizer, models, processors
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
@@ -29,7 +30,7 @@ from shardmill.runtime.manifest import in_place
 from shardmill.serve.model import Limits, Model, Settings, read_decide_calibration
 
 from .fake import NAME, Speaker, fake_model, template
-from .running import Running, ask, running, wait_until
+from .running import Running, ask, running
 from .test_drawn_requests import TEXT, VALUE
 
 PATH = "/v1/decide"

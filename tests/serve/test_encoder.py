@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ import openai
 import pytest
 import torch
 from models import tiny_encoders
+from patience import PATIENCE, wait_until
 from torch import nn
 
 from shardmill.machine import is_portable
@@ -33,7 +33,7 @@ from shardmill.serve.model import Settings
 from shardmill.serve.protocol import ApiError
 from shardmill.serve.server import around, bind
 
-from .running import PATIENCE, Running, wait_until
+from .running import Running
 
 TEXTS = ["Anna Kovalenko lives at 14 Harbour Street.", "🎉 Zoë", "x"]
 # Three layers. Core ML computes in fp16, and sums in a wider format.
@@ -326,19 +326,23 @@ def test_too_long_a_text_is_refused_for_embeddings(embedder: tuple[Reader, Path]
 
 
 @contextmanager
-def slow(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
-    """Each pass takes a while; what is yielded has an item for each that has begun."""
+def held(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[None], threading.Event]]:
+    """The second pass and later ones wait for the event; the list has an item for each pass that has begun."""
     passes: list[None] = []
+    free = threading.Event()
     quick = reader.encoder.run_together
 
     def run(texts: Any) -> Any:
         passes.append(None)
-        time.sleep(0.05)
+        assert len(passes) == 1 or free.wait(PATIENCE), "a test forgot to free the engine"
         return quick(texts)
 
     with monkeypatch.context() as patched:
         patched.setattr(reader.encoder, "run_together", run)
-        yield passes
+        try:
+            yield passes, free
+        finally:
+            free.set()
 
 
 @pytest.mark.parametrize("texts", ["word " * 10_000, ["word " * 60] * 600], ids=["one long text", "many texts"])
@@ -346,7 +350,7 @@ def test_a_client_that_leaves_frees_the_engine(
     labeller: Reader, texts: str | list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its request ends after the pass that runs, of hundreds; so does one that still waits."""
-    with running(labeller) as server, slow(labeller, monkeypatch) as passes:
+    with running(labeller) as server, held(labeller, monkeypatch) as (passes, free):
         body = json.dumps({"model": "tiny", "input": texts})
         leaving = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE) for _ in range(2)]
         for connection in leaving:
@@ -355,18 +359,23 @@ def test_a_client_that_leaves_frees_the_engine(
         for connection in leaving:
             connection.close()
         wait_until(lambda: server.metric('shardmill_requests_total{endpoint="/v1/label",status="499"}') == 2)
-        seen = len(passes)
+        free.set()
         assert server.post({"model": "tiny", "input": "x"}, "/v1/label")[0] == 200
-        assert len(passes) <= seen + 2
+        assert len(passes) == 3
 
 
 def test_a_text_that_a_shutdown_ends_is_no_fault_of_the_client(
     labeller: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with running(labeller) as server, slow(labeller, monkeypatch) as passes, ThreadPoolExecutor(1) as pool:
+    with (
+        running(labeller) as server,
+        ThreadPoolExecutor(1) as pool,
+        held(labeller, monkeypatch) as (passes, free),
+    ):
         answer = pool.submit(server.post, {"model": "tiny", "input": "word " * 10_000}, "/v1/label")
         wait_until(lambda: len(passes) > 1)
         server.worker.cancel_running()
+        free.set()
         assert answer.result(PATIENCE)[0] == 503
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny
 from bench.folder import build_folder
+from patience import wait_until
 from transformers import PreTrainedTokenizerFast
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
@@ -28,7 +29,6 @@ from shardmill.serve.stream import take_all
 
 from . import templates
 from .fake import byte_tokenizer, fake_model
-from .running import wait_until
 
 PROMPT = "You are terse.\nAnswer in Latin."
 

@@ -11,6 +11,7 @@ from typing import Any
 import program_forms
 import pytest
 import tiny
+from patience import PATIENCE, wait_until
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import Options
@@ -19,7 +20,7 @@ from shardmill.serve.engine_worker import FairQueue, Job, Work
 from shardmill.serve.model import Model, Settings
 
 from .fake import Speaker, byte_tokenizer, fake_model
-from .running import Running, ask, running, wait_until
+from .running import Running, ask, running
 
 
 def test_clients_take_turns_and_keep_their_own_order() -> None:
@@ -57,7 +58,7 @@ def test_a_client_with_many_requests_does_not_hold_up_another(by: str) -> None:
 
         engine.hold()
         asked = [pool.submit(post, "first", 0)]
-        assert engine.reached.wait(10)
+        assert engine.reached.wait(PATIENCE)
         asked += [pool.submit(post, "greedy", i) for i in range(5 if by != "connection" else 1)]
         wait_until(lambda: server.metric("shardmill_queue_length") == 5)
         asked.append(pool.submit(post, "modest", 0))

@@ -13,6 +13,7 @@ import numpy as np
 import openai
 import pytest
 from numpy.typing import NDArray
+from patience import PATIENCE, wait_until
 from starlette.types import Message
 
 from shardmill.decode import DecodeError, create_drafter
@@ -21,9 +22,8 @@ from shardmill.serve.protocol import ClientGoneError
 from shardmill.serve.stream import KEEPALIVE, send_chunk, while_connected
 
 from .fake import VOCAB, Speaker, fake_model
-from .running import Running, ask, running, wait_until
+from .running import Running, ask, running
 
-PATIENCE = 5  # seconds
 OFTEN = Settings(port=0, limits=Limits(queue=1, keepalive_seconds=0.01))
 
 
@@ -76,7 +76,7 @@ def test_a_reader_that_takes_nothing_is_given_up() -> None:
 
 def begun(server: Running, request: dict[str, Any]) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
     """A stream that has sent its status, two comments and nothing else."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
     body = json.dumps({**request, "stream": True}).encode()
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
@@ -92,7 +92,7 @@ def test_a_stream_begins_before_its_prompt_is_run_and_is_kept_alive() -> None:
         expected = server.client().completions.create(**ask()).choices[0].text
         engine.hold()
         connection, answer = begun(server, ask())
-        assert engine.reached.wait(20)
+        assert engine.reached.wait(PATIENCE)
         connection.close()
         answer.close()
         stream = server.client().completions.create(**ask(), stream=True)  # returns once the status is there
@@ -107,7 +107,7 @@ def test_a_stream_in_the_queue_is_kept_alive_and_a_full_queue_still_has_its_stat
         engine.hold()
         first = pool.submit(server.post, ask())
         try:
-            assert engine.reached.wait(20)
+            assert engine.reached.wait(PATIENCE)
             connection, answer = begun(server, ask(prompt="never run"))
             with pytest.raises(openai.RateLimitError):
                 server.client().completions.create(**ask(), stream=True)
@@ -116,7 +116,7 @@ def test_a_stream_in_the_queue_is_kept_alive_and_a_full_queue_still_has_its_stat
             wait_until(lambda: server.metric("shardmill_queue_length") == 0)
         finally:
             engine.free.set()
-        assert first.result(20)[0] == 200
+        assert first.result(PATIENCE)[0] == 200
         assert server.metric('shardmill_tokens_total{kind="generated"}') == 24
 
 

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import PATIENCE, wait_until
 
 from shardmill.errors import ShardmillError
 from shardmill.runtime.bundles import report_load
@@ -25,7 +26,7 @@ from shardmill.serve.model import Model, Settings
 from shardmill.serve.server import FIRST_PASSES, serve
 
 from .fake import Speaker, byte_tokenizer, fake_model
-from .running import PATIENCE, ask, wait_until
+from .running import ask
 
 PROGRAMS = ("layers_00_02", "layers_02_04", "head_0")
 TESTS = Path(__file__).parent.parent
@@ -179,5 +180,5 @@ def test_sigterm_ends_a_server_that_still_loads(port: int) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGTERM)
-    _, complaints = process.communicate(timeout=60)
+    _, complaints = process.communicate(timeout=PATIENCE)
     assert (process.returncode, complaints) == (0, "")

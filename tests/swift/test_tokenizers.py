@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import PATIENCE
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -66,7 +67,7 @@ def test_swift_gives_the_same_tokens_and_texts(name: str, tmp_path: Path) -> Non
     texts = list(maker.nasty_texts(TEXTS))
     (tmp_path / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
     given = ["tokenize", str(file), str(tmp_path / "texts.json"), str(tmp_path / "result.json")]
-    subprocess.run([*check, *given], check=True, capture_output=True, timeout=600)
+    subprocess.run([*check, *given], check=True, capture_output=True, timeout=PATIENCE)
     found = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_padding()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.suites import SUITES, Case, read_cases, reasons, run_slice, table
+from tests.conftest import PATIENCE
 
 FUNCTIONS = "test/ml_program/test_utils.py"  # programs of several functions, from ranges of shapes among others
 SAMPLE = (
@@ -18,7 +19,6 @@ SAMPLE = (
     (FUNCTIONS, "0/1", "MultiFunction or multifunc"),
     (FUNCTIONS, "3/8", "Materialize"),
 )
-SECONDS = 400
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
         pytest.importorskip(package, reason=f"coremltools' tests need {package}")
     out = tmp_path_factory.mktemp("conformance") / "cases.jsonl"
     for suite, piece, select in SAMPLE:
-        run_slice([suite], piece, out, ["-k", select] if select else [], timeout=SECONDS)
+        run_slice([suite], piece, out, ["-k", select] if select else [], timeout=PATIENCE)
     return read_cases([out])
 
 

@@ -23,7 +23,7 @@ from portable_coreml.files.model import read_json
 from portable_coreml.judge.lint import lint, read_report
 from portable_coreml.proxy import MLModelProxy
 
-from tests.conftest import step_inputs
+from tests.conftest import PATIENCE, step_inputs
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "load": load_model,
@@ -93,7 +93,7 @@ def _ends() -> Iterator[None]:
         raise TimeoutError("still reading")
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
+    signal.alarm(int(PATIENCE))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

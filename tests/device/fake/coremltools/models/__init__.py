@@ -52,6 +52,7 @@ class CompiledMLModel:
             raise RuntimeError("not so")
         outputs = {out.name for op in functions[function_name or min(functions)] for out in op.outputs}
         if fault("hang", outputs):
+            Path(os.environ["KIT"], "hangs").touch()  # the supervisor of the tests waits no longer
             time.sleep(3600)
         if fault("kill", outputs):
             os.kill(os.getpid(), signal.SIGKILL)
