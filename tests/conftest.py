@@ -16,6 +16,7 @@ import pytest
 import shared
 import tiny
 import torch
+from processes import told
 from stored import Outcome
 
 from shardmill.machine import collect_rarely
@@ -83,6 +84,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.drawn)
     items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    """Tell of a process that failed while a fixture was made."""
+    with told():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Tell of a process that failed in a test."""
+    with told():
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

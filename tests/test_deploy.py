@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from patience import BUILDING
 from pipeline.project import python_path
+from processes import succeeded
 
 from shardmill.pipeline.resolve import PARTS
 
@@ -37,7 +38,7 @@ def run(folder: Path, environment: Mapping[str, str], *words: str) -> subprocess
         timeout=BUILDING,
         errors="replace",
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(done)
     return done
 
 

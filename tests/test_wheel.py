@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from patience import BUILDING, PATIENCE
 from pipeline.project import python_path
+from processes import succeeded
 
 ROOT = Path(__file__).parents[1]
 # shardmill itself must come from the wheel, and whatever it needs from where the tests have it.
@@ -32,7 +33,7 @@ def build(source: Path, kind: str, out: Path, **environment: str) -> Path:
     done = subprocess.run(
         command, cwd=source, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=PATIENCE
     )
-    assert done.returncode == 0, done.stderr
+    succeeded(done)
     (made,) = out.iterdir()
     return made
 
@@ -191,7 +192,7 @@ def test_the_library_in_it_has_the_clone_s_keys(site: Path, tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_folder_that_init_made_is_ready(site: Path, ready: Path) -> None:
     done = run(site, ready, "-m", "snakemake", "--cores", "1", "build/demo/parts/head_0.json")
-    assert done.returncode == 0, done.stderr
+    succeeded(done)
     assert (ready / "build/demo/parts/head_0.json").is_file()
     done = run(site, ready, "-m", "snakemake", "--cores", "1", "all", "--dry-run")
     assert done.returncode == 0 and "build/demo/report.html" in done.stdout, done.stderr
@@ -227,7 +228,7 @@ def test_another_workflow_uses_it_as_a_module(site: Path, tmp_path: Path) -> Non
     assert root == str(site / "shardmill/workflow")
     (tmp_path / "Snakefile").write_text(MODULE.format(snakefile=f"{root}/Snakefile"))
     done = run(site, tmp_path, "-m", "snakemake", "--cores", "1", "build/demo/parts/head_0.json")
-    assert done.returncode == 0, done.stderr
+    succeeded(done)
     assert (tmp_path / "build/demo/parts/head_0.json").is_file()
     done = run(site, tmp_path, "-m", "snakemake", "--cores", "1", "--dry-run")
     assert done.returncode == 0 and "build/demo/report.html" in done.stdout, done.stderr

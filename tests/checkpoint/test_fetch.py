@@ -13,6 +13,7 @@ from threading import Event, Thread
 
 import pytest
 from patience import PATIENCE, wait_until
+from processes import succeeded
 
 from shardmill.checkpoint import cache, hashing, hub
 from shardmill.checkpoint.headers import read_tensors
@@ -346,8 +347,8 @@ def test_environment_is_honoured(hub: Hub, tmp_path: Path) -> None:
 
     cold = run("cold", HF_HUB_OFFLINE="1")
     assert "run once online" in cold.stderr.splitlines()[-1] and hub.requests == []
-    assert run("online").returncode == 0
+    succeeded(run("online"))
     hub.requests.clear()
-    assert run("offline", HF_HUB_OFFLINE="1").returncode == 0
+    succeeded(run("offline", HF_HUB_OFFLINE="1"))
     assert hub.requests == []
     assert (tmp_path / "offline" / "source.json").read_text() == (tmp_path / "online" / "source.json").read_text()

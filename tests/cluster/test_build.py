@@ -8,6 +8,7 @@ import pytest
 import tiny
 from pipeline.driver import made_here
 from pipeline.project import TARGETS, Project
+from processes import succeeded
 
 from .configuration import NODES
 from .slurm import Cluster
@@ -34,7 +35,7 @@ def test_a_build_through_slurm_has_the_bytes_of_one_without(
     snakemake = there.begin(*TARGETS)
     made_here(here, ("benchmark", "report", "provenance"))  # the last names the clone that this process is of
     last = here.run("build/tiny/provenance.json", "--rerun-triggers", "mtime")
-    assert last.returncode == 0, last.stdout
+    succeeded(last)
     assert snakemake.wait(SECONDS) == 0, there.said()
     assert contents(there.build) == contents(here.build)
     jobs = cluster.jobs()[before:]

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from pipeline.project import Project
 from pipeline.undisturbed import undisturbed
+from processes import succeeded
 from unprivileged import unprivileged
 
 from shardmill.pipeline.audit import audit
@@ -112,5 +113,5 @@ def test_a_folder_that_may_not_be_written_is_one_line(kept: str, finished: Proje
     assert any(kept in line and "Permission denied" in line for line in said), done.stdout
     if folder.exists():  # Snakemake removes a folder that nothing was made in
         folder.chmod(0o755)
-    assert project.run(target, under=unprivileged()).returncode == 0
+    succeeded(project.run(target, under=unprivileged()))
     assert (project.folder / target).read_bytes() == (finished.folder / target).read_bytes()

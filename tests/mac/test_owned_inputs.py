@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from mac import driver
+from processes import succeeded
 
 pytestmark = driver.LINUX_ONLY
 PASSES = 1000
@@ -29,7 +29,7 @@ for half in range(2):
 def test_no_input_of_a_thousand_passes_is_left_to_core_ml_or_changed_under_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ran = driver.run("-c", RUN, str(tmp_path / "small.mlmodelc"), str(PASSES), log=log, MAC_OWNERS="1")
-    assert ran.returncode == 0, ran.stderr
+    succeeded(ran)
     assert driver.events(log, "unsafe_release") == driver.events(log, "overwritten") == []
     sums = driver.events(log, "owners")[-1]
     assert (sums["passes"], sums["inputs"], sums["unsafe"]) == (PASSES, PASSES, 0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import succeeded
 
 from mac import driver
 
@@ -34,7 +35,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     found = driver.run(
         str(driver.HERE / "inside.py"), str(folder), log=folder / "log", TMPDIR=str(folder / "tmp"), MAC_VERSION="15.6"
     )
-    assert found.returncode == 0, found.stderr
+    succeeded(found)
     return Seen(**json.loads(found.stderr.splitlines()[-1]), log=folder / "log")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import succeeded
 
 from mac import driver
 from mac.count import read, table
@@ -72,7 +73,7 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> Switched:
     folder = tmp_path_factory.mktemp("switches")
     bundle, log = folder / "small.mlmodelc", folder / "log"
     ran = driver.run(str(driver.HERE / "switching.py"), str(bundle), log=log, MAC_OWNERS="1", MAC_BUILD="24G84")
-    assert ran.returncode == 0, ran.stderr
+    succeeded(ran)
     return Switched(json.loads(ran.stdout), log, bundle)
 
 

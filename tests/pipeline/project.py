@@ -18,6 +18,7 @@ import templates
 import tiny
 import yaml
 from patience import BUILDING
+from processes import succeeded
 
 from shardmill.pipeline.cache.store import TEMPLATES
 
@@ -130,7 +131,7 @@ class Project:
     def finish(self) -> str:
         """Runs to success and returns what was said."""
         done = self.run()
-        assert done.returncode == 0, done.stdout
+        succeeded(done)
         return done.stdout
 
     def kill_when(self, reached: Callable[[Path], bool]) -> None:

@@ -14,6 +14,7 @@ import heads
 import mtp_layers
 import pytest
 import tiny
+from processes import succeeded
 
 from shardmill.models.interface import DRAFT_PARTS
 from shardmill.runtime.manifest import read_manifest
@@ -50,7 +51,7 @@ def project(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
     drafter = "mtp" if kind == "mtp" else {"path": "head"}
     made.configure(drafter=drafter, benchmark={**CONFIG["benchmark"], "drafters": ["ngram"]}, **form)
     done = made.run("all")
-    assert done.returncode == 0, done.stdout
+    succeeded(done)
     return made
 
 
@@ -59,7 +60,7 @@ def shardmill(project: Project, *words: str) -> str:
     done = subprocess.run(
         command, cwd=project.folder, env=project.environment(), capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    succeeded(done)
     return done.stdout
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import succeeded
 
 from shardmill.errors import GateError
 from shardmill.machine import THREAD_VARIABLES as THREADS
@@ -59,7 +60,7 @@ def run(folder: Path, body: str, more: str = "", threads: int = 3) -> subprocess
 
 def test_a_step_gets_paths_and_parameters_and_says_what_it_does(tmp_path: Path) -> None:
     done = run(tmp_path, "pass")
-    assert done.returncode == 0
+    succeeded(done)
     assert json.loads((tmp_path / "given.json").read_text()) == ["a.json", ["b", "c"], "e", "d.html"]
     assert (done.stdout, done.stderr) == ("", "shardmill convert head_0: half way\n")
     assert "chatter of a library" in (tmp_path / "logs/step.log").read_text()
@@ -94,12 +95,12 @@ def test_libraries_are_told_how_many_threads_the_job_has(tmp_path: Path, monkeyp
     for name in THREADS:
         monkeypatch.setenv(name, "7")
     body = f"import os; assert [os.environ[name] for name in {THREADS}] == ['3'] * 3"
-    assert run(tmp_path, body).returncode == 0
+    succeeded(run(tmp_path, body))
 
 
 def test_a_job_imports_of_coremltools_what_it_needs(tmp_path: Path) -> None:
     """It is most of what a small job does."""
-    assert run(tmp_path, "import coremltools; assert 'transformers' not in sys.modules").returncode == 0
+    succeeded(run(tmp_path, "import coremltools; assert 'transformers' not in sys.modules"))
 
 
 def test_a_job_that_finds_its_work_done_imports_nothing_that_takes_long(tmp_path: Path) -> None:
@@ -117,18 +118,18 @@ def test_a_job_that_finds_its_work_done_imports_nothing_that_takes_long(tmp_path
         "yaml",
     )
     body = f"import sys; found = [name for name in {slow} if name in sys.modules]; assert not found, found"
-    assert run(tmp_path, body).returncode == 0
+    succeeded(run(tmp_path, body))
 
 
 def test_torch_obeys_however_many_cores_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread, which every machine has: of more than there are cores, MKL would give fewer."""
     for name in THREADS:
         monkeypatch.setenv(name, "7")
-    assert run(tmp_path, "import torch; assert torch.get_num_threads() == 1", threads=1).returncode == 0
+    succeeded(run(tmp_path, "import torch; assert torch.get_num_threads() == 1", threads=1))
 
 
 def test_a_step_that_starts_threads_is_told_how_many(tmp_path: Path) -> None:
-    assert run(tmp_path, "assert threads == 3", more=", threads").returncode == 0
+    succeeded(run(tmp_path, "assert threads == 3", more=", threads"))
 
 
 INTERRUPT = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"

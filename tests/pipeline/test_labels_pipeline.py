@@ -13,6 +13,7 @@ import pytest
 import tiny
 import torch
 import yaml
+from processes import succeeded
 from reciter import shardmill
 from serve.running import Running, running
 
@@ -45,7 +46,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
     settings = SETTINGS | {"program": {"labels": LABELS}, "head": {"slices": 2}}
     (project.folder / "tiny.yaml").write_text(yaml.safe_dump(settings))
     done = stored_here(project).run("all")
-    assert done.returncode == 0, done.stdout
+    succeeded(done)
     return project
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from processes import succeeded
 from typer.testing import CliRunner
 
 from shardmill.cli import app
@@ -119,7 +120,7 @@ def test_no_job_takes_more_memory_than_it_declares(finished: Project) -> None:
 def test_a_dry_run_knows_the_memory_before_there_is_a_plan(finished: Project, tmp_path: Path) -> None:
     project = Project(tmp_path / "fresh").create(finished.folder / "checkpoint")
     done = project.run("all", "--dry-run")
-    assert done.returncode == 0, done.stdout
+    succeeded(done)
     assert re.search(r"rule convert:(\n    .*)*mem_mb=\d{3,4},", done.stdout) and "TBD" not in done.stdout
     made = {path.relative_to(project.folder / "build").parts[:2] for path in (project.folder / "build").rglob("*")}
     shared = {(".store",), (".store", "templates")}  # by all tests
@@ -214,7 +215,7 @@ def test_a_job_with_nothing_to_do_leaves_the_finished_build(finished: Project, t
     shutil.copytree(finished.build, project.build)
     before = project.records()
     done = project.run("build/tiny/packages/head_0.receipt.json", "build/tiny/residency/head_0.json", "--forceall")
-    assert done.returncode == 0, done.stdout
+    succeeded(done)
     assert jobs(done.stdout) >= {"fetch", "split", "convert", "compile", "residency"}
     assert not [line for line in said(done.stdout) if "worked" in line]
     assert project.records() == before
@@ -243,7 +244,7 @@ def test_snakemakes_own_report_shows_the_page_the_figures_and_the_verdicts(finis
     shutil.copytree(finished.build, project.build)
     for targets in (("all",), ("all", "--report", "shown.html")):
         done = project.run(*targets)
-        assert done.returncode == 0, done.stdout
+        succeeded(done)
     text = (project.folder / "shown.html").read_text(encoding="utf-8")
     held, shown = (
         json.loads(re.findall(rf"^ *var {name} = (\{{.+\}});?$", text, re.MULTILINE)[0])
@@ -271,7 +272,7 @@ def test_a_build_without_a_benchmark_is_finished(finished: Project, tmp_path: Pa
     shutil.copytree(finished.build, project.build)
     project.configure(benchmark=False)
     done = project.run("all")
-    assert done.returncode == 0, done.stdout
+    succeeded(done)
     assert jobs(done.stdout) == {"all", "provenance", "report"}
     assert "benchmark: false" in (project.build / "report.html").read_text(encoding="utf-8")
     assert not (project.build / "benchmark").exists() and audit(project.build).wrong == ()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from processes import succeeded
 
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.remote import Remote
@@ -63,6 +64,6 @@ def test_snakemake_shares_what_it_builds(tmp_path: Path, monkeypatch: pytest.Mon
     assert [line for line in refused.stdout.splitlines() if line.startswith(f"shardmill: {remote.URL}: ")]
     monkeypatch.setenv(remote.URL, f"file://{tmp_path}/remote")
     for project, word in ((mine, "INFO worked: not made before"), (theirs, "INFO taken from the remote store")):
-        assert project.run(target).returncode == 0
+        succeeded(project.run(target))
         assert [word in (project.build / f"logs/{job}.log").read_text() for job in ("split", "embedding")] == [True] * 2
     assert (mine.folder / target).read_bytes() == (theirs.folder / target).read_bytes()

@@ -17,6 +17,7 @@ import pytest
 from huggingface_hub import ModelCard
 from patience import PATIENCE
 from pipeline import made
+from processes import failure, succeeded
 
 from shardmill.checkpoint import hashing
 from shardmill.checkpoint import hub as checkpoint_hub
@@ -62,7 +63,7 @@ def test_what_was_published_is_pulled_byte_for_byte(build: Path, keys: Keys, hub
     assert contents(pulled) == {name: (build / name).read_bytes() for name in files}
     code, text = run("verify", pulled, "--key", keys.public)
     assert (code, "0 wrong" in text) == (0, True), text
-    assert model_signing(pulled, keys.public).returncode == 0
+    succeeded(model_signing(pulled, keys.public))
 
 
 def test_a_repository_looks_as_hubs_and_people_know_them(build: Path, keys: Keys, hub: StoreHub) -> None:
@@ -219,7 +220,7 @@ def test_what_was_signed_before_is_published_without_the_key(
     publish(build)
     pulled = pull(Address(REPO, None), tmp_path / "pulled")
     assert run("verify", pulled, "--key", keys.public)[0] == 0
-    assert model_signing(pulled, keys.public).returncode == 0
+    succeeded(model_signing(pulled, keys.public))
     assert keys.known.short in (pulled / "README.md").read_text()
 
 
@@ -310,7 +311,7 @@ def test_an_upload_that_was_killed_twice_goes_on(build: Path, hub: StoreHub, tmp
     hub.stall_at = None
     process = started(build, hub)
     said = process.communicate(timeout=PATIENCE)[0]
-    assert process.returncode == 0, said
+    assert process.returncode == 0, failure(process.args, process.returncode, said)
     arrived.append(set(hub.put))
     assert all(arrived) and not any(set.intersection(*pair) for pair in combinations(arrived, 2))  # nothing twice
     assert said.strip().endswith(f"hf:{REPO}@{hub.repos[REPO][-1][0]}")

@@ -16,6 +16,7 @@ from patience import BUILDING
 from pipeline import made
 from pipeline.project import ROOT
 from pipeline.undisturbed import undisturbed
+from processes import succeeded
 
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
@@ -293,7 +294,7 @@ def test_a_stranger_builds_the_same_bytes(tmp_path: Path, keys: Keys, others: Ke
         check=False,
         timeout=BUILDING,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(done)
     assert "0 differing bytes" in done.stdout
     code, text = run("verify", project.build, "--key", keys.public, "--key", others.public)
     assert (code, "by 2 independently" in text) == (0, True), text

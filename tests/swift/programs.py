@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import succeeded
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "swift" / "scripts"
@@ -35,7 +36,7 @@ def check_command() -> list[str] | None:
         return None
     build = [swift, "build", "-c", "release", "--product", "shardmill-check"]
     done = subprocess.run(build, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(done)
     program = str(ROOT / ".build" / "release" / "shardmill-check")
     return [str(Path(folder, "swift-exec").resolve()), program] if folder else [program]
 

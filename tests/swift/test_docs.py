@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import succeeded
 
 from .programs import ROOT, SCRIPTS, SWIFT
 
@@ -29,7 +30,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, env=os.environ | {"PATH": found}, cwd=ROOT
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(done)
     return folder
 
 
@@ -65,4 +66,4 @@ def test_the_code_of_the_page_compiles(pages: Path) -> None:
     command = [swift, "-frontend", "-typecheck", "-swift-version", "6", "-warnings-as-errors"]
     command += ["-I", ".build/debug/Modules", ".build/page.swift"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(done)
