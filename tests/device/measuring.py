@@ -10,6 +10,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from processes import succeeded
+
 HERE = Path(__file__).parent
 PORTABLE = HERE.parents[1] / "portable"
 NOBODY = """
@@ -67,7 +69,7 @@ def measured(kit: Path, *options: str, **more: str) -> dict[str, Any]:
     done = subprocess.run(
         command(kit, *options), check=False, env=environment(kit, HERE / "fake", **more), capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(done)
     return result(kit)
 
 

@@ -12,6 +12,7 @@ from types import ModuleType
 import coremltools as ct
 import jsonschema
 import pytest
+from processes import succeeded
 from typer.testing import CliRunner
 
 from shardmill import machine
@@ -60,7 +61,7 @@ def test_from_kit_to_evidence_on_the_portable_engine(kit: Path, own: Path) -> No
     assert "shardmill is not to be had here" in without.stderr
     command = [sys.executable, str(kit / "measure.py"), "--engine", "portable_coreml", "--passes", "2"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    succeeded(done)
     jsonschema.validate(result(kit), SCHEMA)
     found = lines(result(kit))
     assert {line["status"] for key, line in found.items() if not key.startswith("energy")} == {"ok"}
