@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mac import driver
 from processes import succeeded
+
+from mac import driver
 
 pytestmark = driver.LINUX_ONLY
 PASSES = 1000
