@@ -33,15 +33,15 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_package_with_adapters_is_what_coremltools_makes(
     checkpoint: Path, tmp_path: Path, calls: EntryPoints
 ) -> None:
-    part = replace(layers_part(checkpoint, 1, 4), calls=calls)
+    part = replace(layers_part(checkpoint, 1, 3), calls=calls)
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
     spec = package.load_spec(tmp_path / "stamped.mlpackage")
     described = spec.description.functions[0] if spec.description.functions else spec.description
     shapes = {one.name: tuple(one.type.multiArrayType.shape) for one in described.input}
-    assert shapes["adapter_attn"] == (1, 3, 4 * calls.adapters, 64)
-    assert shapes["adapter_ffn"] == (1, 3, 3 * calls.adapters, 96)
+    assert shapes["adapter_attn"] == (1, 2, 4 * calls.adapters, 64)
+    assert shapes["adapter_ffn"] == (1, 2, 3 * calls.adapters, 96)
 
 
 @pytest.mark.parametrize("layers", [1, 3])

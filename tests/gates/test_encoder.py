@@ -80,6 +80,11 @@ def labelling(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 OTHERS = [("bert", CLASSIFY), ("bert", EMBED), ("gemma3_text", EMBED), ("embedding_gemma2", EMBED), ("qwen3", RANK)]
+# One layer of each kind of these: coremltools converts an encoder whole, at each size.
+SHORT = {
+    "gemma3_text": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    "qwen3": {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
+}
 LONGER = [
     pytest.param((name, EMBED), marks=pytest.mark.slow, id=f"{name} {EMBED}")
     for name in ("qwen3", "embedding_gemma2_text")
@@ -93,7 +98,7 @@ def made(request: pytest.FixtureRequest, labelling: Made, tmp_path: Path) -> Mad
 
 def build(folder: Path, model_type: str, task: str) -> Made:
     """A build in INT8, and what transformers makes of the checkpoint."""
-    checkpoint = tiny_encoders.write_tiny(model_type, folder / "ck", task)
+    checkpoint = tiny_encoders.write_tiny(model_type, folder / "ck", task, **SHORT.get(model_type, {}))
     chosen = {"buckets": BUCKETS} | ({"answers": ["a", "b"]} if task == RANK else {})
     made = encoders.build(checkpoint, folder / "build", "int8", **chosen)
     source, parts, plan = encoders.parts_of(checkpoint, folder / "again", **chosen)
