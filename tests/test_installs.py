@@ -126,12 +126,11 @@ def test_readme_s_command_for_cpus_takes_their_pytorch_and_the_next_one_keeps_it
     """Indexes on this disk stand for PyPI and PyTorch's; pip, the constraints and the options are the real ones."""
     lines = re.findall(r"^.*pip install (.*?) -e \S+ && .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
     first, cpu, test = (shlex.split(line) for line in lines[:3])
-    theirs = cpu.index("--extra-index-url") + 1
-    assert cpu[theirs].startswith("https://download.pytorch.org/")
+    assert cpu[2:] == ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
     pin = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pin is not None
     pypi = index(tmp_path / "pypi", pin[1])
-    cpu[theirs] = index(tmp_path / "pytorch", f"{pin[1]}+cpu")
+    cpu[3] = index(tmp_path / "pytorch", f"{pin[1]}+cpu")
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
     environment |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": pypi}  # this machine's indexes are left out
 

@@ -21,7 +21,7 @@ from shardmill.pipeline.table import STEPS
 from .undisturbed import imported, undisturbed
 
 FOLDERS = ("models", "convert", "gates", "forms")
-MUTANTS = 200  # a kind of change that is 2 of 100 and does not count is among them but for 2 times of 100
+MUTANTS = 600
 FAMILY_FOLDERS = [Path(*name.split(".")) for name in code_digest.FAMILIES]
 OPERATORS: list[list[type[ast.AST]]] = [
     [
