@@ -264,9 +264,9 @@ def _ascend(content: Mapping[str, Any]) -> bool:
     given = content.get("contexts", [])
     if not isinstance(given, list) or not all(isinstance(slots, int) for slots in given):
         return False
-    named = [list(part["contexts"]) for part in content["parts"] if isinstance(part, dict) and "contexts" in part]
+    named = [{*part["contexts"]} for part in content["parts"] if isinstance(part, dict) and "contexts" in part]
     ascending = [0, *given, content["context"]] if given else []
-    return sorted(set(ascending)) == ascending and all(keys == [str(slots) for slots in given] for keys in named)
+    return sorted(set(ascending)) == ascending and all(keys == {*map(str, given)} for keys in named)
 
 
 def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:

@@ -210,7 +210,7 @@ class Program:
         """
         self.name, self.path, self.stateful, self.compute_units = path.stem, path, bool(entry["states"]), compute_units
         self.precision = precision()  # also for functions of other lengths, loaded later
-        lengths = (*map(int, entry["contexts"]), slots) if "contexts" in entry else ()
+        lengths = (*sorted(map(int, entry["contexts"])), slots) if "contexts" in entry else ()  # JSON sorts by text
         self.lengths = {length: _in_context(part_in(entry, length)) for length in lengths}
         self.slots = next(iter(lengths), 0)
         form = self.lengths[self.slots] if lengths else _in_context(entry)

@@ -31,6 +31,7 @@ from shardmill.runtime.manifest import (
     runtime_manifest,
     verify_width,
 )
+from shardmill.runtime.program import Program
 
 LAYERS: dict[str, Any] = manifest()["parts"][0] | {
     "kind": "layers",
@@ -163,6 +164,17 @@ def test_it_names_the_spelling_of_silu_that_is_not_the_native_one(built: tiny.Bu
 def test_a_sound_one_is_read(tmp_path: Path, parts: list[Any]) -> None:
     write(tmp_path, manifest(parts=parts))
     assert read_manifest(tmp_path) == read_manifest(tmp_path, COMPLETE) == manifest(parts=parts)
+
+
+def test_contexts_are_in_the_order_of_their_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file has them in the order of their digits."""
+    monkeypatch.setattr(Program, "_loaded", lambda _, functions: [*functions.values()])
+    shorter = {str(slots): {"functions": {"1": f"c{slots}_t1"}, "inputs": {}, "states": {}} for slots in (1024, 512)}
+    part = manifest()["parts"][0] | {"functions": {"1": "t1"}, "contexts": shorter}
+    write(tmp_path, manifest(context=2048, contexts=[512, 1024], parts=[part]))
+    (entry,) = read_manifest(tmp_path)["parts"]
+    program = Program(tmp_path / "layers.mlmodelc", entry, 2048)
+    assert (program.slots, [*program.lengths], program.state) == (512, [512, 1024, 2048], ["c512_t1"])
 
 
 def test_keys_that_a_newer_one_has_besides_are_read_over(tmp_path: Path) -> None:
