@@ -6,7 +6,9 @@ model once more, with noise of the size of a rounding on all inputs and outputs 
 is a property of the model and of the text. It is the same on every processor, and a wrong program can't change it.
 
 In fp32, sums are rounded too: in the worst order after each addition. The error of n roundings grows as the square root
-of n. An engine that computes in fp16 is assumed to accumulate in a wider format.
+of n. Both of two widths that are compared round so, and the worst of all tokens counts: a sound program is away by up
+to two fifths of what the square root alone would allow, and twice that root is allowed. An engine that computes in fp16
+is assumed to accumulate in a wider format.
 """
 
 from __future__ import annotations
@@ -58,8 +60,8 @@ class Probe:
     @property
     def allowed(self) -> Allowed:
         """Return how far apart two widths may be, relative to the result."""
-        times = math.sqrt(self.longest) if self.precision == FP32 else TIMES
-        sums = f", the square root of the longest sum, {self.longest}" if self.precision == FP32 else ""
+        times = 2 * math.sqrt(self.longest) if self.precision == FP32 else TIMES
+        sums = f", twice the square root of the longest sum, {self.longest}" if self.precision == FP32 else ""
         moved = f"the {self.moved:.2g} by which rounding to {self.precision} moves transformers' own result"
         return Allowed(float(f"{times * self.moved:.2g}"), f"{times:.3g} times {moved}{sums}")
 

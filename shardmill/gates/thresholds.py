@@ -38,7 +38,7 @@ class Allowed:
 CLEAR_MARGIN = 0.1  # nat: below it the original's two best tokens, or labels, count as equal
 CALIBRATED, MIXTURE = "calibrated", "mixture"  # builds with a quantiser's codes, and models with experts
 ORDER = (
-    "only the order of summation may differ: the square root of the longest sum times what rounding to fp32 moves "
+    "only the order of sums may differ: twice the square root of the longest sum times what rounding to fp32 moves "
     "transformers' own result, and never more than the program's error may be"
 )
 ROUNDING = (
