@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shardmill import models
-from shardmill.gates.disturbed import longest_sum, probe
+from shardmill.gates.disturbed import disturbed, longest_sum
 from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
@@ -161,14 +161,16 @@ def expected(model: Any, tokens: Sequence[int]) -> Floats:
 def limit_of(model: Any, drawn: Sequence[int] = ()) -> limits.Limit:
     """How far off the logits of one of transformers' models may be in fp32, by its depth and widths.
 
-    A config that was drawn may have scores that amplify errors. So its model is disturbed over a text, `drawn`; noise
-    that turns a choice of experts says nothing about rounding.
+    A config that was drawn may have scores that amplify errors. So its model is disturbed over a text, `drawn`, by
+    noise of sixteen roundings; noise that turns a choice of experts says nothing about rounding.
     """
     found = limits.model(model.config.get_text_config().num_hidden_layers, longest_sum(model))
     if not drawn:
         return found
-    probed = probe(model, lambda: torch.from_numpy(expected(model, drawn)), torch.from_numpy(expected(model, drawn)))
-    amplified = limits.moved(probed.moved, probed.longest)
+    exact, noise = expected(model, drawn), 16 * limits.UNITS["fp32"]
+    with disturbed(model, noise):
+        by = limits.error(expected(model, drawn), exact) * limits.UNITS["fp32"] / noise
+    amplified = limits.moved(by, longest_sum(model))
     return max(found, amplified, key=lambda limit: limit.value) if amplified.value < TURNED else found
 
 

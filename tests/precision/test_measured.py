@@ -107,7 +107,8 @@ def test_a_mixed_set_costs_what_transformers_says(
     spread = stdev(b - a for a, b in zip(*by_window, strict=True)) / len(text) ** 0.5
     limits.numbers_agree("divergence", found["kl"], expected, limits.divergence(MODEL, 2, expected))
     limits.numbers_agree("the original's perplexity", found["original"], math.exp(losses[0]), MODEL)
-    limits.numbers_agree("perplexity", found["perplexity"], math.exp(losses[1] - losses[0]), MODEL)
+    grown = math.exp(losses[1] - losses[0])
+    limits.numbers_agree("perplexity", found["perplexity"], grown, limits.roundings("fp16"))  # a form rounds gains, too
     assert found["kl"] > 1e-4
     assert found["error"] == pytest.approx(found["perplexity"] * spread, rel=0.05)
     assert found["tokens"] == text.numel() and 0 < found["top1"] <= 1

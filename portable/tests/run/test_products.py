@@ -176,7 +176,12 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 def test_nor_where_blas_cuts_products_for_its_threads() -> None:
     """MKL's oldest kernels, which any processor has, add up the rows at each cut in another order."""
     code = f"import runpy; runpy.run_path({__file__!r})['test_bits_do_not_depend_on_the_number_of_threads']()"
-    environment = {**os.environ, "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "MKL_CBWR": "COMPATIBLE",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr.splitlines()[-1]
 
