@@ -73,4 +73,5 @@ def test_every_entry_is_the_mean_of_its_numbers(entries: int) -> None:
     found = palette_table(histogram(values), entries)
     chosen, exact = indices(found, values), values.astype(np.float64)
     means = np.array([exact[chosen == i].mean() for i in range(entries)])
-    limits.numbers_agree("entries", found, means, limits.roundings("fp16"))
+    # An entry is rounded, and numbers between two entries may fall to the other one then.
+    limits.numbers_agree("entries", found, means, limits.roundings("fp16", 2))
