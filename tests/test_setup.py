@@ -127,7 +127,9 @@ def imported(folder: str) -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    local = {"shardmill", "portable_coreml", "tests"} | {path.stem for path in (ROOT / "tests").rglob("*")}
+    local = {"shardmill", "portable_coreml", "tests"} | {
+        path.stem for tests in ("tests", "portable/tests") for path in (ROOT / tests).rglob("*")
+    }
     return found - sys.stdlib_module_names - local
 
 

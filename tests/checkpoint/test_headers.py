@@ -201,6 +201,7 @@ def agrees_with_library(folder: Path, content: bytes) -> None:
 FUZZ = settings(max_examples=300)
 
 
+@pytest.mark.thorough
 @FUZZ
 @given(header=HEADERS, data=st.binary(max_size=12))
 def test_invented_headers(tmp_path: Path, header: dict[str, Any], data: bytes) -> None:

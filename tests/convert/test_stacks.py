@@ -44,6 +44,7 @@ def test_a_package_with_adapters_is_what_coremltools_makes(
     assert shapes["adapter_ffn"] == (1, 2, 3 * calls.adapters, 96)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layers", [1, 3])
 def test_weights_are_those_without_adapters(checkpoint: Path, tmp_path: Path, layers: int) -> None:
     part = replace(layers_part(checkpoint, 1, 1 + layers), calls=EntryPoints(FIXED, (1, 4)))

@@ -46,6 +46,7 @@ def test_a_program_is_loaded_with_its_hint_and_without_on_the_cpu_and_from_anoth
     assert 0 < apart["width_error_fp16"] < 1e-2 and 0 <= apart["margin"] < 1
 
 
+@pytest.mark.thorough
 def test_what_was_found_stands_on_the_terminal(kit: Path) -> None:
     done = subprocess.run(
         command(kit, "--only", "widths"),
@@ -58,7 +59,7 @@ def test_what_was_found_stands_on_the_terminal(kit: Path) -> None:
     assert re.search(r"tiny/head_0/load\.first: ok, [0-9.]+ s, load_seconds [0-9.e-]+", done.stdout)
 
 
-@pytest.mark.thorough(but=["portable"])
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["CPU_AND_NE", "portable"])
 def test_what_fails_only_if_it_is_loaded_otherwise_is_no_trouble_of_the_build(
     kit: Path,
@@ -92,6 +93,7 @@ def asked(kit: Path, *names: str) -> Iterator[str]:
     yield from sorted({key.rsplit("/", 1)[-1] for key in found if not key.rsplit("/", 1)[-1].startswith(names)})
 
 
+@pytest.mark.thorough
 def test_a_question_is_answered_alone(kit: Path) -> None:
     assert list(asked(kit, "load.portable")) == [f"{unit}/load.portable" for unit in reversed(UNITS)]
     assert list(asked(kit, "widths")) == ["widths.T=4", "compile", "load.first", "load.portable", "load.whole"]

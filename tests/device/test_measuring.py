@@ -66,7 +66,7 @@ def test_a_load_that_fails_is_a_line_with_the_operation_and_the_rest_goes_on(
     assert found[f"{HEAD}/speed.T=4"]["status"] == "ok"
 
 
-@pytest.mark.thorough(but=["nan-not finite"])
+@pytest.mark.thorough
 @pytest.mark.parametrize(("fault", "words"), [("nan", "not finite"), ("wrong", "dB against fp32, must be at least 30")])
 def test_numbers_that_are_wrong_are_a_line(kit: Path, fault: str, words: str) -> None:
     found = lines(measured(kit, FAULT=f"{fault}:{HEAD}"))
@@ -118,6 +118,7 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_no_child(kit: Path, operation: str)
     assert "Traceback" not in complaints and not child.is_running()
 
 
+@pytest.mark.thorough
 def test_a_child_ends_when_its_parent_is_killed(kit: Path, operation: str) -> None:
     """Or a load that hangs would hold the engine for ever."""
     run = hanging(kit, operation)

@@ -245,6 +245,7 @@ def test_an_embedding_that_is_none_is_named(tmp_path: Path, content: bytes | Non
         engine.read_tables(file)
 
 
+@pytest.mark.thorough(but=["stop"])
 @alike
 @pytest.mark.usefixtures("fp32")
 @pytest.mark.parametrize("policy", ["stop", "slide"])

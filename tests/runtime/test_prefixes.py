@@ -84,6 +84,7 @@ def test_conversations_in_another_process(built: tiny.Build, tmp_path: Path) -> 
     assert prefixes.bytes > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("fp32")
 def test_a_saved_text_comes_back_in_another_process(built: tiny.Build, tmp_path: Path) -> None:
     """To the bit; a file that is damaged, or of another text, model or engine, is refused in one line."""

@@ -102,6 +102,7 @@ def test_a_child_that_dies_is_told_of_by_its_signal(folder: Path) -> None:
         model.reset()
 
 
+@pytest.mark.thorough
 def test_it_ends_when_it_is_no_longer_needed(folder: Path) -> None:
     model = EngineProcess(folder, "fp32")
     child = model.child

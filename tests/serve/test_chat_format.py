@@ -166,6 +166,7 @@ def test_what_differs_each_day_is_left_out(tmp_path: Path) -> None:
     assert all(formats.CHANGING.search(f"{{{{ {text} }}}}") for text in ("[1, 2]|random", "[1] | random", "lipsum()"))
 
 
+@pytest.mark.thorough
 def test_a_damaged_checkpoint_has_none(tmp_path: Path) -> None:
     found, why = chat_format(tmp_path)
     assert found is None and why and "\n" not in why

@@ -313,6 +313,7 @@ def test_what_can_not_be_answered_is_refused_in_one_line(labeller: Reader, name:
     assert got == status and message in content["error"]["message"] and "\n" not in content["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_a_text_without_spans_is_not_redacted(tmp_path: Path) -> None:
     with running(reading.load_reader(built(tmp_path, "text-classification"), "fp32")) as server:
         got, content = server.post({"model": "tiny", "input": "Anna", "redact": True}, "/v1/label")

@@ -77,6 +77,7 @@ class Counting(EngineProcess):
         return np.full_like(logits, np.nan) if self.fails >= 0 else logits
 
 
+@pytest.mark.thorough(but=["-1-32"])
 @pytest.mark.parametrize(("cache", "fails", "reused"), [("", 1, 32), ("/dev/null", 1, 40), ("/dev/null", 2, 0)])
 def test_it_is_at_hand_after_a_request_that_failed(
     built: tiny.Build, fp32: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: str, fails: int, reused: int
