@@ -50,7 +50,6 @@ def test_evidence_is_written_to_all_builds_or_to_none(measured_kit: Path, build:
     assert not (one / "evidence").exists()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("text", ["\x1b[2J\x1b]0;owned\x07", "[/red]", "[bold]x"])
 def test_a_table_shows_texts_as_they_are(measured_kit: Path, build: Path, tmp_path: Path, text: str) -> None:
     """No escapes for the terminal, and no markup of the library that draws it."""
@@ -76,7 +75,6 @@ def test_what_is_warm_is_warm_without_a_note(
     assert "can't be written" in caplog.text and "the next run can't compare its times" in caplog.text
 
 
-@pytest.mark.thorough
 def test_two_builds_of_one_name_are_told_apart(measured_kit: Path, build: Path, tmp_path: Path) -> None:
     content = json.loads((measured_kit / "result.json").read_text())
     write_json(tmp_path / "result.json", sealed(content | {"engine": {"name": "coreml"}}))
@@ -86,7 +84,6 @@ def test_two_builds_of_one_name_are_told_apart(measured_kit: Path, build: Path, 
     assert said.exit_code == 0 and all(str(path) in said.stdout for path in both), said.stdout
 
 
-@pytest.mark.thorough
 def test_a_damaged_build_is_left_out_and_told(
     measured_kit: Path, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
