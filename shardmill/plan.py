@@ -29,7 +29,7 @@ from shardmill.models.architecture import (
     blocks,
     cache_source,
 )
-from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, window_slots
+from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, caches, window_slots
 from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, HOST, LABELS, MTP, EntryPoints
 from shardmill.models.layer_constants import Shape, role_in_layer
 from shardmill.models.part_constants import constants, model_constants, table_constants
@@ -377,11 +377,13 @@ def every_tensor(parts: Iterable[Part]) -> Iterator[Constant]:
         yield from (tensor, *tensor.beside)
 
 
-def part_sizes(numbers: Sequence[int]) -> dict[str, int]:
+def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
     """Return the size of a part whose constants hold these numbers of elements.
 
-    The elements of all constants, of the largest constant, and of the constants that the engine expands. The functions
-    of a program share what is expanded.
+    The elements of all constants, of the largest constant, and of the constants that the engine expands; and of its
+    caches in all contexts. The functions of a program share what is expanded, and those of one context its caches.
     """
     expanded = sum(n for n in numbers if n < LARGE)
-    return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded}
+    forms = (replace(part.blueprint, slots=slots) for slots in (*part.calls.contexts, part.slots))
+    cached = sum(prod(shape) for form in forms for shape in caches(form).values())
+    return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded, "cached": cached}

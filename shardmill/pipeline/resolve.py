@@ -178,8 +178,8 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
     from shardmill.plan import empty_parts, part_sizes
 
     *programs, table = empty_parts(resolved, a, describe_drafter(resolved, a))
-    sizes = {part.name: part_sizes(part.parameters) for part in programs}
-    sizes[table.name] = part_sizes(list(map(prod, table_constants(a).values())))
+    sizes = {part.name: part_sizes(part, part.parameters) for part in programs}
+    sizes[table.name] = part_sizes(table, list(map(prod, table_constants(a).values())))
     return {
         "architecture": {
             "layers": a.layers,

@@ -88,6 +88,7 @@ class Sizes:
     model: float = 0.0  # of all programs
     table: float = 0.0  # of the embedding table
     expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
+    cached: float = 0.0  # not parameters: numbers in the caches of the job's own part, in all contexts
     logits: float = 0.0  # not parameters: positions of the parity text times the vocabulary
     vocab: float = 0.0  # not parameters: tokens in the vocabulary
     bucket: float = 0.0  # not parameters: tokens that a pass of the job's own encoder takes
@@ -110,6 +111,7 @@ class Need:
     model: float = 0.0
     table: float = 0.0
     expanded: float = 0.0
+    cached: float = 0.0
     logits: float = 0.0
     vocab: float = 0.0
     bucket: float = 0.0
@@ -276,6 +278,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
         model=(sum(row["parameters"] for row in rows.values()) - table - looked_up) / MILLION,
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,
+        cached=own.get("cached", 0) / MILLION,
         logits=positions * plan["architecture"]["vocab"] / MILLION,
         vocab=plan["architecture"]["vocab"] / MILLION,
         bucket=buckets.get(part, 0) / MILLION,

@@ -183,7 +183,7 @@ _ROWS = (  # each after the steps whose files it reads
             "codes": dag.outputs_of_step("codes"),
         },
         params={"reshape": lambda config: config.program.reshape_frequency, "engine": options.engine},
-        needs=Need(630, torch=1, part=1.75, whole=3.5, expanded=8),
+        needs=Need(630, torch=1, part=1.75, whole=3.5, expanded=8, cached=8),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         amount="# gate file",
     ),

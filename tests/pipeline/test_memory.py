@@ -47,6 +47,13 @@ def qwen_2_5_coder() -> dict[str, Any]:
     return plan(24, 151936, layers, *heads, row("embedding", "embedding", 136134656, 136134656, 0))
 
 
+def qwen3(cached: int) -> dict[str, Any]:
+    """The same of eight layers with the shapes of Qwen3 0.6B and a tied table."""
+    heads = [row(f"head_{j}", "head", 38896640, 38895616, 1024) for j in range(4)]
+    layers = row("layers_00_08", "layers", 125847552, 3145728, 125847552) | {"cached": cached}
+    return plan(8, 151936, layers, *heads, row("embedding", "embedding", 155582464, 155582464, 0))
+
+
 def plan(layers: int, vocab: int, *parts: dict[str, Any]) -> dict[str, Any]:
     architecture = {"layers": layers, "vocab": vocab, "graph": {"experts": None}}
     return {"architecture": architecture, "item_bytes": 2, "parts": list(parts)}
@@ -57,6 +64,8 @@ def row(name: str, kind: str, parameters: int, largest: int, expanded: int) -> d
 
 
 PLANS = {"phi": phi_4_mini(), "gemma": gemma_3_270m(), "qwen": qwen_2_5_coder()}
+CACHES = 8 * 2 * 8 * 2048 * 128  # numbers of layers, keys and values, heads, slots, and a head's dimensions
+PLANS |= {"qwen3": qwen3(CACHES), "qwen3 in three contexts": qwen3(CACHES * 7 // 4)}  # 9 functions, 512 and 1024 slots
 PLANS["rotated qwen"] = PLANS["qwen"] | {"item_bytes": 4}
 TORCH = 220  # MB of a process that had imported torch 2.13.0+cpu
 # MB that processes had resident at most, with 4 threads where they use any; `plain` measured part by part.
@@ -83,6 +92,10 @@ MEASURED = {
     ("qwen", "parity", "layers_00_24"): 1496,
     ("qwen", "parity_stack", None): 2278,
     ("qwen", "benchmark", None): 1685,
+    ("qwen3", "parity", "layers_00_08"): 1940,
+    ("qwen3", "parity_stack", None): 1928,
+    ("qwen3 in three contexts", "parity", "layers_00_08"): 2130,
+    ("qwen3 in three contexts", "parity_stack", None): 2077,
     ("phi", "codes", "layers_20_24"): 2456,  # of three layers; it had no more for the third than for the second
     ("rotated qwen", "codes", "layers_00_24"): 1601,
     ("rotated qwen", "sensitivity", "layers_00_24"): 2084,

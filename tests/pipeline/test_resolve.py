@@ -194,14 +194,15 @@ def test_memory_is_expected_of_the_draft_vocabulary_that_is_asked_for(
 
 @pytest.mark.usefixtures("checkpoint")
 def test_functions_of_a_program_share_what_the_engine_expands() -> None:
-    """With a function for each width and context, a model takes no more memory than with one."""
+    """A function for each width and context takes no weights of its own, and a context its caches."""
 
-    def expanded(**program: Any) -> int:
-        found: int = resolve.expected(resolved(program=program, tokens={"max": 4}))["parts"][0]["expanded"]
-        return found
+    def held(**program: Any) -> tuple[int, int]:
+        (first, *_) = resolve.expected(resolved(program=program, tokens={"max": 4}))["parts"]
+        return first["expanded"], first["cached"]
 
-    contexts = [tiny.CONTEXT // 2]
-    assert expanded(shapes="fixed", contexts=contexts) == expanded(shapes="fixed") == expanded(shapes="range") > 0
+    (expanded, cached), contexts = held(shapes="range"), [tiny.CONTEXT // 2]
+    assert held(shapes="fixed") == (expanded, cached) > (0, 0)
+    assert held(shapes="fixed", contexts=contexts) == (expanded, 3 * cached // 2)  # of which each context has its own
 
 
 def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

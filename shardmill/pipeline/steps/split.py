@@ -153,7 +153,7 @@ def _plan_json(
             "start": p.start,
             "end": p.end,
             **({} if p.kind == "embedding" else interface(p.blueprint, p.calls)),
-            **plan.part_sizes(p.parameters),
+            **plan.part_sizes(p, p.parameters),
             **({"drafter": True} if p.drafter else {}),
             **({"tokens": p.row_tokens[: len(config.program.labels)]} if p.kind == LABELS else {}),
         }
