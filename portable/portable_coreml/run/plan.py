@@ -301,9 +301,11 @@ def _tokens_product(
     def call(x: Tensor) -> Tensor:
         tokens = x.reshape(rows).t() if widen is None else widen(x.reshape(rows).t())
         if bias is None:
-            y = times_tokens(matrix, tokens)
-        else:  # sums that begin with the bias have other last bits than the interpreter's
-            y = times_tokens(matrix, tokens).add_(bias) if steady else times_tokens(matrix, tokens, bias)
+            y = times_tokens(matrix, tokens, steady=steady)
+        elif steady:  # sums that begin with the bias have other last bits than the interpreter's
+            y = times_tokens(matrix, tokens, steady=True).add_(bias)
+        else:
+            y = times_tokens(matrix, tokens, bias, steady=False)
         return y.as_strided(shape, strides)
 
     return call

@@ -55,7 +55,7 @@ def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
     if x.shape[1] == 1 and not steady:
         return times_vector(matrix, x[:, 0]).unsqueeze(1)
     tokens = by_fours(x.t()) if steady else x.t()
-    return times_tokens(matrix, tokens)[: x.shape[1]].t()
+    return times_tokens(matrix, tokens, steady=steady)[: x.shape[1]].t()
 
 
 def times_vector(matrix: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -75,28 +75,56 @@ def times_vector(matrix: Tensor, x: Tensor, bias: Tensor | None = None) -> Tenso
     return out
 
 
-def times_tokens(matrix: Tensor, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return tokens [n, in] @ matrix.T + bias, [n, out]; sums begin with the bias."""
+def times_tokens(matrix: Tensor, tokens: Tensor, bias: Tensor | None = None, *, steady: bool) -> Tensor:
+    """Return tokens [n, in] @ matrix.T + bias, [n, out]. Sums begin with the bias, which is None if `steady`."""
     if matrix.numel() <= BLOCK:
         with one_thread():
-            return torch.mm(tokens, matrix.t()) if bias is None else torch.addmm(bias, tokens, matrix.t())
+            if bias is not None:
+                return torch.addmm(bias, tokens, matrix.t())
+            return torch.mm(tokens, matrix.t()) if not steady else _steady_mm(tokens, matrix.t())
     out = torch.empty(len(tokens), len(matrix))
 
     def multiply(first: int, last: int) -> None:
-        rows = matrix[first:last].t()
-        if bias is None:
-            torch.mm(tokens, rows, out=out[:, first:last])
+        rows, some = matrix[first:last].t(), out[:, first:last]
+        if bias is not None:
+            torch.addmm(bias[first:last], tokens, rows, out=some)
+        elif steady:
+            _steady_mm(tokens, rows, some)
         else:
-            torch.addmm(bias[first:last], tokens, rows, out=out[:, first:last])
+            torch.mm(tokens, rows, out=some)
 
     in_pieces(multiply, len(matrix), BLOCK // matrix.shape[1] or 1)
     return out
 
 
+def _steady_mm(tokens: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return tokens [n, in] @ rows [in, out] for n that is a multiple of 4; a token's bits do not depend on n."""
+    if blas_is_steady() or len(tokens) == 4:
+        return torch.mm(tokens, rows, out=out)
+    out = torch.empty(len(tokens), rows.shape[1]) if out is None else out
+    for four, results in zip(torch.split(tokens, 4), torch.split(out, 4), strict=True):
+        torch.mm(four, rows, out=results)
+    return out
+
+
+@cache
+def blas_is_steady() -> bool:
+    """Return whether BLAS adds up a row among many as it does among four. MKL's kernels without AVX do not."""
+    generator = torch.Generator().manual_seed(0)
+    for out, width in ((7, 640), (187, 2100), (192, 640)):
+        matrix, tokens = torch.randn(out, width, generator=generator), torch.randn(64, width, generator=generator)
+        for rows in (matrix.t(), by_columns(matrix).t()):
+            with one_thread():
+                whole = torch.mm(tokens, rows)
+                if not all(torch.equal(torch.mm(tokens[:n], rows), whole[:n]) for n in (4, 8, 16)):
+                    return False
+    return True
+
+
 def by_fours(tokens: Tensor) -> Tensor:
     """Return [n, in] with rows added so that n is a multiple of 4.
 
-    BLAS adds up one, two or three rows in other ways.
+    BLAS adds up one, two or three rows in other ways; see also `blas_is_steady`.
     """
     missing = -len(tokens) % 4
     if len(tokens) == 1:
@@ -193,7 +221,10 @@ def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
         block = values[first:last].to(torch.float32)
         if scale is not None and matrix.half:
             block = block.mul_(scale[first:last]).half().float()
-        torch.mm(tokens, block.t(), out=out[:, first:last])
+        if len(tokens) % 4 == 0:
+            _steady_mm(tokens, block.t(), out[:, first:last])
+        else:
+            torch.mm(tokens, block.t(), out=out[:, first:last])
         if scale is not None and not matrix.half:
             out[:, first:last].mul_(scale[first:last].t())  # after the sums: the results are fewer than the weights
 

@@ -75,6 +75,26 @@ def test_a_column_does_not_depend_on_the_others(way: str) -> None:
         assert torch.equal(products.product(m, x[:, :width], steady=steady), together[:, :width])
 
 
+def test_nor_where_blas_adds_up_a_row_among_many_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MKL's kernels without AVX do. Then rows are multiplied by fours, and each as it would be among four."""
+    mm, widths = torch.mm, set[int]()
+
+    def unsteady(tokens: Tensor, rows: Tensor, *, out: Tensor | None = None) -> Tensor:
+        widths.add(len(tokens))
+        found = mm(tokens, rows, out=out)
+        return found.mul_(1 + len(tokens) * 2.0**-20)
+
+    monkeypatch.setattr(torch, "mm", unsteady)
+    monkeypatch.setattr(products, "blas_is_steady", products.blas_is_steady.__wrapped__)
+    monkeypatch.setattr(products, "int8_products_are_fast", lambda: False)
+    x = columns(9)
+    for held in (matrix(), matrix(half=True), products.by_columns(matrix().values.float())):
+        together = products.product(held, x, steady=True)
+        for width in (1, 3, 4, 5, 8):
+            assert torch.equal(products.product(held, x[:, :width], steady=True), together[:, :width]), width
+    assert widths == {4, 64}  # more than four only where it is tried out
+
+
 def test_a_row_turned_into_a_column_is_one(way: str) -> None:
     """Its memory is the same; torch takes any stride of an axis of size 1 for contiguous."""
     m, x = matrix(), columns(1)
