@@ -22,6 +22,7 @@ follow from the matrix alone, so the number of threads changes no bit of a resul
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -35,7 +36,8 @@ from portable_coreml.run.ops import KERNELS, Kernel
 from portable_coreml.run.pieces import all_threads, in_pieces, one_thread
 from portable_coreml.run.stored import StoredMatrix
 
-BLOCK = 3 << 17  # elements multiplied by one thread at a time: expanded, they stay in a core's cache
+BLOCK = 3 << 17  # elements of a stored matrix multiplied by one thread at a time: expanded, they stay in a core's cache
+_PIECE = 1 << 21  # elements of another matrix: with fewer the calls cost more than the threads gain
 _MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
 TILE = 128  # columns multiplied at a time: the int32 sums of more would take much memory and leave the cache
 _SLOW_STRIDE = 2048  # bytes: rows at multiples of this distance share a few sets of the cache if read across
@@ -60,7 +62,7 @@ def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
 
 def times_vector(matrix: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return matrix [out, in] @ x [in] + bias [out]."""
-    if matrix.numel() <= BLOCK:
+    if matrix.numel() <= _PIECE:
         with one_thread():
             return torch.mv(matrix, x) if bias is None else torch.addmv(bias, matrix, x)
     out = torch.empty(len(matrix))
@@ -71,13 +73,13 @@ def times_vector(matrix: Tensor, x: Tensor, bias: Tensor | None = None) -> Tenso
         else:
             torch.addmv(bias[first:last], matrix[first:last], x, out=out[first:last])
 
-    in_pieces(multiply, len(matrix), BLOCK // len(x) or 1)
+    in_pieces(multiply, len(matrix), _PIECE // len(x) or 1)
     return out
 
 
 def times_tokens(matrix: Tensor, tokens: Tensor, bias: Tensor | None = None, *, steady: bool) -> Tensor:
     """Return tokens [n, in] @ matrix.T + bias, [n, out]. Sums begin with the bias, which is None if `steady`."""
-    if matrix.numel() <= BLOCK:
+    if matrix.numel() <= _PIECE:
         with one_thread():
             if bias is not None:
                 return torch.addmm(bias, tokens, matrix.t())
@@ -93,7 +95,7 @@ def times_tokens(matrix: Tensor, tokens: Tensor, bias: Tensor | None = None, *, 
         else:
             torch.mm(tokens, rows, out=some)
 
-    in_pieces(multiply, len(matrix), BLOCK // matrix.shape[1] or 1)
+    in_pieces(multiply, len(matrix), _PIECE // matrix.shape[1] or 1)
     return out
 
 
@@ -211,6 +213,25 @@ def int8_products_are_exact() -> bool:
     return bool((torch._int_mm(left, right) == expected).all())
 
 
+class _Scratch(threading.local):
+    """Memory that a thread expands one block after another into: fresh memory is paid for page by page."""
+
+    def __init__(self) -> None:
+        self.kept: dict[torch.dtype, Tensor] = {}
+
+    def get(self, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        """Return [rows, columns] of any contents, which this thread's next call gives away again."""
+        size = rows * columns
+        kept = self.kept.get(dtype)
+        if kept is None or len(kept) < size:
+            with torch.inference_mode(False):  # what is made in that mode can't be written outside it
+                kept = self.kept[dtype] = torch.empty(max(size, BLOCK), dtype=dtype)
+        return kept[:size].view(rows, columns)
+
+
+_scratch = _Scratch()
+
+
 def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
     """Return the product in float32, computed a block of rows at a time."""
     values, scale = matrix.values, matrix.scale
@@ -218,17 +239,18 @@ def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
     out = torch.empty(len(tokens), len(values))
 
     def multiply(first: int, last: int) -> None:
-        block = values[first:last].to(torch.float32)
+        block = _scratch.get(torch.float32, last - first, len(x)).copy_(values[first:last])
         if scale is not None and matrix.half:
-            block = block.mul_(scale[first:last]).half().float()
+            block.mul_(scale[first:last])
+            block.copy_(_scratch.get(torch.float16, last - first, len(x)).copy_(block))
         if len(tokens) % 4 == 0:
             _steady_mm(tokens, block.t(), out[:, first:last])
         else:
             torch.mm(tokens, block.t(), out=out[:, first:last])
-        if scale is not None and not matrix.half:
-            out[:, first:last].mul_(scale[first:last].t())  # after the sums: the results are fewer than the weights
 
     in_pieces(multiply, len(values), BLOCK // len(x) or 1)
+    if scale is not None and not matrix.half:
+        out.mul_(scale.t())  # after the sums: the results are fewer than the weights
     return out[: x.shape[1]].t()
 
 

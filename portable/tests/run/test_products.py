@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import limits
@@ -147,6 +148,25 @@ def test_what_is_not_finite_stays_so(value: float) -> None:
     found = products.product(matrix(), x, steady=False)
     assert not found[:, 1].isfinite().any()
     assert found[:, [0, 2]].isfinite().all()
+
+
+def test_a_thread_s_memory_serves_a_wide_matrix_after_a_narrow_one() -> None:
+    """The narrow product is made in inference mode, in which a program runs, and the wide one outside it."""
+    sums: list[Tensor] = []
+
+    def work() -> None:
+        for size, inside in ((8, True), (3 * products.BLOCK, False), (8, True)):
+            values = torch.arange(2 * size).remainder(7).to(torch.float16).view(2, size)
+            with torch.inference_mode(inside):
+                sums.append(products.product(StoredMatrix(values, None, half=True), torch.ones(size, 1), steady=False))
+            sums.append(values.double().sum(1, keepdim=True))
+
+    thread = threading.Thread(target=work)  # a new one keeps nothing yet
+    thread.start()
+    thread.join()
+    assert len(sums) == 6
+    for found, expected in zip(sums[::2], sums[1::2], strict=True):
+        assert torch.equal(found.double(), expected)  # sums of small integers are exact
 
 
 def test_zeros_and_the_ends_of_float32() -> None:
