@@ -13,7 +13,8 @@ from shardmill.convert import sample, stream
 from shardmill.convert.package import StampError, weight_sites
 from shardmill.convert.placing import place
 from shardmill.convert.weights import block
-from shardmill.plan import Part
+from shardmill.models.architecture import TensorSource
+from shardmill.plan import Constant, Part
 
 from .small import head_part, write_checkpoint
 
@@ -63,6 +64,18 @@ def test_blocks_of_any_size_and_any_order_give_the_same_file(
     monkeypatch.setattr(stream, "BLOCK", size)
     stream.write_weights(tmp_path / "blocks", blobs, weights[::-1], source, threads=4)
     assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_rows_are_read_a_few_at_a_time_where_they_lie_one_after_the_other(transposed: bool, tmp_path: Path) -> None:
+    """What bounds the memory of a thread; rows that lie across the file are read all at once."""
+    values = torch.arange(24 * 24, dtype=torch.float32).reshape(24, 24)
+    (tmp_path / "w").write_bytes(values.numpy().tobytes())
+    source = TensorSource("w", transposed=transposed)
+    rows = stream.RowRange((Constant("w", source, None, "w", 0, 4 * values.numel(), "F32", (24, 24)),))
+    blocks = [rows.read(row, 8 * 24, tmp_path) for row in rows.starts(8 * 24)]
+    assert [len(found) for found in blocks] == ([24] if transposed else [8, 8, 8])
+    assert torch.equal(torch.cat(blocks), values.t() if transposed else values)
 
 
 def test_torch_gets_its_threads_back(head: tuple[Part, Path], tmp_path: Path) -> None:
