@@ -28,7 +28,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {f.relative_to(folder).as_posix(): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-@pytest.mark.thorough(but=["enumerated"])
+@pytest.mark.thorough
 @pytest.mark.parametrize("calls", FORMS, ids=lambda calls: calls.shapes)
 def test_a_package_with_adapters_is_what_coremltools_makes(
     checkpoint: Path, tmp_path: Path, calls: EntryPoints

@@ -45,7 +45,7 @@ def test_a_sound_engine_gives_a_line_for_everything(measured_kit: Path) -> None:
     assert found["energy.T=1"]["detail"] == "energy is read on a Mac only"
 
 
-@pytest.mark.thorough(but=["kill-crashed-killed by SIGKILL in load"])
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fault", "status", "words"),
     [

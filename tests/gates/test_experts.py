@@ -41,7 +41,7 @@ def test_a_sound_part_takes_transformers_experts(mixed: tiny.Build) -> None:
     assert rows["program_error"]["passed"]
 
 
-@pytest.mark.thorough(but=["granitemoe"])
+@pytest.mark.thorough
 def test_a_program_that_takes_another_expert_too_is_told(mixed: tiny.Build, tmp_path: Path) -> None:
     part = mixed.parts[FIRST]
     assert part.graph.experts is not None

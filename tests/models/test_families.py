@@ -44,6 +44,12 @@ def test_silu_from_tanh_is_refused_where_there_is_no_silu() -> None:
     assert refused == WITHOUT_SILU
 
 
+IN_BOTH = {"llama", "zaya", "granitemoehybrid"}  # experts, a recurrence, and neither
+
+
+@pytest.mark.thorough(
+    but=[f"{name}-{silu}" for name in supported() for silu in ("native", "tanh") if silu == "native" or name in IN_BOTH]
+)
 @pytest.mark.parametrize("silu", ["native", "tanh"])
 @pytest.mark.parametrize("model_type", supported())
 def test_blocks_compute_what_transformers_computes(model_type: str, silu: str) -> None:

@@ -148,6 +148,7 @@ def test_new_commit_without_a_changed_tensor(root: Path) -> None:
     assert driver.run(root, settings()) == ["plan"]
 
 
+@pytest.mark.thorough
 def test_topology_there_and_back(root: Path) -> None:
     """Parts whose layers stay together are kept; going back costs nothing."""
     changed = settings(topology=[[0, 3], [3, 4]])

@@ -190,6 +190,7 @@ def test_what_was_made_before_is_restored_from_the_store(finished: Project, tmp_
     assert jobs(again.finish()) == set()
 
 
+@pytest.mark.thorough
 def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path) -> None:
     """Non-zero exit, one clear line, and no model.json, not even the old one."""
     project = copied(finished, tmp_path / "faulty")

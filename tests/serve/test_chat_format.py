@@ -161,6 +161,7 @@ def test_a_checkpoint_s_has_the_token_that_ends_an_answer(tmp_path: Path) -> Non
     assert chat_format(checkpoint(tmp_path, templates.CHATML)) == ({**FOUND[templates.CHATML], "stop": [258]}, "")
 
 
+@pytest.mark.thorough
 def test_what_differs_each_day_is_left_out(tmp_path: Path) -> None:
     assert chat_format(checkpoint(tmp_path, templates.DATED)) == (None, "it writes the date, or something at random")
     assert all(formats.CHANGING.search(f"{{{{ {text} }}}}") for text in ("[1, 2]|random", "[1] | random", "lipsum()"))

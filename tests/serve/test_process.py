@@ -119,6 +119,7 @@ def test_a_second_ctrl_c_ends_the_running_answer_in_one_line() -> None:
         assert server.returncode == 130 and {*complaints.splitlines()} == {"shardmill: interrupted"}
 
 
+@pytest.mark.thorough
 def test_after_sigkill_it_serves_again_at_the_same_port() -> None:
     """A client notices at once, and the next process gives the same answer at the same address."""
     with process(0.02, "--port", "0") as (server, base):
