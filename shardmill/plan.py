@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import TensorInfo
+from shardmill.errors import UnreadableError
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import (
     Architecture,
@@ -182,26 +183,34 @@ class Part:
 
 
 def load_part(path: Path) -> Part:
-    """Return a part from its parts/P.json."""
+    """Return a part from its parts/P.json. Keys that the version which wrote it did not know have their defaults.
+
+    Raises:
+        UnreadableError: it can't be read, or holds what this version does not know.
+    """
     fields = read_json(path)
-    kinds = tuple(LayerSpec(**kind) for kind in fields["kinds"])
-    made_of = {"experts": Experts, "delta": DeltaNet, "mamba": Mamba2}
-    inner = {name: made(**fields["graph"][name]) for name, made in made_of.items() if fields["graph"][name]}
-    graph = Graph(**fields["graph"] | inner)
-    ends = EncoderIO(**fields["ends"]) if fields["ends"] else None
-    tensors = tuple(map(_loaded, fields["tensors"]))
-    calls = EntryPoints(**{name: _tuple(value) for name, value in fields["calls"].items()})
-    made = {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls}
-    lent = tuple((index, LayerSpec(**kind)) for index, kind in fields["lent"])
-    return Part(**fields | made | {"taps": tuple(fields["taps"]), "lent": lent})
+    try:
+        kinds = tuple(LayerSpec(**kind) for kind in fields["kinds"])
+        made_of = {"experts": Experts, "delta": DeltaNet, "mamba": Mamba2}
+        inner = {name: made(**fields["graph"][name]) for name, made in made_of.items() if fields["graph"].get(name)}
+        graph = Graph(**fields["graph"] | inner)
+        ends = EncoderIO(**fields["ends"]) if fields.get("ends") else None
+        tensors = tuple(map(_loaded, fields["tensors"]))
+        calls = EntryPoints(**{name: _tuple(value) for name, value in fields.get("calls", {}).items()})
+        made = {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls}
+        lent = tuple((index, LayerSpec(**kind)) for index, kind in fields.get("lent", ()))
+        return Part(**fields | made | {"taps": tuple(fields.get("taps", ())), "lent": lent})
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise UnreadableError(
+            f"{path}: another version of shardmill made it, or it was changed; build again to read it"
+        ) from error
 
 
 def _loaded(fields: dict[str, Any]) -> Constant:
     source = {name: _tuple(value) for name, value in fields["source"].items()}
-    lists = {name: _tuple(fields[name]) for name in ("rows", "stored", "at")}
-    return Constant(
-        **fields | lists | {"source": TensorSource(**source), "beside": tuple(map(_loaded, fields["beside"]))}
-    )
+    lists = {name: _tuple(fields[name]) for name in ("rows", "stored", "at") if name in fields}
+    beside = tuple(map(_loaded, fields.get("beside", ())))
+    return Constant(**fields | lists | {"source": TensorSource(**source), "beside": beside})
 
 
 def _tuple(value: Any) -> Any:

@@ -48,7 +48,8 @@ def why_quality(
             table = _rounded(build) if search is None or _is_past(search, build) else _searched(search)
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise ShardmillError(
-            f"{build}: holds files that were changed; `shardmill verify {build}` names them"
+            f"{build}: holds files that this version can't read: another version made them, or they were changed, "
+            f"which `shardmill verify {build}` tells"
         ) from error
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)

@@ -85,7 +85,9 @@ def test_a_search_that_was_changed_is_one_line(build: Path, content: str) -> Non
     finally:
         (build / "search.json").unlink()
     assert (said.exit_code, said.stdout) == (1, "")
-    assert said.stderr == f"shardmill: {build}: holds files that were changed; `shardmill verify {build}` names them\n"
+    why = "another version made them, or they were changed"
+    told = f"which `shardmill verify {build}` tells"
+    assert said.stderr == f"shardmill: {build}: holds files that this version can't read: {why}, {told}\n"
 
 
 def test_a_package_that_is_not_there_yet_is_named(build: Path) -> None:

@@ -137,3 +137,36 @@ def test_a_verdict_that_is_none_is_named(first: Path, tmp_path: Path, content: s
     (other / "parity/stack.json").write_text(content)
     code, said = run("diff", first, other)
     assert code == 1 and "parity/stack.json: is no verdict of a gate; build again" in said and said.count("\n") == 1
+
+
+# What versions before did not know, by the table of a part's file that lacks it: "" for the whole.
+LATER = {"": ("lent", "taps", "drafter"), "graph": ("delta", "mamba", "output_gate"), "calls": ("contexts", "adapters")}
+
+
+def changed(build: Path, folder: Path, change: Any) -> Path:
+    """The build with a change of every part's file."""
+    other = folder / "tiny"
+    shutil.copytree(build, other, symlinks=True)
+    for file in (other / "parts").glob("*.json"):
+        content = json.loads(file.read_text())
+        change(content)
+        file.unlink()
+        file.write_text(json.dumps(content))
+    return other
+
+
+def test_parts_of_a_version_that_knew_less_are_compared(first: Path, tmp_path: Path) -> None:
+    def before(content: dict[str, Any]) -> None:
+        for table, keys in LATER.items():
+            for key in keys:
+                del (content[table] if table else content)[key]
+
+    assert run("diff", first, changed(first, tmp_path, before)) == (0, "no difference\n")
+
+
+def test_parts_of_a_version_that_knows_more_are_named(first: Path, tmp_path: Path) -> None:
+    other = changed(first, tmp_path, lambda content: content["graph"].update(quantum=1))
+    code, said = run("diff", first, other)
+    assert (code, said.count("\n")) == (1, 1)
+    why = "another version of shardmill made it, or it was changed; build again to read it"
+    assert said == f"shardmill: {other / 'parts/embedding.json'}: {why}\n"
