@@ -8,10 +8,12 @@ import io
 import json
 import os
 import stat
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import cache_from_source
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -65,6 +67,23 @@ def is_left_by_macos(path: str | PurePath) -> bool:
 def cache_folder() -> Path:
     """Return this user's folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardmill"
+
+
+def kept_for(module: str) -> Path:
+    """Return where a module keeps what it can find out again, by its __file__: beside its compiled file.
+
+    Where Python writes no compiled files (PYTHONDONTWRITEBYTECODE), it is this user's cache.
+    """
+    compiled = Path(cache_from_source(module)).with_suffix(".json")
+    return cache_folder() / digest(str(compiled))[:16] / compiled.name if sys.dont_write_bytecode else compiled
+
+
+def how_to_build(build: Path) -> str:
+    """Return the command that builds the model of a build's folder, for messages; without a config it is the demo's."""
+    name = build.resolve().name
+    config = f"configs/{name}.yaml"
+    chosen = "" if name == "demo" else f" --configfile {config if Path(config).is_file() else 'CONFIG'}"
+    return f"snakemake --cores 4 all{chosen}"
 
 
 def dumps(content: Any) -> str:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
 
 from shardmill.errors import UnreadableError
-from shardmill.files import digest, dumps, give_back, read_json, replacing, write_json, write_text
+from shardmill.files import digest, dumps, give_back, how_to_build, read_json, replacing, write_json, write_text
+from shardmill.pipeline import code_digest
 
 
 def test_equal_content_has_one_spelling() -> None:
@@ -117,3 +121,28 @@ def test_what_root_wrote_for_somebody_is_theirs(tmp_path: Path, monkeypatch: pyt
     give_back(tmp_path / "nowhere")
     assert {(tmp_path / name).lstat().st_uid for name in inside} == {12345}
     assert (tmp_path / "others").stat().st_uid == 0
+
+
+def test_a_build_s_command_names_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("configs").mkdir()
+    Path("configs/small.yaml").touch()
+    command = "snakemake --cores 4 all"
+    assert how_to_build(Path("build/demo")) == command
+    assert how_to_build(Path("build/small")) == f"{command} --configfile configs/small.yaml"
+    assert how_to_build(Path("build/other")) == f"{command} --configfile CONFIG"
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_nothing_is_kept_beside_compiled_files_where_python_writes_none(writes: bool, tmp_path: Path) -> None:
+    """Two modules keep something: the digests of modules, and what importing torch takes."""
+    ask = "from shardmill.pipeline import code_digest, resources\nfor one in (code_digest, resources): print(one.KEPT)"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment |= {"XDG_CACHE_HOME": str(tmp_path)} | ({} if writes else {"PYTHONDONTWRITEBYTECODE": "1"})
+    command = [sys.executable, "-c", ask]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    found = [Path(line) for line in said.splitlines()]
+    beside = Path(cache_from_source(code_digest.__file__)).parent
+    assert [path.name.split(".")[0] for path in found] == ["code_digest", "resources"]
+    assert {path.parent == beside for path in found} == {writes}
+    assert {path.is_relative_to(tmp_path) for path in found} == {not writes}

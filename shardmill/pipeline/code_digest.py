@@ -9,11 +9,11 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.util import cache_from_source, find_spec
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shardmill.files import is_left_by_macos, load_json, write_json
+from shardmill.files import is_left_by_macos, kept_for, load_json, write_json
 from shardmill.machine import package_versions, public_version
 from shardmill.pipeline.dag import Step
 from shardmill.pipeline.task import Tools, source_folder
@@ -149,7 +149,7 @@ class _Normalizer(ast.NodeTransformer):
         return is_text or isinstance(statement, ast.Pass)
 
 
-KEPT = Path(cache_from_source(__file__)).with_suffix(".json")
+KEPT = kept_for(__file__)
 READER = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
 
 _new: dict[str, dict[str, Any]] = {}  # what this process parsed

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
-from importlib.util import cache_from_source
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError
-from shardmill.files import load_json, write_json
+from shardmill.files import kept_for, load_json, write_json
 from shardmill.gates.passes import LONG, sampled
 from shardmill.machine import memory_bytes, torch_build
 from shardmill.pipeline.storage import home_of
@@ -129,7 +128,7 @@ class Need:
 
 
 NOTHING = Need(0)
-KEPT = Path(cache_from_source(__file__)).with_suffix(".json")  # MB by build of torch
+KEPT = kept_for(__file__)  # MB by build of torch
 IMPORT = "import torch; from shardmill.pipeline.resources import own_peak; print(own_peak())"
 
 
