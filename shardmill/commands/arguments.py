@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -42,6 +43,19 @@ def make_table(*columns: str, right: Collection[str] = (), fold: Collection[str]
             overflow="fold" if column in fold else "ellipsis",
         )
     return made
+
+
+def check_output(file: Path) -> None:
+    """Raise ShardmillError if no file can be written there, before work that takes long; its folder is made."""
+    try:
+        if file.is_dir():
+            raise ShardmillError(f"{file}: is a folder; name the file to write")
+        if file.exists() and not file.is_file():
+            raise ShardmillError(f"{file}: is there already and no regular file; name another with --output")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryDirectory(prefix=files.SCRATCH, dir=file.parent).cleanup()
+    except OSError as error:
+        raise ShardmillError(f"{file}: can't be written ({error.strerror}); name another file with --output") from error
 
 
 def located_build(text: str) -> Path:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import Build, Precision, check_draft_build, located_build
+from shardmill.commands.arguments import Build, Precision, check_draft_build, check_output, located_build
 from shardmill.commands.serve import GuardMargin
+from shardmill.files import how_to_build
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 FULL = "default: all"
 TIMES = "default: 5"
+SPEED = "benchmark/speed.json"
 
 
 def bench(
@@ -45,7 +47,7 @@ def bench(
     guard_margin: GuardMargin = 0.0,
     precision: Precision = "fp32",
     output: Annotated[
-        Path | None, typer.Option(help="File to write; default: benchmark/speed.json in the build folder.")
+        Path | None, typer.Option(help=f"File to write; default: {SPEED} in the build, or beside a build without it.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of tables.")] = False,
 ) -> None:
@@ -67,6 +69,8 @@ def bench(
     from shardmill.bench.speed import benchmark
     from shardmill.files import cache_folder, give_back, write_json
 
+    file = output or _default_file(build)
+    check_output(file)
     say = partial(typer.echo, err=True)
     if encodes:
         measured = sentences.benchmark_encoder(build, settings, precision, say)
@@ -74,7 +78,6 @@ def bench(
         if draft is not None:
             check_draft_build(draft, manifest)
         measured = benchmark(build, settings, draft, precision, say=say, guard_margin=guard_margin)
-    file = output or build / "benchmark/speed.json"
     write_json(file, measured)
     give_back(file)
     if sys.platform == "darwin":  # on a Mac, sudo does not change HOME
@@ -83,7 +86,21 @@ def bench(
         typer.echo(json.dumps(measured))
     else:
         (_show_sentences if encodes else _print_figures)(measured)
-        typer.echo(f"written to {file}; `snakemake --cores 4 all` draws it into report.html")
+        drawn = f"; `{how_to_build(build)}` draws it into report.html" if file == build / SPEED else ""
+        typer.echo(f"written to {file}{drawn}")
+
+
+def _default_file(build: Path) -> Path:
+    """Return where the figures go: over those that the pipeline measured, or beside the build.
+
+    `verify` refuses a file that no record names, as of a config with `benchmark: false`, and other bytes in a build
+    that is signed or published.
+    """
+    from shardmill.pipeline.audit import BUNDLE
+    from shardmill.pipeline.task import RECEIPT
+
+    redrawn = (build / SPEED).with_suffix(RECEIPT).is_file() and not (build / BUNDLE).exists()
+    return build / SPEED if redrawn else build.resolve().parent / f"{build.resolve().name}.speed.json"
 
 
 def _benchmark_settings(wanted: dict[str, Any]) -> Benchmark:

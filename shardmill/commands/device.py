@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import located_build
+from shardmill.commands.arguments import check_output, located_build
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def kit(
     """Pack builds, the outputs they should give and the program that measures them into one zip."""
     from shardmill.device.kit import STEPS, write_kit
 
+    check_output(output)
     content = write_kit(builds, output)
     names = ", ".join(variant["name"] for variant in content["variants"])
     typer.echo(one_line(f"{output}: {names}") + f"; {output.stat().st_size / 1e6:.1f} MB")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.commands.arguments import Build, make_table, read_prompt_file, size
+from shardmill.commands.arguments import Build, check_output, make_table, read_prompt_file, size
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, read_json
 from shardmill.forms.recipe import WORST, costliest, read_recipe
@@ -213,6 +213,7 @@ def witness(
     if unknown := sorted(set(parts or ()) - set(names)):
         raise ShardmillError(f"{build} has no part {unknown[0]}; its parts are {', '.join(names)}")
     file = output or build.resolve().parent / f"{build.resolve().name}.witness.json"
+    check_output(file)
     verdicts: dict[str, Any] = {}
     with quiet_coremltools(), quiet_transformers():
         for name in parts or names:
