@@ -11,6 +11,7 @@ import typer
 
 from shardmill import machine
 from shardmill.commands.arguments import Build
+from shardmill.files import how_to_build
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
@@ -62,12 +63,20 @@ def verify(
     typer.echo(f"{ATTESTATION}: sha256 {hash_file(build / ATTESTATION)}")
     _tell(proof)
     if proof.wrong:
-        typer.echo(
-            f"Remove what is wrong (for a file in source/, {build / 'source.receipt.json'} too) and build again: "
-            "snakemake --cores 4 all",
-            err=True,
-        )
+        typer.echo(_remedy(build, proof), err=True)
         raise typer.Exit(1)
+
+
+def _remedy(build: Path, proof: VerificationReport) -> str:
+    """Return what to do about what is wrong."""
+    from shardmill.release.verify import UNSIGNED
+
+    if all(what == UNSIGNED for _, what in proof.wrong):
+        return f"No signature is there to be checked by --key. Sign the build: shardmill sign {build} --key PRIVATE"
+    return (
+        f"Remove what is wrong (for a file in source/, {build / 'source.receipt.json'} too) and build again: "
+        f"{how_to_build(build)}"
+    )
 
 
 def _tell(proof: VerificationReport) -> None:
@@ -94,27 +103,37 @@ def publish(
     ] = False,
     key: Annotated[Path | None, typer.Option(help="Private key (PEM) to sign with, the card included.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Prepare and say what would be uploaded; send nothing.")
+        bool, typer.Option("--dry-run", help="Say what would be uploaded; send nothing, and leave the build as it is.")
     ] = False,
 ) -> None:
     """Upload a build with a card, its attestations and its signatures. Run it again to continue after an interruption.
 
     Refuses a build whose files or verdicts are wrong, whose license does not allow it, or that names your machine.
     """
-    from shardmill.release.publish import PublishOptions, prepare_upload, upload
+    from shardmill.release.publish import PublishOptions, on_trial, prepare_upload, upload
 
     wish = PublishOptions(repo, private, include, license, may, key)
-    files = prepare_upload(build, wish)
-    size = sum((build / name).stat().st_size for name in files)
     if dry_run:
-        for name in files:
-            typer.echo(name)
-        typer.echo(
-            f"{len(files)} files, {size / 1e6:.1f} MB would be uploaded to {repo}; the card is {build / 'README.md'}"
-        )
+        with on_trial(build) as copy:
+            _offer(copy, prepare_upload(copy, wish), repo)
         return
+    files = prepare_upload(build, wish)
     commit = upload(build, files, wish)
-    typer.echo(f"{len(files)} files, {size / 1e6:.1f} MB: hf:{repo}@{commit}")
+    typer.echo(f"{len(files)} files, {_megabytes(build, files)}: hf:{repo}@{commit}")
+
+
+def _offer(build: Path, files: list[str], repo: str) -> None:
+    """Print what would be uploaded: the files and the card."""
+    from shardmill.release.bundle import CARD
+
+    for name in files:
+        typer.echo(name)
+    typer.echo(f"{len(files)} files, {_megabytes(build, files)} would be uploaded to {repo}, with this {CARD}:")
+    typer.echo(f"\n{(build / CARD).read_text(encoding='utf-8')}", nl=False)
+
+
+def _megabytes(build: Path, files: list[str]) -> str:
+    return f"{sum((build / name).stat().st_size for name in files) / 1e6:.1f} MB"
 
 
 def pull(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import glob
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from shardmill import __version__
+from shardmill import __version__, interrupt
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
-from shardmill.files import read_json, sealed, write_json, write_text
+from shardmill.files import SCRATCH, read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
 from shardmill.gates.measurement import nearness
 from shardmill.pipeline.attest import HOME, read_provenance
@@ -92,6 +95,31 @@ def prepare_upload(build: Path, wish: PublishOptions) -> list[str]:
     files = bundle_files(build)
     check_leaks(build, files)
     return files
+
+
+@contextmanager
+def on_trial(build: Path) -> Iterator[Path]:
+    """Yield a copy of a build to prepare instead of the build, which stays as it is. Its files are hard links.
+
+    Every file that is added or changed gets another inode: files are written beside their place, and renamed.
+    """
+    whole = build.resolve()
+    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=whole.parent))
+    with interrupt.scratch(scratch):
+        copy = scratch / whole.name
+        try:
+            shutil.copytree(whole, copy, symlinks=True, copy_function=_place)
+            yield copy
+        except ShardmillError as error:
+            raise ShardmillError(str(error).replace(str(copy), str(build))) from error
+
+
+def _place(source: str, target: str) -> None:
+    """Link to a file, or copy it where there are no hard links."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _check_repository(name: str) -> None:

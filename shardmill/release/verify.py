@@ -37,6 +37,7 @@ from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 Fault = tuple[str, str]  # a file of the build, and what is wrong with it
 Claim = tuple[str, str, str]  # a claim, who or what proves it, and the result
+UNSIGNED = "missing: not signed"  # what is wrong with a signature that is not there
 NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised if a file is not a verdict
 
 
@@ -155,7 +156,7 @@ def _signed(what: str, keys: Sequence[PublicKey], told: Sequence[str], signature
 def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKey) -> str:
     """Return why a key did not sign a file's statements, or an empty string if it did."""
     if not (build / envelopes).is_file():
-        return "missing: not signed"
+        return UNSIGNED
     try:
         read = read_envelopes(build / envelopes)
         if [envelope.payload for envelope in read] != payloads(build, statements):
@@ -170,7 +171,7 @@ def _check_envelopes(build: Path, envelopes: str, statements: str, key: PublicKe
 def _check_bundle(build: Path, key: PublicKey) -> str:
     """Return why a key did not sign a bundle's files, or an empty string if it did."""
     if not (build / SIGNATURE).is_file():
-        return "missing: not signed"
+        return UNSIGNED
     try:
         check_model(build, key.file)
         signed = signed_files(build)

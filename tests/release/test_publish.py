@@ -172,10 +172,23 @@ def test_a_name_that_no_repository_has_is_refused_before_anything_is_written(bui
     assert not (build / "README.md").exists()
 
 
-def test_a_dry_run_sends_nothing(build: Path, hub: StoreHub) -> None:
-    code, text = run("publish", build, REPO, "--dry-run", "--license", "mit")
+def test_a_dry_run_sends_nothing_and_writes_nothing(build: Path, keys: Keys, hub: StoreHub) -> None:
+    """The card is shown, since a person reads it before it is published."""
+    before = contents(build.parent)
+    code, text = run("publish", build, REPO, "--dry-run", "--license", "mit", "--key", keys.private)
     assert (code, "would be uploaded" in text, "compiled/head_0.mlmodelc/inner/data" in text) == (0, True, True), text
+    assert "license: mit" in text and keys.known.short in text
     assert (hub.repos, hub.put) == ({}, [])
+    assert contents(build.parent) == before
+
+
+def test_what_a_dry_run_refuses_is_named_where_it_lies(build: Path) -> None:
+    (build / "compiled/head_0.mlmodelc/inner/data").write_text("other")
+    code, text = run("publish", build, REPO, "--dry-run", "--license", "mit")
+    assert (code, text.startswith(f"shardmill: {build}/compiled/head_0.mlmodelc/inner/data: not the bytes")) == (
+        1,
+        True,
+    )
 
 
 def test_a_private_repository_is_private(build: Path, hub: StoreHub) -> None:

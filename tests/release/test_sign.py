@@ -50,6 +50,14 @@ def test_without_a_key_nobody_proves(signed: Path, build: Path) -> None:
     assert "nobody  not signed" in run("verify", build)[1].replace("   ", "")
 
 
+def test_a_build_that_nobody_signed_is_to_be_signed_and_not_built_again(build: Path, keys: Keys) -> None:
+    code, text = run("verify", build, "--key", keys.public)
+    assert (code, "missing: not signed" in text, "build again" in text) == (1, True, False)
+    assert text.endswith(f"Sign the build: shardmill sign {build} --key PRIVATE\n")
+    (build / "embedding.safetensors").write_text("other")
+    assert "build again" in run("verify", build, "--key", keys.public)[1]
+
+
 @pytest.mark.thorough(but=["secp256r1"])
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()], ids=lambda curve: curve.name)
 def test_other_tools_alone_verify(build: Path, tmp_path: Path, curve: ec.EllipticCurve) -> None:
