@@ -29,6 +29,7 @@ TOOLS = sm.tools(MODELS, workflow)
 MB = scheduling.mem_mb(MODELS, workflow)
 STORE = "build/.store"
 scheduling.limit_ane(workflow)
+scheduling.say_in_one_line()
 PACKAGE = folder("build/{model}/packages/{part}.mlpackage", workflow)
 BUNDLE = folder("build/{model}/compiled/{part}.mlmodelc", workflow)
 PLOTS = folder("build/{model}/plots", workflow)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -21,6 +23,8 @@ from shardmill.pipeline.steps import reference
 from shardmill.pipeline.table import STEPS
 
 USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
+SAID = re.compile(rf"^  {TooLarge.__name__}: (.+)$", re.MULTILINE)  # in Snakemake's report of an error
+LOGGER = "snakemake.logging"  # Snakemake's
 SOLVER = "cbc"  # the program of Snakemake's scheduler ilp, as PATH may have it
 
 
@@ -42,6 +46,18 @@ def go_on(batch: Batch, workflow: Any) -> None:
     """Let the other models of a batch be built when a job fails, as --keep-going does."""
     if batch.listed:
         workflow.scheduler.keepgoing = True
+
+
+def say_in_one_line() -> None:
+    """Let Snakemake say of a job that is too large what `TooLarge` says, without a traceback of Snakemake's own."""
+
+    def shorten(record: logging.LogRecord) -> bool:
+        found = SAID.search(record.getMessage()) if record.levelno >= logging.ERROR else None
+        if found:
+            record.msg, record.args = f"shardmill: {found[1]}", ()
+        return True
+
+    logging.getLogger(LOGGER).addFilter(shorten)
 
 
 def limit_ane(workflow: Any) -> None:
@@ -66,6 +82,18 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | 
     limit, beside = most_mb(workflow), held_mb(workflow)
     known = {name: _known(config) for name, config in batch.models.items()}
 
+    planning = False
+
+    def largest(error: TooLarge) -> TooLarge:
+        """Return the error that the real run would begin with, if this run plans only: there `onstart` is not run."""
+        nonlocal planning
+        if planning or not workflow.dryrun:
+            return error
+        planning = True
+        worst = _largest(partial(_expand, job) for job in workflow.dag.needrun_jobs())
+        planning = False
+        return worst or error
+
     @cache
     def of_model(step: str, model: str) -> resources.Resource | int:
         return _declared(step, known[model], limit, beside)
@@ -84,7 +112,7 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | 
             except TooLarge as error:
                 if batch.listed:  # known only from the checkpoint: the job gets all memory; if it fails, it fails alone
                     return error.limit
-                raise
+                raise largest(error) from None
 
         return declared
 

@@ -135,6 +135,9 @@ def test_a_job_that_needs_more_memory_than_there_may_be_is_refused(finished: Pro
     (line,) = said(done.stdout)
     assert re.search(r"needs \d+ MB of memory and this build may use 700; allow more with --resources", line)
     assert not project.build.exists() and "Traceback" not in done.stdout
+    planned = project.run("all", "--resources", "mem_mb=700", "--dry-run")
+    assert planned.returncode != 0
+    assert (said(planned.stdout), "Traceback" in planned.stdout) == ([line], False)
 
 
 def test_the_build_generates(finished: Project) -> None:

@@ -37,6 +37,7 @@ def run(limit: int | None, **theirs: dict[str, int]) -> SimpleNamespace:
         configfiles=[],
         global_resources={"mem_mb": SimpleNamespace(value=limit), "_nodes": SimpleNamespace(value=None)},
         is_main_process=True,
+        dryrun=False,
         resource_settings=SimpleNamespace(overwrite_resources=theirs),
     )
 

@@ -37,7 +37,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def limited(limit: int | None) -> SimpleNamespace:
     """Snakemake's workflow object, as far as it knows of a limit."""
     found = {name: SimpleNamespace(value=value) for name, value in (("mem_mb", limit), ("_nodes", None))}
-    return SimpleNamespace(global_resources=found, is_main_process=False)
+    return SimpleNamespace(global_resources=found, is_main_process=False, dryrun=False)
 
 
 def job(**wildcards: str) -> Wildcards:
