@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from shardmill.models.interface import ENUMERATED, FIXED, GRAPH, INFREQUENT, MTP
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 TAKEN = ("index.html", "refused")  # a batch's page, and what its rule for configs that can't be built names
+LIKE = 0.75  # how alike a key must be to one that is not known, to be offered in its place; 1 is equal
 LONGEST = 100  # characters; files have 255, and temporary ones are called by the model and more
 HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
@@ -377,6 +380,21 @@ def describe_all(error: ValidationError) -> str:
     return "; ".join(_describe(e) for e in errors if not any(_is_inside(loc, e["loc"]) for loc in inner))
 
 
+@cache
+def _keys() -> list[str]:
+    """Return every key of a config by its dotted name."""
+    whole = schema()
+    return list(_dotted(whole, whole["$defs"], ""))
+
+
+def _dotted(node: Mapping[str, Any], sections: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """Yield the keys of a section of the schema, and those of the sections in it."""
+    for name, child in node.get("properties", {}).items():
+        yield f"{prefix}{name}"
+        for one in (child, *child.get("anyOf", ()), *child.get("oneOf", ())):
+            yield from _dotted(sections.get(one.get("$ref", "").rpartition("/")[2], {}), sections, f"{prefix}{name}.")
+
+
 def _is_inside(inner: tuple[Any, ...], outer: tuple[Any, ...]) -> bool:
     """Return whether one place in a config lies within another."""
     return len(inner) > len(outer) and inner[: len(outer)] == outer
@@ -386,7 +404,8 @@ def _describe(error: Mapping[str, Any]) -> str:
     """Return one pydantic error as `key.key: what is wrong`."""
     where = ".".join(str(part) for part in error["loc"] if part not in (GIVEN, NAMED))
     if error["type"] == "unexpected_keyword_argument":
-        return f"{where}: unknown key"
+        close = get_close_matches(where, _keys(), n=1, cutoff=LIKE)
+        return f"{where}: unknown key{f'; did you mean {close[0]}?' if close else ''}"
     if error["type"] in ("missing", "missing_argument"):
         return f"{where}: missing"
     message = error["msg"][0].lower() + error["msg"][1:]

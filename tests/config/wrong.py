@@ -40,8 +40,9 @@ def refusal(content: Any) -> str:
 
 SEARCH = {"precision": "search", "calibration": {"text": "a.txt"}, "budget": {"perplexity": 1.03}}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown key": ({"contxt": 5}, "contxt: unknown key"),
-    "unknown nested key": ({"tokens": {"maximum": 4}}, "tokens.maximum: unknown key"),
+    "unknown key": ({"contxt": 5}, "contxt: unknown key; did you mean context?"),
+    "unknown key like no other": ({"quantum": 5}, "quantum: unknown key"),
+    "unknown nested key": ({"tokens": {"maximum": 4}}, "tokens.maximum: unknown key; did you mean tokens.max?"),
     "no token": ({"tokens": {"max": 0}}, "tokens.max: input should be greater than or equal to 1, is 0"),
     "too many tokens": ({"tokens": {"max": 65}}, "tokens.max: input should be less than or equal to 64, is 65"),
     "more drafts than a pass holds": (

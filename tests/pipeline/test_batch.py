@@ -71,7 +71,7 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
     found = batch.read_batch({"batch": ["models/*.yaml"]}, "batch.yaml", parsed)
     assert list(found.models) == ["a"]
     assert found.refused == {
-        "models/b.yaml": "models/b.yaml: contxt: unknown key",
+        "models/b.yaml": "models/b.yaml: contxt: unknown key; did you mean context?",
         "models/c.yaml": "models/c.yaml: another config of the batch is called a, too; rename one",
         "models/d.yaml": "models/d.yaml: expected a mapping of keys, see configs/README.md",
         "models/e.yaml": "models/e.yaml: model: given twice (line 2); keep one",

@@ -236,7 +236,7 @@ def test_a_wrong_config_is_one_line_and_no_work(finished: Project, tmp_path: Pat
     project.configure(contxt=64)
     done = project.run()
     assert done.returncode != 0
-    assert said(done.stdout) == ["shardmill: tiny.yaml: contxt: unknown key"]
+    assert said(done.stdout) == ["shardmill: tiny.yaml: contxt: unknown key; did you mean context?"]
     assert "Traceback" not in done.stdout
     assert not (project.folder / "build").exists()
 

@@ -105,7 +105,7 @@ def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> 
         return str(ended.value.code).removeprefix("shardmill: configs/a.yaml: ")
 
     benchmark = {"text": "text.txt", "task_prompts": "prompts", "tasks": ["summary"]}
-    assert refusal(settings | {"contxt": 1}) == "contxt: unknown key"
+    assert refusal(settings | {"contxt": 1}) == "contxt: unknown key; did you mean context?"
     nowhere = settings | {"parity": {"text": "nowhere.txt"}}
     assert refusal(nowhere) == "parity.text: nowhere.txt is no file with text in it"
     Path("text.txt").write_text("a text")
