@@ -1,5 +1,7 @@
 """Errors a user can meet: one line that names the thing and the remedy, and a non-zero exit."""
 
+from __future__ import annotations
+
 
 class ShardmillError(Exception):
     """Base of every error that is reported as one line, without a traceback."""
@@ -23,6 +25,14 @@ class AdapterError(ShardmillError):
 
 class EngineGoneError(ShardmillError):
     """The end of the process that runs a model's programs."""
+
+
+class LoadError(ShardmillError):
+    """A program, or a table of the host, that can't be loaded."""
+
+    def of(self, build: object) -> LoadError:
+        """Return the error with what a person can do about a file of this build."""
+        return LoadError(f"{self}; `shardmill verify {build}` tells whether it is damaged")
 
 
 class UnreadableError(ShardmillError):

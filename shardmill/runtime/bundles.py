@@ -33,8 +33,15 @@ _reshape: ContextVar[str] = ContextVar("reshape", default="")
 
 @contextmanager
 def on_program_load(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call `listener` with the name of every program whose load begins in this context and thread."""
-    token = _listener.set(listener)
+    """Call `listener`, and those around it, with the name of every program whose load begins in this thread."""
+    outer = _listener.get()
+
+    def tell(name: str) -> None:
+        listener(name)
+        if outer is not None:
+            outer(name)
+
+    token = _listener.set(tell)
     try:
         yield
     finally:
@@ -46,6 +53,11 @@ def report_load(name: str) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(name)
+
+
+def program_bytes(build: Path, part: Mapping[str, Any]) -> int:
+    """Return the bytes of a part's program in a build."""
+    return sum(file.stat().st_size for file in (build / part["program"]["path"]).rglob("*") if file.is_file())
 
 
 @contextmanager

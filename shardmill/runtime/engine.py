@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill import files
-from shardmill.errors import ShardmillError
+from shardmill.errors import LoadError, ShardmillError
 from shardmill.files import digest
 from shardmill.machine import load_programs_as
 from shardmill.models.contract import PER_LAYER
@@ -62,7 +62,7 @@ class Table:
 
 
 def read_tables(file: Path) -> dict[str, Table]:
-    """Return the host's tables by name. Raises ShardmillError if the file has no table `embedding`."""
+    """Return the host's tables by name. Raises LoadError if the file has no table `embedding`."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file  # maps the file; safetensors.numpy would read it all
 
@@ -72,7 +72,8 @@ def read_tables(file: Path) -> dict[str, Table]:
         if EMBEDDING not in found:
             raise KeyError(f"it contains no tensor '{EMBEDDING}'")
     except (OSError, SafetensorError, KeyError) as error:
-        raise ShardmillError(f"{file} can't be read as the embedding table: {error}; build again") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise LoadError(f"{file} can't be read as the embedding table ({why})") from error
     return {n: Table(values, found.get(n + SCALE)) for n, values in found.items() if not n.endswith(SCALE)}
 
 

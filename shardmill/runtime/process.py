@@ -15,9 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from shardmill import interrupt
-from shardmill.errors import EngineGoneError, ShardmillError
+from shardmill.errors import EngineGoneError, LoadError, ShardmillError
 from shardmill.models.host import Floats, bucket_for
 from shardmill.runtime import bundles
 from shardmill.runtime.drafter import load_drafter
@@ -287,11 +288,34 @@ class EncoderProcess(Process):
 
 
 def load_engine(build: Path, precision: str) -> EngineProcess:
-    """Load a decoder in a separate process, see `Process`; a spinner turns on the terminal meanwhile."""
+    """Load a decoder in a separate process, see `Process`; a terminal shows meanwhile how far that is."""
     from rich.console import Console
 
-    with Console(stderr=True).status(f"loading {build}"):
+    status = Console(stderr=True).status(f"loading {build}")
+    with status, bundles.on_program_load(_progress(build, status.update)):
         return EngineProcess(build, precision)
+
+
+def _progress(build: Path, show: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a listener for loads that shows the program's number and name, and about how long the rest takes.
+
+    The rest is estimated from the programs before, by their bytes. So nothing is said of it with the first.
+    """
+    parts = [part for part in read_manifest(build)["parts"] if not part.get("drafter")]
+    sizes = {part["name"]: bundles.program_bytes(build, part) for part in parts}
+    names, started = [*sizes], list[float]()
+
+    def begins(name: str) -> None:
+        if name not in sizes:  # the drafter's, which are loaded later
+            return
+        started.append(time.perf_counter())
+        place = names.index(name)
+        done = sum(sizes[each] for each in names[:place])
+        left = (started[-1] - started[0]) * (sum(sizes.values()) - done) / done if done else 0.0
+        rest = f", about {left:.0f} s left" if left >= 1 else ""
+        show(f"loading {build}: [{place + 1}/{len(names)}] {name}{rest}")
+
+    return begins
 
 
 def main() -> None:
@@ -311,7 +335,7 @@ def main() -> None:
                 if isinstance(model, Engine):
                     fastest_threads(partial(seconds_for_passes, model))
         except Exception as error:
-            connection.send((0, FAILED, _portrait(error)))
+            connection.send((0, FAILED, _portrait(error.of(build) if isinstance(error, LoadError) else error)))
             return
         connection.send((0, RESULT, threads()))
         for number in count(1):

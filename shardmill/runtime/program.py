@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shardmill.errors import ShardmillError
+from shardmill.errors import LoadError, ShardmillError
 from shardmill.machine import is_portable, load_programs_as, native_call, precision
 from shardmill.models.contract import has_positions
 from shardmill.models.host import Floats
@@ -248,7 +248,7 @@ class Program:
                     self.models[name] = load(str(path), compute_units=units, **named, **hints())
             return self._made_state(functions)
         except Exception as error:
-            raise ShardmillError(f"{self.path} can't be loaded: {first_line(error)}") from error
+            raise LoadError(f"{self.path} can't be loaded: {first_line(error)}") from error
 
     def _made_state(self, functions: Mapping[int, str]) -> Any:
         """Return zeroed states, which all functions of a length share."""

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from shardmill import machine
-from shardmill.errors import UnreadableError
+from shardmill.errors import LoadError, UnreadableError
 from shardmill.files import cache_folder, digest, read_json, write_json
-from shardmill.runtime.bundles import loadable, reshaping
+from shardmill.runtime.bundles import loadable, program_bytes, reshaping
 from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, part_in, read_manifest, reshape_frequency
 from shardmill.runtime.program import Program
 
@@ -66,13 +66,16 @@ def warm_programs(build: Path, precision: str) -> Iterator[Warmed]:
     manifest = loadable(read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME), build)
     parts, note, reshape = manifest["parts"], _note(), reshape_frequency(manifest)
     known = _known(note)
-    sizes = [_bytes(build, part) for part in parts]
+    sizes = [program_bytes(build, part) for part in parts]
     spent, loaded = 0.0, 0
     with machine.load_programs_as(precision):
         for place, part in enumerate(parts):
             key, start = _identity(part, reshape), time.perf_counter()
-            with reshaping(reshape):
-                _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
+            try:
+                with reshaping(reshape):
+                    _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
+            except LoadError as error:
+                raise error.of(build) from error
             seconds = time.perf_counter() - start
             if key not in known:
                 spent, loaded = spent + seconds, loaded + sizes[place]
@@ -103,10 +106,6 @@ def _identity(part: Mapping[str, Any], reshape: str) -> str:
     program = part["program"]
     known = {"program": program.get("files", program["path"]), "engine": machine.engine()}
     return digest(known | ({"reshape_frequency": reshape} if reshape else {}))
-
-
-def _bytes(build: Path, part: Mapping[str, Any]) -> int:
-    return sum(file.stat().st_size for file in (build / part["program"]["path"]).rglob("*") if file.is_file())
 
 
 def _known(note: Path) -> dict[str, float]:

@@ -241,8 +241,10 @@ def test_an_embedding_that_is_none_is_named(tmp_path: Path, content: bytes | Non
     file = tmp_path / "embedding.safetensors"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(ShardmillError, match=f"^{file} can't be read as the embedding table"):
+    with pytest.raises(ShardmillError) as caught:
         engine.read_tables(file)
+    assert str(caught.value).startswith(f"{file} can't be read as the embedding table (")
+    assert str(caught.value).count(str(tmp_path)) == 1
 
 
 @pytest.mark.thorough(but=["stop"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from patience import PATIENCE
 
 from shardmill.decode import Engine as Protocol
 from shardmill.errors import ShardmillError
-from shardmill.runtime import engine
-from shardmill.runtime.bundles import on_program_load
+from shardmill.runtime import engine, process
+from shardmill.runtime.bundles import on_program_load, report_load
 from shardmill.runtime.manifest import read_manifest
 from shardmill.runtime.process import EngineProcess
 
@@ -91,6 +92,15 @@ def test_what_can_not_be_loaded_is_told_in_the_words_of_the_load(tmp_path: Path)
         EngineProcess(tmp_path, "fp32")
 
 
+def test_what_may_be_damaged_is_to_be_verified(folder: Path, tmp_path: Path) -> None:
+    build = shutil.copytree(folder, tmp_path / "build", symlinks=True)
+    table = build / read_manifest(folder)["embedding"]["path"]
+    table.unlink()
+    table.write_bytes(b"cut short")
+    with pytest.raises(ShardmillError, match=rf"embedding table \(.*\); `shardmill verify {build}` tells whether"):
+        EngineProcess(build, "fp32")
+
+
 def test_a_child_that_dies_is_told_of_by_its_signal(folder: Path) -> None:
     model = EngineProcess(folder, "fp32")
     waiting = threading.Timer(0.2, model.child.send_signal, [signal.SIGSEGV])
@@ -126,3 +136,30 @@ def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     if handle is None:
         pytest.skip("this system has no file descriptors of processes, by which to wait for a grandchild")
     assert select.select([handle], [], [], PATIENCE)[0]  # readable once the process has ended
+
+
+def test_a_terminal_shows_how_far_a_load_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who listens around it, as a server that is asked for its health, hears it too."""
+    shown: list[str] = []
+    heard: list[str] = []
+    parts = [part["name"] for part in read_manifest(folder)["parts"]]
+    clock = iter([100.0, 130.0, 160.0, 190.0, 220.0])
+
+    def loading(*_: object) -> None:
+        for name in (*parts, "draft_layers"):
+            report_load(name)
+
+    monkeypatch.setattr(process, "EngineProcess", loading)
+    monkeypatch.setattr("rich.status.Status.update", lambda _, text: shown.append(text))
+    monkeypatch.setattr(process.bundles, "program_bytes", lambda build, part: 10 if part["name"] == parts[0] else 5)
+    monkeypatch.setattr("shardmill.runtime.process.time.perf_counter", lambda: next(clock))
+    with on_program_load(heard.append):
+        process.load_engine(folder, "fp32")
+    assert len(parts) == 5 and heard == [*parts, "draft_layers"]
+    assert [line.removeprefix(f"loading {folder}: ") for line in shown] == [
+        f"[1/5] {parts[0]}",
+        f"[2/5] {parts[1]}, about 60 s left",
+        f"[3/5] {parts[2]}, about 60 s left",
+        f"[4/5] {parts[3]}, about 45 s left",
+        f"[5/5] {parts[4]}, about 24 s left",
+    ]

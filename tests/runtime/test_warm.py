@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from shardmill import machine
 from shardmill.cli import app
-from shardmill.errors import ShardmillError
+from shardmill.errors import LoadError, ShardmillError
 from shardmill.runtime import warm
 from shardmill.runtime.bundles import on_program_load, report_load
 
@@ -115,8 +115,9 @@ def test_stopped_it_knows_what_it_has_loaded(build: Path, programs: Programs) ->
 
 
 def test_a_program_that_fails_is_the_only_one_that_is_new_next_time(build: Path, programs: Programs) -> None:
-    programs.failing = (NAMES[2], ShardmillError("compiled/head_0.mlmodelc can't be loaded: no"))
-    with pytest.raises(ShardmillError, match="can't be loaded"):
+    programs.failing = (NAMES[2], LoadError("compiled/head_0.mlmodelc can't be loaded: no"))
+    told = f"can't be loaded: no; `shardmill verify {build}` tells whether it is damaged"
+    with pytest.raises(ShardmillError, match=told):
         warmed(build)
     programs.failing = None
     assert warmed(build) == [NAMES[2]]
