@@ -72,6 +72,7 @@ rule all:
     default_target: True
     input:
         sm.artifacts(MODELS, workflow),
+        lambda wildcards: sm.mend(MODELS, workflow),
 
 
 # A config of a batch that can't be built. No file is made, so every run reports the config and fails.

@@ -14,6 +14,7 @@ from shardmill import machine
 from shardmill.config import Config
 from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
+from shardmill.files import load_json
 from shardmill.machine import collect_rarely
 from shardmill.pipeline import code_digest, dag, storage
 from shardmill.pipeline.batch import Batch, is_batch, of_jobs, read_batch, told
@@ -23,9 +24,10 @@ from shardmill.pipeline.code_digest import fetched_model_type, model_type_in, ne
 from shardmill.pipeline.dag import receipt_of
 from shardmill.pipeline.resolve import expected, overlaps, parsed, read_corpus, resolve_config
 from shardmill.pipeline.scheduling import too_large
-from shardmill.pipeline.table import STEPS
-from shardmill.pipeline.task import Tools
+from shardmill.pipeline.table import RECORD, STEPS
+from shardmill.pipeline.task import SOURCE, Tools
 from shardmill.printable import one_line
+from shardmill.runtime.manifest import entries
 from shardmill.witness import installed
 
 
@@ -39,7 +41,7 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
         if is_batch(config):
             collect_rarely()  # Snakemake makes many objects for each job of the plan
             return _read_batch(config, name, workflow)
-        found = _resolved(config, name)
+        found = resolved(config, name)
         return Batch({found.model: found})
     except ConfigError as error:
         sys.exit(f"shardmill: {one_line(error)}")
@@ -61,7 +63,7 @@ def _demand_one_model(contents: Mapping[str, Any]) -> None:
         raise ConfigError(f"{both} are configs of different models; list them in one under batch:, see docs/batch.md")
 
 
-def _resolved(content: Any, name: str) -> Config:
+def resolved(content: Any, name: str) -> Config:
     """Return one model's config, checked and resolved. Raises ConfigError."""
     try:
         found = parsed(content, name)
@@ -74,7 +76,7 @@ def _resolved(content: Any, name: str) -> Config:
 
 def _fitting(content: Any, name: str, workflow: Any) -> Config:
     """Return one config of a batch, resolved. Raises ConfigError, too, if a job needs more memory than there is."""
-    found = _resolved(content, name)
+    found = resolved(content, name)
     misfit = too_large(found, workflow) if workflow.is_main_process else None
     if misfit:
         raise ConfigError(f"{name}: {misfit}")
@@ -201,6 +203,40 @@ def only_its_jobs(build: str, workflow: Any) -> None:
     """
     if not workflow.is_main_process:
         _or_end(join_build, build)
+
+
+def mend(batch: Batch, workflow: Any) -> list[str]:
+    """Let this run make anew what has other sizes than model.json names: Snakemake looks at times alone.
+
+    Other damage takes `shardmill verify` to be found, for it reads every byte. Asked for as an input of the rule all,
+    while Snakemake plans; that input is empty.
+    """
+    builds = [] if storage.is_used(workflow) else batch.models
+    damaged = [f"build/{name}/{path}" for name in builds for path in resized(Path("build") / name)]
+    for path in sorted({*damaged} - workflow.dag.forcefiles):
+        print(f"shardmill: {path}: is not as large as model.json says, and is made anew", file=sys.stderr)
+    workflow.dag.forcefiles.update(damaged)
+    return []
+
+
+def resized(build: Path) -> list[str]:
+    """Return the outputs of rules that hold files of other sizes than a build's model.json names, by path.
+
+    Empty for a build that is not finished, or whose model.json can't be read.
+    """
+    try:
+        wrong = [one["path"] for one in entries(load_json(build / "model.json")) if _size(build, one) != one["bytes"]]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return []
+    return sorted({RECORD if path.partition("/")[0] == SOURCE else path for path in wrong})
+
+
+def _size(build: Path, entry: Mapping[str, Any]) -> int:
+    """Return the bytes of an entry's files; a missing one has none."""
+    from shardmill.pipeline.steps.manifest import named_files  # no job needs it
+
+    files = [build / name for name, _ in named_files(entry)]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _or_end(work: Callable[..., object], *given: str) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from shardmill import cli
+from shardmill.errors import ConfigError
+from shardmill.pipeline import snakefile
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
@@ -123,3 +126,25 @@ def test_an_encoder_says_how_it_reads_longer_texts(bucket: int, windows: str, tm
     said = CliRunner().invoke(cli.app, ["plan", str(file)])
     assert f"\na longer text: {windows} windows of {bucket} tokens\n" in said.stdout
     assert json.loads(CliRunner().invoke(cli.app, ["plan", str(file), "--json"]).stdout)["windows"] == windows
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "a text that is not there": {"parity": {"text": "nope.txt"}},
+    "no text to calibrate by": {"convert": {"calibration": {"text": "nope.txt"}}},
+    "a text that judges itself": {"convert": {"calibration": {"text": "resources/text/code.txt"}}},
+    "prompts that are not there": {"benchmark": {"tasks": ["nothing"]}},
+    "labels that are no tokens": {"program": {"shapes": "fixed", "labels": ["two words of it", "b"]}},
+    "layers that the model lacks": {"topology": [[0, 2]]},
+    "slices that do not divide": {"head": {"slices": 7}},
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_snakemake_refuses_the_plan_refuses_in_the_same_words(case: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    content = {"model": "m", "source": {"path": "resources/demo"}, "context": 128} | REFUSED[case]
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError) as refused:
+        snakefile.resolved(content, str(file))
+    said = CliRunner().invoke(cli.app, ["plan", str(file)])
+    assert (said.exit_code, said.stderr) == (1, f"shardmill: {refused.value}\n")

@@ -101,8 +101,8 @@ def test_jobs_do_not_look_again_at_what_their_run_refuses(folder: Path, monkeypa
     assert not Path("build/.batch.json").exists()  # a dry run tells the jobs of another run nothing
     batch.tell_jobs(begun)
     names: list[str] = []
-    resolve = snakefile._resolved
-    monkeypatch.setattr(snakefile, "_resolved", lambda given, name: names.append(name) or resolve(given, name))
+    resolve = snakefile.resolved
+    monkeypatch.setattr(snakefile, "resolved", lambda given, name: names.append(name) or resolve(given, name))
     known = read(main=False)
     assert (known.models, known.refused) == (begun.models, begun.refused) and begun.refused.keys() == {"bad.yaml"}
     assert names == ["good.yaml"]
@@ -122,8 +122,8 @@ def test_a_job_reads_the_config_of_its_own_model_alone(folder: Path, monkeypatch
     begun = snakefile.checked(content, began)
     batch.tell_jobs(begun)
     names: list[str] = []
-    resolve = snakefile._resolved
-    monkeypatch.setattr(snakefile, "_resolved", lambda given, name: names.append(name) or resolve(given, name))
+    resolve = snakefile.resolved
+    monkeypatch.setattr(snakefile, "resolved", lambda given, name: names.append(name) or resolve(given, name))
 
     def read(*jobs: str) -> Batch:
         names.clear()
@@ -175,7 +175,7 @@ def test_what_nobody_foresaw_stops_no_other_model(folder: Path) -> None:
 
 def test_a_file_with_a_name_that_none_can_have_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"a\.yaml: .*x+: File name too long"):
-        snakefile._resolved(tiny.settings("checkpoint") | {"parity": {"text": "x" * 300}}, "a.yaml")
+        snakefile.resolved(tiny.settings("checkpoint") | {"parity": {"text": "x" * 300}}, "a.yaml")
 
 
 @pytest.mark.parametrize(

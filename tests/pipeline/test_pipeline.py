@@ -178,6 +178,11 @@ def test_an_artifact_that_is_gone_is_made_again(finished: Project, tmp_path: Pat
         artifact = (project.build / gone).rename(tmp_path / "gone")
         assert rule in jobs(project.run("all", "--dry-run", "--rerun-triggers", "mtime").stdout), gone
         artifact.rename(project.build / gone)
+    table = project.build / "embedding.safetensors"
+    table.write_bytes(table.read_bytes()[:-1])
+    done = project.run("all", "--dry-run", "--rerun-triggers", "mtime")
+    assert "embedding" in jobs(done.stdout)
+    assert "build/tiny/embedding.safetensors: is not as large as model.json says" in done.stdout
 
 
 @pytest.mark.thorough

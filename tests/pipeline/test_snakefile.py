@@ -20,6 +20,7 @@ from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.resolve import resolve_config
 from shardmill.pipeline.table import STEPS
 
+from . import made
 from .workflows import IN_BUILD
 
 
@@ -215,3 +216,33 @@ def test_every_step_is_watched_and_the_familys_code_once_it_is_known(settings: d
     Path("build/tiny/source").mkdir(parents=True)
     Path("checkpoint/config.json").rename("build/tiny/source/config.json")
     assert known(job()) == code_digest.tools(STEPS["split"], "phi3") != code_digest.tools(STEPS["split"], "")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "made_anew"),
+    [
+        ("compiled/head_0.mlmodelc/inner/data", "compiled/head_0.mlmodelc"),
+        ("packages/layers_00_02.mlpackage/inner/data", "packages/layers_00_02.mlpackage"),
+        ("embedding.safetensors", "embedding.safetensors"),
+        ("source/tokenizer.json", "source.receipt.json"),
+    ],
+)
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_file_of_another_size_is_made_anew(
+    damaged: str, made_anew: str, gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Snakemake would leave it: it is newer than what it was made of."""
+    monkeypatch.chdir(tmp_path)
+    file = made.finish(tmp_path / "build") / damaged
+    models: Any = {"tiny": None}  # whose config does not matter
+    plan = SimpleNamespace(forcefiles={"asked for"})
+    storages = SimpleNamespace(default_storage_provider=None)
+    workflow: Any = SimpleNamespace(dag=plan, storage_settings=storages)
+    assert snakefile.mend(Batch(models), workflow) == []
+    assert (plan.forcefiles, capsys.readouterr().err) == ({"asked for"}, "")
+    file.unlink() if gone else file.write_bytes(file.read_bytes()[:-1])
+    for _ in range(2):  # Snakemake may ask more than once
+        assert snakefile.mend(Batch(models), workflow) == []
+    assert plan.forcefiles == {"asked for", f"build/tiny/{made_anew}"}
+    line = f"shardmill: build/tiny/{made_anew}: is not as large as model.json says, and is made anew\n"
+    assert capsys.readouterr().err == line
