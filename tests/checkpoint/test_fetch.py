@@ -4,14 +4,18 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from hashlib import sha256
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from huggingface_hub import close_session
 from patience import PATIENCE, wait_until
 from processes import succeeded
 
@@ -352,3 +356,38 @@ def test_environment_is_honoured(hub: Hub, tmp_path: Path) -> None:
     succeeded(run("offline", HF_HUB_OFFLINE="1"))
     assert hub.requests == []
     assert (tmp_path / "offline" / "source.json").read_text() == (tmp_path / "online" / "source.json").read_text()
+
+
+def unresolved(monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]:
+    """Names that are asked for from now on; the first `times` of them have no address."""
+    asked: list[str] = []
+    look_up = socket.getaddrinfo
+
+    def answer(host: str, *others: Any, **options: Any) -> Any:
+        asked.append(host)
+        if len(asked) > times:
+            return look_up(host, *others, **options)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    monkeypatch.setenv("NO_PROXY", "*")
+    close_session()  # its connections, and a proxy
+    return asked
+
+
+def test_without_a_network_the_hub_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub client alone asks six times, and waits for 31 seconds in between."""
+    asked = unresolved(monkeypatch, times=10)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"waits for {seconds} s"))
+    nowhere: Any = SimpleNamespace(endpoint="http://hub.invalid")
+    why = "hub.invalid: this name has no address here; connect to a network, or check HF_ENDPOINT"
+    assert (Case(tmp_path, nowhere).refused(), asked) == (why, ["hub.invalid"])
+
+
+def test_a_download_outlives_a_moment_without_a_network(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.fetch()
+    asked = unresolved(monkeypatch, times=2)
+    assert Case(tmp_path / "again", case.hub).fetch()["commit"] == COMMIT
+    assert len(asked) > 2
