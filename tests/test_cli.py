@@ -62,7 +62,11 @@ def test_failures_are_one_line(build: Path, tmp_path: Path) -> None:
     for file, why in ((empty, "holds no text"), (tmp_path / "none.txt", "No such file")):
         said = why if is_portable() else "does not run on a Mac"
         assert said in failure("audit-range", build, "--prompts", file)
-    assert "build the model first" in failure("generate", tmp_path / "none", "--prompt", "a")
+    nothing = failure("generate", tmp_path / "none", "--prompt", "a")
+    assert nothing.endswith("build the model first: snakemake --cores 4 all --configfile CONFIG")
+    config = Path(__file__).parents[1] / "configs/demo.yaml"
+    assert failure("serve", config) == f"{config}: is a file; name the folder of a build, such as build/demo"
+    assert f"{build}: is a build; name one of its programs, such as {build}/packages/" in failure("lint", build)
     assert "no drafter is called 'foo'" in failure("generate", build, "--prompt", "a", "--drafter", "foo")
     assert "the prompt is empty" in failure("generate", build, "--prompt", "")
     too_long = failure("generate", build, "--prompt", "a" * 300)

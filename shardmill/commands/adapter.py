@@ -19,9 +19,14 @@ def add(
     name: Annotated[str | None, typer.Option(help="Name for requests; by default the folder's.")] = None,
 ) -> None:
     """Check an adapter and lay it into a build; one of the same name is replaced."""
+    from shardmill.runtime.adapters import FOLDER
     from shardmill.runtime.adding import add_adapter
 
-    added = add_adapter(build, folder, folder.resolve().name if name is None else name)
+    called = folder.resolve().name if name is None else name
+    before = (build / FOLDER / called).exists()
+    added = add_adapter(build, folder, called)
+    if before:
+        typer.echo(f"{added.name}: takes the place of the adapter that had this name", err=True)
     typer.echo(f"{added.name}: rank {added.rank}, changes {added.modules} modules of {added.base or 'its base'}")
 
 

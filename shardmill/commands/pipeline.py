@@ -317,6 +317,7 @@ def synth_checkpoint(
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
     from shardmill.config.problems import read_yaml
+    from shardmill.imports import quiet_transformers
     from shardmill.models.hf_config import content_fault
     from shardmill.models.synthetic import write_synthetic_checkpoint as write
     from shardmill.pipeline.resolve import located, workflow_root
@@ -337,6 +338,7 @@ def synth_checkpoint(
         raise ConfigError(f"{home / 'config.json'}: {wrong}")
     if layers:
         shapes["num_hidden_layers"] = layers
-    write(shapes, folder, seed, tokenizer=workflow_root() / "resources/demo")
+    with quiet_transformers():
+        write(shapes, folder, seed, tokenizer=workflow_root() / "resources/demo")
     size = sum(file.stat().st_size for file in folder.iterdir())
     typer.echo(f"{folder}: {size / 1e9:.2f} GB")

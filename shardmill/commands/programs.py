@@ -95,6 +95,9 @@ def lint(
 
     from shardmill.imports import quiet_coremltools
 
+    if (path / "model.json").is_file():
+        one = next(iter(sorted(path.glob("packages/*.mlpackage"))), path / "packages/PART.mlpackage")
+        raise ShardmillError(f"{path}: is a build; name one of its programs, such as {one}")
     with quiet_coremltools():
         from portable_coreml.judge.lint import lint as judge
         from portable_coreml.judge.rule import Target

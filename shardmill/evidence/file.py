@@ -232,9 +232,10 @@ def read_result(path: Path) -> dict[str, Any]:
     try:
         content = read_sealed(path)
     except UnreadableError as error:
-        why = "" if path.is_file() else f" ({error.__cause__})"
+        if isinstance(error.__cause__, OSError):
+            raise ShardmillError(f"{path}: {error.__cause__.strerror}") from error
         raise ShardmillError(
-            f"{path}: no result.json of measure.py, or not as that wrote it{why}; take the one that it wrote, again"
+            f"{path}: no result.json of measure.py, or not as that wrote it; take the one that it wrote, again"
         ) from error
     for problem in _evidence_faults(content):
         raise ShardmillError(f"{path}: no result.json of measure.py that this shardmill reads: {problem}")

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardmill.errors import ShardmillError
-from shardmill.files import load_json
+from shardmill.files import how_to_build, load_json
 from shardmill.models.architecture import MASK, RANK, SILU_TANH, SLIDING_MASK
 from shardmill.models.contract import rope_inputs
 from shardmill.models.interface import APART, INFREQUENT, LABELS, TANH
@@ -85,8 +85,10 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
         encodes = isinstance(content, dict) and MARK in content
         wrong = _fault(content, COMPLETE_ENCODER if encodes and kinds is COMPLETE else kinds)
     except OSError as error:
-        why = error.strerror
-        raise ShardmillError(f"{file} can't be read ({why}); build the model first: snakemake --cores 4 all") from error
+        if build.is_file():
+            raise ShardmillError(f"{build}: is a file; name the folder of a build, such as build/demo") from error
+        how = f"build the model first: {how_to_build(build)}"
+        raise ShardmillError(f"{file} can't be read ({error.strerror}); {how}") from error
     except ValueError as error:
         raise ShardmillError(f"{file} is damaged: {error}; delete it and build again") from error
     if kinds in (RUNTIME, ENCODER) and encodes is not (kinds == ENCODER) and content.get("format") == FORMAT:

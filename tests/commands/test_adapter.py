@@ -43,6 +43,14 @@ def test_generate_says_what_the_merged_model_says(build: Path, tmp_path: Path) -
     assert "told" not in shardmill("adapter", "list", build).stdout
 
 
+def test_an_adapter_that_takes_another_s_place_is_told(build: Path, tmp_path: Path) -> None:
+    lora = adapters.write_lora(build / "source", tmp_path / "lora", 3, 0.25)
+    said = [shardmill("adapter", "add", build, lora, "--name", "twice") for _ in range(2)]
+    assert shardmill("adapter", "remove", build, "twice").exit_code == 0
+    assert [one.stderr for one in said] == ["", "twice: takes the place of the adapter that had this name\n"]
+    assert said[0].stdout == said[1].stdout != ""
+
+
 def test_what_is_not_there_is_named(build: Path, tmp_path: Path) -> None:
     assert "no adapter is called 'absent'; it has none" in failure(
         "generate", build, "--prompt", "a", "--adapter", "absent"

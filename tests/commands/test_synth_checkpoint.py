@@ -50,6 +50,22 @@ def test_what_the_workflow_has_is_found_from_any_folder(
     assert Path("made/tokenizer.json").read_bytes() == (workflow_root() / "resources/demo/tokenizer.json").read_bytes()
 
 
+def test_transformers_warns_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a rope_parameters that it computes with as every other."""
+    from transformers.utils import logging
+
+    asked: list[int] = []
+
+    def write(shapes: Any, folder: Path, seed: int, tokenizer: Path) -> None:
+        asked.append(logging.get_verbosity())
+        folder.mkdir()
+
+    monkeypatch.setattr("shardmill.models.synthetic.write_synthetic_checkpoint", write)
+    like = workflow_root() / "configs/demo.yaml"
+    said = CliRunner().invoke(cli.app, ["synth-checkpoint", str(tmp_path / "made"), "--like", str(like)])
+    assert (said.exit_code, asked) == (0, [logging.ERROR])
+
+
 def test_a_negative_seed_is_a_wrong_command_line(tmp_path: Path) -> None:
     (tmp_path / "like.yaml").write_text("model: m")
     said = CliRunner().invoke(cli.app, ["synth-checkpoint", "m", "--like", str(tmp_path / "like.yaml"), "--seed", "-1"])

@@ -82,6 +82,12 @@ def test_a_result_in_another_spelling_is_not_as_it_was_written(tmp_path: Path) -
         read_result(tmp_path / "a.json")
 
 
+def test_a_result_that_is_not_there_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(ShardmillError) as caught:
+        read_result(tmp_path / "a.json")
+    assert str(caught.value) == f"{tmp_path / 'a.json'}: No such file or directory"
+
+
 def test_systems_with_long_or_foreign_names_have_files_of_their_own() -> None:
     names = [file_name(result(chip=chip)) for chip in ("苹果", "香蕉", "x" * 5000, "x" * 5001)]
     assert len({*names}) == 4 and all(len(name) < 130 and name.isascii() for name in names)
