@@ -226,6 +226,16 @@ def test_ci_runs_what_a_developer_runs() -> None:
     assert any(name.startswith("macos") for name in systems)
 
 
+def test_what_others_publish_is_named_by_its_digest() -> None:
+    """Names of versions can move; Dependabot proposes newer digests."""
+    used = re.findall(r"uses: (.*)", (ROOT / ".github/workflows/ci.yaml").read_text())
+    assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", name) for name in used)
+    images = re.findall(r"^FROM (\S+)", (ROOT / "Containerfile").read_text(), re.MULTILINE)
+    assert images and all(re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", name) for name in images)
+    updates = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())["updates"]
+    assert {one["package-ecosystem"] for one in updates} == {"github-actions", "docker", "pip"}
+
+
 def pages() -> list[Path]:
     """What a reader is given."""
     return [ROOT / "README.md", ROOT / "configs/README.md", *(ROOT / "docs").glob("*.md")]

@@ -109,6 +109,18 @@ def test_it_holds_the_workflow_and_nothing_of_the_machine(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or ".DS_Store" in name or "/build/" in name]
 
 
+def test_it_names_the_others_whose_work_it_carries(wheel: Path) -> None:
+    """NOTICE names every checkpoint in it, and nothing that is not in it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (notice,) = (name for name in names if name.endswith(".dist-info/licenses/NOTICE"))
+        text = archive.read(notice).decode()
+    assert text == (ROOT / "NOTICE").read_text()
+    named = re.findall(r"^resources/([\w-]+)", text, re.MULTILINE)
+    carried = {name.split("/")[3] for name in names if re.fullmatch(r".*/resources/[^/]+/config\.json", name)}
+    assert sorted(named) == sorted(carried)
+
+
 def test_it_asks_an_index_for_no_name_of_ours(wheel: Path) -> None:
     """Nobody has registered them: whoever did would run code in every installation."""
     with zipfile.ZipFile(wheel) as archive:
