@@ -19,6 +19,12 @@ from shardmill.models.architecture import SILU_TANH
 # Below this magnitude RMSNorm divides by the constant instead of the largest element, so that a token of zeros is safe.
 NORM_FLOOR = 2.0**-4
 LARGEST_ROOT = 128.0  # of eps / m^2, whose square fp16 must hold
+# For a smaller root of epsilon (3e-5) the floor is lower, and no constant is subnormal. Otherwise (root_eps / m)^2
+# would soon be 0 in fp16, and the norm of a column of zeros would be 0 * rsqrt(0), which is NaN.
+SMALL_ROOT = 2.0**-15
+LEAST_ROOT = 2.0**-20  # counts instead of a smaller one: an x to which that matters has fewer digits in fp16 anyway
+ROOT_AT_FLOOR = 2.0**-6  # what the root over the lower floor is at least: its square is a normal number in fp16
+SHIFT = 2.0**-10  # a factor of a small root, so that the other factor is a normal number
 GELU_RANGE = 10.0
 MOST_PIECES = 8
 # logit(Phi(x)) = x * sum c_i (x / 5)^(2 i), fitted by least squares so that x * Phi(x) is off by 7e-8 at most.
@@ -41,6 +47,8 @@ class RMSNorm(nn.Module):
     The square of an activation over 256 overflows fp16, so x is first divided by its largest magnitude m; the mean of
     the squares then lies in 1/channels .. 1, and eps is divided by m^2 to keep the result exactly RMSNorm's. Spelled
     in operations that were measured on the Neural Engine, hence no abs, no clip and no reciprocal.
+
+    A column of zeros becomes zeros, whatever eps is: an encoder's bucket is filled up with such columns.
     """
 
     def __init__(self, weight: Tensor | None, eps: float, axis: int = 1) -> None:
@@ -50,9 +58,15 @@ class RMSNorm(nn.Module):
         self.weight = None if weight is None else nn.Parameter(weight.reshape(shape), requires_grad=False)
         self.floor: Tensor
         self.root_eps: Tensor
-        root_eps, *self.factors = fp16_factors(math.sqrt(eps), EPS_TOLERANCE)
-        # With a higher floor for a large eps, eps divided by m^2 stays in the range of fp16.
-        floor = max(NORM_FLOOR, 2.0 ** math.ceil(math.log2(math.sqrt(eps) / LARGEST_ROOT)))
+        root = max(math.sqrt(eps), LEAST_ROOT)
+        if root < SMALL_ROOT:
+            root_eps, *factors = fp16_factors(root / SHIFT, EPS_TOLERANCE)
+            self.factors = [*factors, SHIFT]
+            floor = 2.0 ** math.floor(math.log2(root / ROOT_AT_FLOOR))
+        else:
+            root_eps, *self.factors = fp16_factors(root, EPS_TOLERANCE)
+            # With a higher floor for a large eps, eps divided by m^2 stays in the range of fp16.
+            floor = max(NORM_FLOOR, 2.0 ** math.ceil(math.log2(root / LARGEST_ROOT)))
         self.register_buffer("floor", torch.full((1, 1, 1, 1), floor))
         self.register_buffer("root_eps", torch.full((1, 1, 1, 1), root_eps))
 

@@ -20,6 +20,7 @@ from transformers.models.phi3.modeling_phi3 import Phi3RMSNorm, apply_rotary_pos
 
 from shardmill.errors import CheckpointError
 from shardmill.models.primitives import (
+    LayerNorm,
     RMSNorm,
     XIELUActivation,
     apply_rotary,
@@ -64,7 +65,7 @@ MAGNITUDES = [1e-6, 1e-4, 3e-3, 1e-2, 0.0625, 1.0, 300.0, 5e3, 6e4]
 
 
 @pytest.mark.parametrize("magnitude", MAGNITUDES)
-@pytest.mark.parametrize("eps", [1e-5, 1e-6])
+@pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-12])
 def test_rmsnorm_is_transformers_at_every_magnitude(magnitude: float, eps: float) -> None:
     """Below the floor as above it, eps included."""
     ours, theirs = norms(eps)
@@ -85,6 +86,46 @@ def test_rmsnorm_keeps_its_epsilon_in_fp16(eps: float) -> None:
 
 def test_rmsnorm_takes_one_constant_where_one_will_do() -> None:
     assert [len(norms(eps)[0].factors) for eps in (1e-5, 1e-6)] == [0, 1]
+
+
+SMALL = (1e-10, 1e-11, 1e-12, 2.0**-40)
+
+
+@pytest.mark.parametrize("eps", [1e-5, 1e-6, 1e-8, 1e-9, *SMALL, 1e-15, 0.0])
+def test_a_norm_of_zeros_is_zero_in_fp16(eps: float) -> None:
+    """Zeros fill an encoder's bucket up; NaN there would spoil every token, since 0 * NaN is NaN."""
+    weight, zeros = torch.ones(CHANNELS), torch.zeros(1, CHANNELS, TOKENS, 1, dtype=torch.float16)
+    for made in (RMSNorm(weight, eps), RMSNorm(None, eps, axis=2), LayerNorm(weight, None, eps)):
+        assert torch.equal(made.half()(zeros), zeros)
+
+
+@pytest.mark.parametrize("eps", SMALL)
+@pytest.mark.parametrize("magnitude", [1e-5, 1e-4, 1e-2, 1.0, 6e3])
+def test_a_small_epsilon_is_kept_in_fp16(eps: float, magnitude: float) -> None:
+    """Also where x is as small as its root, 1e-5 and less."""
+    ours, theirs = norms(eps)
+    x = (magnitude * draw(TOKENS, CHANNELS)).half()
+    y = ours.half()(x.T[None, :, :, None])[0, :, :, 0].T
+    limits.rows_agree("RMSNorm in fp16", y, theirs(x.float()), limits.roundings("fp16", SPELLED))
+
+
+@pytest.mark.parametrize("eps", [*SMALL, 1e-15, 0.0])
+def test_a_small_epsilon_takes_no_number_below_fp16_s_normal_ones(eps: float) -> None:
+    """The Neural Engine may take these for 0. So may what is added under the root of a column of zeros."""
+    ours = RMSNorm(None, eps)
+    constants = np.array([float(ours.floor), float(ours.root_eps), *ours.factors])
+    assert constants.min() >= 2.0**-14 and np.array_equal(constants.astype(np.float16), constants)
+    assert (np.prod(constants[1:]) / constants[0]) ** 2 >= 2.0**-14
+
+
+@pytest.mark.parametrize("eps", [1e-3, 1e-5, 1e-6, 1e-6 / 64, 1e-6 / 1024, 1e-9])
+def test_a_usual_epsilon_keeps_its_constants(eps: float) -> None:
+    """Gemma and Qwen divide theirs by the square of what they scale the stream with."""
+    ours = RMSNorm(None, eps)
+    assert (float(ours.floor), [float(ours.root_eps), *ours.factors]) == (
+        2.0**-4,
+        pytest.approx(fp16_factors(eps**0.5, 1e-4), rel=1e-7),
+    )
 
 
 def test_rmsnorm_does_not_mix_tokens() -> None:
