@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity
 
 from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import probe
-from shardmill.gates.encoder_reference import EncoderReference, passages
+from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
@@ -120,6 +120,29 @@ def encoder_parity(
     with load_programs_as("fp16"):
         ratio = Measurement("psnr", psnr(runner.run(rows), known))
         yield explained(ratio, lambda: runner.run(rows), runner.program)
+        if is_portable():  # Core ML computed in fp16 above, too
+            padded = relative_error(runner.run(short, noise=10.0), runner.run(short))
+            error = Measurement("padding_error", padded, "in fp16")
+            yield explained(error, partial(runner.run, short, 10.0), runner.program)
+        yield from _partly_filled(runner, reference, texts, tables)
+
+
+def _partly_filled(
+    runner: EncoderRunner, reference: EncoderReference, texts: Sequence[Sequence[int]], tables: Tables
+) -> Iterator[Measurement]:
+    """Measure question 3 where texts do not fill the bucket, and where two texts share it.
+
+    What fills a bucket up is zeros, from which fp16 may make NaN where fp32 does not. NaN would spoil every token.
+    """
+    halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
+    cut = [*halves, texts[0][:1]]
+    weights, rows = tables.weights, [tables.rows(text) for text in cut]
+    original = torch.cat(reference.run(cut, tables.table, weights, answer_rows(runner.plan, weights)))
+    pairs = [rows[at : at + 2] for at in range(0, len(rows), 2)]
+    ways = {"half of a bucket, and one token": [[one] for one in rows], "two texts in a bucket": pairs}
+    for name, passes in ways.items():
+        again = partial(runner.passes, passes)
+        yield explained(Measurement("psnr", psnr(again(), original), name), again, runner.program)
 
 
 def stored_answers(plan: Mapping[str, Any], stored: PackageWeights) -> Tensor | None:
@@ -229,13 +252,18 @@ def _run_texts(encoder: Encoder, texts: Sequence[Sequence[int]], plan: Mapping[s
 def _encoder_cost(
     load: Callable[[], Encoder], plan: Mapping[str, Any], known: Mapping[str, Tensor]
 ) -> Iterator[Measurement | NotRun]:
-    """Measure question 3: the shipped precision against the original weights in fp32, bucket by bucket."""
+    """Measure question 3: the shipped precision against the original weights in fp32.
+
+    The texts of each bucket run in that bucket, which they fill, and in the largest one.
+    """
     with load_programs_as("fp16"):
         encoder = load()
-    for bucket in plan["buckets"]:
+    pairs = [(bucket, taken) for bucket in plan["buckets"] for taken in {bucket: 0, max(plan["buckets"]): 0}]
+    for bucket, taken in pairs:
         texts = passages(known["tokens"].tolist(), bucket, plan["task"])
-        shipped = torch.from_numpy(_run_texts(encoder, texts, plan, bucket))
+        shipped = torch.from_numpy(_run_texts(encoder, texts, plan, taken))
         original, detail = known[f"output_{bucket}"], f"bucket {bucket}"
+        detail += f", {taken}" if taken != bucket else ""
         if plan["task"] == EMBED:
             likeness = cosine_similarity(original, shipped, dim=-1)
             yield Measurement("embedding_cosine", float(likeness.min()), detail)

@@ -17,7 +17,7 @@ from shardmill.gates.disturbed import probe
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.passes import MOVING, REJECTED, Pass, at_lengths, filled_up, in_passes, schedules
+from shardmill.gates.passes import MOVING, REJECTED, Pass, as_shipped, at_lengths, filled_up, in_passes, schedules
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
@@ -273,7 +273,9 @@ def part_schedules(part: Part, count: int, verify: int) -> dict[str, list[Pass]]
 def part_parity(runner: PartRunner, case: Case) -> Iterator[Measurement | NotRun]:
     """Yield all measurements of a part's program; rounding.py measures its weights."""
     part, rows, where = runner.part, case.rows, runner.program
-    narrow, wide = (partial(runner.run, rows, list(in_passes(case.count, [width]))) for width in (1, part.tokens))
+    narrow = partial(runner.run, rows, list(in_passes(case.count, [1])))
+    passes = as_shipped(case.count, runner.runtime["verify"], part.tokens, part.blueprint.blocks > 1)
+    fed = partial(runner.run, rows, list(passes))
     with load_programs_as("fp32"):
         plain, states = narrow()
         with routed.observed(case.model) as chosen:
@@ -293,8 +295,8 @@ def part_parity(runner: PartRunner, case: Case) -> Iterator[Measurement | NotRun
         else:
             yield from width_measurements(runner, rows, plain, states, probed.allowed)
     with load_programs_as("fp16"):
-        shipped, _ = wide()
-        yield explained(Measurement("psnr", _worst(np.min, psnr, shipped, case.original())), wide, where)
+        shipped, _ = fed()
+        yield explained(Measurement("psnr", _worst(np.min, psnr, shipped, case.original())), fed, where)
         if is_portable() and case.routes:
             choices = _choices(runner, case, part.tokens, case.routes, "fp16")
             if choices:

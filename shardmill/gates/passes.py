@@ -87,6 +87,24 @@ def with_padding(length: int, width: int) -> Iterator[Pass]:
         start += kept
 
 
+def as_shipped(length: int, verify: int, upper: int, pads: bool = False) -> Iterator[Pass]:
+    """Yield passes as a session feeds them: of the widest width, padded, and of the narrower widths, in turn.
+
+    Args:
+        length: tokens of the sequence.
+        verify: the most tokens of a decode pass.
+        upper: the most tokens of any pass.
+        pads: whether the program itself must pad passes that are wider than `verify`.
+    """
+    start = turn = 0
+    while start < length:
+        positions = tuple(range(start, min(start + (upper, upper, verify, 1)[turn % 4], length)))
+        kept = len(positions) if turn % 4 != 1 else -(-len(positions) // 2)
+        tokens = positions[:kept] if pads else (*positions[:kept], *[positions[kept - 1]] * (len(positions) - kept))
+        yield Pass(tokens, positions[: len(tokens)], kept)
+        start, turn = start + kept, turn + 1
+
+
 def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence[int]) -> dict[str, list[Pass]]:
     """Return passes of every width in each shorter context, and passes that move between contexts, by name.
 

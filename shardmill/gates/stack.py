@@ -21,7 +21,7 @@ from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import relative_error, width_measure
-from shardmill.gates.passes import STRETCH, Pass, at_lengths, filled_up, in_passes, sampled, schedules
+from shardmill.gates.passes import STRETCH, Pass, as_shipped, at_lengths, filled_up, in_passes, sampled, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.stored import held_weights, transformers_name
 from shardmill.gates.weights import PackageWeights
@@ -233,7 +233,7 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
         engine = load()
 
     def fed() -> Floats:
-        return feed(engine, tokens, in_passes(len(tokens), [engine.tokens_max]))
+        return feed(engine, tokens, as_shipped(len(tokens), engine.verify, engine.tokens_max, engine.pads))
 
     following = torch.tensor([*tokens[1:], 0])  # nothing follows the last
     found = compare_distributions(original, torch.from_numpy(fed()), following)

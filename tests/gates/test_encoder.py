@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import encoders
+import limits
 import numpy as np
 import pytest
 import torch
@@ -22,7 +23,7 @@ from shardmill.gates.encoder_reference import EncoderReference, answer_rows, pas
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.rounding import weights_kept
 from shardmill.gates.weights import PackageWeights
-from shardmill.machine import is_portable
+from shardmill.machine import is_portable, load_programs_as, precision
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.host import Floats
 from shardmill.plan import Part
@@ -34,6 +35,7 @@ TOKENS = tiny_encoders.tiny_text(50)
 BUCKETS = [16, 64]
 # Core ML has no fp32 mode: nothing is compared in fp32 there, and widths are compared to within fp16's rounding.
 SUFFIX, IN_FP32 = ("", {"program_error"}) if is_portable() else ("_fp16", set())
+FP16 = limits.model(3, 1, "fp16")  # three layers; sums are wider than what they are rounded to
 PACKING, BUCKET = f"packing_error{SUFFIX}", f"bucket_error{SUFFIX}"
 
 
@@ -91,14 +93,22 @@ LONGER = [
 ]
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A BERT with the epsilon that every BERT has: its square root is below fp16's normal numbers."""
+    return build(tmp_path_factory.mktemp("plain"), "bert", EMBED, layer_norm_eps=1e-12)
+
+
 @pytest.fixture(params=[("modernbert", LABEL), *OTHERS, *LONGER], ids=" ".join)
-def made(request: pytest.FixtureRequest, labelling: Made, tmp_path: Path) -> Made:
-    return labelling if request.param[1] == LABEL else build(tmp_path, *request.param)
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    shared = {("modernbert", LABEL): "labelling", ("bert", EMBED): "plain"}.get(request.param)
+    found: Made = request.getfixturevalue(shared) if shared else build(tmp_path, *request.param)
+    return found
 
 
-def build(folder: Path, model_type: str, task: str) -> Made:
+def build(folder: Path, model_type: str, task: str, **changes: Any) -> Made:
     """A build in INT8, and what transformers makes of the checkpoint."""
-    checkpoint = tiny_encoders.write_tiny(model_type, folder / "ck", task, **SHORT.get(model_type, {}))
+    checkpoint = tiny_encoders.write_tiny(model_type, folder / "ck", task, **SHORT.get(model_type, {}), **changes)
     chosen = {"buckets": BUCKETS} | ({"answers": ["a", "b"]} if task == RANK else {})
     made = encoders.build(checkpoint, folder / "build", "int8", **chosen)
     source, parts, plan = encoders.parts_of(checkpoint, folder / "again", **chosen)
@@ -126,9 +136,34 @@ def test_a_right_build_passes(made: Made) -> None:
     assert {row["name"] for row in rows} == expected | by_task[made.plan["task"]]
 
 
+@pytest.mark.skipif(not IN_FP32, reason="emulates fp16, which Core ML computes in anyway")
+def test_texts_of_every_length_are_transformers_in_fp16(plain: Made) -> None:
+    """Zeros fill the rest of a bucket up: of their norm nothing may be NaN, which every token would then be."""
+    with load_programs_as("fp16"):
+        encoder = Encoder(json.loads((plain.folder / "model.json").read_text()), plain.folder)
+    tables = gates.Tables(plain.plan, checkpoint_weights(plain.source, plain.plan["prefix"]))
+    weights, text = tables.over(plain.stored(16)), tiny_encoders.tiny_text(max(BUCKETS))
+    texts = [text[:count] for count in range(1, max(BUCKETS) + 1)]
+    expected = plain.reference().run(texts, tables.table, weights)
+    for bucket in BUCKETS:
+        found = np.concatenate([encoder.run(text, bucket) for text in texts[:bucket]])
+        assert np.isfinite(found).all(), bucket
+        limits.rows_agree(f"texts in a bucket of {bucket}", found, torch.cat(expected[:bucket]), FP16)
+
+
 def missed(rows: list[dict[str, Any]]) -> set[str]:
     """The numbers that miss their limits."""
     return {row["name"] for row in rows if not row["passed"]}
+
+
+def missed_where(rows: list[dict[str, Any]]) -> set[tuple[str, str]]:
+    """The numbers that miss their limits, each with what was measured."""
+    return {(row["name"], row["detail"].partition(";")[0]) for row in rows if not row["passed"]}
+
+
+def spoilt(precision: str, texts: Sequence[Floats], bucket: int) -> np.float32:
+    """A factor: NaN in fp16 for passes of which half or more is zeros."""
+    return np.float32(np.nan if precision == "fp16" and 2 * sum(map(len, texts)) <= bucket else 1)
 
 
 class Leaky(gates.EncoderRunner):
@@ -143,6 +178,22 @@ class Mixing(gates.EncoderRunner):
 
     def passes(self, passes: Any, noise: float = 0.0) -> Floats:
         return super().passes([[np.concatenate(texts)] for texts in passes], noise)
+
+
+class Spoiling(gates.EncoderRunner):
+    """Makes NaN of zeros in fp16."""
+
+    def passes(self, passes: Any, noise: float = 0.0) -> Floats:
+        factors = [spoilt(precision(), texts, self.part.tokens) for texts in passes]
+        return super().passes(passes, noise) * np.prod(factors, dtype=np.float32)
+
+
+class Spoilt(Encoder):
+    """The same in a runtime."""
+
+    def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
+        factor = spoilt(self.programs[bucket].precision, texts, bucket)
+        return [rows * factor for rows in super().through(texts, bucket)]
 
 
 class Shifted(Encoder):
@@ -165,6 +216,14 @@ def test_padding_that_is_seen_is_found(labelling: Made) -> None:
 
 def test_texts_that_see_each_other_are_found(labelling: Made) -> None:
     assert missed(labelling.part(64, Mixing)) == {PACKING}
+
+
+@pytest.mark.skipif(not IN_FP32, reason="emulates fp16, which Core ML computes in anyway")
+def test_zeros_that_only_fp16_makes_nan_of_are_found(labelling: Made) -> None:
+    """In fp32 nothing is wrong, and the whole text fills most of its bucket."""
+    partly = {("psnr", "half of a bucket, and one token"), ("psnr", "two texts in a bucket")}
+    assert missed_where(labelling.part(64, Spoiling)) == {("padding_error", "in fp16"), *partly}
+    assert {("label_kl", "bucket 16, 64")} <= missed_where(labelling.stack(Spoilt))
 
 
 def test_buckets_that_differ_are_found(labelling: Made) -> None:

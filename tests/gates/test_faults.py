@@ -24,6 +24,7 @@ from torch import Tensor
 from shardmill.errors import CheckpointError, GateError
 from shardmill.gates import parity
 from shardmill.models import blocks, decoder, host, parts
+from shardmill.runtime.program import Program
 
 from . import judged
 
@@ -317,3 +318,26 @@ def test_a_state_that_holds_no_numbers(built: tiny.Build, monkeypatch: Patch) ->
     monkeypatch.setattr(parity.PartRunner, "run", spoilt)
     with caught("width_state_error"):
         judged.part(built, LAYER)
+
+
+NOT_WIDE: dict[str, Callable[[Any], bool]] = {
+    "narrow": lambda x: x.shape[2] == 1,
+    "padded": lambda x: x.shape[2] > 1 and np.array_equal(x[:, :, -1], x[:, :, -2]),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_WIDE)
+def test_a_pass_that_only_fp16_spoils(built: tiny.Build, kind: str, monkeypatch: Patch) -> None:
+    """Full passes are right, and so is everything in fp32."""
+    real = Program.__call__
+
+    def call(self: Program, inputs: Any) -> Any:
+        found, spoils = real(self, inputs), NOT_WIDE[kind](inputs["x" if "x" in inputs else "hidden"])
+        return found * np.nan if self.precision == "fp16" and spoils else found
+
+    monkeypatch.setattr(Program, "__call__", call)
+    for name in (LAYER, "head_0"):
+        with caught("psnr"):
+            judged.part(built, name)
+    with caught("kl"):
+        judged.whole(built)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shardmill.gates.passes import (
     Pass,
+    as_shipped,
     at_lengths,
     compared_widths,
     filled_up,
@@ -28,7 +29,9 @@ def kept(passes: list[Pass]) -> list[int]:
 @given(st.integers(1, 64), st.sampled_from([(1, 1), (2, 2), (4, 4), (8, 8), (4, 16), (1, 16), (4, 64)]))
 def test_every_position_is_kept_once_and_in_order(length: int, widths: tuple[int, int]) -> None:
     verify, upper = widths
-    for name, passes in {"plain": list(in_passes(length, [1])), **schedules(length, verify, upper)}.items():
+    shipped = {f"as shipped, {pads}": list(as_shipped(length, verify, upper, pads)) for pads in (False, True)}
+    plain = {"plain": list(in_passes(length, [1]))}
+    for name, passes in {**plain, **shipped, **schedules(length, verify, upper)}.items():
         assert kept(passes) == list(range(length)), name
         for p in passes:
             assert len(p.tokens) == len(p.positions) <= upper
@@ -59,6 +62,15 @@ def test_of_wide_passes_only_the_widest_is_tested() -> None:
     short = schedules(200, 4, 64, pads=True)["padded"]  # which the program itself pads
     assert [len(p.positions) for p in short] == [p.kept for p in short] == [32] * 6 + [8]
     assert compared_widths(4, 64) == (2, 3, 4, 64) and compared_widths(1, 1) == () and compared_widths(1, 16) == (16,)
+
+
+def test_what_is_shipped_runs_at_every_width_of_decoding_and_padded() -> None:
+    """In fp16 a narrow pass, or what fills a pass up, may spoil what a full one does not."""
+    passes = list(as_shipped(200, 4, 16))
+    assert [(len(p.tokens), p.kept) for p in passes[:5]] == [(16, 16), (16, 8), (4, 4), (1, 1), (16, 16)]
+    assert set(passes[1].tokens[8:]) == {passes[1].positions[7]}
+    short = list(as_shipped(200, 4, 16, pads=True))  # the program itself pads
+    assert [(len(p.tokens), p.kept) for p in short[:5]] == [(16, 16), (8, 8), (4, 4), (1, 1), (16, 16)]
 
 
 @pytest.mark.parametrize(
