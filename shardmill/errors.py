@@ -35,5 +35,9 @@ class LoadError(ShardmillError):
         return LoadError(f"{self}; `shardmill verify {build}` tells whether it is damaged")
 
 
+class ProgramError(ShardmillError):
+    """NaN or infinity from a program, in place of the numbers that an answer is made from."""
+
+
 class UnreadableError(ShardmillError):
     """A record written by shardmill that is missing, damaged or not JSON."""

@@ -13,7 +13,7 @@ import numpy as np
 from shardmill import files
 from shardmill.checkpoint.modules import BIAS, WEIGHT
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.errors import ShardmillError
+from shardmill.errors import ProgramError, ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.host import Floats, packed_texts
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped_spans, likeliest, read_calibration
@@ -68,11 +68,19 @@ class Reader:
         """Return one row for each token of texts that each fit into a pass.
 
         Short texts share passes.
+
+        Raises:
+            ProgramError: a number is not finite. Of NaN, the likeliest label would be the first.
         """
         found: dict[int, Floats] = {}
         for together in packed_texts([len(text) for text in texts], self.encoder.longest):
             self.before_pass()
             rows = self.encoder.run_together([texts[i] for i in together])
+            if not all(np.isfinite(each).all() for each in rows):
+                raise ProgramError(
+                    f"{self.encoder.manifest['model']} has computed a number that is not finite, so the text has no "
+                    "answer; build the model again: the gates refuse such programs"
+                )
             found |= dict(zip(together, rows, strict=True))
         return [found[i] for i in range(len(texts))]
 

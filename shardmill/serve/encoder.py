@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from shardmill.errors import EngineGoneError, ShardmillError
+from shardmill.errors import EngineGoneError, ProgramError, ShardmillError
 from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, rank, redacted
 from shardmill.serve.app import add_error_shape, add_pages, json_response
 from shardmill.serve.http import AdmissionMiddleware
@@ -39,6 +40,7 @@ from shardmill.serve.protocol import (
 )
 from shardmill.serve.stream import while_connected
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -286,11 +288,14 @@ def _ranked(reader: Reader, query: str, instruction: str | None, texts: Sequence
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Turn a ShardmillError about the input into the client's error."""
+    """Turn a ShardmillError about the input into the client's error, and one about the program into the server's."""
     try:
         yield
     except ApiError:  # the work was cancelled; the input is not at fault
         raise
+    except ProgramError as error:
+        log.error("a request failed: %s", error)
+        raise broken() from error
     except ShardmillError as error:
         raise invalid(str(error), "input") from error
 

@@ -24,6 +24,7 @@ from models import tiny_encoders
 from patience import PATIENCE, wait_until
 from torch import nn
 
+from shardmill.errors import ProgramError
 from shardmill.machine import is_portable
 from shardmill.runtime import label as reading
 from shardmill.runtime.label import Reader, as_object
@@ -319,6 +320,29 @@ def test_a_text_without_spans_is_not_redacted(tmp_path: Path) -> None:
         got, content = server.post({"model": "tiny", "input": "Anna", "redact": True}, "/v1/label")
         assert got == 400 and "leave out redact" in content["error"]["message"]
         assert server.post({"model": "tiny", "input": "Anna"}, "/v1/label")[0] == 200
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_is_the_server_s_fault(
+    labeller: Reader, number: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never the first label, and no fault of the client. One number of one row is enough."""
+    real = labeller.encoder.run_together
+
+    def spoilt(texts: Any) -> Any:
+        found = [rows.copy() for rows in real(texts)]
+        found[-1][-1, 0] = number
+        return found
+
+    with running(labeller) as server, monkeypatch.context() as patched:
+        patched.setattr(labeller.encoder, "run_together", spoilt)
+        with pytest.raises(ProgramError, match="tiny has computed a number that is not finite"):
+            reading.label(labeller, TEXTS[0])
+        status, content = server.post({"model": "tiny", "input": TEXTS}, "/v1/label")
+        assert status == 500 and content["error"]["type"] == "server_error"
+        assert "not finite" in caplog.text
+        patched.undo()
+        assert server.post({"model": "tiny", "input": TEXTS}, "/v1/label")[0] == 200
 
 
 def test_too_long_a_text_is_refused_for_embeddings(embedder: tuple[Reader, Path]) -> None:

@@ -72,12 +72,16 @@ public final class Encoder {
             throw ShardmillError(.program, "an output has the shape \(output.shape)")
         }
         var first = 0
-        return counts.map { count in
+        return try counts.map { count in
             defer { first += count }
             var values: [Float] = []
             values.reserveCapacity(count * rows)
             for t in first..<first + count {
                 for r in 0..<rows { values.append(output.values[r * output.shape[2] + t]) }
+            }
+            guard values.allSatisfy(\.isFinite) else {  // of NaN, the likeliest label would be the first
+                throw ShardmillError(
+                    .program, "the model has computed a number that is not finite, so the text has no answer")
             }
             return Rows(columns: rows, values: values)
         }

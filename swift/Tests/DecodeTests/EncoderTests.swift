@@ -164,3 +164,23 @@ func otherTasks() throws {
     let classifier = try Reader(Encoder(try EncoderManifest(folder: texts.folder), backend: ToyBackend()))
     refusal(.promptTooLong, "the text has 9 tokens") { _ = try classifier.classify([Array(0..<9)]) }
 }
+
+@Test("a number that is not finite is an error of the program, and never the first label")
+func notFinite() throws {
+    var changed = manifest()
+    var part = try #require((changed["parts"] as? [[String: Any]])?.first)
+    part["output"] = "hidden"
+    changed["parts"] = [part]
+    let build = try ToyBuild { $0 = changed }
+    let backend = ToyBackend()
+    let reader = try Reader(Encoder(try EncoderManifest(folder: build.folder), backend: backend))
+    let text = ReadText(ids: [1, 2, 3], offsets: (0..<3).map { $0..<$0 + 1 }, inside: 0..<3)
+    #expect(try reader.label([text]).count == 1)
+    for value in [Float.nan, .infinity, -.infinity] {
+        backend.spoiled = value
+        #expect("\(value)") { _ = try reader.label([text]) } throws: {
+            let error = $0 as? ShardmillError
+            return error?.kind == .program && error?.message.contains("not finite") == true
+        }
+    }
+}
