@@ -369,7 +369,7 @@ def parts_of(checkpoint: Path, folder: Path) -> Any:
     return split(source, config.parse(settings(source)), HashCache(folder / "hashes"), files)[0]
 
 
-@pytest.mark.parametrize(("name", "value"), [("beta", 0.25), ("eps", -0.5)])
+@pytest.mark.parametrize(("name", "value"), [("beta", 0.25), ("eps", -0.5), ("eps", -1.1e-6)])
 def test_an_apertus_with_another_fixed_number_is_refused(tmp_path: Path, name: str, value: float) -> None:
     """Programs have beta and eps as constants of their graph, and the checkpoint holds both for each layer."""
     checkpoint, tensor = (
@@ -384,6 +384,18 @@ def test_an_apertus_with_another_fixed_number_is_refused(tmp_path: Path, name: s
     (tmp_path / "again").mkdir()
     with pytest.raises(ShardmillError, match=rf"tensor {tensor} is {value}: programs have .* in its place"):
         parts_of(checkpoint, tmp_path / "again")
+
+
+@pytest.mark.parametrize("then", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+def test_an_apertus_may_have_been_saved_in_fp16(tmp_path: Path, then: torch.dtype) -> None:
+    """Where its eps is one of fp16's smallest numbers, and off by a hundredth."""
+    checkpoint = tiny_families.write_tiny("apertus", tmp_path / "checkpoint")
+    for file in checkpoint.glob("*.safetensors"):
+        tensors = load_file(file)
+        save_file({key: t.half().to(then) for key, t in tensors.items()}, file, metadata={"format": "pt"})
+        if eps := [t.item() for key, t in tensors.items() if key.endswith("act_fn.eps")]:
+            assert torch.tensor(eps).half().to(then).float().sub(-1e-6).abs().min() > 2.0**-7 * 1e-6
+    assert parts_of(checkpoint, tmp_path)
 
 
 def test_zaya_s_old_layout_is_refused_with_the_repository_that_has_the_new_one(tmp_path: Path) -> None:

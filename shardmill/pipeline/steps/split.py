@@ -55,6 +55,7 @@ FORM: Mapping[str, Any] = {"shapes": RANGE, "state": GRAPH, "contexts": [], "sil
 
 HEAD = "lm_head.weight"
 BF16_STEP = 2**-7  # between neighbouring bf16 numbers, relative
+FP16_STEP = 2**-24  # between fp16's smallest numbers
 
 
 def task(
@@ -320,12 +321,15 @@ def ignored(model: ModelDescription, tensors: Iterable[str]) -> list[str]:
 
 
 def _check_fixed(model: ModelDescription, tensors: Mapping[str, TensorInfo], source: Path) -> None:
-    """Raise CheckpointError for a number that programs take for granted and that has another value here."""
+    """Raise CheckpointError for a number that programs take for granted and that has another value here.
+
+    A checkpoint may have been saved in fp16, where a small number is a multiple of FP16_STEP, and then in another type.
+    """
     from shardmill.convert.weights import read_info
 
     for name in sorted(model.fixed.keys() & tensors.keys()):
         wanted, values = model.fixed[name], read_info(tensors[name], source).flatten().tolist()
-        if len(values) != 1 or not isclose(values[0], wanted, rel_tol=BF16_STEP):
+        if len(values) != 1 or not isclose(values[0], wanted, rel_tol=BF16_STEP, abs_tol=FP16_STEP / 2):
             found = ", ".join(f"{value:.3g}" for value in values[:2])
             raise CheckpointError(f"tensor {printable(name)} is {found}: programs have {wanted} in its place")
 
