@@ -1,7 +1,8 @@
-"""Links of the pages lead to files and headings that exist."""
+"""Links of the pages lead to files and headings that exist, and so do the names of files and classes."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -39,3 +40,55 @@ def test_what_no_apple_hardware_has_run_is_said_first() -> None:
     top = (ROOT / "docs/on-a-mac.md").read_text(encoding="utf-8").partition("## ")[0]
     assert "**No Mac, iPhone or iPad has run it yet.**" in first and "(docs/what-has-run-where.md)" in first
     assert "**Nothing on this page has run on a Mac yet**" in top and "(what-has-run-where.md)" in top
+
+
+# Names of our own files and classes, in pages and docstrings.
+
+CODE = ("shardmill", "portable", "tests", "tools", "benchmarks", "scripts", "swift", "hatch_build.py")
+OURS = {file for name in CODE for file in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
+# A docstring that names one of these may name their files; they are read in another place than here.
+OTHERS = re.compile(r"transformers|coremltools|SafeAILab|vLLM|vllm|PEFT|peft|speculators|ExecuTorch")
+FOREIGN = {
+    "file_download.py": "huggingface_hub's",
+    "utils/_http.py": "huggingface_hub's",
+    "Host": "a header of HTTP",
+    "Infrequent": "a value of Core ML's",
+    "LanguageModel": "a protocol of AnyLanguageModel",
+    "MinJobAge": "a setting of Slurm",
+    "RateLimit": "a header of HTTP",
+    "ResolutionImpossible": "an error of pip",
+    "TorchConverter": "a class of coreai-torch",
+}
+A_FILE, A_CLASS = re.compile(r"[\w./-]*\w\.py\b"), re.compile(r"[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)*")
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a file has that name, or a path that ends so; a name in capitals stands for any."""
+    return Path(name).stem.isupper() or any(file.as_posix().endswith(f"/{name}") for file in OURS)
+
+
+def test_files_in_docstrings_exist() -> None:
+    lost = []
+    for file in sorted(OURS):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                said = ast.get_docstring(node) or ""
+                named = [] if OTHERS.search(said) else A_FILE.findall(said)
+                lost += [f"{file.relative_to(ROOT)}: {name}" for name in named if not is_ours(name)]
+    assert len(OURS) > 500 and lost == []
+
+
+def test_files_and_classes_in_pages_exist() -> None:
+    python = {
+        node.name for file in OURS for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
+    }
+    swift = "".join(file.read_text() for folder in ("swift", "swift-any") for file in (ROOT / folder).rglob("*.swift"))
+    kinds = re.findall(r"\b(?:class|struct|enum|actor|protocol) (\w+)", swift)
+    products = re.findall(r'name: "(\w+)"', (ROOT / "Package.swift").read_text())
+    classes, lost = {*python, *kinds, *products, *(file.name for file in ROOT.iterdir())}, []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for name in {*re.findall(r"`([^`\n]+)`", text)} - FOREIGN.keys():
+            known = is_ours(name) if A_FILE.fullmatch(name) else name in classes or not A_CLASS.fullmatch(name)
+            lost += [] if known else [f"{page.relative_to(ROOT)}: {name}"]
+    assert lost == []

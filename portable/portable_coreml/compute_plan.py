@@ -1,9 +1,9 @@
 """MLComputePlan and MLModelStructure on the portable engine.
 
-Core ML answers from its compiler; this module answers from the rule book (placement/). Every device and cost is
-predicted, as `ComputePlanProxy.evidence` states. An operation that no rule knows has no device usage, as in Core ML
-if the device is unknown. Eligible is not chosen: an eligible operation supports the Neural Engine. It prefers the
-Neural Engine unless a rule says that the dispatcher leaves the whole function on the CPU.
+Core ML answers from its compiler; this module answers from the rule book (judge/placement.py and judge/rules/). Every
+device and cost is predicted, as `ComputePlanProxy.evidence` states. An operation that no rule knows has no device
+usage, as in Core ML if the device is unknown. Eligible is not chosen: an eligible operation supports the Neural Engine.
+It prefers the Neural Engine unless a rule says that the dispatcher leaves the whole function on the CPU.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ComputePlanProxy:
         """Raise an error, since the portable engine has no neural network models."""
 
     def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> Any:
-        """Return predicted share of the function's work at its default shapes (placement/cost.py).
+        """Return predicted share of the function's work at its default shapes (judge/placement.py).
 
         None for an operation without a device, and where shares can't be told.
         """

@@ -1,6 +1,6 @@
 """The programs of a built model as one function: a decoder's from tokens to logits, an encoder's to a row for each.
 
-The host does what the graph contract assigns to it: table lookup, the arrays of a pass (models/host.py and buckets.py),
+The host does what the graph contract assigns to it: table lookup, the arrays of a pass (models/host.py),
 and the chaining of parts.
 """
 
