@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from shardmill.checkpoint.headers import header_bytes
 from shardmill.convert.codes import CODES, LUT, SCALE
 from shardmill.convert.palette import to_integers
 from shardmill.convert.weights import PartWeights
@@ -25,7 +26,6 @@ from shardmill.precision.original import Original
 from shardmill.precision.quantisers import Palettes, QuantizedMatrix, clipped, error, gptq, palettised
 
 DTYPES = {torch.float16: "F16", torch.int8: "I8", torch.uint8: "U8"}  # in the order in which safetensors sorts them
-ALIGNMENT = 8  # in bytes, of the data after the header
 PIECE = 1 << 24  # bytes
 
 
@@ -47,9 +47,7 @@ def write_spooled(to: Path, tensors: Iterable[tuple[str, Tensor]], metadata: Cal
         for name, (form, _) in sorted(held.items(), key=lambda item: (kinds.index(item[1][0].dtype), item[0])):
             start, end = end, end + form.nbytes
             entries[name] = {"dtype": DTYPES[form.dtype], "shape": list(form.shape), "data_offsets": [start, end]}
-        header = json.dumps(entries, separators=(",", ":")).encode()
-        header += b" " * (-len(header) % ALIGNMENT)
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(header_bytes(entries))
         for name in [name for name in entries if name in held]:
             form, place = held[name]
             spool.seek(place)
