@@ -52,6 +52,8 @@ def plan(
 def _render_plan(found: Preview) -> Iterator[str | Table]:
     """Yield the lines of the output, in order."""
     yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
+    if found.long_factors:
+        yield f"context {found.context}: over the original length: LongRoPE's long factors for short texts too"
     if found.buckets:
         yield f"task: {found.task}"
         yield f"buckets: {list(found.buckets)}"

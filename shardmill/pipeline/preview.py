@@ -70,6 +70,7 @@ class Preview:
         source: the checkpoint's folder, or repository and commit.
         model_type: as config.json has it.
         context: key/value slots.
+        long_factors: whether every position turns by LongRoPE's long factors, in short texts too.
         tokens_max: most tokens of a pass.
         verify: most tokens of a decode pass.
         shapes: "range", "fixed" for a function for each of `widths`, or "enumerated".
@@ -108,6 +109,7 @@ class Preview:
     source: str
     model_type: str
     context: int
+    long_factors: bool
     tokens_max: int
     verify: int
     shapes: str
@@ -175,6 +177,7 @@ def preview(config: Config) -> Preview:
         source=config.source.path or f"{config.source.repo}@{config.source.revision}",
         model_type=a.model_type,
         context=config.length,
+        long_factors=any(rope.factors == "long" for rope in a.ropes.values()),
         tokens_max=config.tokens.max,
         verify=config.verify,
         shapes=config.program.shapes,

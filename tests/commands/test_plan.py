@@ -19,7 +19,7 @@ KEYS = {
     "model", "source", "model_type", "context", "tokens_max", "verify", "shapes", "widths", "weights", "topology",
     "head_slices", "weight_file_limit", "programs", "table_bytes", "rows_bytes", "row_bytes", "weight_bytes",
     "state_bytes", "bytes_per_token", "tensors", "refused", "buckets", "task", "bits_per_weight", "bytes_by_form",
-    "expert_groups", "passes", "lengths", "reshape_frequency", "windows", "adapters",
+    "expert_groups", "passes", "lengths", "reshape_frequency", "windows", "adapters", "long_factors",
     "adapter_bytes", "adapter_operations", "adapter_verdict",
 }  # fmt: skip
 PROGRAM_KEYS = {
@@ -116,6 +116,17 @@ def test_what_a_token_takes_in_each_context_is_a_table_of_its_own(tmp_path: Path
         found["bytes_per_token"],
     )
     assert found["lengths"][0]["kept"] * 8 == found["state_bytes"]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_context_over_longrope_s_original_length_is_said_to_change_short_texts(more: int, tmp_path: Path) -> None:
+    original = json.loads((ROOT / "resources/demo/config.json").read_text())["original_max_position_embeddings"]
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump({"model": "m", "source": {"path": "resources/demo"}, "context": original + more}))
+    said = CliRunner().invoke(cli.app, ["plan", str(file)])
+    assert said.exit_code == 0, said.output
+    line = f"context {original + more}: over the original length: LongRoPE's long factors for short texts too\n"
+    assert (line in said.stdout) == bool(more) == ("LongRoPE" in said.stdout)
 
 
 @pytest.mark.parametrize(("bucket", "windows"), [(512, "approximate"), (2080, "approximate"), (4096, "exact")])
