@@ -48,13 +48,15 @@ class Probe:
 
     @property
     def moved(self) -> float:
-        """Return how far rounding moves the result, relative to the result: the worst row, NaN if a row has a NaN.
+        """Return how far rounding moves the result, relative to the result: the worst row; NaN if one is not finite.
 
         It is at least the error of one rounding.
         """
         norms = torch.linalg.vector_norm(self.exact.double(), dim=-1).clamp(min=1e-30)
         worst = float((torch.linalg.vector_norm((self.found - self.exact).double(), dim=-1) / norms).max())
         noise = NOISE[self.precision]
+        if not math.isfinite(worst):  # no limit follows from it, so that nothing is within the limit
+            return math.nan
         return UNITS[self.precision] * (1.0 if worst < noise else worst / noise)
 
     @property
@@ -67,12 +69,13 @@ class Probe:
 
     @property
     def hopeless(self) -> str:
-        """Return why widths can't be compared, or '' if they can.
+        """Return why widths can't be compared, or '' if they are to be.
 
-        If rounding changes a choice of experts, a token's result moves far, in a correct program as in a wrong one.
+        If rounding changes a choice of experts, a token's result moves far, in a correct program as in a wrong one. A
+        result that is not finite excuses nothing: it is compared, and misses its limit.
         """
         limit = THRESHOLDS["width_error_fp16"].limit
-        if self.precision == FP32 or 2 * self.moved <= limit:
+        if self.precision == FP32 or not 2 * self.moved > limit:  # NaN is not
             return ""
         return f"rounding to fp16 alone moves transformers' own result by {self.moved:.2g}: widths can't be compared"
 

@@ -108,7 +108,7 @@ class ChoiceComparison:
         """Return the number of tokens before the first close call that was decided differently.
 
         After it the two models compute with different values, and neither is wrong. All tokens count if close calls are
-        frequent, or if the first token already has such a call.
+        frequent.
 
         Args:
             wrong: True for each token whose output differs, [n]. A token with an expert on the edge counts as decided
@@ -119,7 +119,7 @@ class ChoiceComparison:
         """
         tokens = torch.nonzero(self.fell.any(dim=0) | (self.edge.any(dim=0) & wrong))
         few = float(self.close.float().mean()) <= FEW
-        count = int(tokens[0]) or len(wrong) if len(tokens) and few else len(wrong)
+        count = int(tokens[0]) if len(tokens) and few else len(wrong)
         if count < min(LEAST, len(wrong)):
             raise GateError(
                 f"a close call between experts was decided differently at token {count} of {len(wrong)}: only tokens "

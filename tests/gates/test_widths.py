@@ -145,6 +145,17 @@ def test_what_cannot_be_compared_is_said() -> None:
     assert not Probe(exact, exact * 1.04, FP16, 64).hopeless and not Probe(exact, exact * 1.3, FP32, 64).hopeless
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_noisy_result_that_is_not_finite_excuses_nothing(odd: float) -> None:
+    """The widths are compared all the same, and not even equal ones pass."""
+    exact, found = torch.ones(4, 8), torch.ones(4, 8)
+    found[2, 3] = odd
+    for precision in (FP32, FP16):
+        one = Probe(exact, found, precision, 64)
+        assert one.hopeless == ""
+        assert not compare([Measurement("width_error_fp16", 0.0, "T=2", one.allowed)])[0]["passed"]
+
+
 def test_the_margin_is_that_of_logits_that_change_places() -> None:
     """Not of what moves all logits alike."""
     exact = torch.randn(64, 100, generator=torch.Generator().manual_seed(2))
