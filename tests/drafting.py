@@ -12,10 +12,14 @@ import tiny
 from torch import Tensor
 
 from shardmill.decode.drafters import PLAIN, Draft, Drafter, RequestInfo
-from shardmill.gates import measurement, parity
+from shardmill.gates import measurement, parity, stack
+from shardmill.gates.drafts import Expected, draft_agreement
+from shardmill.gates.measurement import Measurement
+from shardmill.gates.reference import Reference
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import load_programs_as
 from shardmill.pipeline.steps.parity import drafter_case
+from shardmill.pipeline.steps.parity_stack import reference_drafts
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place, of_drafter
 
@@ -38,6 +42,28 @@ def judged(build: tiny.Build, known: Mapping[str, Tensor], folder: Path, name: s
     case = drafter_case(part, build.plan, known, build.source, stored)
     found = parity.part_parity(parity.PartRunner(bundle, part, of_drafter(build.plan)), case)
     return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
+
+
+def expected(build: tiny.Build) -> Expected:
+    """What the reference of a build's drafter drafts along the build's text, as the gate of the stack asks for it."""
+    prefix, programs = build.plan["prefix"], {name: (build.parts[name], path) for name, path in build.packages.items()}
+    own = {name: held for name, held in programs.items() if not held[0].drafter}
+    held = [PackageWeights(path, part, prefix) for part, path in programs.values() if part.drafter]
+    stored = stack.stored_model(
+        Reference(build.source, tiny.CONTEXT), own, build.parts["embedding"], build.source, prefix
+    )
+    found = reference_drafts(stored, held, build.plan, build.source, build.table, list(build.text[:48]))
+    assert isinstance(found, Expected)
+    return found
+
+
+def agreement(build: tiny.Build, truth: Expected, precision: str = "fp32") -> Measurement:
+    """What the gate of the stack measures of a build's drafter."""
+    with load_programs_as(precision):
+        engine = Engine(in_place(build.plan, build.packages, build.table), Path("/"))
+    found = draft_agreement(engine, truth, precision)
+    assert isinstance(found, Measurement)
+    return found
 
 
 @dataclass

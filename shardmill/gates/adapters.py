@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from shardmill.checkpoint.peft import LoraModule
-from shardmill.gates.measurement import Measurement
+from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import PartRunner, relative_error
-from shardmill.gates.passes import in_passes
+from shardmill.gates.parity import IN_FP32, PartRunner, relative_error
+from shardmill.gates.passes import Pass, at_lengths, compared_widths, in_passes
 from shardmill.gates.reference import Reference
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
@@ -23,12 +23,15 @@ from shardmill.models.interface import interface
 from shardmill.runtime.adapter_inputs import laid_out
 
 SHARE = 0.5  # of a weight's magnitude, which an adapter adds: enough to make a misplaced matrix show
+ROUTED = "an adapter may change which experts a token is routed to, and the two models would then compute differently"
 
 
 def adapter_parity(
     runner: PartRunner, x: Tensor, reference: Reference, stored: PackageWeights
-) -> Iterator[Measurement]:
+) -> Iterator[Measurement | NotRun]:
     """Measure a part of layers with an adapter of the form's rank that changes every projection.
+
+    Every width is run, and every context: each is a graph of its own in a program of fixed shapes.
 
     Nothing is measured on Core ML, which has no fp32; nor of a part with experts, whose choices an adapter may change.
 
@@ -38,9 +41,12 @@ def adapter_parity(
         reference: transformers' model.
         stored: the package's weights; the reference gets these and, in addition, the adapter's B A.
     """
-    part = runner.part
+    part, where = runner.part, runner.program
     rank = part.blueprint.adapters
-    if not rank or part.blueprint.routes or not is_portable():
+    if not rank:
+        return
+    if part.blueprint.routes or not is_portable():
+        yield NotRun("adapter_error", ROUTED if part.blueprint.routes else IN_FP32)
         return
     sources = {
         path: tuple(
@@ -59,16 +65,24 @@ def adapter_parity(
         return weight if lora is None else weight.float() + torch.from_numpy(lora.b @ lora.a)
 
     entry = {"name": part.name, **interface(part.blueprint, part.calls)}
-    inputs = laid_out(read, part.graph, dict(part.blueprint.layers), sources, [entry], rank, runner.program)
+    inputs = laid_out(read, part.graph, dict(part.blueprint.layers), sources, [entry], rank, where)
     expected = reference.layers(x, range(part.start, part.end), adapted)[-1]
     with load_programs_as("fp32"):
         program = runner.loaded()
         program.adapt({name.removeprefix(f"{part.name}."): array for name, array in inputs.items()})
-        again = partial(runner.run, {"x": x.numpy()}, list(in_passes(len(x), [part.tokens])))
-        outputs, _ = again()
-        error = Measurement("program_error", relative_error(outputs, expected), "with an adapter")
-        yield explained(error, again, runner.program)
+        for name, passes in _ways(runner, len(x)).items():
+            fed = passes[-1].positions[-1] + 1  # all, unless a shorter context holds no more
+            again = partial(runner.run, {"x": x[:fed].numpy()}, passes)
+            outputs, _ = again()
+            yield explained(Measurement("adapter_error", relative_error(outputs, expected[:fed]), name), again, where)
         program.adapt({})
+
+
+def _ways(runner: PartRunner, count: int) -> dict[str, list[Pass]]:
+    """Return passes over `count` tokens, of every width that decoding may use, and in every context, by name."""
+    part, verify = runner.part, runner.runtime["verify"]
+    ways = {f"T={width}": list(in_passes(count, [width])) for width in (1, *compared_widths(verify, part.tokens))}
+    return ways | at_lengths(count, part.calls.widths, verify, runner.lengths)
 
 
 def _drawn(module: str, weight: Tensor, rank: int) -> LoraModule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +13,15 @@ from torch import Tensor
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import read_info
-from shardmill.gates.reference import Reference, checkpoint_weights
+from shardmill.gates.reference import Reference, ReferenceDrafter, Steps, checkpoint_weights
 from shardmill.gates.replacements import Unnormed, replaced
 from shardmill.gates.stored import StoredWeights
 from shardmill.models.eagle3 import FOLDER
+from shardmill.models.interface import ASSISTANT
 from shardmill.plan import Part
 
 if TYPE_CHECKING:
+    from shardmill.gates.naming import Weights
     from shardmill.gates.parity import Case
 
 SLIDING = "sliding_attention"
@@ -83,16 +85,14 @@ def assistant_case(
         stored: the package's weights.
     """
     exact, held = (_load_assistant(source / FOLDER) for _ in range(2))
-    parameters = held.state_dict()
-    for name in {tensor.source.tensor for tensor in part.tensors if tensor.source.tensor.startswith(FOLDER)}:
-        parameters[name.removeprefix(FOLDER)].copy_(stored(name))
+    _hold(held, stored)
     with buildable():
         reference = Reference(source, plan["context"])
     hidden, original = known["hidden"], checkpoint_weights(source, plan["prefix"])
     read = reference.normed(hidden[-1], original)
     x = exact.pre_projection(torch.cat([hidden[0], read], dim=-1))
     lent: list[int] = plan["drafter"]["lent"]
-    caches = {name: pair for i in lent for name, pair in reference.shared_caches(hidden[i], i, original).items()}
+    caches = _caches(reference, hidden, lent, original)
     if part.kind == "layers":
         rows = {
             f"{letter}_{layer}": each[0].transpose(0, 1).flatten(1)
@@ -117,17 +117,76 @@ def assistant_case(
     return _case(rows, held, exact, joined)
 
 
-def _layers(model: Any, x: Tensor, caches: Mapping[str, tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the outputs [n, d] of an assistant's layers at positions 0 .. n - 1, given the model's caches by type."""
-    config, count = model.model.config, len(x)
-    later = torch.arange(count) - torch.arange(count)[:, None]  # key's position less the query's
+def reference_assistant(
+    plan: Mapping[str, Any],
+    source: Path,
+    held: Iterable[StoredWeights],
+    embed: Callable[[Sequence[int]], Tensor],
+    weights: Weights,
+) -> ReferenceDrafter:
+    """Return an assistant that drafts; every step of a draft sees the model's positions before the newest token's.
+
+    Args:
+        plan: plan.json's content.
+        source: the model's checkpoint, with the assistant's in a folder inside it.
+        held: the weights of the assistant's packages.
+        embed: returns the model's embeddings of tokens, [n, d].
+        weights: the weights of the model's packages.
+    """
+    model = _load_assistant(source / FOLDER)
+    for stored in held:
+        _hold(model, stored)
+    with buildable():
+        reference = Reference(source, plan["context"])
+
+    def begin(hidden: Tensor) -> Callable[[Sequence[int]], Steps]:
+        normed = reference.normed(hidden[-1], weights)
+        caches = _caches(reference, hidden, plan["drafter"]["lent"], weights)
+
+        def steps(context: Sequence[int]) -> Steps:
+            at, token = len(context) - 1, context[-1]
+            seen = {name: (keys[:, :, :at], values[:, :, :at]) for name, (keys, values) in caches.items()}
+            read = normed[at - 1 : at]
+            while True:
+                x = model.pre_projection(torch.cat([embed([token]), read], dim=-1))
+                state = model.model.norm(_layers(model, x, seen, at))
+                token = yield model.lm_head(state)[0]
+                read = model.post_projection(state)
+
+        return steps
+
+    return ReferenceDrafter(ASSISTANT, range(plan["drafter"]["vocab"]), [model, reference.model], begin)
+
+
+@torch.no_grad()
+def _hold(model: Any, stored: StoredWeights) -> None:
+    """Give an assistant the weights that a package contains."""
+    parameters = model.state_dict()
+    for name in {tensor.source.tensor for tensor in stored.part.tensors if tensor.source.tensor.startswith(FOLDER)}:
+        parameters[name.removeprefix(FOLDER)].copy_(stored(name))
+
+
+def _caches(
+    reference: Reference, hidden: Tensor, lent: Sequence[int], weights: Weights
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the keys and values that the model lends an assistant, by type, each [1, heads, n, head_dim]."""
+    return {name: pair for i in lent for name, pair in reference.shared_caches(hidden[i], i, weights).items()}
+
+
+def _layers(model: Any, x: Tensor, caches: Mapping[str, tuple[Tensor, Tensor]], first: int = 0) -> Tensor:
+    """Return the outputs [n, d] of an assistant's layers at positions `first` and on, given the model's caches by type.
+
+    A position sees itself and earlier ones, as far as the caches go.
+    """
+    config, places = model.model.config, torch.arange(first, first + len(x))
+    later = torch.arange(next(iter(caches.values()))[0].shape[2]) - places[:, None]  # key's position less the query's
     hidden = {"full_attention": later > 0, SLIDING: (later > 0) | (later <= -config.sliding_window)}
-    masks = {name: torch.zeros(count, count).masked_fill(each, -torch.inf)[None, None] for name, each in hidden.items()}
+    masks = {name: torch.zeros(later.shape).masked_fill(each, -torch.inf)[None, None] for name, each in hidden.items()}
     with replaced(model.model, "norm", Unnormed()):
         found: Tensor = model.model(
             inputs_embeds=x[None],
             attention_mask=masks,
-            position_ids=torch.arange(count)[None],
+            position_ids=places[None],
             shared_kv_states=dict(caches),
             use_cache=False,
             output_hidden_states=True,  # otherwise it cuts off the rows of its second table, which it lacks

@@ -7,18 +7,20 @@ lists the sources. The module's parameters have the names of the published check
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import read_info
+from shardmill.gates.reference import ReferenceDrafter, Steps
 from shardmill.gates.stored import StoredWeights
-from shardmill.models.eagle3 import FOLDER, TAPS, load_head_config
+from shardmill.models.eagle3 import EAGLE3, FOLDER, TAPS, TOKENS, load_head_config
 from shardmill.plan import Part
 
 if TYPE_CHECKING:
@@ -102,10 +104,8 @@ def head_case(
     """
     (exact, held), width = (load_head(source / FOLDER) for _ in range(2)), part.graph.hidden
     hidden = known["hidden"][:, :, :width]
-    parameters = dict(held.named_parameters())
+    _hold(held, stored)
     with torch.no_grad():
-        for name in {tensor.source.tensor for tensor in part.tensors}:
-            parameters[name.removeprefix(FOLDER).replace("layers.0.", "midlayer.")].copy_(stored(name))
         tapped = torch.cat([hidden[layer] for layer in plan["drafter"]["taps"]], dim=-1)
         embedded, read = hidden[0, 1:], exact.fuse(tapped)[:-1]
         last = exact(embedded, read)
@@ -115,6 +115,49 @@ def head_case(
             return _case({"hidden": last}, held, lambda head: head.logits(last), exact)
         x = torch.cat([embedded, read], dim=-1)
         return _case({"x": x}, held, lambda head: head(embedded, read), exact)
+
+
+def reference_head(
+    plan: Mapping[str, Any], source: Path, held: Iterable[StoredWeights], embed: Callable[[Sequence[int]], Tensor]
+) -> ReferenceDrafter:
+    """Return a head that drafts; it knows the checkpoint's own tokens of its rows.
+
+    Args:
+        plan: plan.json's content.
+        source: the model's checkpoint, with the head's in a folder inside it.
+        held: the weights of the head's packages.
+        embed: returns the model's embeddings of tokens, [n, d].
+    """
+    head, known = load_head(source / FOLDER), read_tensors(source / FOLDER)
+    for stored in held:
+        _hold(head, stored)
+    ids = torch.arange(head.lm_head.out_features)
+    if TOKENS in known:
+        with safe_open(source / FOLDER / known[TOKENS].file, "pt") as file:
+            ids = ids + file.get_tensor(TOKENS)
+
+    def begin(hidden: Tensor) -> Callable[[Sequence[int]], Steps]:
+        width = head.config.hidden_size
+        fused = head.fuse(torch.cat([hidden[layer, :, :width] for layer in plan["drafter"]["taps"]], dim=-1))
+
+        def steps(context: Sequence[int]) -> Steps:
+            tokens, read = list(context[1:]), fused[: len(context) - 1]
+            while True:
+                last = head(embed(tokens), read)[-1:]
+                tokens.append((yield head.logits(last)[0]))
+                read = torch.cat([read, last])
+
+        return steps
+
+    return ReferenceDrafter(EAGLE3, ids.tolist(), [head], begin)
+
+
+@torch.no_grad()
+def _hold(head: ReferenceHead, stored: StoredWeights) -> None:
+    """Give a head the weights that a package contains."""
+    parameters = dict(head.named_parameters())
+    for name in {tensor.source.tensor for tensor in stored.part.tensors}:
+        parameters[name.removeprefix(FOLDER).replace("layers.0.", "midlayer.")].copy_(stored(name))
 
 
 def _case(rows: Mapping[str, Tensor], held: ReferenceHead, run: Any, exact: ReferenceHead) -> Case:

@@ -7,15 +7,16 @@ names after `mtp.`, and beside them are the model's last norm and its LM head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from shardmill.gates.reference import checkpoint_weights
+from shardmill.gates.reference import ReferenceDrafter, Steps, checkpoint_weights
 from shardmill.gates.stored import StoredWeights
 from shardmill.models.hf_config import load_hf_config
 from shardmill.models.interface import MTP
@@ -129,3 +130,33 @@ def mtp_case(
 
     rows = {name: each.contiguous().numpy() for name, each in given.items()}
     return Case(rows, lambda: result(held), lambda: result(exact), held)
+
+
+def reference_mtp(
+    plan: Mapping[str, Any], source: Path, held: Iterable[StoredWeights], embed: Callable[[Sequence[int]], Tensor]
+) -> ReferenceDrafter:
+    """Return an MTP layer that drafts.
+
+    Args:
+        plan: plan.json's content.
+        source: the checkpoint's folder.
+        held: the weights of the drafter's packages.
+        embed: returns the model's embeddings of tokens, [n, d].
+    """
+    vocab, weights = plan["drafter"]["vocab"], checkpoint_weights(source, plan["prefix"])
+    stored = reduce(lambda lookup, one: one.over(lookup), held, weights)
+    layer = load_mtp(source, stored, vocab, tied=plan["architecture"]["tied"])
+
+    def begin(hidden: Tensor) -> Callable[[Sequence[int]], Steps]:
+        normed = layer.model_norm(hidden[-1])
+
+        def steps(context: Sequence[int]) -> Steps:
+            x = layer.join(embed(context[1:]), normed[: len(context) - 1])
+            while True:
+                last = layer(x)[-1:]
+                token = yield layer.logits(last)[0]
+                x = torch.cat([x, layer.join(embed([token]), layer.norm(last))])
+
+        return steps
+
+    return ReferenceDrafter(MTP, range(vocab), [layer], begin)

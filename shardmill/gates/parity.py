@@ -393,10 +393,11 @@ def width_measure(schedule: str) -> str:
 
 
 # Measurements that only an engine with an fp32 mode can make, and why Core ML can't.
+IN_FP32 = "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package"
 NOT_RUN = {
-    "program_error": "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package",
+    "program_error": IN_FP32,
     "speculation_mismatches": "in fp16 another width rounds otherwise, and close calls fall either way",
-    "argmax_mismatches": "Core ML computes in fp16 only; the portable engine on Linux answers it for the same package",
+    "argmax_mismatches": IN_FP32,
 }
 
 

@@ -9,8 +9,9 @@ Everything is fp32, and attention is transformers' eager implementation.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -342,6 +343,27 @@ class Reference:
         with replaced(self.model, "lm_head", Blocks(head, bias, into)):
             yield
         norm.to("meta")
+
+
+Steps = Generator[Tensor, int, None]  # yields the logits [rows] of a draft's next token, and is sent the token
+
+
+@dataclass(frozen=True)
+class ReferenceDrafter:
+    """A drafter out of transformers' modules, with the packages' weights.
+
+    Attributes:
+        kind: the name by which decoding knows the drafter.
+        ids: the model's token of each row of the drafter's LM head.
+        modules: the modules that compute.
+        begin: given the model's hidden states [layers + 1, n, d], returns what drafts after a context of up to n + 1
+            tokens. A draft sees the states before the context's last token.
+    """
+
+    kind: str
+    ids: Sequence[int]
+    modules: Sequence[nn.Module]
+    begin: Callable[[Tensor], Callable[[Sequence[int]], Steps]]
 
 
 def carried_channels(plan: Mapping[str, Any]) -> int:

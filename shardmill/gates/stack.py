@@ -16,11 +16,12 @@ from shardmill.decode import NotFiniteError, Session, run
 from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates.distributions import clear_agreement, compare_distributions
-from shardmill.gates.disturbed import probe
+from shardmill.gates.disturbed import FP16, FP32, probe
+from shardmill.gates.drafts import MEASURES, POSITIONS, Expected, draft_agreement
 from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import relative_error, width_measure
+from shardmill.gates.parity import IN_FP32, relative_error, width_measure
 from shardmill.gates.passes import STRETCH, Pass, as_shipped, at_lengths, filled_up, in_passes, sampled, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.stored import held_weights, transformers_name
@@ -143,7 +144,13 @@ class StoredModel:
     original: Callable[[Tensor, str], Tensor]  # returns the checkpoint's rows for rows of a host's table, by its path
 
     def logits(self, tokens: Sequence[int], table: Table | Floats, rows: Table | Floats | None = None) -> Tensor:
-        """Return the model's logits [n, vocab].
+        """Return the model's logits [n, vocab]; `run` explains the arguments."""
+        return self.run(tokens, table, rows)["logits"]
+
+    def run(
+        self, tokens: Sequence[int], table: Table | Floats, rows: Table | Floats | None = None
+    ) -> dict[str, Tensor]:
+        """Return what `Reference.run` returns: the hidden states and the logits.
 
         Args:
             tokens: the n tokens.
@@ -161,11 +168,14 @@ class StoredModel:
             return self.original(torch.from_numpy(whole.T).float(), PER_LAYER)
 
         looked_up = None if rows is None else second
-        return self.reference.run(tokens, embedded, self.head(), self.weights, looked_up)["logits"]
+        return self.reference.run(tokens, embedded, self.head(), self.weights, looked_up)
 
 
 def stack_parity(
-    load: Callable[[], Engine], stored: StoredModel, states: Mapping[str, Tensor]
+    load: Callable[[], Engine],
+    stored: StoredModel,
+    states: Mapping[str, Tensor],
+    expected: Callable[[Sequence[int]], Expected | str] | None = None,
 ) -> Iterator[Measurement | NotRun | Margin | Stretch]:
     """Yield all measurements of the stack; table.py measures the embedding table.
 
@@ -174,13 +184,37 @@ def stack_parity(
         stored: transformers' model with the packages' weights.
         states: the reference step's output: tokens [n], hidden [layers + 1, positions, d], logits [n, vocab] with
             the original weights; of a recurrence also long_tokens and long_logits.
+        expected: returns what the reference of the build's drafter drafts along a text, or why it drafts nothing; None
+            without a drafter.
     """
     load = reused(load)
     tokens: list[int] = states["tokens"].tolist()
-    yield from program_and_widths(load, stored, tokens[: states["hidden"].shape[1]])
+    compared = tokens[: states["hidden"].shape[1]]
+    drafts = expected(compared[:POSITIONS]) if expected else None  # before an engine is loaded
+    yield from program_and_widths(load, stored, compared)
+    yield from drafted(load, drafts, FP32)
     yield from cost(load, tokens, states["logits"])
+    yield from drafted(load, drafts, FP16)
     if "long_tokens" in states:
         yield from cost_along(load, states["long_tokens"].tolist(), states["long_logits"])
+
+
+def drafted(
+    load: Callable[[], Engine], expected: Expected | str | None, precision: str
+) -> Iterator[Measurement | NotRun]:
+    """Measure the drafter in a precision, if the build has one.
+
+    `expected` is what the drafter's reference drafts, or why it drafts nothing.
+    """
+    if expected is None:
+        return
+    reason = IN_FP32 if precision == FP32 and not is_portable() else expected
+    if isinstance(reason, str):
+        yield NotRun(MEASURES[precision], reason)
+        return
+    with load_programs_as(precision):
+        engine = load()
+    yield draft_agreement(engine, reason, precision)
 
 
 def program_and_widths(

@@ -19,7 +19,7 @@ class Threshold:
     limit: float
     meaning: str
     why: str
-    of: str = ""  # the kind of model that the measurement applies to, CALIBRATED or MIXTURE; any if empty
+    of: str = ""  # the models or builds that the measurement applies to, such as DECODER or ADAPTED; all if empty
     at_least: bool = False  # True if the limit is a minimum, False if it is a maximum
 
     def holds(self, value: float) -> bool:
@@ -36,7 +36,8 @@ class Allowed:
 
 
 CLEAR_MARGIN = 0.1  # nat: below it the original's two best tokens, or labels, count as equal
-CALIBRATED, MIXTURE = "calibrated", "mixture"  # builds with a quantiser's codes, and models with experts
+# Builds with a quantiser's codes, models with experts, and builds with a drafter or whose programs take adapters.
+CALIBRATED, MIXTURE, DRAFTED, ADAPTED = "calibrated", "mixture", "drafted", "adapted"
 ORDER = (
     "only the order of sums may differ: twice the square root of the longest sum times what rounding to fp32 moves "
     "transformers' own result, and never more than the program's error may be"
@@ -89,12 +90,39 @@ THRESHOLDS = {
         "for 24 layers with sums of 4,864 in the worst order; measured ones are a tenth of it. One layer in fp16 is "
         "off by 2e-4 and more, an epsilon of 1e-5 in place of 1e-3 by 1e-3, a wrong graph by 1e-2 and more",
     ),
+    "adapter_error": Threshold(
+        PROGRAM,
+        1e-4,
+        "relative error in fp32 with an adapter of every projection, in passes of any width, against transformers with "
+        "the same weights and B A added to them",
+        "the limit of program_error: two products more for each projection. A matrix in another's place is off by its "
+        "share of a weight, a half",
+        ADAPTED,
+    ),
     "argmax_mismatches": Threshold(
         PROGRAM,
         0,
         "positions whose most likely token differs from transformers'",
         "same weights, same arithmetic",
         DECODER,
+    ),
+    "drafts_agreement": Threshold(
+        PROGRAM,
+        1.0,
+        "share of drafted tokens that transformers' reference of the drafter drafts, with the same weights, in fp32",
+        "same weights, same arithmetic. The drafter gets the model's hidden states in fp16. Drafts whose best two "
+        "logits this may exchange, by six times what it moves their distance in the reference, are counted apart",
+        DRAFTED,
+        at_least=True,
+    ),
+    "drafts_agreement_fp16": Threshold(
+        PROGRAM,
+        0.95,
+        "share of drafted tokens that the reference drafts, where the model and the drafter compute in fp16",
+        "drafts whose two best logits fp16 may exchange, by six times what noise of its size moves their distance in "
+        "the reference, are counted apart. One draft in twenty is left to devices that also accumulate in fp16",
+        DRAFTED,
+        at_least=True,
     ),
     "experts_agreement": Threshold(
         PROGRAM,

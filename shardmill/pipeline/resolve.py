@@ -194,7 +194,10 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
         },
         "item_bytes": 2,
         "buckets": resolved.sizes,
-        "parts": [{"name": part.name, "kind": part.kind, **sizes[part.name]} for part in (*programs, table)],
+        "parts": [
+            {"name": part.name, "kind": part.kind, **sizes[part.name], **({"drafter": True} if part.drafter else {})}
+            for part in (*programs, table)
+        ],
     }
 
 

@@ -85,6 +85,7 @@ class Sizes:
     layer: float = 0.0
     whole: float = 0.0  # of a layer that transformers is given whole; 0 if it takes linear layers by rows
     model: float = 0.0  # of all programs
+    drafter: float = 0.0  # of the drafter's programs
     table: float = 0.0  # of the embedding table
     expanded: float = 0.0  # of the job's own part, or of all programs, that the portable engine holds in fp32
     cached: float = 0.0  # not parameters: numbers in the caches of the job's own part, in all contexts
@@ -108,6 +109,7 @@ class Need:
     layer: float = 0.0
     whole: float = 0.0
     model: float = 0.0
+    drafter: float = 0.0
     table: float = 0.0
     expanded: float = 0.0
     cached: float = 0.0
@@ -275,6 +277,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
         layer=layer,
         whole=layer if encoders or plan["architecture"]["graph"]["experts"] else 0.0,
         model=(sum(row["parameters"] for row in rows.values()) - table - looked_up) / MILLION,
+        drafter=sum(row["parameters"] for row in rows.values() if row.get("drafter")) / MILLION,
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,
         cached=own.get("cached", 0) / MILLION,

@@ -200,7 +200,8 @@ _ROWS = (  # each after the steps whose files it reads
             "chosen": dag.outputs_of_step("search"),
         },
         params={"reshape": lambda config: config.program.reshape_frequency, "engine": options.engine},
-        needs=Need(980, torch=1, model=1.4, whole=3.5, expanded=8, logits=12),
+        # A drafter's reference is in fp32, and its checkpoint is mapped.
+        needs=Need(980, torch=1, model=1.4, drafter=6, whole=3.5, expanded=8, logits=12),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "torch", "transformers"),
         shown="parity",
     ),

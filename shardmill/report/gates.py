@@ -9,7 +9,18 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from shardmill.gates.measurement import nearness
-from shardmill.gates.thresholds import CALIBRATED, COST, MIXTURE, PLACEMENT, PROGRAM, THRESHOLDS, WIDTHS, WITNESS
+from shardmill.gates.thresholds import (
+    ADAPTED,
+    CALIBRATED,
+    COST,
+    DRAFTED,
+    MIXTURE,
+    PLACEMENT,
+    PROGRAM,
+    THRESHOLDS,
+    WIDTHS,
+    WITNESS,
+)
 from shardmill.report.read import Build, Json
 from shardmill.report.speed import Plot, drawn
 from shardmill.report.wording import SERIES
@@ -135,6 +146,8 @@ def _asked(key: str, build: Build) -> list[str]:
     """Return the measures in the table of thresholds that belong to a question and to this kind of build."""
     kinds = {"", build.plan["kind"]}
     kinds |= {CALIBRATED} if build.settings["convert"].get("calibration") else set()
+    kinds |= {ADAPTED} if build.plan.get("adapters") else set()
+    kinds |= {DRAFTED} if "drafter" in build.plan else set()
     kinds |= {MIXTURE} if build.plan["architecture"]["graph"].get("experts") else set()
     return [name for name, known in THRESHOLDS.items() if known.question == key and known.of in kinds]
 

@@ -198,6 +198,11 @@ def own_chain(content: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: value for key, value in content.items() if key != "drafter"}, "parts": parts}
 
 
+def without_labels(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plan.json's or model.json's content without the program for labels."""
+    return {**content, "parts": [part for part in content["parts"] if part["name"] != LABELS]}
+
+
 def label_tokens(content: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the tokens of the labels that have a program with their rows of the LM head, in the rows' order."""
     return tuple(token for part in content["parts"] if part["kind"] == LABELS for token in part["tokens"])

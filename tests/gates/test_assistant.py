@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import assistants
+import numpy as np
 import pytest
 import tiny
 import torch
-from drafting import judged
+from drafting import agreement, expected, judged
 from torch import Tensor
 
 from shardmill.gates import assistant, measurement
+from shardmill.gates.drafts import Expected
 from shardmill.gates.reference import Reference
+from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.models.host import Floats, KVLayout, attention_mask
 from shardmill.models.interface import DRAFT_PARTS
 
 pytestmark = [
@@ -75,3 +79,45 @@ def test_a_wrong_assistant_fails(
     part = "draft_fuse" if wrong == "an unnormed state" else "draft_layers"
     rows = judged(build, known, tmp_path, part)
     assert "program_error" in [row["name"] for row in rows if not row["passed"]]
+
+
+# The chain of its parts, with the model.
+
+
+@pytest.fixture(scope="module")
+def truth(build: tiny.Build) -> Expected:
+    return expected(build)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_chain_drafts_what_transformers_drafts(build: tiny.Build, truth: Expected, precision: str) -> None:
+    found = agreement(build, truth, precision)
+    assert found.value == 1.0, found.detail
+    assert sum(truth.gaps.flat > truth.margins[precision]) > truth.gaps.size / 2 > 15
+
+
+def seen(later: int, window: int = 0) -> Callable[[Any, int], dict[str, Floats]]:
+    """`KVLayout.before` that shows a draft positions further on, or more of the window."""
+
+    def before(layout: KVLayout, position: int) -> dict[str, Floats]:
+        at, held = np.asarray([position]), layout.held[: layout.length]
+        slots = layout.recent if layout.window_slots else held
+        assert layout.window
+        return layout._rotary(at) | {
+            "attn_mask": attention_mask(held, at - 1 + later),
+            "attn_mask_sliding": attention_mask(slots, at - 1 + later, layout.window - 1 + window),
+        }
+
+    return before
+
+
+VIEWS = {"its own slot": seen(1, 1), "a position fewer": seen(-1), "the whole window": seen(0, 60)}
+
+
+@pytest.mark.parametrize("wrong", VIEWS)
+def test_a_wrong_view_of_the_lent_caches_fails(
+    build: tiny.Build, truth: Expected, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    monkeypatch.setattr(KVLayout, "before", VIEWS[wrong])
+    found = agreement(build, truth)
+    assert not THRESHOLDS[found.name].holds(found.value), found.detail

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,19 @@ import limits
 import pytest
 import tiny
 import torch
-from drafting import judged
+from drafting import agreement, expected, judged
+from safetensors.torch import load_file
 from torch import Tensor
 
-from shardmill.gates import eagle3, measurement
+from shardmill.gates import drafts, eagle3, measurement
+from shardmill.gates.drafts import Expected
+from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.gates.weights import PackageWeights
 from shardmill.models.eagle3 import load_head_config
 from shardmill.models.interface import DRAFT_PARTS
+from shardmill.runtime import drafter
+from shardmill.runtime.drafter import DrafterEngine
+from shardmill.runtime.engine import Engine
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +90,87 @@ def test_a_wrong_head_fails(
     monkeypatch.setattr(eagle3.ReferenceHead, "forward", forward)
     rows = judged(build, known, tmp_path, "draft_layers")
     assert [row["name"] for row in rows if not row["passed"]][:1] == ["program_error"]
+
+
+# The chain of its parts, with the model.
+
+
+@pytest.fixture(scope="module")
+def truth(build: tiny.Build) -> Expected:
+    return expected(build)
+
+
+CHAIN = pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
+
+
+@CHAIN
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_chain_drafts_what_the_reference_drafts(build: tiny.Build, truth: Expected, precision: str) -> None:
+    found = agreement(build, truth, precision)
+    assert (found.name, found.value) == ("drafts_agreement" + ("_fp16" if precision == "fp16" else ""), 1.0)
+    assert sum(truth.gaps.flat > truth.margins[precision]) > 0.7 * truth.gaps.size > 25
+
+
+def test_the_reference_drafts_what_the_published_code_drafts(build: tiny.Build, truth: Expected) -> None:
+    """From the same hidden states; `greedy` knows nothing of rounds, and computes each step by itself."""
+    w, parts = heads.read_head(build.source / "drafter"), [part for part in build.parts.values() if part.drafter]
+    for part in parts:
+        held = PackageWeights(build.packages[part.name], part)
+        w |= {t.source.tensor.removeprefix("drafter/"): held(t.source.tensor) for t in part.tensors}
+    table = load_file(build.table)["embedding"].float()
+    with torch.no_grad():
+        model = tiny.transformers_model(build.source, tiny.dequantised(build))
+        hidden = model(torch.tensor([list(truth.tokens)]), output_hidden_states=True).hidden_states
+    taps = torch.cat([hidden[layer][0] for layer in build.plan["drafter"]["taps"]], dim=-1)
+    places = [at for at, _ in drafts.rounds(len(truth.tokens), truth.verify)]
+    ours = truth.drafts.tolist()
+    assert ours == [heads.greedy(w, table, truth.tokens[:at], taps[: at - 1], len(ours[0]))[0] for at in places]
+
+
+def shifted_tokens(patch: pytest.MonkeyPatch) -> None:
+    known = drafter.drafted_tokens
+    patch.setattr(drafter, "drafted_tokens", lambda manifest: known(manifest) - 1)
+
+
+def fed_with(patch: pytest.MonkeyPatch, change: Callable[[Any, Any], Any]) -> None:
+    """The drafter's engine, which looks elsewhere for what the model has left."""
+    known = DrafterEngine.fed
+    patch.setattr(
+        DrafterEngine, "fed", lambda self, tokens, slots, positions: known(self, tokens, change(self, slots), positions)
+    )
+
+
+def read_layers(patch: pytest.MonkeyPatch, *layers: int) -> None:
+    known = Engine.hidden
+
+    def hidden(self: Any, *given: Any) -> Any:
+        self.read = layers if self.read else ()
+        return known(self, *given)
+
+    patch.setattr(Engine, "hidden", hidden)
+
+
+def knows(patch: pytest.MonkeyPatch, more: int) -> None:
+    patch.setattr(DrafterEngine, "follow", lambda self, known: setattr(self, "known", known + more))
+
+
+WRONG: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "taps of other layers": lambda patch: read_layers(patch, 1, 2, 2),
+    "taps in another order": lambda patch: read_layers(patch, 2, 1, 3),
+    "a shifted d2t": shifted_tokens,
+    "the slot before": lambda patch: fed_with(patch, lambda self, slots: [max(slot - 1, 0) for slot in slots]),
+    "the slot after": lambda patch: fed_with(patch, lambda self, slots: [slot + 1 for slot in slots]),
+    "a tap where the model has not been": lambda patch: knows(patch, 1),
+    "never its own output": lambda patch: knows(patch, 100),
+}
+
+
+@CHAIN
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_wrong_chain_fails(
+    build: tiny.Build, truth: Expected, monkeypatch: pytest.MonkeyPatch, wrong: str, precision: str
+) -> None:
+    WRONG[wrong](monkeypatch)
+    found = agreement(build, truth, precision)
+    assert not THRESHOLDS[found.name].holds(found.value), found.detail

@@ -12,13 +12,15 @@ import mtp_layers
 import pytest
 import tiny
 import torch
-from drafting import judged
+from drafting import agreement, expected, judged
 from torch import Tensor
 
 from shardmill.gates import measurement, mtp
 from shardmill.gates.reference import checkpoint_weights
+from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.families import qwen3_5_text
 from shardmill.models.interface import DRAFT_PARTS
+from shardmill.runtime.drafter import DrafterEngine
 
 
 @torch.no_grad()
@@ -93,3 +95,17 @@ def test_a_wrong_layer_fails(
     monkeypatch.setattr(mtp, "load_mtp", deviating)
     rows = judged(build, known, tmp_path, "draft_layers" if wrong == "no rotation" else "draft_fuse")
     assert "program_error" in [row["name"] for row in rows if not row["passed"]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
+def test_the_chain_drafts_what_the_reference_drafts(build: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In both precisions; and not where a further step reads the model's state instead of the layer's own."""
+    truth = expected(build)
+    for precision in ("fp32", "fp16"):
+        found = agreement(build, truth, precision)
+        assert found.value == 1.0, found.detail
+        assert sum(truth.gaps.flat > truth.margins[precision]) > truth.gaps.size / 2 > 15
+    monkeypatch.setattr(DrafterEngine, "follow", lambda self, known: setattr(self, "known", known + 1))
+    found = agreement(build, truth)
+    assert not THRESHOLDS[found.name].holds(found.value), found.detail

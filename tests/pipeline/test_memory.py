@@ -130,6 +130,18 @@ def test_sizes_are_those_of_the_part_and_of_the_model() -> None:
     assert whole.model == pytest.approx((32 * LAYER + 4 * (SLICE + NORM)) / 1e6)
 
 
+def test_the_stack_s_gate_declares_the_reference_of_a_drafter() -> None:
+    """In fp32, beside its mapped file; the other gates of a drafter's parts have their own part only."""
+    drafting, head = phi_4_mini(), row("draft_head", "head", SLICE + NORM, SLICE, NORM)
+    drafting["parts"].insert(-1, head | {"drafter": True})
+    other = phi_4_mini()
+    other["parts"].insert(-1, head)
+    with_drafter, without = (resources.job_sizes(plan, 100) for plan in (drafting, other))
+    assert with_drafter.drafter == (SLICE + NORM) / 1e6 and not without.drafter
+    more = need("parity_stack").mb(with_drafter) - need("parity_stack").mb(without)
+    assert more == pytest.approx(6 * (SLICE + NORM) / 1e6, abs=1)
+
+
 def test_only_what_transformers_is_given_whole_counts_as_a_whole_layer() -> None:
     """Linear layers come by rows; stacks of experts, and the layers of an encoder, do not."""
     dense = resources.job_sizes(phi_4_mini(), 100)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +15,21 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.forms.recipe import costliest
 from shardmill.gates import thresholds
+from shardmill.models.eagle3 import EAGLE3
+from shardmill.models.interface import ASSISTANT, LABELS, MTP
 from shardmill.pipeline.steps.parity import hint, host_side, parity_verdict
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
-from shardmill.runtime.manifest import own_chain
+from shardmill.runtime.manifest import without_labels
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from shardmill.gates.drafts import Expected
     from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
+    from shardmill.gates.reference import ReferenceDrafter
+    from shardmill.gates.stack import StoredModel
+    from shardmill.gates.weights import PackageWeights
 
 
 def task(
@@ -42,12 +50,17 @@ def task(
 
     The last of the parts is the embedding. The recipe's forms of most weights decide the stack's limits; if there was a
     search, its estimate does. The packages' weights are read; the bundles run.
+
+    The programs of a drafter draft for the model's. A program for labels is left out: a pass runs it in the LM head's
+    place.
     """
-    plan = own_chain(read_json(summary))
+    plan = without_labels(read_json(summary))
     search = read_json(chosen[0].path) if chosen else None
-    *pieces, embedding = [plans.load_part(part) for part in parts]
-    pieces = [piece for piece in pieces if not piece.is_apart]
-    packages, bundles = packages[: len(pieces)], bundles[: len(pieces)]  # parts that a pass leaves out come last
+    *programs, embedding = [plans.load_part(part) for part in parts]
+    run = [piece.kind != LABELS for piece in programs]
+    chain = list(compress(programs, run))
+    packages, bundles = (list(compress(each, run)) for each in (packages, bundles))
+    pieces = [piece for piece in chain if not piece.drafter]
     told = hint(pieces, reshape)
     judged = _judged(pieces, recipes.read_recipe(read_json(recipe.path), recipe.path.name), search)
 
@@ -55,27 +68,30 @@ def task(
         from shardmill.gates.rounding import table_parity
         from shardmill.runtime.manifest import in_place
 
-        paths = {piece.name: package.path for piece, package in zip(pieces, packages, strict=True)}
-        programs = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
-        manifest = in_place(plan, programs, table.path, reshape)
+        paths = {piece.name: package.path for piece, package in zip(chain, packages, strict=True)}
+        compiled = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
+        manifest = in_place(plan, compiled, table.path, reshape)
         source = source_folder(record)
-        found = _measured(manifest, pieces, paths, embedding, plan, source, states.path)
+        found = _measured(manifest, chain, paths, embedding, plan, source, states.path)
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
-        content = parity_verdict("stack", engine, chain(whole, found), judged, worst) | told
+        content = parity_verdict("stack", engine, [*whole, *found], judged, worst) | told
         write_verdict("parity stack", content, made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"bundle {i}": bundle.sha256 for i, bundle in enumerate(bundles)}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
     passes = {"widths": plan["widths"], "verify": plan["verify"], "contexts": plan.get("contexts", [])}
+    if "drafter" in plan:
+        inputs |= {"drafter": digest(read_json(record).get("drafter", {}).get("files", {}))}
+        passes |= {"drafter": plan["drafter"]}
     params = {**host_side(plan), **passes, "engine": engine, **judged, **told}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine, **told})
 
 
 def _measured(
     manifest: dict[str, Any],
-    pieces: list[plans.Part],
+    chain: list[plans.Part],
     packages: Mapping[str, Path],
     embedding: plans.Part,
     plan: Mapping[str, Any],
@@ -84,8 +100,8 @@ def _measured(
 ) -> Iterable[Measurement | NotRun | Margin | Stretch]:
     """Return the measurements of all programs together, of an encoder or of a decoder."""
     if plan["buckets"]:
-        return _encoder(manifest, pieces[0], packages[pieces[0].name], plan, source, states)
-    named = {piece.name: (piece, packages[piece.name]) for piece in pieces}
+        return _encoder(manifest, chain[0], packages[chain[0].name], plan, source, states)
+    named = {piece.name: (piece, packages[piece.name]) for piece in chain}
     return _decoder(manifest, named, embedding, plan, source, states)
 
 
@@ -136,7 +152,7 @@ def _decoder(
     source: Path,
     states: Path,
 ) -> Iterable[Measurement | NotRun | Margin | Stretch]:
-    """Return the measurements of a decoder.
+    """Return the measurements of a decoder, and of its drafter if it has one.
 
     The portable engine runs every tested width. Core ML runs the widths that a runtime uses: the first pass of each
     takes minutes there.
@@ -146,10 +162,59 @@ def _decoder(
     from shardmill.gates import stack
     from shardmill.gates.passes import compared_widths
     from shardmill.gates.reference import Reference, carried_channels
+    from shardmill.gates.weights import PackageWeights
     from shardmill.runtime.engine import Engine
 
     if machine.is_portable():
         manifest["widths"] = [1, *compared_widths(plan["verify"], plan["tokens_max"])]
     reference = Reference(source, plan["context"], carried_channels(plan))
-    stored = stack.stored_model(reference, packed, embedding, source, plan["prefix"])
-    return stack.stack_parity(lambda: Engine(manifest, Path("/")), stored, load_file(states))
+    own = {name: held for name, held in packed.items() if not held[0].drafter}
+    stored = stack.stored_model(reference, own, embedding, source, plan["prefix"])
+    drafter = [PackageWeights(path, part, plan["prefix"]) for part, path in packed.values() if part.drafter]
+    drafts = partial(reference_drafts, stored, drafter, plan, source, Path(manifest["embedding"]["path"]))
+    load = partial(Engine, manifest, Path("/"))
+    return stack.stack_parity(load, stored, load_file(states), drafts if drafter else None)
+
+
+def reference_drafts(
+    stored: StoredModel,
+    held: list[PackageWeights],
+    plan: Mapping[str, Any],
+    source: Path,
+    table: Path,
+    tokens: Sequence[int],
+) -> Expected | str:
+    """Return what the reference of the build's drafter drafts along a text, or why it drafts nothing.
+
+    Args:
+        stored: transformers' model with the packages' weights.
+        held: the weights of the drafter's packages.
+        plan: plan.json's content.
+        source: the checkpoint's folder.
+        table: the file of the host's tables.
+        tokens: the text.
+    """
+    import torch
+
+    from shardmill.gates import assistant, drafts, eagle3, mtp
+    from shardmill.models.contract import PER_LAYER
+    from shardmill.runtime.engine import EMBEDDING, read_tables
+
+    if plan["verify"] < 2 or not [*drafts.rounds(len(tokens), plan["verify"])]:
+        return f"a text of {len(tokens)} tokens, in passes of {plan['verify']}, has no room for a draft"
+    tables, scale = read_tables(table), plan["architecture"]["graph"]["stream_scale"]
+    makers: dict[str, Callable[..., ReferenceDrafter]] = {
+        EAGLE3: eagle3.reference_head,
+        MTP: mtp.reference_mtp,
+        ASSISTANT: partial(assistant.reference_assistant, weights=stored.weights),
+    }
+
+    def embed(ids: Sequence[int]) -> Tensor:
+        rows: Tensor = torch.from_numpy(tables[EMBEDDING][list(ids)]) / scale
+        return rows
+
+    def hidden() -> Tensor:
+        return stored.run(tokens, tables[EMBEDDING], tables.get(PER_LAYER))["hidden"]
+
+    drafter = makers[plan["drafter"]["kind"]](plan, source, held, embed)
+    return drafts.expected_drafts(drafter, hidden, stored.reference.model, tokens, plan["verify"], scale)
