@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -365,8 +366,9 @@ def _repeated_key(root: yaml.Node | None) -> str:
         if isinstance(node, yaml.SequenceNode):
             waiting += node.value
         if isinstance(node, yaml.MappingNode):
-            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            twice = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and names.count(key.value) > 1]
+            keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            names = Counter(key.value for key in keys)
+            twice = [key for key in keys if names[key.value] > 1]
             if twice:
                 return f"{twice[-1].value}: given twice (line {twice[-1].start_mark.line + 1}); keep one"
             waiting += [part for pair in node.value for part in pair]

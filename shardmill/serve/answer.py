@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -217,7 +218,13 @@ class Choice:
         A token that ends a thought and begins the mark counts, since the thought needed it.
         """
         spans = [self._thoughts.span] if self._thoughts else self._reader.thoughts if self._reader else []
-        return sum(any(start < last and end > first for first, last in spans) for start, end in self._places)
+        firsts = [first for first, _ in spans]  # of spans in their order, none of which meets another
+
+        def meets(start: int, end: int) -> bool:
+            before = bisect_left(firsts, end)
+            return before > 0 and start < spans[before - 1][1]
+
+        return sum(meets(start, end) for start, end in self._places)
 
     def finish(self, done: GenerationResult) -> str:
         """Return why the choice ended: with its calls only if the model itself ended them."""

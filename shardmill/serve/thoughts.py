@@ -33,6 +33,7 @@ class ThoughtFormat:
 
 FORMATS = (  # as vLLM's parsers know them (vllm/reasoning)
     ThoughtFormat("<|channel>thought\n", "<channel|>"),  # gemma4_reasoning_parser.py
+    ThoughtFormat("<seed:think>", "</seed:think>"),  # seedoss_reasoning_parser.py
     ThoughtFormat("[THINK]", "[/THINK]"),  # mistral_reasoning_parser.py
     ThoughtFormat("<think>", "</think>"),  # qwen3_reasoning_parser.py and most others
 )
@@ -68,6 +69,7 @@ class ThoughtReader:
         self._ends = (form.end, call) if tools and call.startswith(tools.begin) else (form.end,)
         self._place: Literal["before", "begun", "inside", "gap", "after"] = "begun" if opened else "before"
         self._text = ""
+        self._space: list[str] = []  # white space that belongs to what follows it, if anything does
         self._length = 0  # characters of the answer so far
         self.span: tuple[int, float] = (0, math.inf if opened else 0)
 
@@ -82,11 +84,14 @@ class ThoughtReader:
         self._length += len(text)
         if self._place == "before":
             shown = self._text.lstrip()
+            self._space.append(self._text[: len(self._text) - len(shown)])
+            self._text = shown
             if shown.startswith(self._begin):
                 self._place, self._text = "begun", shown.removeprefix(self._begin)
+                self._space.clear()
                 self.span = self._length - len(self._text), math.inf
             elif ended or not self._begin.startswith(shown):
-                self._place = "after"
+                self._place, self._text = "after", self._spaced(shown)
         thought = self._thought(ended) if self._place in ("begun", "inside") else ""
         if self._place == "gap":
             self._text = self._text.lstrip()
@@ -96,18 +101,26 @@ class ThoughtReader:
             rest, self._text = self._text, ""
         return thought, rest
 
+    def _spaced(self, text: str) -> str:
+        """Return text after the white space before it."""
+        found = "".join([*self._space, text])
+        self._space.clear()
+        return found
+
     def _thought(self, ended: bool) -> str:
         """Return what became certain of the thought. White space at its end waits for the next text."""
         if self._place == "begun":
             self._text = self._text.lstrip()
         places = [at for mark in self._ends if (at := self._text.find(mark)) >= 0]
         at = min(places, default=len(self._text) - (0 if ended else mark_begun(self._text, self._ends)))
-        thought = self._text[:at].rstrip()
+        shown = self._text[:at].rstrip()
+        thought = self._spaced(shown) if shown else ""
         if places:
             self.span = self.span[0], self._length - len(self._text) + at
             self._place, self._text = "gap", self._text[at:].removeprefix(self._end)
         else:
-            self._place, self._text = "inside" if thought else self._place, self._text[len(thought) :]
+            self._space.append(self._text[len(shown) : at])
+            self._place, self._text = "inside" if thought else self._place, self._text[at:]
         return thought
 
 

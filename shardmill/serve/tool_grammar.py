@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardmill.serve.call_texts import json_types
 from shardmill.serve.protocol import FunctionDefinition, invalid
-from shardmill.serve.tool_reader import json_types
 from shardmill.serve.tools import CALL_KEYS, NO_PARAMETERS, Style, ToolFormat
 
 Schema = Mapping[str, Any]
@@ -21,6 +21,12 @@ _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator"
 _COMPACT = {"whitespace_flexible": False}
 _ANY = "/(.|\\n)*/"
 _GAP = "[ \\t\\n]{0,20}"  # within an unmarked call, whose layout is the model's
+_LIST_GAP = "[ \\t\\n,\\[\\]]{0,20}"  # before calls in a list
+_READABLE = {  # the names of parameters that `tool_reader` finds again
+    "python": re.compile(r"[^\s=,:()\[\]{}'\"]+"),
+    "xml": re.compile(r"[^<>\n]{1,240}"),
+    "gemma": re.compile(r"[^\s{}\[\],:\"<|>]+"),
+}
 
 
 def write_grammar(
@@ -143,8 +149,10 @@ class _Writer:
         return " | ".join(kinds)
 
     def _call(self, form: ToolFormat, function: FunctionDefinition) -> str:
-        before, _, rest = form.call.replace("NAME", function.name).partition("ARGUMENTS")
-        return self._text(before, _ARGUMENTS[form.style](self, _parameters(function)), rest)
+        before, _, after = form.call.partition("NAME")  # the name itself may hold either word
+        between, _, rest = after.partition("ARGUMENTS")
+        arguments = _ARGUMENTS[form.style](self, _parameters(function))
+        return self._text(f"{before}{function.name}{between}", arguments, rest)
 
     def _text(self, *parts: str) -> str:
         """Return texts, in the odd places expressions, as one expression."""
@@ -165,15 +173,20 @@ class _Writer:
     def _python_arguments(self, schema: Schema) -> str:
         return self._fields(schema, lambda name, value: self._text(f"{name}=", _json(value)), ", ")
 
+    @property
+    def _line(self) -> str:
+        return "\n" if self._form.lines else ""
+
     def _xml_arguments(self, schema: Schema) -> str:
         return self._fields(schema, self._xml_field, "")
 
     def _xml_field(self, name: str, schema: Schema) -> str:
-        return self._text(f"<parameter={name}>\n", f"({' | '.join(self._xml_values(schema))})")
+        values = " | ".join(self._xml_values(schema))
+        return self._text(f"<parameter={name}>{self._line}", f"({values})")
 
     def _xml_values(self, schema: Schema) -> list[str]:
         """Return the spellings of a parameter's value, up to the next line. Texts stand as they are, of any length."""
-        end = "\n</parameter>\n"
+        end = f"{self._line}</parameter>\n"
         if "enum" in schema:
             values = [value if isinstance(value, str) else json.dumps(value) for value in schema["enum"]]
             return [self._literal(f"{value}{end}") for value in values]
@@ -219,6 +232,13 @@ class _Writer:
         fields = schema.get("properties") or {}
         if not isinstance(fields, Mapping) or not all(isinstance(value, Mapping) for value in fields.values()):
             raise invalid("tools: a function's parameters must be a JSON schema of an object", "tools")
+        for name in fields:
+            if not _READABLE[self._form.style].fullmatch(name):
+                raise invalid(
+                    f"tools: the format of this chat template has no spelling for the parameter {json.dumps(name)}: "
+                    "rename it, or leave out strict and tool_choice",
+                    "tools",
+                )
         given = {name: field(name, _with_definitions(value, schema)) for name, value in fields.items()}
         needed = [given[name] for name in given if name in (schema.get("required") or ())]
         others = [given[name] for name in given if name not in (schema.get("required") or ())]
@@ -244,7 +264,7 @@ def _parameters(function: FunctionDefinition) -> dict[str, Any]:
 def _free(form: ToolFormat) -> str:
     """Return any text, but none that begins with what is read as a call."""
     marks = "|".join(_escaped(begin) for begin, _ in form.unmarked)
-    call = f'({marks}){_GAP}\\{{{_GAP}"({"|".join(CALL_KEYS)})"'
+    call = f'({marks}){_LIST_GAP}\\{{{_GAP}"({"|".join(CALL_KEYS)})"'
     return f"{_ANY} & ~/{_GAP}{call}(.|\\n)*/" if form.unmarked else _ANY
 
 

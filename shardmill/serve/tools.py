@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Schemas = Mapping[str, Mapping[str, Any]]  # function -> the JSON schema of its arguments
-CALL_KEYS = ("name", "arguments", "parameters", "type", "id")  # a key of these begins a call in JSON
+CALL_KEYS = ("name", "arguments", "parameters", "type", "id", "function")  # a key of these begins a call in JSON
+LONGEST_NAME = 64  # characters of a function's name, as in OpenAI's API
+FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # schema of a function without arguments
 Style = Literal["json", "python", "gemma", "xml", "harmony"]
 
@@ -32,6 +34,8 @@ class ToolFormat:
         skipped: characters that may stand before and after a call, beside white space.
         unmarked: texts before and after calls that may also begin an answer, in place of `begin` and `end`.
         titled: whether a name may stand before the arguments alone: `NAME{...}`.
+        tagged: whether a function may stand in tags between `begin` and `end`: `<function=NAME>...</function>`.
+        lines: whether tags in XML stand on lines of their own.
         tokens: the special tokens that the format needs, as text.
     """
 
@@ -46,6 +50,8 @@ class ToolFormat:
     skipped: str = ""
     unmarked: tuple[tuple[str, str], ...] = ()
     titled: bool = False
+    tagged: bool = False
+    lines: bool = True
     tokens: tuple[str, ...] = ()
 
 
@@ -104,17 +110,39 @@ FORMATS = (  # the first whose mark a template contains
         titled=True,
         tokens=("[TOOL_CALLS]",),
     ),
+    ToolFormat(  # vllm/tool_parsers/seed_oss_tool_parser.py
+        "seed-oss",
+        ("<seed:tool_call>",),
+        "xml",
+        "<seed:tool_call>",
+        "</seed:tool_call>",
+        "<seed:tool_call>\n<function=NAME>\nARGUMENTS</function>\n</seed:tool_call>",
+        between="\n",
+        tagged=True,
+        lines=False,
+        tokens=("<seed:tool_call>", "</seed:tool_call>"),
+    ),
     ToolFormat(  # vllm/tool_parsers/qwen3coder_tool_parser.py
         "qwen-xml",
-        ("<function=",),
+        ("<parameter=",),
         "xml",
         "<tool_call>",
         "</tool_call>",
         "<tool_call>\n<function=NAME>\nARGUMENTS</function>\n</tool_call>",
         between="\n",
+        tagged=True,
         tokens=("<tool_call>", "</tool_call>"),
     ),
-    ToolFormat(  # vllm/tool_parsers/granite_tool_parser.py
+    ToolFormat(  # functionary, and Llama 3.1 for functions of the user's own: sglang's JSON between tags
+        "function-json",
+        (FUNCTION,),
+        "json",
+        FUNCTION,
+        END_OF_FUNCTION,
+        f"{FUNCTION}NAME>ARGUMENTS{END_OF_FUNCTION}",
+        tagged=True,
+    ),
+    ToolFormat(  # vllm/tool_parsers/granite_tool_parser.py; Granite 3.1 writes another mark, or none
         "granite",
         ("<|tool_call|>", "available_tools<|end_of_role|>"),
         "json",
@@ -124,6 +152,7 @@ FORMATS = (  # the first whose mark a template contains
         ("<|tool_call|>[", "]"),
         ", ",
         ",[]",
+        unmarked=(("<tool_call>", ""), ("", "")),
         tokens=("<|tool_call|>",),
     ),
     ToolFormat(  # vllm/tool_parsers/hermes_tool_parser.py; Qwen2.5-Coder writes other marks, or none
@@ -134,7 +163,9 @@ FORMATS = (  # the first whose mark a template contains
         "</tool_call>",
         f"<tool_call>\n{_NAMED}\n</tool_call>",
         between="\n",
+        skipped=",[]",
         unmarked=(("```json", "```"), ("```", "```"), ("<tools>", "</tools>"), ("", "</tool_call>")),
+        tagged=True,
         tokens=("<tool_call>", "</tool_call>"),
     ),
     ToolFormat(  # vllm/tool_parsers/llama_tool_parser.py
@@ -146,7 +177,7 @@ FORMATS = (  # the first whose mark a template contains
         '{"name": "NAME", "parameters": ARGUMENTS}',
         between="; ",
         skipped=";",
-        unmarked=(("", ""),),
+        unmarked=(("```json", "```"), ("```", "```"), ("", "")),
         tokens=("<|python_tag|>",),
     ),
 )

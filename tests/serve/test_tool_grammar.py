@@ -191,12 +191,34 @@ def test_what_gemma_cannot_spell_is_refused() -> None:
         write_grammar(FORM["gemma"], [WEATHER], {}, required=True, parallel=True)
 
 
+@pytest.mark.parametrize("form", FORM)
+@pytest.mark.parametrize("name", ["GET_ARGUMENTS", "NAME", "2fa-NAME.x"])
+def test_a_function_may_be_called_like_a_place_in_the_format(form: str, name: str) -> None:
+    """The words of `ToolFormat.call`; or have a name that is none in Python."""
+    _, prepared = tokenizers(form, True)
+    function = FunctionDefinition(name=name, parameters=CHOICE.parameters)
+    grammar = Grammar(write_grammar(FORM[form], [function], prepared.special, required=True, parallel=False), prepared)
+    before, _, rest = (FORM[form].around[0] + FORM[form].call).partition("NAME")
+    opening = f"{before}{name}{rest.partition('ARGUMENTS')[0]}"
+    tokens = tokenizers(form, True)[0].encode(opening, add_special_tokens=False).ids
+    assert grammar.valid_prefix(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize(("form", "parameter"), [("lfm2", "a=b"), ("lfm2", "a b"), ("qwen-xml", "a>"), ("gemma", "a:")])
+def test_a_parameter_that_could_not_be_read_back_is_refused(form: str, parameter: str) -> None:
+    function = FunctionDefinition(name="f", parameters={"properties": {parameter: {"type": "string"}}})
+    with pytest.raises(ApiError, match="has no spelling for the parameter"):
+        write_grammar(FORM[form], [function], {}, required=True, parallel=True)
+
+
 def test_each_format_is_found_by_its_mark() -> None:
     """The first that fits: templates of Qwen's newer models contain the marks of two."""
     from shardmill.serve.tools import find_format
 
     for form in FORMATS:
         assert find_format(f"{{% if tools %}} {form.marks[0]} {{% endif %}}") is form
-    assert find_format("<tool_call>\n<function=f>") is FORM["qwen-xml"]
+    assert find_format("<tool_call>\n<function=f>\n<parameter=a>") is FORM["qwen-xml"]
+    assert find_format("<seed:tool_call>\n<function=f>\n<parameter=a>") is FORM["seed-oss"]
+    assert find_format('<function=f>{"a": 1}</function>') is FORM["function-json"]
     assert find_format(templates.GEMMA_4) is FORM["gemma"]
     assert find_format("{{ messages }}") is None

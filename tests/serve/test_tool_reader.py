@@ -19,7 +19,12 @@ from shardmill.serve.tools import FORMATS
 
 FORM = {form.name: form for form in FORMATS}
 AREA = {"properties": {"shape": {"type": "string"}, "dimensions": {"type": "object"}, "precision": {"type": "integer"}}}
-TOOLS: dict[str, Any] = {"searchTool": {}, "getOpenIncidentsTool": {}, "complexTool": {}, "calculate_area": AREA}
+TEXT = {"type": "string"}
+TOOLS: dict[str, Any] = {
+    "searchTool": {}, "getOpenIncidentsTool": {}, "complexTool": {}, "calculate_area": AREA, "get_time": {},
+    "get_weather": {"properties": {"city": TEXT, "days": {"type": "integer"}, "options": {"type": "object"}}},
+    "write_file": {"properties": {"path": TEXT, "content": TEXT}},
+}  # fmt: skip
 WEATHER = ("get_weather", {"city": "Tokyo"})
 FOUND = ("searchTool", {"city": "Tokyo"})
 STATUS = ("get_candidate_status", {"candidate_id": "12345"})
@@ -149,6 +154,79 @@ RECORDED: list[tuple[str, str, list[tuple[str, dict[str, Any]]], str]] = [  # fo
     ("harmony", f"{THOUGHT}<|channel|>final<|message|>It is 20 °C < 30 °C.", [], "It is 20 °C < 30 °C."),
     ("harmony", "plain text", [], "plain text"),
 ]  # fmt: skip
+CITY = "<parameter=city>\nTokyo\n</parameter>\n"
+DAYS = ("get_weather", {"city": "Tokyo", "days": 2})
+NOW: tuple[str, dict[str, Any]] = ("get_time", {})
+XML = "<tool_call>\n<function=%s>\n%s</function>\n</tool_call>"
+OBJECT = '{"name": "get_weather", "arguments": {"city": "Tokyo"}}'
+ENDS = "</tool_call>, </parameter> and <parameter=path>\n</function>\n</tool_call>\nlast"
+CUT = "<tool_call>\n<function=write_file>\n<parameter=content>\na\n</tool_call>\nb"
+STRINGS = r"""f(a='''b'c''' 'd\x41\u00e9\'\q', r=r'\d', t=(1,), u=(2), v={'k': {'x': -1.5e3}, 2: None})"""
+LOOSE: list[tuple[str, str, list[tuple[str, dict[str, Any]]], str]] = [  # calls not quite in the format
+    # Qwen3-Coder leaves tags out now and then: vLLM's issue 23099, ollama's 16686 and 18530
+    ("qwen-xml", XML % ("get_weather", "<parameter=city>\nTokyo\n<parameter=days>\n2\n</parameter>\n"), [DAYS], ""),
+    ("qwen-xml", XML % ("get_weather", "<parameter=city>\nTokyo\n"), [WEATHER], ""),
+    ("qwen-xml", XML % ("get_weather", "<parameter=city>\nTokyo\n<parameter=days>\n2\n"), [DAYS], ""),
+    ("qwen-xml", XML % ("get_weather", "<parameter=city>\nTokyo\n") + XML % ("get_time", ""), [WEATHER, NOW], ""),
+    ("qwen-xml", f"Well.\n<function=get_weather>\n{CITY}</function>\n</tool_call>", [WEATHER], "Well."),
+    ("qwen-xml", f"<function=get_weather>\n{CITY}</function>\nIt rains.", [WEATHER], "It rains."),
+    ("qwen-xml", f"<tool_call>\n<function=get_weather>\n{CITY}</tool_call>", [WEATHER], ""),
+    ("qwen-xml", XML % ("get_weather", f"{CITY}</function>\n<function=get_time>\n"), [WEATHER, NOW], ""),
+    ("qwen-xml", f"<tool_call>\n{OBJECT}\n</tool_call>", [WEATHER], ""),
+    ("qwen-xml", XML % ("get_weather", '{"city": "Tokyo"}'), [WEATHER], ""),
+    ("qwen-xml", XML % ("get_weather", "{'city': 'Tokyo'}"), [WEATHER], ""),
+    ("qwen-xml", XML % ("get_weather", "<parameter=options>\n{'k': True}\n</parameter>\n"),
+     [("get_weather", {"options": {"k": True}})], ""),
+    # tags in a parameter's text
+    ("qwen-xml", XML % ("write_file", f"<parameter=content>\n{ENDS}\n</parameter><parameter=path>\na\n</parameter>\n"),
+     [("write_file", {"content": ENDS, "path": "a"})], ""),
+    ("qwen-xml", XML % ("write_file", "<parameter=content>\n<parameter=other>\n</parameter>\n"),
+     [("write_file", {"content": "<parameter=other>"})], ""),
+    # what may go on is no call, and neither is what stands between the tags
+    ("qwen-xml", CUT, [], CUT),
+    ("qwen-xml", XML % ("get_weather", f"{CITY}days=2\n"), [], XML % ("get_weather", f"{CITY}days=2\n")),
+    ("qwen-xml", "Write <function=f> or <function=get_time>.", [], "Write <function=f> or <function=get_time>."),
+    # Seed-OSS: vLLM's tests/tool_parsers/test_seed_oss_tool_parser.py
+    ("seed-oss", "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Tokyo</parameter>\n"
+     "<parameter=days>2</parameter>\n</function>\n</seed:tool_call>", [DAYS], ""),
+    ("seed-oss", "<seed:tool_call><function=get_weather><parameter=city>Tokyo<parameter=days>2</function>"
+     "</seed:tool_call>", [DAYS], ""),
+    # JSON between tags: functionary, Llama 3.1
+    ("function-json", '<function=get_weather>{"city": "Tokyo"}</function>', [WEATHER], ""),
+    ("function-json", '<function=write_file>{"content": "</function>"}</function> <function=get_time>{}</function>',
+     [("write_file", {"content": "</function>"}), NOW], ""),
+    ("function-json", "Write <function=f>.", [], "Write <function=f>."),
+    # Granite 3.1 writes another mark than 3.0, or none: granite-io's issue 49
+    ("granite", f"<tool_call>[{OBJECT}]", [WEATHER], ""),
+    ("granite", f"[{OBJECT}]", [WEATHER], ""),
+    # Qwen 2.5 and Granite 4
+    ("hermes", '<tool_call>\n{"name": "get_time"}\n</tool_call>', [NOW], ""),
+    ("hermes", '<tool_call>\n{"name": "get_time", "arguments": null}\n</tool_call>', [NOW], ""),
+    ("hermes", f'<tool_call>\n[{OBJECT}, {{"name": "get_time", "arguments": {{}}}}]\n</tool_call>', [WEATHER, NOW], ""),
+    ("hermes", '<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "Tokyo"}}}}\n</tool_call>', [WEATHER], ""),
+    ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {{"city": "Tokyo"}}}\n</tool_call>', [WEATHER], ""),
+    ("hermes", '<tool_call>\n{"function": "get_weather", "arguments": {"city": "Tokyo"}}\n</tool_call>', [WEATHER], ""),
+    ("hermes", "<tool_call>\n{'name': 'write_file', 'arguments': {'content': 'it\\'s } \"'}}\n</tool_call>",
+     [("write_file", {"content": 'it\'s } "'})], ""),
+    ("hermes", f"<tool_call>\n<function=get_weather>\n{CITY}</function>\n</tool_call>", [WEATHER], ""),
+    ("hermes", '<tool_call>\n{"name": "write_file", "arguments": {"content": "a\n\tb \\n\\" \n"}}\n</tool_call>',
+     [("write_file", {"content": 'a\n\tb \n" \n'})], ""),
+    ("hermes", '<tool_call>\n{"arguments": {"content": "a\nb"}, "name": "write_file"}\n</tool_call>',
+     [("write_file", {"content": "a\nb"})], ""),
+    ("llama", '{"type": "function", "function": {"name": "get_weather", "parameters": {"city": "Tokyo"}}}',
+     [WEATHER], ""),
+    ("llama", f"```json\n{OBJECT}\n```", [WEATHER], ""),
+    # LFM2: names that are none in Python, and what its strings may hold
+    ("lfm2", "<|tool_call_start|>[get-weather(city='Tokyo'), 2fa(code=\"1\"), class(name='a', from='b', user-id=7, "
+     "2nd=[])]<|tool_call_end|>", [("get-weather", {"city": "Tokyo"}), ("2fa", {"code": "1"}),
+                           ("class", {"name": "a", "from": "b", "user-id": 7, "2nd": []})], ""),
+    ("lfm2", f"<|tool_call_start|>[{STRINGS}]<|tool_call_end|>",
+     [("f", {"a": "b'cdAé'\\q", "r": "\\d", "t": [1], "u": 2, "v": {"k": {"x": -1500.0}, "2": None}})], ""),
+    *[("lfm2", f"<|tool_call_start|>{wrong}<|tool_call_end|>", list[tuple[str, dict[str, Any]]](),
+       f"<|tool_call_start|>{wrong}<|tool_call_end|>")
+      for wrong in ("[f(a=1)", "[f(a=1, a=2)]", "[f(a=g(1))]", "[f(a=1+1)]", "[f(a=1e999)]", "[f(a=007)]", "f(a=1) g",
+                    "[]", "[f(a=" + "[" * 200 + "]" * 200 + ")]")],
+]  # fmt: skip
 
 
 def read(form: str, pieces: list[str], *, parallel: bool = True) -> tuple[list[tuple[str, Any]], str, CallReader]:
@@ -161,7 +239,7 @@ def read(form: str, pieces: list[str], *, parallel: bool = True) -> tuple[list[t
     return [(name, json.loads(one)) for name, one in zip(names, arguments, strict=True)], text, reader
 
 
-@pytest.mark.parametrize(("form", "answer", "calls", "text"), RECORDED)
+@pytest.mark.parametrize(("form", "answer", "calls", "text"), [*RECORDED, *LOOSE])
 def test_a_recorded_answer_has_the_calls_that_others_find(
     form: str, answer: str, calls: list[tuple[str, dict[str, Any]]], text: str
 ) -> None:
@@ -201,7 +279,7 @@ def test_without_parallel_calls_only_the_first_remains(form: str) -> None:
     for answer in several:
         found, _, _ = read(form, list(answer), parallel=False)
         assert found == read(form, [answer])[0][:1]
-    assert several or form in ("qwen-xml",)
+    assert several or form in ("qwen-xml", "seed-oss", "function-json")
 
 
 @settings(max_examples=300, derandomize=True)
@@ -214,12 +292,14 @@ def test_any_text_is_read_the_same_in_any_pieces(data: st.DataObject) -> None:
     others = [
         "ARGUMENTS",
         *'{}"[],; \n\\<f',
+        "{'",
         '{"a": 1}',
         '{"name": "searchTool", "arguments": ',
         "f(a=1)",
         "call:f{a:1}",
     ]
-    xml = ["<function=f>", "</function>", "<parameter=a>"]
+    xml = ["<function=f>", "<function=get_weather>", "</function>", "\n</function>", "\n<parameter=city>",
+           "\n<parameter=days>", "\n</parameter>", "\n</tool_call>"]  # fmt: skip
     parts = [*own, *others, *xml]
     text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=12)))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))

@@ -1,0 +1,175 @@
+"""Readers of answers take steps that grow like the answer, whatever a model is made to write, whole or in pieces.
+
+A step is a line of the server's own code. Each reader also holds back no more than a bounded text, which is all that it
+searches again with each piece.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import yaml
+
+import shardmill
+from shardmill.config.problems import _repeated_key
+from shardmill.decode.text import TextStream
+from shardmill.serve.call_texts import gemma_calls, object_call, python_calls
+from shardmill.serve.thoughts import FORMATS as THOUGHTS
+from shardmill.serve.thoughts import ThoughtReader
+from shardmill.serve.tool_reader import CallReader
+from shardmill.serve.tools import FORMATS, ToolFormat
+
+OWN = str(Path(shardmill.__file__).parent)
+SIZE, GREATEST = 96, 16.0  # characters, and ratio of the steps for eight times as many
+HELD = 2048  # characters
+TOOLS: dict[str, Any] = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": "object"}}}}
+
+
+def steps(work: Callable[[], object]) -> int:
+    """The lines of the package's own code that run."""
+    count = 0
+
+    def line(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return line
+
+    def call(frame: FrameType, event: str, _: Any) -> Any:
+        return line if frame.f_code.co_filename.startswith(OWN) else None
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def grows(read: Callable[[str], object], before: str, unit: str) -> float:
+    """How many more steps eight times the text takes."""
+    few, many = (steps(lambda n=n: read(before + unit * (n // len(unit) + 1))) for n in (SIZE, 8 * SIZE))  # type: ignore[misc]
+    return many / few
+
+
+def parts(form: ToolFormat) -> list[str]:
+    """What an answer of a format is made of, and what is near it."""
+    own = [form.begin, form.end, *(mark for pair in (*form.unmarked, form.around) for mark in pair), *form.tokens]
+    common = [
+        *'{}[]"\\ \n<a,;:(=.\'', "[a", '"a', "{'", "\\'", "a=", "f(a=1),", "'''", '<|"|>',
+        "<function=f>", "</function>", "\n</function>", "<parameter=a>", "\n<parameter=b>", "</parameter>",
+        "\n</parameter>", "\n</tool_call>", '{"name": "f"}', '{"name": "f", "arguments": {}}',
+        "<|channel|>analysis<|message|>a<|end|>",
+    ]  # fmt: skip
+    return [*dict.fromkeys(filter(None, [*own, *common]))]
+
+
+def openings(form: ToolFormat) -> list[str]:
+    """What stands before the part that goes on: nothing, the mark, a call's beginning, a text in it."""
+    head, _, rest = (form.around[0] + form.call).partition("NAME")
+    called = f"{head}f{rest.partition('ARGUMENTS')[0]}"
+    return [
+        *dict.fromkeys(["", form.begin, head, called, f'{called}{{"a": "', f"{called}<parameter=a>\n", f"{called}a='"])
+    ]
+
+
+def fed(make: Callable[[], Any], text: str, size: int) -> None:
+    """Give a text to a reader in pieces, and see what it holds back."""
+    reader = make()
+    for at in range(0, len(text), size):
+        reader.push(text[at : at + size])
+        assert len(reader._text) <= HELD
+    reader.finish()
+
+
+def slow(make: Callable[[], Any], openings: list[str], parts: list[str]) -> Iterator[str]:
+    """The texts that take too many steps."""
+    for before in openings:
+        for unit in parts:
+            for size in (3, 10**6):
+                ratio = grows(lambda text, size=size: fed(make, text, size), before, unit)  # type: ignore[misc]
+                if ratio > GREATEST:
+                    yield f"{before!r}, then {unit!r} in pieces of {size}: {ratio:.0f}"
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_calls_are_read_in_steps_that_grow_like_the_answer(form: ToolFormat) -> None:
+    assert [*slow(lambda: CallReader(form, TOOLS), openings(form), parts(form))] == []
+
+
+class Thoughts:
+    """A reader of thoughts, fed like a reader of calls."""
+
+    def __init__(self, index: int) -> None:
+        self._reader = ThoughtReader(THOUGHTS[index], opened=False, tools=FORMATS[-2])
+
+    def push(self, text: str) -> None:
+        self._reader.push(text, ended=False)
+        self._text = self._reader._text
+
+    def finish(self) -> None:
+        self._reader.push("", ended=True)
+
+
+@pytest.mark.parametrize("index", range(len(THOUGHTS)))
+def test_thoughts_are_read_in_steps_that_grow_like_the_answer(index: int) -> None:
+    form = THOUGHTS[index]
+    units = [form.begin, form.end, form.begin[:-1], form.end[:-1], " ", "a", "<tool_call>", "<"]
+    assert [*slow(lambda: Thoughts(index), ["", form.begin], units)] == []
+
+
+class Streamed:
+    """Text of tokens, one for each character, with stop strings."""
+
+    def __init__(self) -> None:
+        self._stream = TextStream(lambda tokens: "".join(map(chr, tokens)), ["aab", "<stop>", " \n " * 5, "\ufffda"])
+
+    def push(self, text: str) -> None:
+        for character in text:
+            self._stream.push(ord(character))
+        self._text = self._stream._held + self._stream._text
+
+    def finish(self) -> None:
+        self._stream.flush()
+
+
+def test_stop_strings_are_found_in_steps_that_grow_like_the_answer() -> None:
+    assert [*slow(Streamed, [""], ["a", "aa<sto", " ", " \n", "\ufffd", "<"])] == []
+
+
+@pytest.mark.parametrize("read", [object_call, lambda text: python_calls(text, {}), lambda text: gemma_calls(text, {})])
+def test_a_call_as_text_is_read_in_steps_that_grow_like_it(read: Callable[[str], object]) -> None:
+    units = [
+        *"{}[]\"'\\ \n(a1,:=",
+        "{'a':",
+        "[1,",
+        "f(a=1),",
+        "a=1,",
+        "'\\'",
+        "'' ",
+        "'''\\'",
+        '"a":1,',
+        '<|"|>',
+        "call:f{",
+    ]
+    found = [
+        (before, unit, grows(read, before, unit))
+        for before in ("", "{", "[", "f(a=", "[f(", "call:f{")
+        for unit in units
+    ]
+    assert [one for one in found if one[2] > GREATEST] == []
+
+
+def test_a_config_is_searched_for_repeated_keys_in_steps_that_grow_like_it() -> None:
+    """A comprehension's turn is a step, as it runs on a line of its own."""
+
+    def found(n: int) -> int:
+        root = yaml.compose("".join(f"k{i}: [&a{i} 1, *a{i}]\n" for i in range(n)), yaml.SafeLoader)
+        return steps(lambda: _repeated_key(root))
+
+    assert found(8 * 40) / found(40) < GREATEST
