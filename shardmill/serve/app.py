@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -23,7 +24,7 @@ from shardmill.serve.engine_worker import Job, Work, Worker
 from shardmill.serve.http import AdmissionMiddleware, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
-from shardmill.serve.prepare import check_model_name, prepare, prepare_decisions
+from shardmill.serve.prepare import check_model_name, decided_chat, prepare, prepare_decisions
 from shardmill.serve.protocol import (
     ApiError,
     ChatRequest,
@@ -121,6 +122,7 @@ def _asker(body: Strict, request: Request) -> str:
 
 def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, settings: Settings) -> None:
     """Add `POST /v1/decide`."""
+    splitting = ThreadPoolExecutor(1, "labels")
 
     @app.post("/v1/decide", response_model=None)
     async def decide(body: DecideRequest, request: Request) -> Response:
@@ -128,22 +130,33 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
         return json_response(decided(body.model, body.labels, found, model.calibration))
 
     async def scored(body: DecideRequest, client: str) -> list[LabelScores]:
-        """Run a request's texts one by one, so that other requests may run between them."""
-        threads, loop = chats if body.messages else None, asyncio.get_running_loop()
-        found: list[LabelScores] = []
-        for work in await loop.run_in_executor(threads, prepare_decisions, body, model, settings):
-            job = Job(work, client)
-            try:
-                worker.submit(job, follows=bool(found))
-                *_, last = await take_all(job)
-            except asyncio.CancelledError:
-                worker.cancel(job, client_gone())
-                raise
-            if isinstance(last, ApiError):
-                raise last
-            assert isinstance(last, LabelScores)
-            found.append(last)
-        return found
+        """Run a request's texts one by one, so that other requests may run between them.
+
+        A text is tokenised once for each label, which takes long for many. So it is done at the text's turn, after the
+        queue has been asked, and in a thread of its own, which no other request needs. It ends when the client leaves.
+        """
+        loop, gone, found = asyncio.get_running_loop(), threading.Event(), list[LabelScores]()
+        try:
+            worker.check_room()
+            chat = await loop.run_in_executor(chats, decided_chat, body, model) if body.messages else ""
+            works = prepare_decisions(body, chat, model, settings, gone.is_set)
+            while (work := await loop.run_in_executor(splitting, next, works, None)) is not None:
+                found.append(await score(Job(work, client), follows=bool(found)))
+            return found
+        finally:
+            gone.set()
+
+    async def score(job: Job, follows: bool) -> LabelScores:
+        try:
+            worker.submit(job, follows=follows)
+            *_, last = await take_all(job)
+        except asyncio.CancelledError:
+            worker.cancel(job, client_gone())
+            raise
+        if isinstance(last, ApiError):
+            raise last
+        assert isinstance(last, LabelScores)
+        return last
 
 
 def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Settings) -> ASGIApp:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -21,6 +21,7 @@ from shardmill.serve.protocol import (
     ChatRequest,
     Strict,
     TemplateVariables,
+    client_gone,
     invalid,
 )
 
@@ -60,7 +61,9 @@ class DecideRequest(Strict):
         return [self.input] if isinstance(self.input, str) else self.input or []
 
 
-def split_labels(model: Model, text: str, labels: Sequence[str], *, special: bool, most: int) -> DecideWork:
+def split_labels(
+    model: Model, text: str, labels: Sequence[str], *, special: bool, most: int, gone: Callable[[], bool]
+) -> DecideWork:
     """Return the tokens of a prompt and of each label after it.
 
     The tokenizer reads prompt and label as one text, because it may join the end of the prompt and the beginning of a
@@ -72,14 +75,20 @@ def split_labels(model: Model, text: str, labels: Sequence[str], *, special: boo
         labels: the labels.
         special: True to add the tokenizer's special tokens.
         most: tokens that the prompt may have together with a label.
+        gone: returns whether nobody waits for the result any more.
 
     Raises:
-        ApiError: the tokenizer does not know a label or tell it from another, or the text is empty or too long.
+        ApiError: the tokenizer does not know a label or tell it from another, the text is empty or too long, or nobody
+            waits.
     """
     prompt = model.encode(text, special=special)
     if len(prompt) > most:  # before it is tokenised once more for each label
         raise _too_long(f"the prompt has {len(prompt)} tokens", most)
-    whole = [model.encode(text + label, special=special) for label in labels]
+    whole: list[list[int]] = []
+    for label in labels:
+        if gone():
+            raise client_gone()
+        whole.append(model.encode(text + label, special=special))
     shared = min(agreement(prompt, one) for one in whole)
     split = [tuple(one[shared:]) for one in whole]
     unknown = unknown_token(model.tokenizer)

@@ -249,13 +249,21 @@ class Worker:
             ApiError: 429 if the queue is full, 503 if the server is shutting down.
         """
         with self._changed:
-            if self._closing:
-                raise shutting_down()
-            if not follows and len(self._waiting) + (self._running is not None) > self._limit:
-                raise too_busy(f"{self._limit} requests are waiting already: try again later", self._retry_after())
+            self._check_room(follows)
             self._waiting.add(job)
             self._metrics.queued.set(len(self._waiting))
             self._changed.notify()
+
+    def check_room(self) -> None:
+        """Raise what `submit` would raise now, for a request whose preparation takes long."""
+        with self._changed:
+            self._check_room(follows=False)
+
+    def _check_room(self, follows: bool) -> None:
+        if self._closing:
+            raise shutting_down()
+        if not follows and len(self._waiting) + (self._running is not None) > self._limit:
+            raise too_busy(f"{self._limit} requests are waiting already: try again later", self._retry_after())
 
     def cancel(self, job: Job, reason: ApiError) -> None:
         """End a job early, whether it waits, runs or is over."""

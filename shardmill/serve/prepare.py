@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,6 +39,13 @@ def check_model_name(name: str, own: str, adapters: Sequence[str] = ()) -> str |
     return adapter or None
 
 
+EFFORTS = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+}  # as templates have them
 COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 
 
@@ -237,24 +244,42 @@ def _blame(
     return invalid(str(error).partition("\n")[0], "tools")
 
 
-def prepare_decisions(request: DecideRequest, model: Model, settings: Settings) -> list[DecideWork]:
-    """Check a request against the model and the limits, and return the engine's work, one for each text.
+def decided_chat(request: DecideRequest, model: Model) -> str:
+    """Return the conversation of a request that has one as text, which ends where a label begins.
 
     Raises:
-        ApiError: the request can't be honoured.
+        ApiError: the model is another one, or its template refuses the conversation.
+    """
+    check_model_name(request.model, model.name, model.adapters())
+    text = _chat_text(request.as_chat(), model)
+    if model.thoughts is not None and model.thoughts.opened_by(text):
+        why = "the chat template opens a thought, in which a label is no answer"
+        raise invalid(f"{why}: turn thinking off by chat_template_kwargs, or send a text as input", "messages")
+    return text
+
+
+def prepare_decisions(
+    request: DecideRequest, chat: str, model: Model, settings: Settings, gone: Callable[[], bool]
+) -> Iterator[DecideWork]:
+    """Check a request against the model and the limits, and yield the engine's work, one for each text at its turn.
+
+    Args:
+        request: the request.
+        chat: its conversation as text, see `decided_chat`.
+        model: the model.
+        settings: the server's settings.
+        gone: returns whether nobody waits for the answer any more; asked before each label.
+
+    Raises:
+        ApiError: the request can't be honoured, or nobody waits for it.
     """
     adapter = check_model_name(request.model, model.name, model.adapters())
     most = min(model.engine.slots, settings.limits.prompt_tokens or model.engine.slots)
-    found: list[DecideWork] = []
-    if request.messages is not None:
-        text = _chat_text(request.as_chat(), model)
-        if model.thoughts is not None and model.thoughts.opened_by(text):
-            why = "the chat template opens a thought, in which a label is no answer"
-            raise invalid(f"{why}: turn thinking off by chat_template_kwargs, or send a text as input", "messages")
-        found.append(split_labels(model, text, request.labels, special=False, most=most))
-    for i, text in enumerate(request.texts):
+    texts = request.texts if request.messages is None else [chat]
+    for i, text in enumerate(texts):
+        special = request.messages is None
         try:
-            found.append(split_labels(model, text, request.labels, special=True, most=most))
+            found = split_labels(model, text, request.labels, special=special, most=most, gone=gone)
         except ApiError as error:
-            raise (error if isinstance(request.input, str) else place_of(error, "input", i)) from error
-    return [replace(work, adapter=adapter, logprobs=request.logprobs) for work in found]
+            raise (place_of(error, "input", i) if isinstance(request.input, list) else error) from error
+        yield replace(found, adapter=adapter, logprobs=request.logprobs)

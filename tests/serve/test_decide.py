@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from patience import wait_until
+from patience import PATIENCE, wait_until
 from tokenizers import Tokenizer, models, processors
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
@@ -332,6 +333,67 @@ def test_other_requests_run_between_the_texts_of_a_batch() -> None:
             statuses = [status for asked in [pool.submit(others) for _ in range(4)] for status in asked.result()]
         assert len(batch.result()["data"]) == len(texts)
         assert {*statuses} == {200, 429}
+
+
+class Noting(Model):
+    """Notes what is tokenised, and waits before a label until it is `free`."""
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        noted.append(text)
+        assert not text.endswith(HELD) or free.wait(PATIENCE), "a test forgot to free the tokenizer"
+        return super().encode(text, special=special)
+
+
+noted, free, HELD = list[str](), threading.Event(), " wait"
+
+
+@pytest.fixture
+def noting() -> Iterator[Model]:
+    noted.clear()
+    free.clear()
+    plain = fake_model()
+    yield Noting(**{field.name: getattr(plain, field.name) for field in fields(plain) if field.init})
+    free.set()
+
+
+def test_a_text_is_tokenised_at_its_turn(noting: Model) -> None:
+    """Once for each label, while the engine has scored the texts before it and nothing of the later ones is read."""
+    with running(noting) as server, ThreadPoolExecutor(1) as pool:
+        batch = pool.submit(decide, server, input=["one", "two", "three"], labels=[" a", HELD])
+        wait_until(lambda: f"one{HELD}" in noted)
+        assert noted == ["one", "one a", f"one{HELD}"] and server.metric("shardmill_decisions_total") == 0
+        free.set()
+        assert len(batch.result()["data"]) == 3
+
+
+def test_a_full_queue_is_asked_before_a_text_is_tokenised(noting: Model) -> None:
+    assert isinstance(noting.engine, Speaker)
+    with running(noting, Settings(port=0, limits=Limits(queue=0))) as server, ThreadPoolExecutor(1) as pool:
+        noting.engine.hold()
+        asked = pool.submit(server.post, ask(prompt="x", max_tokens=1))
+        assert noting.engine.reached.wait(PATIENCE)
+        status, _ = server.post({"model": NAME, "input": "one", "labels": [" a"]}, PATH)
+        noting.engine.free.set()
+        assert asked.result()[0] == 200
+    assert status == 429 and "one" not in noted
+
+
+def test_a_client_that_leaves_ends_the_tokenising(noting: Model) -> None:
+    """Of the labels that are left, and it has held up no completion."""
+    labels = [HELD, *(f" {i}" for i in range(100))]
+    body = json.dumps({"model": NAME, "input": "one", "labels": labels}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    left = 'shardmill_requests_total{endpoint="/v1/decide",status="499"}'
+    with running(noting) as server:
+        for count in range(1, 8):  # more than there are threads for completions
+            with socket.create_connection(("127.0.0.1", server.port)) as connection:
+                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+                wait_until(lambda: f"one{HELD}" in noted)
+            wait_until(lambda n=count: server.metric(left) == n)  # type: ignore[misc]
+        assert server.post(ask(max_tokens=1))[0] == 200
+        free.set()
+        assert decide(server, input="two", labels=["a"])
+    assert "one 0" not in noted
 
 
 def test_a_client_that_leaves_ends_its_batch() -> None:
