@@ -7,10 +7,11 @@ import base64
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Annotated, Any, Literal, TypeVar
 from uuid import uuid4
 
@@ -53,11 +54,13 @@ class EncoderWorker:
     """
 
     def __init__(self, metrics: Metrics, queue: int) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reader")
+        self._turns: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="reader", daemon=True)  # ends with the process
         self._metrics, self._most, self._waiting, self._open = metrics, queue + 1, 0, True
         self._ended, self._over = threading.Event(), threading.Event()
         self.stop: Callable[[], None] = lambda: None
         self.error: Exception | None = None
+        self._thread.start()
 
     @property
     def is_well(self) -> bool:
@@ -86,7 +89,9 @@ class EncoderWorker:
         self._metrics.queued.set(max(self._waiting - 1, 0))
         try:
             with self._metrics.request_seconds.time():
-                return await asyncio.get_running_loop().run_in_executor(self._pool, turn)
+                result: Future[T] = Future()
+                self._turns.put((result, turn))
+                return await asyncio.wrap_future(result)
         except EngineGoneError as error:
             self.error = error
             self.refuse()
@@ -97,8 +102,17 @@ class EncoderWorker:
             self._waiting -= 1
             self._metrics.queued.set(max(self._waiting - 1, 0))
 
+    def _work(self) -> None:
+        while (turn := self._turns.get()) is not None:
+            result, work = turn
+            if result.set_running_or_notify_cancel():
+                try:
+                    result.set_result(work())
+                except BaseException as error:  # of a model that has failed
+                    result.set_exception(error)
+
     def start(self) -> None:
-        """Do nothing: the thread starts with the first work."""
+        """Do nothing: the thread waits for work since it was made."""
 
     def refuse(self) -> None:
         """Accept no more requests."""
@@ -116,10 +130,14 @@ class EncoderWorker:
         self._ended.set()
 
     def close(self, timeout: float) -> None:
-        """End the thread after its current pass; a pass takes less time than any timeout."""
+        """End the thread after its current pass, and wait at most `timeout` seconds for it: an engine may hang."""
         self.refuse()
         self.cancel_running()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        with suppress(Empty):
+            while turn := self._turns.get_nowait():
+                turn[0].cancel()
+        self._turns.put(None)
+        self._thread.join(timeout)
 
 
 TURN = 64  # texts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 
 from shardmill.decode import PrefixCache, Session
 from shardmill.decode.generate import agreement
@@ -48,6 +49,9 @@ def keep_opening(model: Model, session: Session, prefixes: PrefixCache, opening:
     session.check_prompt(opening)
     folder = cache_folder() / "prefixes" / digest({"name": model.name})[:32]  # a build may have any text as its name
     file = folder / f"{digest({'model': model.fingerprint, 'tokens': list(opening)})[:32]}.safetensors"
+    with suppress(OSError):  # writing will say so
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # whoever has the model can read the prompt from its keys and values
     try:
         prefixes.load(opening, file)
         return
@@ -59,6 +63,8 @@ def keep_opening(model: Model, session: Session, prefixes: PrefixCache, opening:
     session.keep()
     try:
         prefixes.save(opening, file)
+        if file.exists():
+            file.chmod(0o600)
         for old in sorted(folder.glob("*.safetensors"), key=lambda one: one.stat().st_mtime)[:-MOST_FILES]:
             old.unlink(missing_ok=True)  # another server may be faster
     except OSError as error:

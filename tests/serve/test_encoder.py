@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
@@ -417,3 +418,22 @@ def test_a_text_of_many_passes_ends_at_shutdown_after_the_pass_that_runs(labelle
     with pytest.raises(ApiError, match="shut"):
         reading.label(replace(labeller, before_pass=count), "word " * 500)
     assert passes == 2
+    desk.close(PATIENCE)
+
+
+def test_an_engine_that_hangs_does_not_keep_the_process() -> None:
+    """Closing waits no longer than it is told, and the thread ends with the process."""
+    desk, reached, free = EncoderWorker(Metrics(), 1), threading.Event(), threading.Event()
+
+    async def ask() -> None:
+        taken = asyncio.ensure_future(desk.take(lambda: reached.set() or free.wait(PATIENCE)))
+        await asyncio.to_thread(reached.wait, PATIENCE)
+        closing = threading.Thread(target=desk.close, args=(0.0,))
+        closing.start()
+        await asyncio.to_thread(closing.join, PATIENCE / 2)  # at once, if it works
+        hangs = closing.is_alive()
+        free.set()
+        assert await taken and not hangs
+
+    asyncio.run(ask())
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name.startswith("reader"))

@@ -60,6 +60,11 @@ def test_a_template_may_refuse_it_and_a_model_without_one_reads_it() -> None:
     assert opening_of(model, PROMPT) == model.encode(PROMPT)
 
 
+def rights(file: Path) -> list[int]:
+    """Of a file and its folder."""
+    return [path.stat().st_mode & 0o777 for path in (file, file.parent)]
+
+
 class Counting(EngineProcess):
     """Counts the tokens that are run after the passes that measure widths."""
 
@@ -141,7 +146,7 @@ def test_a_start_reads_what_an_earlier_one_wrote(
     written = file.read_bytes()
     with caplog.at_level(logging.WARNING):
         again = start()
-        assert again[:2] == (0, 32) and not caplog.records
+        assert again[:2] == (0, 32) and not caplog.records and rights(file) == [0o600, 0o700]
         file.write_bytes(written[:-5] + b"!" + written[-4:])
         assert start()[0] == fed
         (record,) = caplog.records
