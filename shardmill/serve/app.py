@@ -178,7 +178,10 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         chat = body.as_chat()
-        return await answer(chat, request, chats, partial(ResponsesAnswer, body, chat, model), _asker(body, request))
+        make = partial(ResponsesAnswer, body, chat, model)
+        found = await answer(chat, request, chats, make, _asker(body, request))
+        found.headers.update(body.headers)
+        return found
 
     async def answer(
         body: CompletionRequest | ChatRequest,

@@ -126,6 +126,9 @@ def _chat_text(request: ChatRequest, model: Model) -> str:
             known = ", ".join(sorted(model.template_variables)) or "none"
             message = f"chat_template_kwargs: the chat template has no variable {name!r}; it has {known}"
             raise invalid(message, "chat_template_kwargs")
+    effort = EFFORTS.get(request.reasoning_effort or "")
+    if effort and "reasoning_effort" in model.template_variables:
+        given = {"reasoning_effort": effort, **given}
     more: dict[str, Any] = {"variables": given} if given else {}
     if request.functions:
         more["tools"] = [tool.as_template_input() for tool in request.tools or ()]

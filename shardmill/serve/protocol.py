@@ -92,6 +92,7 @@ MOST_TOOLS = 128
 NO_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
 )
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]  # how long a model thinks, in OpenAI's words
 LONGEST_STOP = 256
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 EITHER = {  # fields that accept several types, for which pydantic would report the first type only
@@ -359,7 +360,7 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    reasoning_effort: Literal["none"] | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateVariables | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None

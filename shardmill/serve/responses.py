@@ -7,12 +7,13 @@ what needs a stored answer is refused by name.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
 from shardmill.decode import GenerationResult
 from shardmill.serve.answer import Choice, usage
@@ -23,6 +24,7 @@ from shardmill.serve.protocol import (
     NO_EFFECT,
     ApiError,
     ChatRequest,
+    Effort,
     Extension,
     Strict,
     TextPart,
@@ -33,6 +35,7 @@ from shardmill.serve.tool_reader import AnswerDelta
 
 Json = dict[str, Any]
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
+LEFT_OUT = "Shardmill-Tools-Left-Out"  # the header that names the tools which the model is not shown
 WHY_NOT = "is not supported, as answers are not stored: send the whole conversation as input"
 
 
@@ -47,12 +50,20 @@ class InputItem(Strict):
     """A message, a call, its output, or a thought. Items of an earlier answer may be sent back as they came."""
 
     accepted = frozenset({"id", "status", "phase", "encrypted_content", "namespace", "parsed_arguments"})
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "reasoning",
+    ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[InputPart] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[Any] | None = None
 
@@ -69,12 +80,21 @@ class InputItem(Strict):
             "message": ("role", "content"),
             "function_call": ("call_id", "name", "arguments"),
             "function_call_output": ("call_id", "output"),
+            "custom_tool_call": ("call_id", "name", "input"),
+            "custom_tool_call_output": ("call_id", "output"),
             "reasoning": (),
         }[self.type]
         for name in needed:
             if getattr(self, name) is None:
                 raise ValueError(f"an item of type {self.type} needs {name}")
         return self
+
+    @property
+    def called(self) -> Json | None:
+        """Return the function that the item calls; a custom tool's text is its only argument. None if it calls none."""
+        if self.type == "custom_tool_call":
+            return {"name": self.name, "arguments": json.dumps({"input": self.input}, ensure_ascii=False)}
+        return {"name": self.name, "arguments": self.arguments} if self.type == "function_call" else None
 
 
 class FunctionTool(Strict):
@@ -119,16 +139,16 @@ class TextConfig(Strict):
 
 
 class Reasoning(Strict):
-    """The object `reasoning`: the model thinks as its template says."""
+    """The object `reasoning`: the model thinks as its template says, which may read the effort."""
 
     accepted = frozenset({"summary", "generate_summary"})
-    effort: Literal["none"] | None = None
+    effort: Effort | None = None
 
 
 class ResponsesRequest(Strict):
-    """The body of POST /v1/responses."""
+    """The body of POST /v1/responses. Tools of other kinds than functions are left out, see `headers`."""
 
-    accepted = (NO_EFFECT - {"store", "metadata"}) | {"truncation"}
+    accepted = (NO_EFFECT - {"store", "metadata"}) | {"truncation", "client_metadata"}
     model: str
     input: list[InputItem] = Field(min_length=1)
     instructions: str | None = None
@@ -146,6 +166,25 @@ class ResponsesRequest(Strict):
     store: bool | None = None
     metadata: dict[str, str] | None = None
     shardmill: Extension = Field(default_factory=Extension)
+    _left_out: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the answer's headers: what tools are left out, each by its kind and its name, if it has one."""
+        return {LEFT_OUT: ", ".join(self._left_out)} if self._left_out else {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _has_functions_alone(cls, body: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        tools = body.get("tools") if isinstance(body, dict) else None
+        if not isinstance(tools, list) or not any(map(_is_other, tools)):
+            return handler(body)
+        if len(tools) > MOST_TOOLS:
+            raise ValueError(f"tools: there are {len(tools)}, at most {MOST_TOOLS} are allowed")
+        found = handler(body | {"tools": [tool for tool in tools if not _is_other(tool)]})
+        names = (":".join(filter(None, (one["type"], one.get("name")))) for one in filter(_is_other, tools))
+        found._left_out = [_ODD.sub("?", name) for name in names]
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -175,6 +214,7 @@ class ResponsesRequest(Strict):
             "top_p": self.top_p,
             "stream": self.stream,
             "parallel_tool_calls": self.parallel_tool_calls,
+            "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "tools": [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()],
             "tool_choice": {"type": choice.type, "function": {"name": choice.name}}
             if isinstance(choice, NamedFunction)
@@ -195,22 +235,32 @@ class ResponsesRequest(Strict):
         messages: list[Json] = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         answering = False
         for item in self.input:
-            mine = item.type == "function_call" or (item.type == "message" and item.role == "assistant")
+            called = item.called
+            mine = called is not None or (item.type == "message" and item.role == "assistant")
             if mine and not answering:
                 messages.append({"role": "assistant", "content": None})
-            if item.type == "function_call":
-                function = {"name": item.name, "arguments": item.arguments}
-                messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
+            if called:
+                messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": called})
             elif mine:
                 messages[-1]["content"] = (messages[-1]["content"] or "") + _text(item.content)
             elif item.type == "message":
                 messages.append({"role": item.role, "content": _text(item.content)})
-            elif item.type == "function_call_output":
+            elif item.type.endswith("_output"):
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
             answering = mine or (answering and item.type == "reasoning")
         if not messages:
             raise invalid("input: there is no message", "input")
         return messages
+
+
+_ODD = re.compile(r"[^\w.:-]", re.ASCII)  # what a header can't have, and what would look like another tool there
+
+
+def _is_other(tool: Any) -> bool:
+    """Return whether a tool is of a kind that this server can't show to a model, such as a search of the web."""
+    if not isinstance(tool, dict) or not isinstance(tool.get("name", ""), str | None):
+        return False
+    return isinstance(tool.get("type"), str) and tool["type"] not in ("", "function")
 
 
 def _text(content: str | list[InputPart] | None) -> str:

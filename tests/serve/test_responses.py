@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -11,7 +12,7 @@ import pytest
 from openai.types.responses import Response
 from pydantic import BaseModel
 
-from .fake import NAME, Answerer, Speaker, fake_model
+from .fake import NAME, Answerer, Speaker, fake_model, template
 from .running import Running, running
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Tōkyō"}}\n</tool_call>'
@@ -142,7 +143,12 @@ def test_thoughts_are_items() -> None:
         ({"conversation": "conv_1"}, "conversation is not supported, as answers are not stored"),
         ({"background": True}, "background is not supported, as answers are not stored"),
         ({"store": True}, "store: true is not supported, as answers are not stored"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type: "),
+        ({"tools": [{"name": "f"}]}, "tools.0.type: "),
+        ({"tools": [{"type": "web_search"}] * 129}, "tools: there are 129, at most 128 are allowed"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice: required needs tools"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"reasoning": {"effort": "endless"}}, "reasoning.effort: "),
+        ({"input": [{"type": "custom_tool_call", "name": "f"}]}, "an item of type custom_tool_call needs call_id"),
         ({"input": []}, "input: "),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0: an item of type function_call needs call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": ""}]}]},
@@ -160,6 +166,62 @@ def test_thoughts_are_items() -> None:
 def test_what_cannot_be_honoured_is_named(server: Running, change: dict[str, Any], says: str, stream: bool) -> None:
     status, answer = server.post({"model": NAME, "input": "x", "stream": stream, **change}, "/v1/responses")
     assert status == 400 and says in answer["error"]["message"] and "\n" not in answer["error"]["message"]
+
+
+OTHERS: Any = [
+    {"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "local_shell"},
+    {"type": "namespace", "name": "mcp\r\nX: y, z", "tools": [WEATHER]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_of_other_kinds_are_left_out_and_named(server: Running, stream: bool) -> None:
+    """Codex offers them beside its functions: the model is shown the functions alone, and a header says what is not."""
+    body = {"model": NAME, "input": ASKED, "temperature": 0, "stream": stream}
+    sent = {"Content-Type": "application/json"}
+    asked = [json.dumps(body | {"tools": tools}).encode() for tools in ([WEATHER], [OTHERS[0], WEATHER, *OTHERS[1:]])]
+    (_, plain, first), (status, headers, second) = (server.request("POST", "/v1/responses", one, sent) for one in asked)
+    assert status == 200 and "shardmill-tools-left-out" not in plain
+    names = "web_search, custom:apply_patch, local_shell, namespace:mcp??X:?y??z"
+    assert headers["shardmill-tools-left-out"] == names
+    if not stream:
+        one, other = json.loads(first), json.loads(second)
+        assert one["usage"]["input_tokens"] == other["usage"]["input_tokens"]
+        assert [tool["name"] for tool in other["tools"]] == ["get_weather"]
+
+
+def test_what_codex_sends_is_taken(server: Running) -> None:
+    """Its own fields, and a custom tool's call in the history, which the template sees as a function's."""
+    seen: list[Any] = []
+
+    def watched(messages: Any, tools: Any = None, variables: Any = None) -> str:
+        seen.append((messages, variables))
+        return template(messages, tools)
+
+    model = replace(
+        fake_model(Answerer("Fine."), tools="hermes"),
+        template=watched,
+        template_variables=frozenset({"reasoning_effort"}),
+    )
+    history = [
+        *ASKED,
+        {"type": "custom_tool_call", "call_id": "c", "name": "apply_patch", "input": "*** Begin\n"},
+        {"type": "custom_tool_call_output", "call_id": "c", "output": "ok"},
+    ]
+    asked = {"model": NAME, "input": history, "client_metadata": {"installation": "1"}, "include": []}
+    with running(model) as up:
+        for effort in ("none", "minimal", "medium", "xhigh"):
+            status, answer = up.post({**asked, "reasoning": {"effort": effort, "summary": "auto"}}, "/v1/responses")
+            assert status == 200, answer
+    assert [variables for _, variables in seen] == [
+        None,
+        *({"reasoning_effort": one} for one in ("low", "medium", "high")),
+    ]
+    _, call, output = seen[0][0]
+    assert call["tool_calls"][0]["function"] == {"name": "apply_patch", "arguments": {"input": "*** Begin\n"}}
+    assert (output["role"], output["name"], output["content"]) == ("tool", "apply_patch", "ok")
+    status, _ = server.post({"model": NAME, "input": "x", "reasoning": {"effort": "high"}}, "/v1/responses")
+    assert status == 200  # a template that does not read it
 
 
 def test_a_failure_in_mid_answer_is_told() -> None:
