@@ -59,6 +59,7 @@ def add_pages(
     card = {"id": own, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
 
     @get("/v1/models")
+    @get("/v1/models/")
     async def models() -> Response:
         others = [{**card, "id": f"{own}:{name}", "parent": own} for name in adapters()]
         return json_response({"object": "list", "data": [card, *others]})

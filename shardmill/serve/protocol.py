@@ -356,10 +356,12 @@ TemplateVariables = Annotated[dict[str, JsonValue], AfterValidator(_checked_vari
 class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
+    accepted = NO_EFFECT | {"verbosity"}
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
+    modalities: list[Literal["text"]] | None = None
     reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateVariables | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
@@ -367,7 +369,9 @@ class ChatRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
-    def _has_its_tools(self) -> ChatRequest:
+    def _is_consistent(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
             raise ValueError("tools: two functions have the same name")

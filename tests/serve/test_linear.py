@@ -12,26 +12,32 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import patterns
 import pytest
 import yaml
+from patterns import ratio
 
 import shardmill
 from shardmill.config.problems import _repeated_key
 from shardmill.decode.text import TextStream
+from shardmill.serve.answer import Choice
 from shardmill.serve.call_texts import gemma_calls, object_call, python_calls
+from shardmill.serve.protocol import ChatRequest
 from shardmill.serve.thoughts import FORMATS as THOUGHTS
 from shardmill.serve.thoughts import ThoughtReader
 from shardmill.serve.tool_reader import CallReader
 from shardmill.serve.tools import FORMATS, ToolFormat
 
+from .fake import NAME, fake_model
+
 OWN = str(Path(shardmill.__file__).parent)
-SIZE, GREATEST = 96, 16.0  # characters, and ratio of the steps for eight times as many
+SIZE, GREATEST = 64, 16.0  # characters, and ratio of the steps for eight times as many
 HELD = 2048  # characters
 TOOLS: dict[str, Any] = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": "object"}}}}
 
 
 def steps(work: Callable[[], object]) -> int:
-    """The lines of the package's own code that run."""
+    """The lines of the package's own code that run, and its calls, as the turns of a generator are."""
     count = 0
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
@@ -40,7 +46,10 @@ def steps(work: Callable[[], object]) -> int:
         return line
 
     def call(frame: FrameType, event: str, _: Any) -> Any:
-        return line if frame.f_code.co_filename.startswith(OWN) else None
+        nonlocal count
+        own = frame.f_code.co_filename.startswith(OWN)
+        count += own
+        return line if own else None
 
     before = sys.gettrace()
     sys.settrace(call)
@@ -97,6 +106,7 @@ def slow(make: Callable[[], Any], openings: list[str], parts: list[str]) -> Iter
                     yield f"{before!r}, then {unit!r} in pieces of {size}: {ratio:.0f}"
 
 
+@pytest.mark.thorough(but=["mistral", "qwen-xml"])
 @pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
 def test_calls_are_read_in_steps_that_grow_like_the_answer(form: ToolFormat) -> None:
     assert [*slow(lambda: CallReader(form, TOOLS), openings(form), parts(form))] == []
@@ -165,11 +175,27 @@ def test_a_call_as_text_is_read_in_steps_that_grow_like_it(read: Callable[[str],
     assert [one for one in found if one[2] > GREATEST] == []
 
 
-def test_a_config_is_searched_for_repeated_keys_in_steps_that_grow_like_it() -> None:
-    """A comprehension's turn is a step, as it runs on a line of its own."""
+def test_tokens_of_thoughts_are_counted_in_steps_that_grow_like_the_answer() -> None:
+    """An answer in channels may have as many thoughts as it has tokens."""
 
-    def found(n: int) -> int:
-        root = yaml.compose("".join(f"k{i}: [&a{i} 1, *a{i}]\n" for i in range(n)), yaml.SafeLoader)
-        return steps(lambda: _repeated_key(root))
+    def counted(n: int) -> int:
+        request = ChatRequest.model_validate({"model": NAME, "messages": [{"role": "user", "content": "x"}]})
+        choice = Choice(request, fake_model(tools="harmony"))
+        assert choice._reader is not None
+        choice._reader.thoughts = [(4 * i, 4 * i + 2) for i in range(n)]
+        choice._places = [(i, i + 1) for i in range(4 * n)]
+        assert choice.reasoning == 2 * n
+        return steps(lambda: choice.reasoning)
 
-    assert found(8 * 40) / found(40) < GREATEST
+    assert counted(8 * 16) / counted(16) < GREATEST
+
+
+def test_repeated_keys_of_a_config_are_found_in_a_time_that_grows_like_it() -> None:
+    """By CPU time, as counting in a list is no step of the package's own."""
+
+    def work(n: int) -> Callable[[], object]:
+        keys = [yaml.ScalarNode("tag:yaml.org,2002:str", f"key {i}") for i in range(n)]
+        root = yaml.MappingNode("tag:yaml.org,2002:map", [(key, key) for key in keys])
+        return lambda: _repeated_key(root)
+
+    assert ratio(work, 2000, times=2) < patterns.GREATEST

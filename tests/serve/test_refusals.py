@@ -93,6 +93,18 @@ def test_empty_and_idle_fields_are_no_reason_to_refuse(server: Running) -> None:
             "stop": None, "echo": False, "store": False, "logit_bias": None}  # fmt: skip
     status, answer = server.post(ask(**idle))
     assert status == 200, answer
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "verbosity": "low"}
+    status, answer = server.post({**chat, "modalities": ["text"], "top_logprobs": 0}, "/v1/chat/completions")
+    assert status == 200, answer
+
+
+@pytest.mark.parametrize(
+    "change", [{"top_logprobs": 2}, {"top_logprobs": 2, "logprobs": False}, {"modalities": ["audio"]}]
+)
+def test_a_chat_field_that_would_be_overlooked_is_named(server: Running, change: dict[str, Any]) -> None:
+    body = {"model": NAME, "messages": [{"role": "user", "content": "x"}], **change}
+    status, answer = server.post(body, "/v1/chat/completions")
+    assert status == 400 and next(iter(change)) in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +131,7 @@ def test_other_addresses_and_methods(server: Running) -> None:
     assert server.post({}, "/v1/embeddings")[0] == 404
     status, _, body = server.request("GET", "/v1/completions")
     assert status == 405 and b"does not take GET" in body
+    assert server.request("GET", "/v1/models/")[::2] == server.request("GET", "/v1/models")[::2]
     for page in ("/health", "/metrics", "/v1/models", "/v1/models/fake"):
         assert server.request("HEAD", page)[::2] == (200, b"")  # what can be fetched can be asked for by HEAD
     assert server.request("HEAD", "/v1/models/gpt-4")[::2] == (404, b"")

@@ -73,5 +73,6 @@ def test_the_marks_are_those_of_the_template() -> None:
         assert find_thoughts(f"{{% if add_generation_prompt %}}{form.begin}{{% endif %}}") is form
         assert form.opened_by(f"user: {form.end} assistant: {form.begin}\n")
         assert not form.opened_by(f"assistant: {form.begin}\n\n{form.end}\n\n")
+    assert {form.begin for form in FORMATS} >= {"<think>", "<seed:think>", "[THINK]"}
     assert find_thoughts(templates.QWEN_3_5) is find_thoughts(templates.THINKING) is THINK
     assert find_thoughts(templates.CHATML) is find_thoughts(templates.GEMMA_4) is None
