@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -348,17 +349,25 @@ noted, free, HELD = list[str](), threading.Event(), " wait"
 
 
 @pytest.fixture
-def noting() -> Iterator[Model]:
+def noting() -> Model:
     noted.clear()
     free.clear()
     plain = fake_model()
-    yield Noting(**{field.name: getattr(plain, field.name) for field in fields(plain) if field.init})
-    free.set()
+    return Noting(**{field.name: getattr(plain, field.name) for field in fields(plain) if field.init})
+
+
+@contextmanager
+def freed() -> Iterator[None]:
+    """Frees the tokenizer, also where a test fails."""
+    try:
+        yield
+    finally:
+        free.set()
 
 
 def test_a_text_is_tokenised_at_its_turn(noting: Model) -> None:
     """Once for each label, while the engine has scored the texts before it and nothing of the later ones is read."""
-    with running(noting) as server, ThreadPoolExecutor(1) as pool:
+    with running(noting) as server, ThreadPoolExecutor(1) as pool, freed():
         batch = pool.submit(decide, server, input=["one", "two", "three"], labels=[" a", HELD])
         wait_until(lambda: f"one{HELD}" in noted)
         assert noted == ["one", "one a", f"one{HELD}"] and server.metric("shardmill_decisions_total") == 0
@@ -384,13 +393,15 @@ def test_a_client_that_leaves_ends_the_tokenising(noting: Model) -> None:
     body = json.dumps({"model": NAME, "input": "one", "labels": labels}).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     left = 'shardmill_requests_total{endpoint="/v1/decide",status="499"}'
-    with running(noting) as server:
+    with running(noting) as server, ThreadPoolExecutor(1) as pool, freed():
         for count in range(1, 8):  # more than there are threads for completions
             with socket.create_connection(("127.0.0.1", server.port)) as connection:
                 connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
                 wait_until(lambda: f"one{HELD}" in noted)
             wait_until(lambda n=count: server.metric(left) == n)  # type: ignore[misc]
-        assert server.post(ask(max_tokens=1))[0] == 200
+        asked = pool.submit(server.post, ask(max_tokens=1))
+        wait_until(asked.done)
+        assert asked.result()[0] == 200
         free.set()
         assert decide(server, input="two", labels=["a"])
     assert "one 0" not in noted

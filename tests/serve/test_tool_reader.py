@@ -236,7 +236,15 @@ def read(form: str, pieces: list[str], *, parallel: bool = True) -> tuple[list[t
     names = [piece.text for piece in told if piece.kind == "call"]
     arguments = ["".join(p.text for p in told if p.kind == "arguments" and p.index == i) for i in range(len(names))]
     text = "".join(piece.text for piece in told if piece.kind == "content")
-    return [(name, json.loads(one)) for name, one in zip(names, arguments, strict=True)], text, reader
+    return [(name, value(one)) for name, one in zip(names, arguments, strict=True)], text, reader
+
+
+def value(arguments: str) -> Any:
+    """Of a JSON text; the text itself if it is none."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 @pytest.mark.parametrize(("form", "answer", "calls", "text"), [*RECORDED, *LOOSE])
