@@ -40,7 +40,7 @@ _SPACE = " \t\r\n"
 _LIST = "[,]"  # around unmarked calls in a list
 _PIECE = 1024  # characters that are read at a time: what is searched again and again must be short
 _OPENING = 64  # white space and brackets at most, around the mark with which an answer opens
-# All repetitions have an end: these are tried again with each piece of an answer.
+# What is tried again with each piece of an answer repeats nothing without end.
 _HEAD = re.compile(
     r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\]{1,64})"\s{0,20},'
     r'\s{0,20}"(?:arguments|parameters)"\s{0,20}:\s{0,20}(?=\{\s{0,20}["}])'
