@@ -58,7 +58,7 @@ def verify(
     found = proof.audit
     typer.echo(
         f"{found.checked} files checked, {len(proof.wrong)} wrong; "
-        f"{found.unchecked} logs and marks of Snakemake and macOS not checked"
+        f"{found.unchecked} logs and marks of Snakemake, macOS, git and the hub not checked"
     )
     typer.echo(f"{ATTESTATION}: sha256 {hash_file(build / ATTESTATION)}")
     _tell(proof)

@@ -4,7 +4,7 @@ The audit starts from provenance.json, which names model.json, all files in this
 the receipts. The receipts name the outputs of the steps. Results that vary from run to run (the benchmark, the report)
 or that only the report shows are not in provenance.json; separate receipts name them. A file that no record names is
 as wrong as a file with other bytes, because programs that load a build may read any file in it. Only logs, Snakemake's
-marks and files that macOS leaves in folders are not checked.
+marks and what macOS, git, a hub and its client leave in folders are not checked.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ ATTESTATION, RESULTS = "provenance.json", "test-results.jsonl"
 UNATTESTED = ("report", "benchmark/speed")  # what the first names of the second was measured anew, and drawn since
 SHOWN = "measured"  # a folder of results that only the report shows
 LOGS = "logs"
+HUB_CLIENT = ".cache/huggingface/"  # of `hf download --local-dir`
 SNAKEMAKE_MARK = ".snakemake_timestamp"  # Snakemake puts this file into every folder that is a job's output
 
 
@@ -86,7 +87,7 @@ class Audit:
     """What was found."""
 
     checked: int
-    unchecked: int  # logs, Snakemake's own marks, and what macOS leaves in folders
+    unchecked: int  # logs, Snakemake's own marks, and what others leave in folders
     wrong: tuple[tuple[str, str], ...]  # (path relative to the build, what is wrong), sorted
     signatures: tuple[str, ...] = ()  # files that only a key can check
 
@@ -110,7 +111,7 @@ def audit(build: Path, cache: HashCache | None = None) -> Audit:
     known = records(build)
     found = dict(_build_entries(build))
     regular = [path for path, mode in found.items() if stat.S_ISREG(mode)]
-    unchecked = {path for path in regular if is_out_of_scope(path) or (path not in known and is_left_by_macos(path))}
+    unchecked = {path for path in regular if is_out_of_scope(path) or (path not in known and _is_left_by_others(path))}
     signatures = {path for path in regular if is_signature(path)}
     present = sorted(found.keys() - unchecked - signatures)
     with ThreadPoolExecutor(THREADS) as pool:
@@ -198,6 +199,11 @@ def _raise_it(error: OSError) -> None:
 def is_out_of_scope(path: str) -> bool:
     """Return whether a file is not about the model: a job's log, or a mark of Snakemake's."""
     return path.startswith(f"{LOGS}/") or PurePosixPath(path).name == SNAKEMAKE_MARK
+
+
+def _is_left_by_others(path: str) -> bool:
+    """Return whether macOS, git, a hub or its client put files of this name beside the files that they bring."""
+    return is_left_by_macos(path) or path in (".gitattributes", ".git") or path.startswith((".git/", HUB_CLIENT))
 
 
 def _is_at_or_below(path: str, found: Mapping[str, int]) -> bool:

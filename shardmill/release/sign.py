@@ -160,7 +160,7 @@ def check_model(folder: Path, key: Path) -> None:
             raise ShardmillError(f"{file}: damaged: not what was written; sign again")
         config: Any = verifying.Config  # the library has no types
         verifier = config().use_elliptic_key_verifier(public_key=key)
-        verifier.set_ignore_unsigned_files(True).verify(folder, file)
+        verifier.set_ignore_unsigned_files(True).verify(folder.resolve(), file)
     except InvalidSignature as error:
         raise ShardmillError(f"{file}: not signed by {key}") from error
     except ShardmillError:
@@ -187,6 +187,7 @@ def sign_bundle(build: Path, key: Path) -> None:
     """Write model.sig for every file of the bundle except signatures; the card is included if it exists."""
     with signing_libraries():
         from model_signing import hashing, signing
+    build = build.resolve()  # the library takes no link to a folder
     config: Any = signing.Config  # the library has no types
     hashed: Any = hashing.Config
     files = [name for name in bundle_files(build) if not is_signature(name) and name != CARD_RECORD]

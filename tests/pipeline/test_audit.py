@@ -191,6 +191,27 @@ def test_a_link_is_wrong_whatever_it_is_called(build: Path, name: str) -> None:
     assert audit(build).wrong == ((name, "a link"),)
 
 
+GIT_AND_HUB = [".gitattributes", ".git/config", ".git/objects/ab/cd", ".cache/huggingface/download/model.json.metadata"]
+
+
+def test_what_git_and_the_hub_put_beside_a_build_is_let_be(build: Path) -> None:
+    """A build that came by `git clone` or `hf download` is as good as one that came by `shardmill pull`."""
+    before = audit(build).unchecked
+    for name in GIT_AND_HUB:
+        (build / name).parent.mkdir(parents=True, exist_ok=True)
+        (build / name).write_text("x")
+    code, text = verify(build)
+    assert code == 0 and audit(build).unchecked == before + len(GIT_AND_HUB)
+    assert f"{before + len(GIT_AND_HUB)} logs and marks of Snakemake, macOS, git and the hub not checked" in text
+
+
+@pytest.mark.parametrize("name", ["source/.gitattributes", ".gitattributes2", ".cache/other", "source/.git/config"])
+def test_other_names_of_that_kind_are_strangers(build: Path, name: str) -> None:
+    (build / name).parent.mkdir(parents=True, exist_ok=True)
+    (build / name).write_text("x")
+    assert dict(audit(build).wrong) == {name: "not a part of the build: no record names it"}
+
+
 def test_a_file_that_a_record_names_is_checked_whatever_it_is_called(build: Path) -> None:
     (build / "benchmark/._a").write_text("other")
     write_json(build / "benchmark/speed.receipt.json", sealed({"outputs": {"a": "0" * 64}, "paths": {"a": "._a"}}))

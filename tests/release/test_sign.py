@@ -42,6 +42,17 @@ def test_a_signed_build_is_proved(signed: Path, keys: Keys) -> None:
     assert "3 numbers of 3 gates" in text and "by 1 independently" in text
 
 
+def test_a_link_to_a_build_is_followed(build: Path, keys: Keys, tmp_path: Path) -> None:
+    """A link such as `latest`, which the signing library refuses."""
+    latest = tmp_path / "latest"
+    latest.symlink_to(build)
+    code, text = run("sign", latest, "--key", keys.private)
+    assert code == 0, text
+    assert model_signing(build, keys.public).returncode == 0
+    code, text = run("verify", latest, "--key", keys.public)
+    assert code == 0 and "the bundle" in text, text
+
+
 def test_without_a_key_nobody_proves(signed: Path, build: Path) -> None:
     code, text = run("verify", signed)
     assert code == 0 and "signed, not checked: give --key" in text
