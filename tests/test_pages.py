@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
+
+from snakemake.cli import get_argument_parser
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("portable/**/*.md")])
@@ -27,6 +30,28 @@ def test_links_between_pages_lead_somewhere() -> None:
             if not file.exists() or (heading and file.suffix == ".md" and heading not in anchors(file)):
                 lost.append(f"{page.relative_to(ROOT)}: {target}")
     assert len(PAGES) > 20 and not lost
+
+
+def snakemake_commands(page: Path) -> list[str]:
+    """The commands that a page shows or mentions: what follows on a line, or stands between two backticks."""
+    text = re.sub(r"\\\n", " ", page.read_text(encoding="utf-8"))
+    lines = re.findall(r"^(?: {4})?(?:[A-Z_]+=\S+ )*(snakemake [^`\n]*)$", text, re.MULTILINE)
+    return [*lines, *(" ".join(found.split()) for found in re.findall(r"`(snakemake [^`]*)`", text))]
+
+
+def test_no_target_of_a_documented_command_is_taken_for_a_config() -> None:
+    """Snakemake's --configfile takes every word that follows, up to the next option."""
+    count, wrong = 0, []
+    for page in [*PAGES, *ROOT.glob("config*/*.md"), *ROOT.glob("resources/*/*.md")]:
+        for command in snakemake_commands(page):
+            if "--configfile " not in command:
+                continue
+            words = shlex.split(command, comments=True)[1:]
+            given = [str(name) for name in get_argument_parser().parse_args(words).configfile]
+            count += 1
+            taken = [name for name in given if name != "FILE" and not name.endswith((".yaml", ".yml"))]
+            wrong += [f"{page.relative_to(ROOT)}: {' '.join(taken)}: {command}"] if taken else []
+    assert count > 15 and not wrong
 
 
 def test_what_no_apple_hardware_has_run_is_said_first() -> None:

@@ -34,6 +34,8 @@ from shardmill.witness import installed
 def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
     """Return the models of the validated config; an error in it ends the run with one line, before any work."""
     name = ", ".join(os.path.relpath(file) for file in workflow.configfiles) or "config"
+    _or_end(_refuse_moved_paths, workflow)
+    _or_end(_refuse_targets, workflow.configfiles)
     _or_end(machine.engine)  # a parameter of rules, whose errors Snakemake would show with a traceback
     try:
         # Snakemake has read the files, but merges them, and takes the last value of a key that is given twice.
@@ -45,6 +47,33 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
         return Batch({found.model: found})
     except ConfigError as error:
         sys.exit(f"shardmill: {one_line(error)}")
+
+
+BUILDS = "build"  # the folder of all builds, as the rules name it
+
+
+def _refuse_moved_paths(workflow: Any) -> None:
+    """Raise ConfigError where a module's `prefix:` or `replace_prefix:` moves what the rules make.
+
+    Snakemake moves the files of rules alone. Jobs find a build's other files by their usual paths.
+    """
+    moved = getattr(getattr(getattr(workflow, "modifier", None), "path_modifier", None), "replace_prefix", str)
+    if moved(f"{BUILDS}/") != f"{BUILDS}/":
+        raise ConfigError(
+            "a module of shardmill takes no prefix: or replace_prefix:; leave it out, and run Snakemake "
+            "with --directory to build elsewhere"
+        )
+
+
+def _refuse_targets(configfiles: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise ConfigError for a target among the configs: --configfile takes every word up to the next option."""
+    for file in configfiles:
+        name = os.path.relpath(file)
+        if Path(name).parts[0] == BUILDS and not name.endswith((".yaml", ".yml")):
+            raise ConfigError(
+                f"{name}: taken for a config, as --configfile takes all words that follow; put targets "
+                "before it, or behind --"
+            )
 
 
 def _read_batch(config: Mapping[str, Any], name: str, workflow: Any) -> Batch:
@@ -239,7 +268,7 @@ def _size(build: Path, entry: Mapping[str, Any]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _or_end(work: Callable[..., object], *given: str) -> None:
+def _or_end(work: Callable[..., object], *given: Any) -> None:
     try:
         work(*given)
     except (ShardmillError, OSError) as error:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny
 from snakemake.iocontainers import Wildcards
+from snakemake.path_modifier import PathModifier
 
 from shardmill import config
 from shardmill.checkpoint import hub
@@ -246,3 +247,24 @@ def test_a_file_of_another_size_is_made_anew(
     assert plan.forcefiles == {"asked for", f"build/tiny/{made_anew}"}
     line = f"shardmill: build/tiny/{made_anew}: is not as large as model.json says, and is made anew\n"
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("made", [{"prefix": "deep/er"}, {"replace_prefix": {"build/": "results/"}}], ids=str)
+def test_a_module_that_moves_paths_ends_the_run_with_one_line(made: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Snakemake would move what rules name, and nothing else."""
+    moved = PathModifier(made.get("replace_prefix"), made.get("prefix"), None)
+    workflow = SimpleNamespace(configfiles=[], modifier=SimpleNamespace(path_modifier=moved))
+    with pytest.raises(
+        SystemExit, match=r"shardmill: a module of shardmill takes no prefix: or replace_prefix:; leave"
+    ):
+        snakefile.checked(settings, workflow)
+
+
+def test_a_target_that_is_taken_for_a_config_is_told(settings: dict[str, Any]) -> None:
+    """`--configfile a.yaml build/tiny/model.json` reads both, once the build is there."""
+    Path("build/tiny").mkdir(parents=True)
+    Path("build/tiny/model.json").write_text("{}")
+    Path("a.yaml").touch()
+    files = SimpleNamespace(configfiles=["a.yaml", Path("build/tiny/model.json").resolve()])
+    with pytest.raises(SystemExit, match=r"shardmill: build/tiny/model\.json: taken for a config, as --configfile"):
+        snakefile.checked(settings, files)
