@@ -127,6 +127,7 @@ def decoder(
         CheckpointError: if the config has a setting that the programs can't honour.
     """
     refuse_unplaced(config, honours)
+    _refuse_partial_rotation(config, honours)
     _check_context(config, context)
     tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
     graph = graph_of(config, tables, **options)
@@ -228,7 +229,12 @@ def activation(config: Any, field: str) -> str:
 
 
 def sliding_kind(context: int, window: int | None, **options: Any) -> LayerSpec:
-    """Return a layer that sees `window` positions; it is a plain layer if the context holds no more positions."""
+    """Return a layer that sees `window` positions; it is a plain layer if the context holds no more positions.
+
+    Raises CheckpointError for a window without a position.
+    """
+    if window is not None and window < 1:
+        raise CheckpointError(f"sliding_window is {window}: no token would see any; write null if there is no window")
     return LayerSpec(mask=SLIDING_MASK if window and window < context else MASK, **options)
 
 
@@ -244,9 +250,10 @@ def kinds_by_type(
 
     Raises CheckpointError for a type that programs lack.
     """
+    slides = "sliding_attention" in layer_types
     known = {
         "full_attention": LayerSpec(rope=full_rope, **options),
-        "sliding_attention": sliding_kind(context, window, rope=sliding_rope, **options),
+        "sliding_attention": sliding_kind(context, window if slides else None, rope=sliding_rope, **options),
     }
     unknown = sorted(set(layer_types) - known.keys())
     if unknown:
@@ -349,6 +356,7 @@ def check_heads(g: Graph) -> None:
         raise CheckpointError(f"{g.heads} heads are no multiple of {g.kv_heads} key/value heads")
 
 
+SCALED = ("linear", "dynamic", "llama3", "yarn", "longrope")
 FIXED = ("default", "linear", "llama3", "yarn")  # types whose frequencies do not depend on the length
 
 
@@ -371,6 +379,22 @@ def rope(config: Any, context: int, layer_type: str = "", fixed: tuple[str, ...]
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"rope_parameters: no rotary table can be made of them: {first_line(error)}") from error
     return found
+
+
+def _refuse_partial_rotation(config: Any, honours: Collection[str]) -> None:
+    """Raise CheckpointError where transformers makes a table of part of each head for a family that turns whole heads.
+
+    Only functions of scaled types read partial_rotary_factor for every family. The products then fail in transformers.
+    """
+    parameters = getattr(config, "rope_parameters", None) or {}
+    tables = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]
+    for table in tables:
+        share, kind = table.get("partial_rotary_factor", 1.0), table.get("rope_type")
+        if share != 1 and kind in SCALED and "partial_rotary_factor" not in honours:
+            raise CheckpointError(
+                f"rope_parameters: partial_rotary_factor is {share} beside rope_type {kind!r}: transformers can't run "
+                f"that for {config.model_type}, which turns whole heads; take one of the two out"
+            )
 
 
 def _rope(config: Any, context: int, layer_type: str, fixed: tuple[str, ...]) -> Rope:

@@ -24,10 +24,31 @@ from .tiny_configs import MINISTRAL, tiny_config
 
 INFINITE = {"__float__": "Infinity"}  # as transformers writes it
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "another family": ("llama", {"model_type": "gpt2"}, "model_type 'gpt2' is not supported"),
     "a frequency that changes": ("llama", {"rope_parameters": DYNAMIC}, "rope_parameters: .*rope_type 'dynamic'"),
     "dynamic without alpha": ("hunyuan_v1_dense", {"rope_parameters": DYNAMIC}, "rope_parameters: .*without alpha"),
+    "a scaled table of part of each head": (
+        "llama",
+        {"rope_parameters": LLAMA3 | {"partial_rotary_factor": 0.5}},
+        "partial_rotary_factor is 0.5 beside rope_type 'llama3': transformers can't run that for llama",
+    ),
+    "such a table by the older names": (
+        "mistral",
+        {"rope_parameters": None, "rope_scaling": LINEAR, "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+        "partial_rotary_factor is 0.5 beside rope_type 'linear'",
+    ),
+    "a window without a position": ("mistral", {"sliding_window": 0}, "sliding_window is 0: no token would see any"),
+    "a window of less": ("mistral", {"sliding_window": -1}, "sliding_window is -1: no token would see any"),
     "another activation": ("llama", {"hidden_act": "gelu"}, "hidden_act 'gelu': programs have"),
     "Gemma's other activation": ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation 'gelu': programs have"),
     "an unknown number": ("llama", {"attention_gain": 0.5}, "attention_gain is 0.5: llama programs have no place"),
