@@ -75,7 +75,8 @@ def _explain(error: Exception, repo: str, revision: str | None, endpoint: str) -
         case LocalEntryNotFoundError(__cause__=Exception() as cause) if not isinstance(cause, OfflineModeIsEnabled):
             return _explain(cause, repo, revision, endpoint)
         case OfflineModeIsEnabled() | LocalEntryNotFoundError():
-            return f"revision {revision} is not complete in the hub cache; run once online without HF_HUB_OFFLINE"
+            lacking = f"files of revision {revision}, or the hub's list of them, by which they are checked"
+            return f"the hub cache lacks {lacking}; run once online without HF_HUB_OFFLINE"
         case HFValidationError():
             return "not a repository name; it reads owner/name"
         case httpx2.HTTPError():

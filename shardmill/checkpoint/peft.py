@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.checkpoint.headers import TensorInfo, read_header
-from shardmill.checkpoint.paths import checked_file, opened
+from shardmill.checkpoint.paths import PICKLE_SUFFIXES, checked_file, describe_missing_weights, opened
 from shardmill.errors import CheckpointError
 from shardmill.files import load_json
 from shardmill.printable import printable
@@ -126,6 +126,9 @@ def read_lora(folder: Path) -> LoraHeader:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; give a folder with {CONFIG} and {WEIGHTS}")
     config = _read_config(checked_file(folder, CONFIG))
+    pickles = [file.name for file in folder.iterdir() if file.name.endswith(PICKLE_SUFFIXES)]
+    if pickles and not (folder / WEIGHTS).exists():
+        raise CheckpointError(describe_missing_weights(str(folder), pickles))
     where, pairs = folder / WEIGHTS, dict[str, dict[str, TensorInfo]]()
     for info in read_header(folder, WEIGHTS):
         found = TENSOR.fullmatch(info.name)

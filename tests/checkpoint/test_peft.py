@@ -117,6 +117,9 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     save_file({"base_model.model.lm_head.weight": torch.ones(2, 8)}, folder / WEIGHTS)
     with pytest.raises(CheckpointError, match="is no LoRA matrix"):
         read_lora(folder)
+    (folder / WEIGHTS).rename(folder / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match=r"adapter_model\.bin is a pickle checkpoint, .*convert it"):
+        read_lora(folder)
     (folder / CONFIG).write_text("{")
     with pytest.raises(CheckpointError, match="not JSON"):
         read_lora(folder)
