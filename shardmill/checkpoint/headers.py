@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,14 @@ from shardmill.checkpoint.paths import (
     opened,
 )
 from shardmill.errors import CheckpointError
-from shardmill.files import parse_json
+from shardmill.files import load_json, parse_json
 from shardmill.printable import printable
 
 # The hub's own limit (huggingface_hub.constants.SAFETENSORS_MAX_HEADER_LENGTH). Real headers stay under 3 MB
 # and real indices under 10 MB; parsing takes some ten times the text in memory.
 MAX_HEADER_BYTES = 25_000_000
 MAX_RANK = 8
+HEAD, TABLE_ENDS, TABLE = "lm_head.weight", "embed_tokens.weight", "model.embed_tokens.weight"
 ALIGNMENT = 8  # of the tensors' bytes in files that we write
 
 ITEM_BYTES = {
@@ -78,7 +79,21 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     else:
         names = [entry.name for entry in folder.iterdir()]
         raise CheckpointError(describe_missing_weights(str(folder), names))
-    return dict(sorted(found.items()))
+    return dict(sorted(_with_table(folder, found).items()))
+
+
+def _with_table(folder: Path, found: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
+    """Return the tensors with a tied LM head under the embedding table's name, too, if the head alone is stored.
+
+    transformers ties the two from either name.
+    """
+    if HEAD not in found or any(name.endswith(TABLE_ENDS) for name in found):
+        return found
+    try:
+        tied = load_json(folder / "config.json").get("tie_word_embeddings") is True
+    except (OSError, ValueError, AttributeError):  # whoever needs the config says so
+        tied = False
+    return {**found, TABLE: replace(found[HEAD], name=TABLE)} if tied else found
 
 
 def read_index(folder: Path) -> dict[str, str]:
@@ -98,19 +113,20 @@ def read_index(folder: Path) -> dict[str, str]:
 
 
 def _read_indexed(folder: Path) -> dict[str, TensorInfo]:
+    """Return the tensors that the index' files hold.
+
+    As for transformers, the index says which files there are, and the files say which tensors they hold: some indices
+    list tensors that were left out, or leave out some that no model needs. Whoever needs a tensor misses it by name.
+    """
     weight_map = read_index(folder)
     found: dict[str, TensorInfo] = {}
     for file in sorted(set(weight_map.values())):
         for info in read_header(folder, file):
-            listed = weight_map.get(info.name, "no file")
-            if listed != file:
+            listed = weight_map.get(info.name, file)
+            if listed != file or info.name in found:
                 what = f"tensor {printable(info.name)} belongs to {listed} according to {INDEX_FILE}"
                 raise _damaged(folder / file, what)
             found[info.name] = info
-    missing = sorted(set(weight_map) - set(found))
-    if missing:
-        what = f"tensor {printable(missing[0])} is in {INDEX_FILE} but not in the file"
-        raise _damaged(folder / weight_map[missing[0]], what)
     return found
 
 

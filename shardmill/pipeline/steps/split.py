@@ -54,6 +54,7 @@ DECIDING = (
 FORM: Mapping[str, Any] = {"shapes": RANGE, "state": GRAPH, "contexts": [], "silu": NATIVE}
 
 HEAD = "lm_head.weight"
+ROWS = 4096  # of a matrix that are compared at a time
 BF16_STEP = 2**-7  # between neighbouring bf16 numbers, relative
 FP16_STEP = 2**-24  # between fp16's smallest numbers
 
@@ -122,9 +123,9 @@ def split(
     drafts = plan.draft_parts(settings, model, tensors | of_drafter, drafter, labels)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
     head = name_under(model.prefix, HEAD)
-    copy = {head: tensors[head]} if architecture.tied and head in model.ignored and head in tensors else {}
-    scan = scan_checkpoint(source, wanted | copy, hashes, threads)
-    if copy:
+    copied = architecture.tied and head in model.ignored and head in tensors
+    scan = scan_checkpoint(source, wanted | ({head: tensors[head]} if copied else {}), hashes, threads)
+    if copied and not _same_numbers(tensors[head], tensors[model.prefix + EMBEDDING], source):
         check_tied(scan.tensors, head, model.prefix + EMBEDDING)
     parts = plan.with_hashes(drafts, scan.tensors)
     chain = [part for part in parts if not part.is_apart]
@@ -318,6 +319,19 @@ def ignored(model: ModelDescription, tensors: Iterable[str]) -> list[str]:
     inside, known = model.prefix != PREFIX, {*model.ignored, *model.fixed}
     outside = (name for name in tensors if inside and not name.startswith(model.prefix))
     return [*outside, *(name for name in tensors if name in known or name.endswith(".rotary_emb.inv_freq"))]
+
+
+def _same_numbers(one: TensorInfo, other: TensorInfo, source: Path) -> bool:
+    """Return whether two tensors of different dtypes hold the same numbers."""
+    from shardmill.convert.weights import read_info
+
+    if one.dtype == other.dtype or one.shape != other.shape:
+        return False
+    pairs = (
+        (read_info(info, source)[first : first + ROWS].float() for info in (one, other))
+        for first in range(0, one.shape[0], ROWS)
+    )
+    return all(bool((mine == theirs).all()) for mine, theirs in pairs)
 
 
 def _check_fixed(model: ModelDescription, tensors: Mapping[str, TensorInfo], source: Path) -> None:

@@ -137,6 +137,41 @@ def test_weights_may_come_in_any_float_dtype(checkpoint: Path, tmp_path: Path, d
     assert tensor.dtype == {torch.float16: "F16", torch.float32: "F32"}[dtype]
 
 
+def test_a_tied_table_under_the_head_s_name_alone_is_taken(checkpoint: Path, tmp_path: Path) -> None:
+    """transformers ties the two from either name. Without the setting, the table is missing."""
+
+    def head_alone(tensors: Tensors) -> None:
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+    def contents(folder: Path) -> dict[str, Any]:
+        return {name: part.content for name, part in split(folder)[0].items()}
+
+    named = rewritten(checkpoint, tmp_path / "named", head_alone)
+    assert contents(named) == contents(checkpoint)
+    settings = json.loads((named / "config.json").read_text())
+    (named / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": False}))
+    with pytest.raises(CheckpointError, match=r"1 missing \(model\.embed_tokens\.weight\)"):
+        split(named)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_tied_head_may_be_a_copy_in_another_dtype(checkpoint: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """As long as every number is the table's."""
+
+    def copied(tensors: Tensors) -> None:
+        table = tensors["model.embed_tokens.weight"]
+        table[:] = table.to(torch.float16).to(table.dtype)  # numbers that all of the types have
+        tensors["lm_head.weight"] = table.to(dtype)
+
+    def another(tensors: Tensors) -> None:
+        copied(tensors)
+        tensors["lm_head.weight"][-1, -1] *= 1.5
+
+    assert list(split(rewritten(checkpoint, tmp_path / "same", copied))[0])
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is not the embedding table"):
+        split(rewritten(checkpoint, tmp_path / "other", another))
+
+
 @pytest.mark.parametrize("path", ["../outside.safetensors", "/etc/outside.safetensors", "a/../../outside.safetensors"])
 def test_an_index_that_leaves_the_folder_is_refused(checkpoint: Path, tmp_path: Path, path: str) -> None:
     """By fetch already, and by split where a folder comes from elsewhere."""
