@@ -41,7 +41,7 @@ class GrammarTokenizer:
 
     Args:
         tokenizer: the contents of the model's tokenizer.json.
-        vocab: number of logits; may exceed the tokenizer's vocabulary.
+        vocab: number of logits; may exceed the tokenizer's vocabulary. Added tokens beyond it count as plain text.
         eos: token that ends the output.
 
     Attributes:
@@ -55,11 +55,15 @@ class GrammarTokenizer:
         llguidance = _library()
         self.vocab = vocab
         try:
+            content = json.loads(tokenizer)
+            within = [token for token in content["added_tokens"] if token["id"] < vocab]
+            if within != content["added_tokens"]:  # the library takes no token without a logit
+                tokenizer = json.dumps(content | {"added_tokens": within})
             self.prepared = llguidance.LLTokenizer(tokenizer, n_vocab=vocab, eos_token=eos)
         except Exception as error:  # llguidance may raise any exception
             raise DecodeError(f"the grammar library cannot use this tokenizer: {error}") from error
-        added = {token["content"]: int(token["id"]) for token in json.loads(tokenizer)["added_tokens"]}
-        self.special = {text: i for text, i in added.items() if i < vocab and self.prepared.is_special_token(i)}
+        added = {token["content"]: int(token["id"]) for token in within}
+        self.special = {text: i for text, i in added.items() if self.prepared.is_special_token(i)}
 
 
 class Grammar:

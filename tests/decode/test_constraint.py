@@ -147,3 +147,15 @@ def test_without_the_library_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
     with pytest.raises(DecodeError, match="in a clone: pip install -e '.\\[grammar\\]'"):
         schema()
+
+
+def test_a_token_that_the_model_has_no_row_for_is_plain_text() -> None:
+    """Such as an image's mark in the tokenizer of a model without images."""
+    made = tokenizer()
+    made.add_tokens(["<image>"])
+    prepared = GrammarTokenizer(made.to_str(), vocab=len(WORDS), eos=EOS)
+    choice = JsonSchema({"enum": ["<image>"]}, prepared)
+    assert choice.allowed().shape == (len(WORDS),)
+    choice.advance(WORDS.index('"'))
+    assert choice.allowed()[WORDS.index("<")]
+    assert [WORDS[token] for token in choice.forced()][:3] == ["<", "i", "m"]
