@@ -8,8 +8,12 @@ because people edit them in place. `source.json` holds nothing that varies with 
 
 If a LoRA adapter is merged into the weights, the weight files that it changes are copies, and `files` describes these.
 `adapter` then has the sha256 of the adapter's files, and of the weight files as they were: {"files", "base"}.
+
+If files beside tokenizer.json name tokens that it lacks, it is written anew with them, so that every reader of the
+build makes the same tokens. `completed` then has the sha256 and size of tokenizer.json as it was.
 """
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -24,8 +28,9 @@ from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.merging import merge, merged_places
 from shardmill.checkpoint.paths import RECORD_FILE, checked_file
 from shardmill.checkpoint.peft import CONFIG, WEIGHTS, LoraHeader, read_lora
+from shardmill.checkpoint.tokenizer import SETTINGS, SPLIT, TOKENIZER, completed, splits_special_tokens
 from shardmill.errors import CheckpointError
-from shardmill.files import dumps, parse_json, replacing, write_json
+from shardmill.files import dumps, parse_json, replacing, write_json, write_text
 
 
 def fetch(
@@ -59,6 +64,10 @@ def fetch(
         "commit": revision if repo else "local",
         "files": source_description(folder, hashes),
     }
+    tokenizer = _completed_tokenizer(folder) if TOKENIZER in record["files"] else None
+    if tokenizer is not None:
+        record["completed"] = {TOKENIZER: record["files"][TOKENIZER]}
+        record["files"][TOKENIZER] = _described(tokenizer)
     lora = None if adapter is None else read_lora(adapter)
     places = merged_places(lora, read_tensors(folder)) if lora else {}
     record |= _adapter_record(lora, places, record["files"]) if lora else {}
@@ -72,6 +81,8 @@ def fetch(
         for name in record["files"]:
             (fresh / name).parent.mkdir(parents=True, exist_ok=True)
             _place((folder / name).resolve(), fresh / name, linked=name in linked)
+        if tokenizer is not None:
+            write_text(fresh / TOKENIZER, tokenizer)
         if lora is not None:
             merge(lora, places, fresh)
             hashes = {name: hash_file(fresh / name) for name in changed}
@@ -97,6 +108,25 @@ def _adapter_record(
     """
     changed = sorted({info.file for info in places.values()})
     return {"adapter": {"base": {n: files[n]["sha256"] for n in changed}, "files": adapter_hashes(lora.folder)}}
+
+
+def _completed_tokenizer(folder: Path) -> str | None:
+    """Return the text of tokenizer.json with the tokens that it lacks; None if it lacks none.
+
+    Raises CheckpointError, see `completed`, and for a setting that no tokenizer.json can hold.
+    """
+    if splits_special_tokens(folder):
+        raise CheckpointError(
+            f"{folder / SETTINGS}: {SPLIT} is true, so a text's special tokens, a chat's marks too, are spelled letter "
+            f"by letter; {TOKENIZER}, which a build's readers take, can't say that; remove the setting"
+        )
+    return completed(folder / TOKENIZER)
+
+
+def _described(text: str) -> dict[str, Any]:
+    """Return what source.json says of a file with this text."""
+    written = text.encode()
+    return {"sha256": hashlib.sha256(written).hexdigest(), "size": len(written)}
 
 
 def adapter_hashes(folder: Path) -> dict[str, str]:
@@ -144,6 +174,11 @@ def unmerged(record: Mapping[str, Any]) -> dict[str, Any]:
     base = record["adapter"]["base"] if "adapter" in record else {}
     files = {name: entry | ({"sha256": base[name]} if name in base else {}) for name, entry in record["files"].items()}
     return {**record, "files": files}
+
+
+def as_fetched(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sha256 and size of each file of a source.json before a merge, and before tokens were added."""
+    return {**unmerged(record)["files"], **record.get("completed", {})}
 
 
 def _place(original: Path, link: Path, *, linked: bool) -> None:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardmill import files as shardmill_files
 from shardmill.errors import CheckpointError, ConfigError
+from shardmill.files import load_json, parse_json
+from shardmill.printable import first_line, printable
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    from tokenizers import AddedToken, Tokenizer
+
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
+# Beside tokenizer.json, transformers reads tokens in these. The last two count only without `added_tokens_decoder`.
+TOKEN_FILES = (SETTINGS, "special_tokens_map.json", "added_tokens.json")
+log = logging.getLogger(__name__)
+LISTS = ("additional_special_tokens", "extra_special_tokens")
+FLAGS = ("special", "lstrip", "rstrip", "normalized", "single_word")
+SPLIT = "split_special_tokens"
+CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ A B C ÀÇÉÑÖØŽ ΑΒΓΔΩ АБВЯ"
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Read a tokenizer.json.
+    """Read a tokenizer.json with the tokens that the files beside it add.
 
     Training leaves its truncation and padding in many of these files. transformers ignores both, and so must whoever
     feeds whole texts.
@@ -25,15 +38,223 @@ def read_tokenizer(file: Path) -> Tokenizer:
     Raises:
         CheckpointError: the file cannot be read as a tokenizer.
     """
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_str(shardmill_files.read_text(file))
-    except Exception as error:  # the library raises plain Exception
-        raise CheckpointError(f"{file} can't be read as a tokenizer: {error}; fetch the checkpoint again") from error
+    tokenizer = _parsed(completed(file) or _text(file), file)
+    tokenizer.encode_special_tokens = splits_special_tokens(file.parent)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _text(file: Path) -> str:
+    try:
+        return shardmill_files.read_text(file)
+    except Exception as error:
+        raise _unreadable(file, error) from error
+
+
+def _parsed(text: str, file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library raises plain Exception
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{file} can't be read as a tokenizer: {error}; fetch the checkpoint again")
+
+
+def completed(file: Path) -> str | None:
+    """Return the text of a tokenizer.json with all tokens that transformers adds; None if it has them all.
+
+    Some checkpoints name tokens, such as the marks of a chat, only in the files beside tokenizer.json. transformers
+    adds them when it loads the tokenizer, and decides their ids. Whoever reads tokenizer.json alone, as runtimes on
+    devices do, would spell such a mark letter by letter.
+
+    Args:
+        file: the checkpoint's tokenizer.json.
+
+    Raises:
+        CheckpointError: the file can't be read, or transformers can't load a tokenizer with these tokens.
+    """
+    named = _named(file.parent)
+    if not named:
+        return None
+    text = _text(file)
+    tokenizer = _parsed(text, file)
+    held = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    lacking = [content for content, flags in named.items() if not _has(held.get(content), flags)]
+    if not lacking:
+        return None
+    theirs = transformers_tokenizer(file.parent)
+    backend = getattr(theirs, "backend_tokenizer", None)
+    if backend is None or backend.get_vocab(False) != tokenizer.get_vocab(False):
+        names = ", ".join(printable(content) for content in lacking[:3])
+        raise CheckpointError(f"{file}: lacks {names}, and transformers reads its tokens otherwise; {RESAVE}")
+    added = parse_json(backend.to_str())["added_tokens"]
+    content = parse_json(text)
+    if content["added_tokens"] == added:
+        return None
+    return json.dumps(content | {"added_tokens": added}, ensure_ascii=False, indent=2)
+
+
+def _has(token: AddedToken | None, flags: Mapping[str, bool]) -> bool:
+    return token is not None and all(getattr(token, name) == flag for name, flag in flags.items())
+
+
+def _named(folder: Path) -> dict[str, Mapping[str, bool]]:
+    """Return the tokens that files beside tokenizer.json name, each with the flags that they give it."""
+    settings, *others = (_object(folder / name) for name in TOKEN_FILES)
+    found: dict[str, Mapping[str, bool]] = {name: {} for name in _special(settings)}
+    listed = settings.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        return found | {name: {} for name in [*_special(others[0]), *others[1]]}
+    for token in listed.values():
+        if isinstance(token, dict) and isinstance(token.get("content"), str):
+            found[token["content"]] = {name: bool(token[name]) for name in FLAGS if name in token}
+    return found
+
+
+def _special(content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the special tokens that a tokenizer_config.json or a special_tokens_map.json names."""
+    for key, value in content.items():
+        values = [value] if key.endswith("_token") else []
+        if key in LISTS and isinstance(value, dict | list):
+            values = list(value.values()) if isinstance(value, dict) else value
+        yield from filter(None, map(_content, values))
+
+
+def _object(file: Path) -> Mapping[str, Any]:
+    """Return a JSON file's object; an empty one if the file is missing or damaged, which its readers report."""
+    try:
+        content = load_json(file)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def splits_special_tokens(folder: Path) -> bool:
+    """Return whether a checkpoint's settings make transformers read special tokens in a text as other text."""
+    return _object(folder / SETTINGS).get(SPLIT) is True
+
+
+def names_class(folder: Path) -> bool:
+    """Return whether a file of a checkpoint names the class of transformers' tokenizer."""
+    return any("tokenizer_class" in _object(folder / name) for name in (SETTINGS, "config.json"))
+
+
+def transformers_tokenizer(folder: Path) -> Any:
+    """Return transformers' tokenizer of a checkpoint, without running the checkpoint's own code.
+
+    Where no file names its class, transformers would guess a class by the model's type and build a tokenizer that
+    tokenizer.json does not describe. Such a file is read as it stands.
+
+    Raises:
+        CheckpointError: transformers can't load it.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    reader: Any = AutoTokenizer if names_class(folder) else PreTrainedTokenizerFast
+    try:
+        return reader.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # a checkpoint may cause any exception
+        raise CheckpointError(f"{folder}: transformers can't load its tokenizer: {first_line(error)}") from error
+
+
+RESAVE = "save transformers' own: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+
+
+def check_vocabulary(file: Path, vocab: int) -> None:
+    """Check that the model has a row for each token that a usual text or a conversation may have.
+
+    Some tokenizers have marks of other members of the model's family, such as an image's, beyond the vocabulary. These
+    are named in the log only, unless the chat template writes them.
+
+    Args:
+        file: the checkpoint's tokenizer.json; a checkpoint without one fails in the step that needs it.
+        vocab: tokens of the model.
+
+    Raises:
+        CheckpointError: the tokenizer can't be read, or writes a token beyond the vocabulary.
+    """
+    if not file.is_file():
+        return
+    tokenizer = read_tokenizer(file)
+    beyond = sorted((token, content) for content, token in tokenizer.get_vocab().items() if token >= vocab)
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    around, templates = set(tokenizer.encode("a").ids), _templates(file.parent)
+    ends = {_content(_object(file.parent / SETTINGS).get(key)) for key in ("bos_token", "eos_token")}
+    for token, content in beyond:
+        if content not in added or token in around or content in ends or any(content in text for text in templates):
+            raise CheckpointError(
+                f"{file}: token {token}, {printable(content)!r}, is beyond the model's vocabulary of {vocab}; take the "
+                "checkpoint's own tokenizer, or a checkpoint whose embedding has a row for each token"
+            )
+    for token, content in beyond[:1]:
+        log.warning(
+            "the model has no row for %d tokens from %d on, %r: no text may hold them", len(beyond), token, content
+        )
+
+
+def _templates(folder: Path) -> list[str]:
+    """Return the texts of a checkpoint's chat templates; JSON's stay as they are, which changes no token in them."""
+    files = [*folder.glob("*.jinja"), *folder.glob("additional_chat_templates/*.jinja")]
+    held = (_object(folder / name).get("chat_template") for name in (SETTINGS, "chat_template.json"))
+    return [*map(_text, files), *(json.dumps(template, ensure_ascii=False) for template in held if template)]
+
+
+def named_eos(folder: Path) -> int | None:
+    """Return the token that a checkpoint's tokenizer_config.json names as the end of a text; None if it names none."""
+    content, file = _content(_object(folder / SETTINGS).get("eos_token")), folder / TOKENIZER
+    if not content or not file.is_file():
+        return None
+    found: int | None = read_tokenizer(file).token_to_id(content)
+    return found
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a token in a settings file, which may be an object."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def keeps_capitals(file: Path) -> bool:
+    """Return whether a tokenizer.json gives capital letters other tokens than small ones."""
+    tokenizer = read_tokenizer(file)
+    return tokenizer.encode(CAPITALS).ids != tokenizer.encode(CAPITALS.lower()).ids
+
+
+def difference(file: Path, ours: Tokenizer, theirs: Any, texts: Iterable[str], *, special: bool = True) -> str:
+    """Say where tokenizer.json and transformers' tokenizer make other tokens of a text; return "" if nowhere.
+
+    Args:
+        file: the checkpoint's tokenizer.json, for the message.
+        ours: see `read_tokenizer`.
+        theirs: transformers' tokenizer, see `transformers_tokenizer`.
+        texts: the texts.
+        special: whether tokens are put around a text.
+    """
+    for text in texts:
+        try:
+            wanted = list(theirs(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"])
+        except Exception as error:  # of a vocabulary that does not fit the class, for example
+            return f"{file}: transformers' {type(theirs).__name__} can't read a text: {first_line(error)}; {RESAVE}"
+        found = ours.encode(text, add_special_tokens=special).ids
+        if found != wanted:
+            pairs = zip([*found, None], [*wanted, None], strict=False)
+            at, (one, other) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+            return (
+                f"{file}: gives a text other tokens than transformers' {type(theirs).__name__} does "
+                f"(token {at} is {one}, not {other}); {RESAVE}, or set tokenizer_class to TokenizersBackend in "
+                f"{SETTINGS} if tokenizer.json is right"
+            )
+    return ""
+
+
+def every_added_token(theirs: Any) -> str:
+    """Return a text with each token that transformers' tokenizer has added to its vocabulary."""
+    return " a ".join(["a", *sorted(theirs.get_added_vocab()), "a"])
 
 
 def encode_beginning(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -72,7 +72,7 @@ def _of_wheel(package: Path) -> str:
     return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
-BASE, ADAPTER = "base", "adapter"  # of dependencies: weight files before a merge, and the adapter that is merged
+BASE, ADAPTER = "base", "adapter"  # of dependencies: files before a merge or added tokens; the adapter that is merged
 PATHS: tuple[tuple[str, ...], ...] = (  # keys of a config that name a file or a folder
     ("source", "path"),
     ("source", "adapter"),

@@ -27,7 +27,7 @@ _ROWS = (  # each after the steps whose files it reads
             "drafter": lambda config: options.settings(config)["drafter"],
         },
         needs=Need(230, torch=1),  # with an adapter to merge, by torch
-        packages=("huggingface-hub", "torch"),
+        packages=("huggingface-hub", "tokenizers", "torch", "transformers"),
         kept=False,
         delivered=True,
     ),
@@ -37,7 +37,7 @@ _ROWS = (  # each after the steps whose files it reads
         reads={"record": RECORD},
         outside={"recipe": options.recipe_files},
         params={"settings": options.split_settings},
-        needs=Need(380, torch=1),
+        needs=Need(580, torch=1),  # a tokenizer of 262,144 tokens takes 250 MB
         packages=("tokenizers", "transformers"),
         on_the_side=True,
         amount="# part",

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from shardmill.checkpoint.fetch import adapter_hashes, hash_local, source_description, unmerged
+from shardmill.checkpoint.fetch import adapter_hashes, as_fetched, hash_local, source_description
 from shardmill.config import Config, Source
 from shardmill.files import read_json, write_json
 from shardmill.imports import quiet, quiet_transformers
@@ -94,7 +94,7 @@ def _record(source: Source, fetched: Mapping[str, Any], store: Store) -> dict[st
     """Return a checkpoint's record, given what the last fetch wrote; None if this takes a download or a merge."""
     if source.adapter:
         adapted = fetched.get("adapter", {}).get("files") == adapter_hashes(Path(source.adapter))
-        bare = unmerged(fetched)["files"] if adapted else {}
+        bare = as_fetched(fetched) if adapted else {}
         if source.path is None:
             return dict(fetched) if bare and fetched.get("commit") == source.revision else None
         known = hash_local(Path(source.path), store.hashes)
@@ -102,7 +102,10 @@ def _record(source: Source, fetched: Mapping[str, Any], store: Store) -> dict[st
     if source.path is None:
         return dict(fetched) if fetched.get("commit") == source.revision and "adapter" not in fetched else None
     folder = Path(source.path)
-    return {"repo": None, "commit": "local", "files": source_description(folder, hash_local(folder, store.hashes))}
+    files = source_description(folder, hash_local(folder, store.hashes))
+    if "completed" in fetched and as_fetched(fetched) == files:
+        return dict(fetched)
+    return {"repo": None, "commit": "local", "files": files}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shardmill import files
 from shardmill.errors import ShardmillError
-from shardmill.files import load_json
+from shardmill.files import load_json, parse_json
 from shardmill.printable import first_line
 from shardmill.serve.tools import NO_PARAMETERS
 
@@ -78,7 +78,7 @@ class Renderer:
 
     Args:
         source: the checkpoint's folder.
-        text: a template to use instead of the checkpoint's.
+        text: a template to use instead of the one that transformers finds.
 
     Raises:
         RenderError: the checkpoint's tokenizer can't be loaded.
@@ -256,6 +256,7 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
+TEMPLATE = "chat_template"  # the key of a template in JSON files
 _ANSWER = "an answer"
 _TOOL = "look_up_this"
 _GIVEN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")  # by transformers
@@ -274,7 +275,7 @@ def load_template(source: Path, chosen: Path | None = None) -> Renderer | None:
     """
     if chosen is None and not has_template(source):
         return None
-    text = None if chosen is None else _read(chosen)
+    text = own_template(source) if chosen is None else _read(chosen)
     try:
         render = Renderer(source, text)
     except RenderError as error:
@@ -288,10 +289,11 @@ def load_template(source: Path, chosen: Path | None = None) -> Renderer | None:
 
 
 def turn_end(template: Callable[[Sequence[Message]], str], tokenizer: Tokenizer) -> int | None:
-    """Return the special token that a template puts after an answer; None if it puts no special token there.
+    """Return the added token that a template puts after an answer; None if it puts no such token there.
 
     A model that was trained with the template ends its turn with this token. Some checkpoints do not name it in
-    generation_config.json; without it their models would continue with the user's next turn.
+    generation_config.json; without it their models would continue with the user's next turn. Some do not flag it as
+    special, either.
     """
     try:
         _, _, after = template(
@@ -299,30 +301,57 @@ def turn_end(template: Callable[[Sequence[Message]], str], tokenizer: Tokenizer)
         ).rpartition(_ANSWER)
     except Exception:  # templates may raise any exception; a request that can't be rendered reports it
         return None
-    special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    found = [content for content in special if after.lstrip().startswith(content)]
-    return special[max(found, key=len)] if found else None
+    added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    found = [content for content in added if content.strip() and after.lstrip().startswith(content)]
+    return added[max(found, key=len)] if found else None
 
 
 def has_template(source: Path) -> bool:
     """Return whether a checkpoint folder contains a chat template.
 
     Raises:
-        ShardmillError: the folder's tokenizer_config.json is damaged.
+        ShardmillError: the folder's tokenizer_config.json or chat_template.json is damaged.
     """
-    if (source / "chat_template.jinja").is_file():
-        return True
-    file = source / "tokenizer_config.json"
+    return _transformers_finds_one(source) or own_template(source) is not None
+
+
+def _transformers_finds_one(source: Path) -> bool:
+    """Return whether transformers' tokenizer has a template."""
+    return (source / "chat_template.jinja").is_file() or bool(_held(source / "tokenizer_config.json", TEMPLATE))
+
+
+def own_template(source: Path) -> str | None:
+    """Return the template in chat_template.json, which transformers reads for processors only; None if not needed.
+
+    Some checkpoints with a vision part keep their template there alone.
+
+    Raises:
+        ShardmillError: the file, or tokenizer_config.json, is damaged.
+    """
+    if _transformers_finds_one(source):
+        return None
+    found = _held(source / "chat_template.json", TEMPLATE)
+    return found if isinstance(found, str) and found else None
+
+
+def _held(file: Path, key: str) -> Any:
+    """Return what a JSON file has under a key; None if there is no such file, or nothing under the key."""
     try:
-        return bool(load_json(file).get("chat_template")) if file.is_file() else False
+        return load_json(file).get(key) if file.is_file() else None
     except (ValueError, AttributeError) as error:
         raise ShardmillError(f"{file} is damaged: {error}; fetch the checkpoint again") from error
 
 
 def _read(file: Path) -> str:
+    """Return the template in a file that a person chose. JSON's braces and quotes would be taken for its text."""
     try:
-        return files.read_text(file)
+        text = files.read_text(file)
     except OSError as error:
         raise ShardmillError(f"{file} can't be read: {error.strerror}") from error
     except ValueError as error:
         raise ShardmillError(f"{file} can't be read: {error}") from error
+    try:
+        parse_json(text)
+    except ValueError:  # as it must be
+        return text
+    raise ShardmillError(f"{file} holds JSON; give a file with the template alone, the text of its {TEMPLATE}")

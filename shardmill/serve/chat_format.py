@@ -14,13 +14,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmill import interrupt
-from shardmill.errors import ShardmillError
+from shardmill.checkpoint.tokenizer import (
+    TOKENIZER,
+    difference,
+    every_added_token,
+    names_class,
+    read_tokenizer,
+    transformers_tokenizer,
+)
+from shardmill.errors import CheckpointError, ShardmillError
 from shardmill.files import parse_json
 from shardmill.printable import first_line
-from shardmill.serve.chat import RenderError, limit_memory, rendered, turn_end
+from shardmill.serve.chat import RenderError, limit_memory, own_template, rendered, turn_end
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Talk = Sequence[Mapping[str, Any]]
 Render = Callable[[Talk, bool], str]  # (messages, whether an answer begins at the end) -> text
@@ -236,6 +247,9 @@ def chat_format(source: Path) -> tuple[dict[str, Any] | None, str]:
 
     Args:
         source: the checkpoint's folder, which has a chat template.
+
+    Raises:
+        CheckpointError: tokenizer.json gives a conversation's text other tokens than transformers does.
     """
     command = [sys.executable, "-c", MAIN, str(source)]
     child = subprocess.Popen(
@@ -253,37 +267,52 @@ def chat_format(source: Path) -> tuple[dict[str, Any] | None, str]:
     if child.returncode or not lines or len(lines[-1]) > LONGEST:
         return None, "its template needs too much time or memory"
     answer = parse_json(lines[-1])
+    if answer["differs"]:
+        raise CheckpointError(answer["differs"])
     return answer["chat"], answer["why"]
 
 
 def main(source: str) -> None:
     """Print the format of a checkpoint's chat template, or why it has none, as one line of JSON."""
     try:
-        found, why = _probed(Path(source)), ""
+        answer = _probed(Path(source))
     except Exception as error:  # a checkpoint may cause any exception
-        found, why = None, first_line(error)
-    print(json.dumps({"chat": found, "why": why}))
+        answer = {"chat": None, "why": first_line(error), "differs": ""}
+    print(json.dumps(answer))
 
 
 def _probed(source: Path) -> dict[str, Any]:
-    """Return the format of a checkpoint's chat template, with the token that ends an answer."""
-    from tokenizers import Tokenizer
+    """Return the format of a checkpoint's chat template, or why it has none, and where its texts' tokens differ."""
     from transformers import AutoTokenizer
 
-    theirs = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    ours = Tokenizer.from_file(str(source / "tokenizer.json"))
-    if CHANGING.search(json.dumps(theirs.chat_template)):
-        raise UnprovenError("it writes the date, or something at random")
+    theirs, own = AutoTokenizer.from_pretrained(source, trust_remote_code=False), own_template(source)
+    ours = read_tokenizer(source / TOKENIZER)
+    judge = theirs if names_class(source) else transformers_tokenizer(source)
+    texts: list[str] = []
     limit_memory()
 
     def render(talk: Talk, answers: bool) -> str:
         signal.setitimer(signal.ITIMER_REAL, SECONDS)  # ends the process, whatever it does
-        fine, text = rendered(theirs, [dict(message) for message in talk], None, answers)
+        fine, text = rendered(theirs, [dict(message) for message in talk], own, answers)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if not fine:
             raise RenderError(text)
+        texts.append(text)
         return text
 
+    try:
+        found, why = _described(json.dumps(own or theirs.chat_template), ours, render), ""
+    except Exception as error:  # a checkpoint may cause any exception
+        found, why = None, first_line(error)
+    texts = [*dict.fromkeys(texts), every_added_token(judge)] if texts else []
+    return {"chat": found, "why": why, "differs": difference(source / TOKENIZER, ours, judge, texts, special=False)}
+
+
+def _described(template: str, ours: Tokenizer, render: Render) -> dict[str, Any]:
+    """Return the format of a template, with the token that ends an answer."""
+    if CHANGING.search(template):
+        render([_said("user", ASKED)], True)  # for its tokens
+        raise UnprovenError("it writes the date, or something at random")
     found = derive(render)
     end = turn_end(lambda talk: render(talk, True), ours)
     return {**found.as_json(), "stop": [] if end is None else [end]}

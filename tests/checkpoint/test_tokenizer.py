@@ -12,9 +12,18 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from shardmill.checkpoint.tokenizer import read_tokenizer, single_tokens, unknown_token
+from shardmill.checkpoint.fetch import as_fetched, fetch
+from shardmill.checkpoint.tokenizer import (
+    check_vocabulary,
+    difference,
+    every_added_token,
+    read_tokenizer,
+    single_tokens,
+    transformers_tokenizer,
+    unknown_token,
+)
 from shardmill.decode.text import TextStream
-from shardmill.errors import ConfigError
+from shardmill.errors import CheckpointError, ConfigError
 from shardmill.pipeline.steps.reference import encode
 from shardmill.serve.chat import load_template
 from shardmill.serve.model import Model
@@ -178,3 +187,137 @@ def test_a_tokenizer_may_know_everything() -> None:
     """It has a token for each byte, or no token for unknown text."""
     assert unknown_token(byte_level()) is unknown_token(byte_fallback()) is None
     assert unknown_token(Tokenizer(models.Unigram([("a", -1.0)]))) is None
+
+
+MARKS = ["<|im_start|>", "<|im_end|>"]
+MARKED = "<|im_start|>user\nthe cat<|im_end|>\n <|im_start|> Naïve"
+PLAIN = {"special": True, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+STRIPS = PLAIN | {"lstrip": True, "rstrip": True}
+
+
+def entries(flags: dict[str, bool]) -> dict[str, Any]:
+    return {str(290 + i): {"content": name, **flags} for i, name in enumerate(MARKS)}
+
+
+# Where tokens may be named, beside tokenizer.json: what tokenizer_config.json has, and other files.
+BESIDE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "added_tokens_decoder": ({"added_tokens_decoder": entries(PLAIN)}, {}),
+    "other flags of tokens that are there": ({"added_tokens_decoder": {"1": {"content": "<|end|>", **STRIPS}}}, {}),
+    "tokens that strip": ({"added_tokens_decoder": entries(STRIPS)}, {}),
+    "ids that transformers does not give": ({"added_tokens_decoder": {"400": {"content": MARKS[0], **PLAIN}}}, {}),
+    "eos_token": ({"eos_token": MARKS[1]}, {}),
+    "eos_token, an object": ({"eos_token": {"__type": "AddedToken", "content": MARKS[1], **PLAIN}}, {}),
+    "a token under a name of its own": ({"image_token": MARKS[0]}, {}),
+    "additional_special_tokens": ({"additional_special_tokens": MARKS}, {}),
+    "extra_special_tokens": ({"extra_special_tokens": MARKS}, {}),
+    "extra_special_tokens by name": ({"extra_special_tokens": {"a": MARKS[0], "b": MARKS[1]}}, {}),
+    "added_tokens.json": ({}, {"added_tokens.json": {MARKS[0]: 290, MARKS[1]: 291}}),
+    "special_tokens_map.json": ({}, {"special_tokens_map.json": {"additional_special_tokens": MARKS}}),
+    "an object there": ({}, {"special_tokens_map.json": {"eos_token": {"content": MARKS[1], **STRIPS}}}),
+    "a file that does not count": (
+        {"added_tokens_decoder": entries(PLAIN)},
+        {"added_tokens.json": {"<|none|>": 292}},
+    ),
+}
+
+
+def named_beside(folder: Path, settings: dict[str, Any], more: dict[str, Any]) -> Path:
+    """A checkpoint with these files beside tokenizer.json."""
+    folder.mkdir()
+    byte_level().save(str(folder / "tokenizer.json"))
+    more = {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **settings}, **more}
+    for file, content in more.items():
+        (folder / file).write_text(json.dumps(content))
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    return folder
+
+
+def fetched(folder: Path, dest: Path) -> dict[str, Any]:
+    return fetch(path=folder, repo=None, revision=None, dest=dest, cache=None)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_tokens_that_other_files_name_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    """In the checkpoint's folder, and in a build's, whose tokenizer.json says all by itself, as devices read it."""
+    folder = named_beside(tmp_path / "checkpoint", *BESIDE[name])
+    theirs = AutoTokenizer.from_pretrained(folder)
+    record = fetched(folder, tmp_path / "source")
+    alone = Tokenizer.from_file(str(tmp_path / "source/tokenizer.json"))
+    alone.no_truncation()
+    for text in (MARKED, every_added_token(theirs)):
+        wanted = theirs(text).input_ids
+        for ours in (
+            read_tokenizer(folder / "tokenizer.json"),
+            alone,
+            AutoTokenizer.from_pretrained(tmp_path / "source"),
+        ):
+            ids = ours.encode(text)
+            assert getattr(ids, "ids", ids) == wanted
+        assert alone.decode(wanted) == theirs.decode(wanted, skip_special_tokens=True)
+    assert (
+        record["completed"].keys() == {"tokenizer.json"}
+        and as_fetched(record)["tokenizer.json"]["size"] == (folder / "tokenizer.json").stat().st_size
+    )
+    assert fetched(folder, tmp_path / "source") == record
+
+
+def test_a_tokenizer_that_has_its_tokens_is_the_checkpoint_s_file(folder: Path, tmp_path: Path) -> None:
+    """Byte by byte, whatever is named beside it."""
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    record = fetched(folder, tmp_path / "source")
+    assert "completed" not in record
+    assert (tmp_path / "source/tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+
+
+def test_a_setting_that_splits_special_tokens_is_refused(tmp_path: Path) -> None:
+    """Python's runtime would follow transformers, and no other one would."""
+    folder = named_beside(tmp_path / "checkpoint", {"split_special_tokens": True, "eos_token": "<|end|>"}, {})
+    text = "the cat<|end|>"
+    assert (
+        read_tokenizer(folder / "tokenizer.json").encode(text).ids
+        == AutoTokenizer.from_pretrained(folder)(text).input_ids
+    )
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: split_special_tokens is true"):
+        fetched(folder, tmp_path / "source")
+
+
+def test_a_class_that_makes_other_tokens_is_told(tmp_path: Path) -> None:
+    """transformers builds some classes' tokenizers anew, from the vocabulary of tokenizer.json alone."""
+    byte_level().save(str(tmp_path / "tokenizer.json"))
+    file, ours = tmp_path / "tokenizer.json", read_tokenizer(tmp_path / "tokenizer.json")
+    assert not difference(file, ours, transformers_tokenizer(tmp_path), [MARKED, *texts()])
+    for name, said in (
+        ("Qwen2Tokenizer", "gives a text other tokens than transformers' Qwen2Tokenizer does (token 1 is "),
+        ("BertTokenizer", "transformers' BertTokenizer can't read a text: "),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+        told = difference(file, ours, transformers_tokenizer(tmp_path), ["ae\u0301", MARKED])
+        assert told.startswith(f"{file}: {said}") and "\n" not in told
+
+
+def test_a_token_without_a_row_is_refused_where_texts_have_it(tmp_path: Path) -> None:
+    """One of the vocabulary proper, an end token, one of a template; a mark that no text has is left alone."""
+    file, vocab = tmp_path / "tokenizer.json", 290
+    tokenizer = byte_level()
+    vocab = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<image>", "<|im_end|>"])
+    tokenizer.save(str(file))
+    check_vocabulary(file, vocab)
+    with pytest.raises(
+        CheckpointError, match=rf"token {vocab - 5}, '.*', is beyond the model's vocabulary of {vocab - 5}"
+    ):
+        check_vocabulary(file, vocab - 5)
+    refused = rf"tokenizer\.json: token {vocab + 1}, '<\|im_end\|>', is beyond the model's vocabulary of {vocab}; take"
+    for name, content in (
+        ("chat_template.jinja", "{{ messages[0].content }}<|im_end|>"),
+        ("chat_template.json", json.dumps({"chat_template": "a<|im_end|>"})),
+        ("tokenizer_config.json", json.dumps({"eos_token": "<|im_end|>"})),
+        ("tokenizer_config.json", json.dumps({"chat_template": "a<|im_end|>"})),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(CheckpointError, match=refused):
+            check_vocabulary(file, vocab)
+        check_vocabulary(file, vocab + 2)
+        (tmp_path / name).unlink()

@@ -8,6 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from shardmill import cli
+from shardmill.checkpoint.fetch import hash_local, source_description
+from shardmill.config import Source
+from shardmill.pipeline import why
+from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.resolve import workflow_root
 
 CONFIG = """
@@ -33,3 +37,17 @@ def test_files_are_found_beside_the_workflow_as_in_a_build(tmp_path: Path, monke
     demo = str(workflow_root() / "configs/demo.yaml")
     said = CliRunner().invoke(cli.app, ["why", "build/demo", "--configfile", demo])
     assert (said.exit_code, "cached steps would work" in said.stdout) == (0, True), said.output
+
+
+def test_a_tokenizer_that_got_tokens_is_as_it_was_fetched(tmp_path: Path) -> None:
+    """Though source.json describes another tokenizer.json than the checkpoint's folder has."""
+    folder, store = tmp_path / "checkpoint", Store(tmp_path / "store")
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (folder / name).write_text(name)
+    files = source_description(folder, hash_local(folder, None))
+    made, own = {"tokenizer.json": {"sha256": "a" * 64, "size": 3}}, {"tokenizer.json": files["tokenizer.json"]}
+    fetched = {"repo": None, "commit": "local", "files": files | made, "completed": own}
+    assert why._record(Source(path=str(folder)), fetched, store) == fetched
+    (folder / "tokenizer.json").write_text("another")
+    assert why._record(Source(path=str(folder)), fetched, store) != fetched

@@ -21,7 +21,7 @@ from shardmill.files import digest, dumps, sealed, write_json
 from shardmill.gates.measurement import Measurement, compare
 from shardmill.pipeline import attest
 from shardmill.pipeline.attest import package_descriptors, parameters, read_provenance, versions
-from shardmill.pipeline.steps.provenance import Records, gate_statements, provenance
+from shardmill.pipeline.steps.provenance import Records, _checkpoint, gate_statements, provenance
 
 STEPS = ["plan", "reference", "packages/head_0", "compiled/head_0", "residency/head_0", "parity/head_0", "parity/stack"]
 GATES = [name for name in STEPS if name.startswith(("residency/", "parity/"))]
@@ -137,6 +137,16 @@ def test_the_checkpoint_is_named_by_commit_and_file_by_file(made: dict[str, Any]
     }  # fmt: skip
     assert found["source/config.json"]["digest"] == {"sha256": "c" * 64}
     assert found["source/model.safetensors"]["uri"] == f"pkg:huggingface/a/b@{'e' * 40}#model.safetensors"
+
+
+def test_a_tokenizer_that_got_tokens_is_no_file_of_the_hub_s() -> None:
+    """The hub's own is named beside it, as the weights before a merge are."""
+    of_hub, made_here = ({"tokenizer.json": {"sha256": letter * 64, "size": 3}} for letter in "ab")
+    source = {"repo": "a/b", "commit": "e" * 40, "files": made_here, "completed": of_hub}
+    found = {row["name"]: row for row in _checkpoint(source)}
+    assert found["source/tokenizer.json"] == {"name": "source/tokenizer.json", "digest": {"sha256": "b" * 64}}
+    assert found["base/tokenizer.json"]["digest"] == {"sha256": "a" * 64}
+    assert found["base/tokenizer.json"]["uri"].endswith(f"@{'e' * 40}#tokenizer.json")
 
 
 def test_a_checkpoint_from_a_folder_has_no_address(tmp_path: Path) -> None:

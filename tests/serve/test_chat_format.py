@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from shardmill.errors import CheckpointError
 from shardmill.serve import chat_format as formats
-from shardmill.serve.chat import RenderError, rendered
+from shardmill.serve.chat import RenderError, has_template, own_template, rendered
 from shardmill.serve.chat_format import UnprovenError, chat_format, derive
 
 from . import templates
@@ -152,13 +153,62 @@ def checkpoint(folder: Path, template: str, **more: str) -> Path:
     tokenizer: Tokenizer = Tokenizer.from_str(byte_tokenizer().to_str())
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **more}
+    config: dict[str, str] = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template} | more
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
 
 def test_a_checkpoint_s_has_the_token_that_ends_an_answer(tmp_path: Path) -> None:
     assert chat_format(checkpoint(tmp_path, templates.CHATML)) == ({**FOUND[templates.CHATML], "stop": [258]}, "")
+
+
+@pytest.fixture
+def probed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], dict[str, Any]]:
+    """What the process that runs a template finds, in this process, which must keep its memory."""
+    monkeypatch.setattr(formats, "limit_memory", lambda: None)
+    return formats._probed
+
+
+def test_a_token_that_ends_an_answer_need_not_be_flagged(tmp_path: Path, probed: Callable[[Path], Any]) -> None:
+    """Some checkpoints name it as eos_token only, and in no config of generation."""
+    folder = checkpoint(tmp_path, templates.CHATML)
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    for token in content["added_tokens"]:
+        token["special"] = False
+    file.write_text(json.dumps(content))
+    found = probed(folder)
+    assert (found["chat"], found["differs"]) == ({**FOUND[templates.CHATML], "stop": [258]}, "")
+
+
+def test_a_template_in_chat_template_json_alone_is_read(tmp_path: Path, probed: Callable[[Path], Any]) -> None:
+    """transformers reads this file for processors, and checkpoints with a vision part have no other."""
+    folder = checkpoint(tmp_path, "")
+    assert not has_template(folder)
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": templates.CHATML}))
+    assert has_template(folder)
+    assert probed(folder)["chat"] == {**FOUND[templates.CHATML], "stop": [258]}
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert own_template(folder) is None  # transformers finds one
+
+
+@pytest.mark.parametrize("template", [templates.CHATML, templates.DATED])
+def test_other_tokens_of_a_conversation_than_transformers_are_told(
+    tmp_path: Path, probed: Callable[[Path], Any], template: str
+) -> None:
+    """Also where the template has no format: a chat is served all the same."""
+    folder = checkpoint(tmp_path, template, tokenizer_class="Qwen2Tokenizer")
+    said = f"{folder / 'tokenizer.json'}: gives a text other tokens than transformers' Qwen2Tokenizer does (token "
+    assert probed(folder)["differs"].startswith(said)
+
+
+def test_a_checkpoint_with_other_tokens_than_transformers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = json.dumps({"chat": None, "why": "", "differs": "token 1 is 2, not 3"})
+    monkeypatch.setattr(formats, "MAIN", f"print({answer!r})")
+    with pytest.raises(CheckpointError, match="token 1 is 2, not 3"):
+        chat_format(tmp_path)
 
 
 @pytest.mark.thorough

@@ -74,6 +74,14 @@ def test_a_template_may_have_a_file_of_its_own(build: Path) -> None:
     assert render is not None and render([{"role": "user", "content": "hi"}]) == "hi!"
 
 
+def test_a_chosen_template_is_no_json(build: Path, tmp_path: Path) -> None:
+    """Such as a checkpoint's chat_template.json, whose braces and quotes would be text of every prompt."""
+    chosen = tmp_path / "chosen.json"
+    chosen.write_text(json.dumps({"chat_template": "{{ messages[0].content }}?"}))
+    with pytest.raises(ShardmillError, match=r"chosen\.json holds JSON; give a file with the template alone"):
+        load_model(build, None, "fp32", chat_template=chosen)
+
+
 def test_another_template_may_be_chosen(build: Path, tmp_path: Path) -> None:
     """For a checkpoint that has none, or not the wanted one."""
     configure(build, chat_template=TEMPLATE)

@@ -141,9 +141,10 @@ def _sampling(source: Path) -> dict[str, Any]:
 def _chat(source: Path, eos: Sequence[int], vocab: int) -> dict[str, Any]:
     """Return how a conversation becomes text; empty if no plain form is proven equal to the checkpoint's template."""
     try:
-        found, why = chat_format(source) if has_template(source) else (None, "the checkpoint has no chat template")
+        there, why = has_template(source), "the checkpoint has no chat template"
     except ShardmillError as error:  # a damaged tokenizer_config.json; whoever chats is told
-        found, why = None, str(error)
+        there, why = False, str(error)
+    found, why = chat_format(source) if there else (None, why)
     if found is None:
         log.info("no `chat` in model.json: %s", why)
         return {}

@@ -173,10 +173,11 @@ def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dic
         url = _huggingface(source["repo"], source["commit"])
         yield {"name": folder, "uri": url, "digest": {"gitCommit": source["commit"]}}
     merged = source.get("adapter", {"base": {}, "files": {}})
+    base = merged["base"] | {name: file["sha256"] for name, file in source.get("completed", {}).items()}
     for name, file in source["files"].items():
-        uri = {"uri": f"{url}#{name}"} if url and name not in merged["base"] else {}
+        uri = {"uri": f"{url}#{name}"} if url and name not in base else {}
         yield resource_descriptor(f"{folder}/{name}", file["sha256"]) | uri
-    for name, sha in merged["base"].items():
+    for name, sha in base.items():
         yield resource_descriptor(f"{BASE}/{name}", sha) | ({"uri": f"{url}#{name}"} if url else {})
     for name, sha in merged["files"].items():
         yield resource_descriptor(f"{ADAPTER}/{name}", sha)

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import read_header
-from shardmill.checkpoint.tokenizer import read_tokenizer
+from shardmill.checkpoint.tokenizer import (
+    TOKENIZER,
+    difference,
+    every_added_token,
+    read_tokenizer,
+    transformers_tokenizer,
+)
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import read_json
 from shardmill.gates.passes import LONG, STRETCH, sampled
@@ -46,6 +52,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         source = source_folder(record)
         count = positions(parity, plan["context"])
         whole = encode(source, text)[: plan["context"]]
+        check_tokens(source, text)
         tokens = whole[:count]
         if len(tokens) < min(parity["positions"], count):
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
@@ -145,6 +152,20 @@ def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
             for at in range(start, end, BLOCK):
                 digest.update(stream.read(min(BLOCK, end - at)))
     return digest.hexdigest()
+
+
+def check_tokens(source: Path, text: Path) -> None:
+    """Check that tokenizer.json and transformers give a text the same tokens, and each token that either of them adds.
+
+    Every gate feeds both models the same tokens, so no gate would notice that transformers has others.
+
+    Raises:
+        CheckpointError: they differ, or transformers can't load the tokenizer.
+    """
+    file, theirs = source / TOKENIZER, transformers_tokenizer(source)
+    texts = [text.read_text(encoding="utf-8"), every_added_token(theirs)]
+    if found := difference(file, read_tokenizer(file), theirs, texts):
+        raise CheckpointError(found)
 
 
 def encode(source: Path, text: Path) -> list[int]:

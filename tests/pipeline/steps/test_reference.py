@@ -12,6 +12,8 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import normalizers
+from transformers import PreTrainedTokenizerFast
 
 from shardmill import config
 from shardmill.checkpoint.headers import read_header
@@ -115,6 +117,16 @@ def test_what_a_head_sees_is_hashed_a_block_at_a_time(
     monkeypatch.setattr(reference, "read_header", lambda *_: header)
     assert reference.seen(states, built.parts["head_0"]) == whole
     assert len(reads) > 40 and max(reads) == small
+
+
+def test_other_tokens_than_transformers_are_refused(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both models are fed the same tokens, so no gate would show it."""
+    other = tiny.train_tokenizer()
+    other.normalizer = normalizers.Lowercase()
+    theirs = PreTrainedTokenizerFast(tokenizer_object=other)
+    monkeypatch.setattr(reference, "transformers_tokenizer", lambda source: theirs)
+    with pytest.raises(CheckpointError, match=r"source/tokenizer\.json: gives a text other tokens than transformers' "):
+        run(build)
 
 
 def test_no_more_tokens_than_the_context_holds(build: Path) -> None:
