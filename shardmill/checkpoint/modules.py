@@ -5,17 +5,23 @@ Source of the files' meaning: sentence-transformers 6.2, base/model.py and the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.headers import read_header
 from shardmill.checkpoint.paths import SINGLE_FILE, check_name
-from shardmill.errors import CheckpointError
+from shardmill.checkpoint.tokenizer import TOKENIZER, keeps_capitals
+from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import load_json
 
 MODULES, PROMPTS, CONFIG = "modules.json", "config_sentence_transformers.json", "config.json"
+# sentence-transformers takes the first that is there.
+TEXT_SETTINGS = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
 POOLINGS = {"mean": "mean", "cls": "cls", "lasttoken": "last"}  # sentence-transformers' name -> shardmill's
 FORMER = {f"pooling_mode_{name}": name for name in ("max_tokens", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")}
 FORMER |= {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
@@ -67,6 +73,38 @@ def read_modules(folder: Path, width: int) -> Modules:
             dense.append(_dense(folder, path, dense[-1].width if dense else width))
     prompts, prompt = _prompts(folder / PROMPTS)
     return Modules(pooling, tuple(dense), prompts, prompt)
+
+
+def check_text_settings(folder: Path, buckets: Sequence[int]) -> None:
+    """Check that sentence-transformers would feed the same texts, by its file beside the Transformer module.
+
+    It makes texts lower case, and cuts them, before the tokenizer sees them; a build does neither.
+
+    Args:
+        folder: the checkpoint's folder.
+        buckets: the lengths of the build's programs in tokens.
+
+    Raises:
+        CheckpointError: texts are to be made lower case, and the tokenizer does not do it.
+        ConfigError: a bucket holds longer texts than sentence-transformers feeds.
+    """
+    file = next((folder / name for name in TEXT_SETTINGS if (folder / name).is_file()), folder / TEXT_SETTINGS[0])
+    content = _read(file, {})
+    if not isinstance(content, dict):
+        raise _damaged(file, "no JSON object")
+    if content.get("do_lower_case") and (folder / TOKENIZER).is_file() and keeps_capitals(folder / TOKENIZER):
+        raise CheckpointError(
+            f"{file}: do_lower_case is true, and the tokenizer keeps capital letters; a build feeds texts as they are: "
+            f"give {TOKENIZER} a Lowercase normalizer"
+        )
+    most = content.get("max_seq_length")
+    if most is not None and (type(most) is not int or most < 1):
+        raise _damaged(file, f"max_seq_length is {most!r}")
+    if most is not None and max(buckets) > most:
+        raise ConfigError(
+            f"buckets: {max(buckets)} is over {most}, where sentence-transformers cuts texts (max_seq_length in "
+            f"{file.name}); give buckets of at most {most}"
+        )
 
 
 def _listed(folder: Path) -> list[tuple[str, str]]:

@@ -185,6 +185,38 @@ def test_what_contradicts_the_checkpoint_is_refused_before_any_work(tmp_path: Pa
         encoders.parts_of(checkpoint, tmp_path, **changes)
 
 
+SENTENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "texts in lower case": ({"do_lower_case": True}, "do_lower_case is true, and the tokenizer keeps capital letters"),
+    "texts that are cut": ({"max_seq_length": 12}, r"buckets: \d+ is over 12, where .* cuts texts \(max_seq_length in"),
+    "a length that is none": ({"max_seq_length": "12"}, "max_seq_length is '12'"),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+@pytest.mark.parametrize("file", ["sentence_bert_config.json", "sentence_roberta_config.json"])
+def test_what_sentence_transformers_does_to_texts_is_refused(tmp_path: Path, name: str, file: str) -> None:
+    """A build feeds texts as they are, so its embeddings would be others, with every gate passed."""
+    content, message = SENTENCES[name]
+    checkpoint = tiny_encoders.write_tiny("bert", tmp_path / "checkpoint", "feature-extraction")
+    tiny_encoders.write_modules(checkpoint, "mean")
+    (checkpoint / file).write_text(json.dumps(content))
+    with pytest.raises(ShardmillError, match=message) as caught:
+        encoders.parts_of(checkpoint, tmp_path)
+    assert file in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_what_the_tokenizer_does_itself_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    """As in most English models: texts are in lower case anyway, and no text is too long."""
+    checkpoint = tiny_encoders.write_tiny("bert", tmp_path / "checkpoint", "feature-extraction")
+    tiny_encoders.write_modules(checkpoint, "mean")
+    file = checkpoint / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"normalizer": {"type": "Lowercase"}}))
+    most = max(tiny_encoders.settings(checkpoint)["buckets"])
+    content = {"do_lower_case": True, "max_seq_length": most}
+    (checkpoint / "sentence_bert_config.json").write_text(json.dumps(content))
+    assert encoders.parts_of(checkpoint, tmp_path)
+
+
 def test_a_last_token_that_no_tokenizer_adds_is_refused(tmp_path: Path) -> None:
     """A tokenizer without it would change every embedding a little, and nobody would see it."""
     checkpoint = tiny_encoders.write_tiny("qwen3", tmp_path / "checkpoint")

@@ -14,9 +14,16 @@ from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.headers import ITEM_BYTES
-from shardmill.checkpoint.tokenizer import read_tokenizer, single_tokens
+from shardmill.checkpoint.tokenizer import (
+    SETTINGS,
+    TOKENIZER,
+    check_vocabulary,
+    named_eos,
+    read_tokenizer,
+    single_tokens,
+)
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.files import digest, read_json, write_json
+from shardmill.files import digest, load_json, read_json, write_json
 from shardmill.models.architecture import (
     EMBED,
     EMBEDDING,
@@ -105,6 +112,7 @@ def split(
     if settings.answers:
         model = with_answers(model, settings.answers, answer_tokens(source, settings.answers))
     architecture = model.architecture
+    check_vocabulary(source / TOKENIZER, architecture.vocab)
     try:
         settings = topology.resolve_topology(settings, architecture)
     except ConfigError as error:
@@ -117,9 +125,7 @@ def split(
     _refuse_foreign(model, tensors)
     check_tensors(tensors, plan.tensor_shapes(model), optional=ignored(model, tensors))
     _check_fixed(model, tensors, source)
-    labels = single_tokens(source / "tokenizer.json", named) if (named := settings.program.labels) else ()
-    if labels and max(labels) >= architecture.vocab:
-        raise ConfigError(f"program.labels: the LM head has {architecture.vocab} rows, no row for token {max(labels)}")
+    labels = _label_tokens(source, settings, architecture.vocab)
     drafts = plan.draft_parts(settings, model, tensors | of_drafter, drafter, labels)
     wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
     head = name_under(model.prefix, HEAD)
@@ -129,7 +135,7 @@ def split(
         check_tied(scan.tensors, head, model.prefix + EMBEDDING)
     parts = plan.with_hashes(drafts, scan.tensors)
     chain = [part for part in parts if not part.is_apart]
-    host = {"eos_token_ids": eos_token_ids(source, hf), "source": _model_digest(chain, files)}
+    host = {"eos_token_ids": eos_token_ids(source, hf, architecture.vocab), "source": _model_digest(chain, files)}
     derived = {
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,
         "weights": asdict(traffic.stored_weights(chain, settings.convert.recipe)),
@@ -198,13 +204,15 @@ def read_out(settings: Config, model: ModelDescription, source: Path) -> dict[st
         CheckpointError: if the host can't compute what the checkpoint's modules say.
         ConfigError: if the config contradicts the modules.
     """
-    from shardmill.checkpoint.modules import Modules, read_modules
+    from shardmill.checkpoint.modules import Modules, check_text_settings, read_modules
 
     a = model.architecture
     if a.ends is None:
         return {}
     embeds = a.task == EMBED
     found = read_modules(source, a.ends.project or a.graph.hidden) if embeds else Modules()
+    if embeds:
+        check_text_settings(source, settings.sizes)
     if found.pooling and settings.pooling not in (None, found.pooling):
         raise ConfigError(
             f"pooling: {settings.pooling}, but the checkpoint's modules say {found.pooling}; leave it out"
@@ -229,6 +237,14 @@ def answer_tokens(source: Path, answers: Sequence[str]) -> list[int]:
         if len(ids) != 1:
             raise ConfigError(f"answers: {answer!r} is {len(ids)} tokens; each answer must be one token")
     return [ids[0] for ids in found]
+
+
+def _label_tokens(source: Path, settings: Config, vocab: int) -> Sequence[int]:
+    """Return the token of each of the config's `program.labels`. Raises ConfigError if a label has no row."""
+    labels = single_tokens(source / TOKENIZER, named) if (named := settings.program.labels) else []
+    if labels and max(labels) >= vocab:
+        raise ConfigError(f"program.labels: the LM head has {vocab} rows, no row for token {max(labels)}")
+    return labels
 
 
 def _read_drafter(
@@ -363,18 +379,47 @@ def _model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
     return digest({"tensors": tensors, "files": read})
 
 
-def eos_token_ids(source: Path, hf: Any) -> list[int]:
-    """Return a generation's end tokens: generation_config.json's or else config.json's. Raises CheckpointError."""
+def eos_token_ids(source: Path, hf: Any, vocab: int) -> list[int]:
+    """Return a generation's end tokens.
+
+    They are generation_config.json's or else config.json's. Where neither names one, tokenizer_config.json's end token
+    counts before transformers' default for the model's type, which is another tokenizer's.
+
+    Args:
+        source: the checkpoint's folder.
+        hf: transformers' config of the model.
+        vocab: tokens of the model.
+
+    Raises:
+        CheckpointError: generation_config.json can't be read, or an end token is no token of the model.
+    """
     from transformers import GenerationConfig
 
-    ids, file = hf.eos_token_id, source / "generation_config.json"
+    from shardmill.models.hf_config import text_part
+
+    file, ids = source / "generation_config.json", None
     if file.is_file():
         try:
-            given = GenerationConfig.from_pretrained(source).eos_token_id
-            ids = ids if given in (None, []) else given  # token 0 may be one
+            ids = GenerationConfig.from_pretrained(source).eos_token_id
         except Exception as error:  # whatever transformers raises
             raise CheckpointError(f"{file} can't be read: {' '.join(str(error).split())}; fetch it again") from error
-    found = [ids] if isinstance(ids, int) else list(ids or [])
-    if not all(type(token) is int for token in found):  # true is an int, too
-        raise CheckpointError(f"{file}: eos_token_id {ids!r} is no token's number")
-    return found
+    if ids in (None, []):  # token 0 may be one
+        file, ids = source / "config.json", hf.eos_token_id
+        content = load_json(file)
+        if all(each.get("eos_token_id") is None for each in (content, text_part(content))):
+            file, ids = source / SETTINGS, named_eos(source)
+            ids = hf.eos_token_id if ids is None and _are_tokens(hf.eos_token_id, vocab) else ids
+    if not _are_tokens(ids, vocab):
+        raise CheckpointError(
+            f"{file}: eos_token_id {ids!r} is no token's number below {vocab}, the model's vocabulary; write the "
+            "token that ends a text, or leave it out"
+        )
+    return _listed(ids)
+
+
+def _listed(ids: Any) -> list[Any]:
+    return list(ids) if isinstance(ids, list | tuple) else [] if ids is None else [ids]
+
+
+def _are_tokens(ids: Any, vocab: int) -> bool:
+    return all(type(token) is int and 0 <= token < vocab for token in _listed(ids))  # true is an int, too

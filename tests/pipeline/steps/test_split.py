@@ -224,14 +224,56 @@ def test_long_factors_are_announced(checkpoint: Path, tmp_path: Path, caplog: py
 def test_eos_comes_from_the_generation_config_first(checkpoint: Path, tmp_path: Path) -> None:
     from shardmill.models.hf_config import load_hf_config
 
-    assert step.eos_token_ids(checkpoint, load_hf_config(checkpoint)) == [0]
+    assert step.eos_token_ids(checkpoint, load_hf_config(checkpoint), tiny.VOCAB) == [0]
     copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
-    assert step.eos_token_ids(copy, load_hf_config(copy)) == [3, 5]
+    assert step.eos_token_ids(copy, load_hf_config(copy), tiny.VOCAB) == [3, 5]
     hf = SimpleNamespace(eos_token_id=7)
     for given, found in (({"eos_token_id": 0}, [0]), ({"eos_token_id": None}, [7]), ({"eos_token_id": []}, [7])):
         (copy / "generation_config.json").write_text(json.dumps(given))
-        assert step.eos_token_ids(copy, hf) == found
+        assert step.eos_token_ids(copy, hf, tiny.VOCAB) == found
+
+
+def without_eos(checkpoint: Path, folder: Path) -> Path:
+    """A copy whose configs name no end token; transformers takes 32000 for its model type."""
+    copy = tiny.copied_checkpoint(checkpoint, folder)
+    (copy / "generation_config.json").unlink()
+    content = json.loads((copy / "config.json").read_text())
+    del content["eos_token_id"]
+    (copy / "config.json").write_text(json.dumps(content))
+    return copy
+
+
+def test_without_an_end_in_the_configs_the_tokenizer_s_counts(checkpoint: Path, tmp_path: Path) -> None:
+    """Rather than transformers' default for the type, which is a token of another tokenizer."""
+    copy = without_eos(checkpoint, tmp_path / "checkpoint")
+    for settings, found in (({}, []), ({"eos_token": "<|end|>"}, [0]), ({"eos_token": {"content": "<|end|>"}}, [0])):
+        (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+        assert split(copy)[1]["eos_token_ids"] == found
+
+
+@pytest.mark.parametrize("ids", [-1, [2, -1], 2.0, [2.5], tiny.VOCAB, 999999])
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_an_end_token_that_no_tokenizer_has_is_one_line(checkpoint: Path, tmp_path: Path, name: str, ids: Any) -> None:
+    copy = without_eos(checkpoint, tmp_path / "checkpoint")
+    content = json.loads((copy / name).read_text()) if name == "config.json" else {}
+    (copy / name).write_text(json.dumps(content | {"eos_token_id": ids}))
+    with pytest.raises(CheckpointError) as caught:
+        split(copy)
+    assert f"/{name}" in str(caught.value) and repr(ids) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_of_another_model_is_refused_before_a_tensor_is_read(checkpoint: Path, tmp_path: Path) -> None:
+    copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
+    file = copy / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"] |= {"another": tiny.VOCAB}
+    file.write_text(json.dumps(content))
+    for weights in copy.glob("*.safetensors"):
+        weights.write_bytes(b"")
+    source = tiny.fetched(copy, tmp_path / "source")
+    with pytest.raises(CheckpointError, match="token 256, 'another', is beyond the model's vocabulary of 256"):
+        tiny.split(source, topology=[[0, 2]])
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"eos_token_id": "end"}', '{"eos_token_id": true}'])
