@@ -35,7 +35,6 @@ MAY_USE: dict[str, set[str]] = {
     "runtime": {"checkpoint", "models", "decode", "kit_runner"},
     "convert": {"checkpoint", "forms", "models", "plan"},
     "topology": {"config", "convert", "forms", "models", "plan"},
-    "traffic": {"config", "forms", "convert", "models", "plan", "topology"},
     "evidence": {"kit_runner"},
     "gates": {"checkpoint", "convert", "decode", "forms", "kit_runner", "models", "plan", "runtime"},
     "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
@@ -46,7 +45,7 @@ MAY_USE: dict[str, set[str]] = {
     "report": {"evidence", "forms", "gates"},
     "pipeline": {
         "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "kit_runner",
-        "models", "plan", "precision", "report", "runtime", "serve", "topology", "traffic", "witness",
+        "models", "plan", "precision", "report", "runtime", "serve", "topology", "witness",
     },
     "release": {"checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
     "device": {"checkpoint", "config", "evidence", "forms", "gates", "kit_runner", "models", "pipeline", "runtime"},
@@ -122,9 +121,24 @@ def allowed(name: str) -> set[str]:
     return MAY_USE[own] | GROUND | {"portable"}
 
 
+def test_every_room_is_there() -> None:
+    """A wall around no room would guard nothing."""
+    named = {*MAY_USE, *GROUND, *BELOW}
+    named |= {used for rooms in (*MAY_USE.values(), *BELOW.values()) for used in rooms}
+    assert named == {room(name) for name in MODULES} - {""}
+
+
 def test_nothing_is_used_over_a_wall() -> None:
     over = {name: {room(used) for used in uses(name)} - {room(name), ""} - allowed(name) for name in MODULES}
     assert {name: sorted(rooms) for name, rooms in over.items() if rooms} == {}
+
+
+def test_only_the_pipeline_uses_its_steps() -> None:
+    """What others need of them has a module of its own, such as `pipeline/finished.py`."""
+    steps = "shardmill.pipeline.steps."
+    assert {
+        name for name in MODULES if room(name) != "pipeline" for used in uses(name) if used.startswith(steps)
+    } == set()
 
 
 def test_rooms_stand_on_one_another() -> None:

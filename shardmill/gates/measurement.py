@@ -59,9 +59,8 @@ def compare(
         stricter = {} if m.allowed is None or m.allowed.limit >= threshold.limit else {"limit_why": m.allowed.why}
         if m.allowed and stricter:
             threshold = replace(threshold, limit=m.allowed.limit)
-        sign = ">=" if threshold.at_least else "<="
         measured = {"name": m.name, "value": m.value, "detail": m.detail}
-        rows.append({**measured, "threshold": f"{sign} {threshold.limit:g}", "passed": threshold.holds(m.value)})
+        rows.append({**measured, "threshold": threshold.told, "passed": threshold.holds(m.value)})
         rows[-1] |= {"question": threshold.question, "meaning": threshold.meaning, **stricter}
     return rows
 

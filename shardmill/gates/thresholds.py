@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardmill.forms.form import form
 from shardmill.models import DECODER, ENCODER
+
+if TYPE_CHECKING:
+    from shardmill.forms.recipe import Recipe
+    from shardmill.plan import Part
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,11 @@ class Threshold:
     def holds(self, value: float) -> bool:
         """Return whether `value` is within the limit; NaN never is."""
         return value >= self.limit if self.at_least else value <= self.limit
+
+    @property
+    def told(self) -> str:
+        """Return the limit as a verdict states it: "<= 0.02"."""
+        return f"{'>=' if self.at_least else '<='} {self.limit:g}"
 
 
 @dataclass(frozen=True)
@@ -330,6 +340,7 @@ FEW = 0.1  # if at most this share of a model's weights has fewer bits, those we
 MOST = 4  # one matrix of a part may have this many times the noise of an average matrix
 SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
 LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
+BUDGETED = ("perplexity_ratio", "kl")  # the measurements that a budget limits: see `budget`
 # Limits by the fewest bits of a weight, each with its reason. A measurement without an entry keeps INT8's limit.
 COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
     FOUR: {
@@ -402,15 +413,46 @@ def budget(growth: float) -> dict[str, float]:
     something, too.
     """
     wide = {"perplexity_ratio": 1 + 2 * (growth - 1), "kl": 2 * math.log(growth)}
-    return {name: min(max(limit, THRESHOLDS[name].limit), COSTS[FOUR][name][0]) for name, limit in wide.items()}
+    return {name: min(max(wide[name], THRESHOLDS[name].limit), COSTS[FOUR][name][0]) for name in BUDGETED}
+
+
+def part_limits(part: Part, recipe: Recipe) -> dict[str, Any]:
+    """Return what names the thresholds of a part in its verdict: `limits` and `shares`; empty for the table's.
+
+    Args:
+        part: the part.
+        recipe: the form of each matrix, as precision.json has it.
+    """
+    key, shared = bits(recipe.numbers(part.named_shapes)), shares(part.forms(recipe))
+    return ({"limits": key} if key else {}) | ({"shares": shared} if key and shared != {key: 1.0} else {})
+
+
+def stack_limits(parts: Iterable[Part], recipe: Recipe, search: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what names the thresholds of the stack: `limits`, by the forms of most weights, or a search's `budget`.
+
+    Args:
+        parts: the parts of a pass.
+        recipe: the form of each matrix, as precision.json has it.
+        search: search.json's content, if there was a search: its estimate sets the budget.
+    """
+    numbers = Counter[str]()
+    for part in parts:
+        numbers.update(recipe.numbers(part.named_shapes))
+    key = bits(numbers, share=0 if search else FEW)
+    found: dict[str, Any] = {"limits": key} if key else {}
+    return found | ({"budget": budget(search["estimate"]["perplexity"])} if search else {})
 
 
 def thresholds_of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
     """Return the thresholds that a verdict records as its own.
 
-    No budget or share in a verdict gives looser thresholds than the limits of 4 bits.
+    No budget or share in a verdict gives looser thresholds than the limits of 4 bits. Raises KeyError for a budget of
+    anything but what `budget` limits.
     """
-    named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in judged.get("budget", {}).items()}
+    given = judged.get("budget", {})
+    if given.keys() - {*BUDGETED}:
+        raise KeyError(f"no budget of {', '.join(sorted(given.keys() - {*BUDGETED}))}")
+    named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in given.items()}
     return limits_table(judged.get("limits", ""), named, judged.get("shares"))
 
 

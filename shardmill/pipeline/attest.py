@@ -72,6 +72,8 @@ def _of_wheel(package: Path) -> str:
     return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
 
 
+# Dependencies that a config names, by its keys: the input of the parity gates, and the sources of forms and codes.
+PARITY_TEXT, CALIBRATION_TEXT, RECIPE = "parity.text", "convert.calibration.text", "convert.precision"
 BASE, ADAPTER = "base", "adapter"  # of dependencies: files before a merge or added tokens; the adapter that is merged
 PATHS: tuple[tuple[str, ...], ...] = (  # keys of a config that name a file or a folder
     ("source", "path"),

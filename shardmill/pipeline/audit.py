@@ -9,7 +9,6 @@ marks and what macOS, git, a hub and its client leave in folders are not checked
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -24,8 +23,9 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.evidence.folder import evidence_files
-from shardmill.files import dumps, is_left_by_macos, read_sealed
+from shardmill.files import is_left_by_macos, read_sealed
 from shardmill.pipeline.attest import read_provenance
+from shardmill.pipeline.finished import ATTESTATION, attested, recorded_outputs
 from shardmill.pipeline.task import RECEIPT, SOURCE
 from shardmill.runtime.adapters import recorded_files
 from shardmill.runtime.manifest import COMPLETE, read_manifest
@@ -74,7 +74,6 @@ def may_be_absent(name: str, include: str) -> bool:
     return weights or name in STATES or (other is not None and name.startswith(other))
 
 
-ATTESTATION, RESULTS = "provenance.json", "test-results.jsonl"
 UNATTESTED = ("report", "benchmark/speed")  # what the first names of the second was measured anew, and drawn since
 SHOWN = "measured"  # a folder of results that only the report shows
 LOGS = "logs"
@@ -153,32 +152,6 @@ def records(build: Path) -> dict[str, Record]:
     for path, sha, receipt in recorded_files(build):
         known[path] = Record(sha, receipt)
     return known
-
-
-def attested(attestation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (path, sha256) of every file that provenance.json covers."""
-    predicate = attestation["predicate"]
-    definition = predicate["buildDefinition"]
-    for row in (*attestation["subject"], *predicate["runDetails"]["byproducts"]):
-        yield row["name"], row["digest"]["sha256"]
-    for row in definition["resolvedDependencies"]:
-        if row["name"].startswith(f"{SOURCE}/"):
-            yield row["name"], row["digest"]["sha256"]
-    for name, receipt in definition["internalParameters"]["steps"].items():
-        yield f"{name}{RECEIPT}", hashlib.sha256(dumps(receipt).encode()).hexdigest()
-        yield from recorded_outputs(name, receipt)
-
-
-def recorded_outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (path, sha256) of a step's outputs, given its receipt and the receipt's path without the suffix."""
-    for output, place in receipt.get("paths", {}).items():
-        path = PurePosixPath(name).parent / place
-        files = receipt.get("files", {}).get(output)
-        yield from (
-            ((f"{path}/{file}", sha) for file, sha in files.items())
-            if files
-            else ((str(path), receipt["outputs"][output]),)
-        )
 
 
 def _build_entries(build: Path) -> Iterator[tuple[str, int]]:

@@ -28,7 +28,6 @@ from shardmill.files import parse_json, replacing, sealed, write_json
 from shardmill.forms.recipe import called
 from shardmill.pipeline.attest import HOME, installed, read_provenance
 from shardmill.pipeline.audit import (
-    ATTESTATION,
     BUNDLE,
     CARD_RECORD,
     SNAKEMAKE_MARK,
@@ -38,6 +37,7 @@ from shardmill.pipeline.audit import (
     may_be_absent,
     records,
 )
+from shardmill.pipeline.finished import ATTESTATION
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.publishable import License
 

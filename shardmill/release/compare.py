@@ -11,9 +11,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import flattened, read_json
 from shardmill.pipeline.attest import read_provenance, versions
-from shardmill.pipeline.audit import ATTESTATION
 from shardmill.pipeline.cache.store import key_differences
-from shardmill.pipeline.steps.provenance import verdict_hashes
+from shardmill.pipeline.finished import ATTESTATION, Steps, steps_of, verdict_hashes
 from shardmill.pipeline.task import SOURCE
 from shardmill.plan import Part, load_part
 from shardmill.runtime.manifest import COMPLETE, read_manifest
@@ -21,7 +20,6 @@ from shardmill.runtime.manifest import COMPLETE, read_manifest
 if TYPE_CHECKING:
     from portable_coreml.files.compare import Contents
 
-Steps = Mapping[str, Mapping[str, Any]]
 INGREDIENTS = ("inputs", "params", "code", "packages")  # parts of a step's cache key
 
 
@@ -29,12 +27,6 @@ def subject_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> l
     """Return the names of subjects that differ in their bytes or are in only one of two statements."""
     sets = [{(row["name"], row["digest"]["sha256"]) for row in one["subject"]} for one in (ours, theirs)]
     return sorted({name for name, _ in sets[0] ^ sets[1]})
-
-
-def steps_of(statement: Mapping[str, Any]) -> Steps:
-    """Return the receipts of the steps in provenance, by the step's name."""
-    found: Steps = statement["predicate"]["buildDefinition"]["internalParameters"]["steps"]
-    return found
 
 
 def explain_difference(ours: Steps, theirs: Steps) -> list[str]:

@@ -18,9 +18,9 @@ from shardmill.errors import ShardmillError
 from shardmill.files import SCRATCH, read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
 from shardmill.gates.measurement import nearness
-from shardmill.pipeline.attest import HOME, read_provenance
-from shardmill.pipeline.audit import ATTESTATION, BUNDLE, CARD_RECORD, added
-from shardmill.pipeline.steps.provenance import PARITY_TEXT, verdict_hashes
+from shardmill.pipeline.attest import HOME, PARITY_TEXT, read_provenance
+from shardmill.pipeline.audit import BUNDLE, CARD_RECORD, added
+from shardmill.pipeline.finished import ATTESTATION, steps_of, verdict_hashes
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files
 from shardmill.release.publishable import License, check_leaks, check_license, license_of
 from shardmill.release.sign import (
@@ -219,8 +219,7 @@ def _card_text(build: Path, repo: str, license: License, key: str) -> str:
     definition = statement["predicate"]["buildDefinition"]
     dependencies = {row["name"]: row for row in definition["resolvedDependencies"]}
     config, model = definition["externalParameters"]["config"], read_manifest(build, COMPLETE)
-    steps = definition["internalParameters"]["steps"]
-    found = [read_json(build / name) for name, _ in sorted(verdict_hashes(steps))]
+    found = [read_json(build / name) for name, _ in sorted(verdict_hashes(steps_of(statement)))]
     base = config["source"].get("repo")
     text = dependencies[PARITY_TEXT]["digest"]["sha256"]
     body = Environment(undefined=StrictUndefined).from_string(TEMPLATE.read_text(encoding="utf-8"))

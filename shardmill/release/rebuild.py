@@ -29,16 +29,25 @@ from shardmill.checkpoint.peft import WEIGHTS
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
 from shardmill.machine import public_version
-from shardmill.pipeline.attest import ADAPTER, BASE, BUILD_TYPE, installed, read_provenance, versions
-from shardmill.pipeline.audit import ATTESTATION
+from shardmill.pipeline.attest import (
+    ADAPTER,
+    BASE,
+    BUILD_TYPE,
+    CALIBRATION_TEXT,
+    PARITY_TEXT,
+    RECIPE,
+    installed,
+    read_provenance,
+    versions,
+)
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools
+from shardmill.pipeline.finished import ATTESTATION, steps_of
 from shardmill.pipeline.resolve import lay_out, workflow_root
-from shardmill.pipeline.steps.provenance import CALIBRATION_TEXT, PARITY_TEXT, RECIPE
 from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import SOURCE
 from shardmill.release.bundle import check_build
-from shardmill.release.compare import explain_difference, steps_of, subject_differences
+from shardmill.release.compare import explain_difference, subject_differences
 from shardmill.release.sign import ATTESTATIONS, PublicKey, read_private, write_envelopes
 
 CODES = "codes"  # the folder of codes, and the name of a matrix' codes; other names are scales or tables

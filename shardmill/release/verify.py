@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,26 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, read_json
-from shardmill.gates.thresholds import Threshold, thresholds_of
 from shardmill.pipeline.attest import PROVENANCE as PROVENANCE_TYPE
 from shardmill.pipeline.attest import read_provenance
-from shardmill.pipeline.audit import ATTESTATION, CARD_RECORD, RESULTS, Audit, audit, is_signature
-from shardmill.pipeline.steps.manifest import manifest_files
-from shardmill.pipeline.steps.provenance import gate_statements, verdict_hashes
+from shardmill.pipeline.audit import CARD_RECORD, Audit, audit, is_signature
+from shardmill.pipeline.finished import (
+    ATTESTATION,
+    RESULTS,
+    Fault,
+    Records,
+    demand,
+    gate_statements,
+    manifest_files,
+    read_records,
+    record_faults,
+    row_fault,
+    step_faults,
+    steps_of,
+    verdict_faults,
+    verdict_hashes,
+)
 from shardmill.release.bundle import CARD, bundle_files
-from shardmill.release.compare import steps_of
 from shardmill.release.sign import (
     ATTESTATIONS,
     PROVENANCE,
@@ -35,10 +46,9 @@ from shardmill.release.sign import (
 )
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-Fault = tuple[str, str]  # a file of the build, and what is wrong with it
 Claim = tuple[str, str, str]  # a claim, who or what proves it, and the result
 UNSIGNED = "missing: not signed"  # what is wrong with a signature that is not there
-NO_VERDICT = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised if a file is not a verdict
+NO_RECORD = (LookupError, TypeError, ValueError, AttributeError, ShardmillError)  # raised if a file is none of ours
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,7 @@ def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None
     seal = f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}"
     rows = [(f"{found.checked} files", seal, _result(found.wrong, "as they were made"))]
     wrong = list(found.wrong)
-    claims = [] if wrong else [_statements(build), _verdicts(build)]  # on damaged files these checks prove nothing
+    claims = [] if wrong else _contents(build)  # on damaged files these checks prove nothing
     for row, faults in (*claims, *_signatures(build, keys, found), _rebuilt(build, keys)):
         rows.append(row)
         wrong += faults
@@ -71,65 +81,62 @@ def _result(faults: Sequence[Fault], fine: str) -> str:
     return f"{len(faults)} wrong" if faults else fine
 
 
-def _statements(build: Path) -> tuple[Claim, list[Fault]]:
-    """Check that provenance.json names every file, and that test-results.jsonl has a statement for every verdict."""
+def _contents(build: Path) -> Iterator[tuple[Claim, list[Fault]]]:
+    """Check what the records and the verdicts of a build say, whose files are as they were made."""
     statement = read_provenance(build / ATTESTATION)
+    records: Records | None = None
+    try:
+        faults = list(step_faults(read_manifest(build, COMPLETE), statement))
+        if not faults:
+            records = read_records(build, statement)
+            faults = list(record_faults(records))
+    except NO_RECORD as error:
+        told = error if isinstance(error, ShardmillError) else f"{type(error).__name__}: {error}"
+        faults = [(ATTESTATION, f"no records of a build: {told}")]
+    yield _statements(build, statement, faults)
+    if records:
+        yield _verdicts(build, records)
+
+
+def _statements(build: Path, statement: Mapping[str, Any], known: Sequence[Fault]) -> tuple[Claim, list[Fault]]:
+    """Check that provenance.json covers every file, and that test-results.jsonl has a statement for every verdict.
+
+    `known` are the faults of the records.
+    """
     named = {(row["name"], row["digest"]["sha256"]) for row in statement["subject"]}
     made = (*manifest_files(read_manifest(build, COMPLETE), build / "model.json"), *verdict_hashes(steps_of(statement)))
-    faults = [(ATTESTATION, f"{name} is not among its subjects") for name, sha in made if (name, sha) not in named]
+    unnamed = (name for name, sha in made if (name, sha) not in named)
+    faults = [*known, *((ATTESTATION, f"{name} is not among its subjects") for name in unnamed)]
     lines = (build / RESULTS).read_text(encoding="utf-8").splitlines() if (build / RESULTS).is_file() else []
-    for path in _paths(build):
+    for name, _ in sorted(verdict_hashes(steps_of(statement))):
         try:
-            expected = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in gate_statements(build, [path])]
-        except NO_VERDICT:
+            found = gate_statements(build, [build / name])
+            expected = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in found]
+        except NO_RECORD:
             expected = []
         if not expected or expected[0] not in lines:
-            faults.append((RESULTS, f"has no statement that agrees with {path.relative_to(build).as_posix()}"))
+            faults.append((RESULTS, f"has no statement that agrees with {name}"))
     count = len(statement["subject"])
     return (f"{count} subjects", "model.json and the receipts", _result(faults, "none is missing")), faults
 
 
-def _verdicts(build: Path) -> tuple[Claim, list[Fault]]:
-    """Check the verdicts' numbers by this shardmill's own thresholds."""
-    gates, numbers, faults = 0, 0, []
-    for path in _paths(build):
-        name = path.relative_to(build).as_posix()
+def _verdicts(build: Path, records: Records) -> tuple[Claim, list[Fault]]:
+    """Check that every verdict has the numbers that it must have, within this shardmill's own thresholds."""
+    gates, numbers, faults = 0, 0, list[Fault]()
+    for name, _ in sorted(verdict_hashes(records.steps)):
         try:
-            content = read_json(path)
-            rows, known = content["gate"], thresholds_of(content)
-            if not rows:
-                faults.append((name, "a verdict without a number"))
-            faults += [(name, fault) for fault in (_fault(row, known) for row in rows) if fault]
-        except NO_VERDICT:
-            rows, faults = [], [*faults, (name, "no verdict of a gate")]
+            content = read_json(build / name)
+            wanted = demand(records, name.removesuffix(".json"), content.get("findings", ()))
+            rows = content["gate"]
+            found = [*verdict_faults(content, wanted), *(row_fault(row, wanted.thresholds) for row in rows)]
+        except NO_RECORD:
+            rows, found = [], ["no verdict of a gate"]
+        faults += [(name, fault) for fault in found if fault]
         gates, numbers = gates + 1, numbers + len(rows)
     if not gates:
         faults.append((ATTESTATION, "names no verdict of any gate"))
     result = _result(faults, "within")
     return (f"{numbers} numbers of {gates} gates", "the thresholds of this shardmill", result), faults
-
-
-def _fault(row: Mapping[str, Any], thresholds: Mapping[str, Threshold]) -> str:
-    threshold, value = thresholds.get(str(row.get("name"))), row.get("value")
-    if threshold is None:
-        return f"{row.get('name')} is no number that this shardmill knows"
-    if "limit_why" in row:  # the model's own limit counts only if it is stricter than the table's
-        threshold = replace(threshold, limit=min(threshold.limit, _stated(row)))
-    if not isinstance(value, int | float) or not math.isfinite(value) or not threshold.holds(value):
-        return f"{row['name']} is {value}, must be {'>=' if threshold.at_least else '<='} {threshold.limit:g}"
-    return "" if row.get("passed") is True else f"{row['name']} did not pass"
-
-
-def _stated(row: Mapping[str, Any]) -> float:
-    """Return the limit that a row names, or -inf, which no value keeps to, if the row does not name a limit."""
-    try:
-        return float(str(row["threshold"]).split()[-1])
-    except (KeyError, IndexError, ValueError):
-        return -math.inf
-
-
-def _paths(build: Path) -> list[Path]:
-    return [build / name for name, _ in sorted(verdict_hashes(steps_of(read_provenance(build / ATTESTATION))))]
 
 
 def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterator[tuple[Claim, list[Fault]]]:

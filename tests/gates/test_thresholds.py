@@ -174,6 +174,12 @@ def test_no_budget_is_looser_than_four_bits(growth: float) -> None:
         assert all(found[name].limit <= loosest[name].limit for name in written)
 
 
+def test_a_budget_of_another_number_is_none() -> None:
+    """A limit from below would be loosened by taking the smaller of two."""
+    with pytest.raises(KeyError, match="no budget of psnr"):
+        thresholds_of({"budget": {"psnr": -1e9}})
+
+
 @pytest.mark.parametrize("growth", [1.0, 1 + 1e-9, 1.001, 1.004])
 def test_no_budget_is_stricter_than_int8(growth: float) -> None:
     """A search that foresees no loss at all still rounds to fp16 on the way."""

@@ -10,37 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.checkpoint.hashing import hash_file
-from shardmill.files import sealed, write_json
-from shardmill.gates.measurement import Measurement, compare
+from shardmill.files import read_json, sealed, write_json
 from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.finished import gate_statements
 from shardmill.pipeline.job import read_artifact
 from shardmill.pipeline.steps import manifest, provenance
 from shardmill.pipeline.task import Action, paths_from
+from shardmill.plan import write_part
 
-PLAN: dict[str, Any] = {
-    "model": "tiny",
-    "context": 64,
-    "tokens_max": 4,
-    "widths": [1, 4],
-    "verify": 4,
-    "eos_token_ids": [0],
-    "window_slots": 0,
-    "buckets": [],
-    "architecture": {
-        "vocab": 256,
-        "graph": {"hidden": 96, "conv_taps": 0},
-        "ropes": {"rope": {"inv_freq": [1.0], "scale": 1.2, "factors": "short"}},
-        "window": None,
-    },
-    "parts": [
-        {"name": "layers_00_02", "kind": "layers", "start": 0, "end": 2}
-        | {"inputs": {"x": [1, 96, "T", 1]}, "states": {"k_0": [1, 1, 64, 32]}, "output": "hidden"},
-        {"name": "head_0", "kind": "head", "start": 0, "end": 256}
-        | {"inputs": {"hidden": [1, 96, "T", 1]}, "states": {}, "output": "logits"},
-        {"name": "embedding", "kind": "embedding", "start": 0, "end": 256},
-    ],
-}
-PARTS = ("layers_00_02", "head_0")
+from .made_forms import DECODER, ROPE, SLOTS, TOKENS, VOCAB, Form
+
+PARTS = tuple(part.name for part in DECODER.parts)
 SETTINGS: dict[str, Any] = {
     "model": "tiny",
     "source": {"path": "/nowhere/tiny", "repo": None, "revision": None},
@@ -49,33 +29,50 @@ SETTINGS: dict[str, Any] = {
     "convert": {"precision": "int8"},
     "parity": {"text": "texts/parity.txt", "positions": 16, "perplexity_positions": 48},
 }
-PORTABLE = {"engine": {"name": "portable"}}
-GATES: dict[str, dict[str, Any]] = {
-    "parity/stack": {"part": "stack", "gate": compare([Measurement("kl", 0.001)]), "not_run": {}, **PORTABLE},
-    "parity/head_0": {"part": "head_0", "gate": compare([Measurement("psnr", 50.0)]), **PORTABLE}
-    | {"not_run": {"width_error": "no fp32 here"}},
-    "residency/head_0": {"part": "head_0", "gate": compare([Measurement("ineligible", 0)]), "evidence": "predicted"}
-    | PORTABLE,
-}
-ROOT = ("embedding.receipt.json", "plan.receipt.json")  # of the receipts beside model.json, those that are attested
+GATES = DECODER.gates
+OUTPUTS = {"packages": "package", "compiled": "bundle"}
+SUFFIXES = {"packages": "mlpackage", "compiled": "mlmodelc"}
+# Of the receipts beside model.json, those that are attested.
+ROOT = tuple(f"{name}.receipt.json" for name in ("embedding", "plan", "precision", "search"))
 
 
-def write_parts(builds: Path) -> Path:
+def plan(form: Form) -> dict[str, Any]:
+    """The content of plan.json."""
+    return {
+        "model": "tiny",
+        "context": SLOTS,
+        "tokens_max": TOKENS,
+        "widths": [1, 4],
+        "verify": 4,
+        "eos_token_ids": [0],
+        "window_slots": 0,
+        "buckets": [],
+        "architecture": {
+            "vocab": VOCAB,
+            "graph": {"hidden": 96, "conv_taps": 0},
+            "ropes": ROPE,
+            "window": None,
+        },
+        "parts": form.rows(),
+        **form.model,
+    }
+
+
+def write_parts(builds: Path, form: Form = DECODER) -> Path:
     """What the gates judge, with the mark that Snakemake puts into each folder."""
     folder = builds / "tiny"
     store = Store(builds / ".store")
-    for part in PARTS:
-        for step, output in (("packages", "package"), ("compiled", "bundle")):
-            path = programs(folder, step)[PARTS.index(part)]
-            action, engine = Action(step, {"part": part}), PORTABLE if step == "compiled" else {}
-            store.perform(action, {output: path}, receipt(path), partial(make, part, output), **engine)
+    for part in form.parts:
+        for step, output in OUTPUTS.items():
+            path = folder / step / f"{part.name}.{SUFFIXES[step]}"
+            action, engine = Action(step, {"part": part.name}), {"engine": form.engine} if step == "compiled" else {}
+            store.perform(action, {output: path}, receipt(path), partial(make, part.name, output), **engine)
             (path / ".snakemake_timestamp").touch()
     table = folder / "embedding.safetensors"
     store.perform(Action("embedding"), {"table": table}, receipt(table), lambda made: make_file(made["table"]))
     (folder / "source").mkdir()
     (folder / "source/config.json").write_text("{}")
     (folder / "source/tokenizer.json").write_text("{}")
-    write_json(folder / "plan.json", PLAN)
     (folder / "source/tokenizer_config.json").write_text("[]")
     files = {
         "config.json": {"sha256": hashlib.sha256(b"{}").hexdigest(), "size": 2},
@@ -91,8 +88,9 @@ def write_parts(builds: Path) -> Path:
 
 
 def programs(folder: Path, step: str) -> list[Path]:
-    suffix = {"packages": "mlpackage", "compiled": "mlmodelc"}[step]
-    return [folder / step / f"{part}.{suffix}" for part in PARTS]
+    """The packages or bundles, in the order of plan.json."""
+    names = [row["name"] for row in read_json(folder / "plan.json")["parts"] if row["kind"] != "embedding"]
+    return [folder / step / f"{name}.{SUFFIXES[step]}" for name in names]
 
 
 def receipt(path: Path) -> Path:
@@ -108,7 +106,7 @@ def make_file(path: Path) -> None:
     path.write_text("table")
 
 
-def written(build: Path) -> dict[str, Any]:
+def written(build: Path, **config: Any) -> dict[str, Any]:
     task = manifest.task(
         summary=build / "plan.json",
         record=build / "source.receipt.json",
@@ -118,34 +116,64 @@ def written(build: Path) -> dict[str, Any]:
         table=read_artifact(build / "embedding.safetensors"),
     )
     task.work({"manifest": build / "model.json"})
-    attest(build)
+    attest(build, **config)
     content: dict[str, Any] = json.loads((build / "model.json").read_text())
     return content
 
 
-def attest(build: Path) -> None:
-    """Writes provenance.json."""
+def attest(build: Path, **config: Any) -> None:
+    """Writes provenance.json and test-results.jsonl, whatever the build lacks."""
     receipts = sorted(path for path in build.rglob("*.receipt.json") if path.parent != build or path.name in ROOT)
-    verdicts = [build / f"{gate}.json" for gate in GATES if (build / f"{gate}.json").exists()]
+    receipts = [path for path in receipts if path.name != "speed.receipt.json"]
+    verdicts = [path for path in build.glob("*/*.json") if path.parent.name in ("parity", "residency", "witness")]
+    verdicts = sorted(path for path in verdicts if not path.name.endswith(".receipt.json"))
     text = build.parent / "parity.txt"
     text.write_text("fed")
-    task = provenance.task(
-        build / "source.receipt.json", build / "model.json", receipts, verdicts, text, [], [], SETTINGS
-    )
-    task.work({"provenance": build / "provenance.json", "results": build / "test-results.jsonl"})
+    lines = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in gate_statements(build, verdicts)]
+    (build / "test-results.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    named, record = {"parity.text": text}, build / "source.receipt.json"
+    records = provenance.Records(record, build / "model.json", receipts, verdicts, named, SETTINGS | config)
+    write_json(build / "provenance.json", provenance.provenance(records, build / "test-results.jsonl"))
 
 
-def judge(build: Path) -> None:
-    """The gates' verdicts, and the plan's receipt."""
-    store, plan = Store(build.parent / ".store"), build / "plan.json"
-    store.perform(Action("plan"), {"plan": plan}, receipt(plan), lambda made: write_json(made["plan"], PLAN))
-    for gate, content in GATES.items():
+def judge(build: Path, form: Form = DECODER) -> None:
+    """The plan, the forms of matrices, and the gates' verdicts, each with its receipt."""
+    store, summary = Store(build.parent / ".store"), build / "plan.json"
+    pieces = {part.name: build / f"parts/{part.name}.json" for part in form.parts}
+
+    def split(made: Mapping[str, Path]) -> None:
+        write_json(made["summary"], plan(form))
+        for piece in form.parts:
+            write_part(made[piece.name], piece)
+
+    store.perform(Action("plan", params=plan(form)), {"summary": summary, **pieces}, receipt(summary), split)
+    for name, content in (("precision", {"schema": 1, **form.recipe}), ("search", form.search)):
+        if content is not None:
+            write = partial(write_verdict, content)
+            store.perform(
+                Action(name, params=content), {"chosen": build / f"{name}.json"}, build / f"{name}.receipt.json", write
+            )
+    for gate, content in form.gates.items():
         verdict = build / f"{gate}.json"
-        store.perform(Action(gate), {"verdict": verdict}, receipt(verdict), partial(write_verdict, content))
+        judged = pieces if content["part"] == "stack" else [content["part"]]
+        bytes_of = {
+            output + (f" {name}" if content["part"] == "stack" else ""): hashes(build, step, name)
+            for step, output in OUTPUTS.items()
+            for name in judged
+        }
+        action = Action(gate, bytes_of, {"gate": content})
+        write = partial(write_verdict, content)
+        store.perform(action, {"verdict": verdict}, receipt(verdict), write, engine=form.engine)
 
 
-def write_verdict(content: dict[str, Any], made: Mapping[str, Path]) -> None:
-    write_json(made["verdict"], content)
+def hashes(build: Path, step: str, name: str) -> str:
+    """The sha256 of a part's package or bundle."""
+    return read_artifact(build / step / f"{name}.{SUFFIXES[step]}").sha256
+
+
+def write_verdict(content: Mapping[str, Any], made: Mapping[str, Path]) -> None:
+    (path,) = made.values()
+    write_json(path, content)
 
 
 def report(build: Path) -> None:
@@ -160,10 +188,10 @@ def report(build: Path) -> None:
     (build / "logs/report.log").write_text("drawn")
 
 
-def finish(builds: Path) -> Path:
+def finish(builds: Path, form: Form = DECODER) -> Path:
     """A whole build."""
-    build = write_parts(builds)
-    judge(build)
-    written(build)
+    build = write_parts(builds, form)
+    judge(build, form)
+    written(build, **form.config)
     report(build)
     return build

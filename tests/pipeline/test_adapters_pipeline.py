@@ -18,6 +18,7 @@ from shardmill.machine import is_portable
 
 from .driver import stored_here
 from .project import ROOT, Project
+from .proof import faults
 from .test_forms_pipeline import SETTINGS
 
 pytestmark = [
@@ -58,6 +59,7 @@ def test_the_gate_computes_with_an_adapter(finished: Project) -> None:
 
 
 def test_the_build_with_an_adapter_still_verifies_and_answers(finished: Project, tmp_path: Path) -> None:
+    assert faults(finished.build) == []
     lora = adapters.write_lora(finished.build / "source", tmp_path / "lora", 3, 0.25)
     assert shardmill("adapter", "add", finished.build, lora, "--name", "told").exit_code == 0
     verified = shardmill("verify", finished.build)

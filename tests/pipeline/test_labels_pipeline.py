@@ -25,6 +25,7 @@ from shardmill.serve.model import load_model
 
 from .driver import stored_here
 from .project import ROOT, Project
+from .proof import faults
 from .test_forms_pipeline import SETTINGS
 
 pytestmark = [
@@ -48,6 +49,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
     done = stored_here(project).run("all")
     succeeded(done)
     return project
+
+
+def test_the_build_verifies(finished: Project) -> None:
+    assert faults(finished.build) == []
 
 
 @pytest.fixture(scope="module", params=["fp32", "fp16"])

@@ -21,7 +21,8 @@ from shardmill.files import digest, dumps, sealed, write_json
 from shardmill.gates.measurement import Measurement, compare
 from shardmill.pipeline import attest
 from shardmill.pipeline.attest import package_descriptors, parameters, read_provenance, versions
-from shardmill.pipeline.steps.provenance import Records, _checkpoint, gate_statements, provenance
+from shardmill.pipeline.finished import gate_statements
+from shardmill.pipeline.steps.provenance import Records, _checkpoint, provenance
 
 STEPS = ["plan", "reference", "packages/head_0", "compiled/head_0", "residency/head_0", "parity/head_0", "parity/stack"]
 GATES = [name for name in STEPS if name.startswith(("residency/", "parity/"))]

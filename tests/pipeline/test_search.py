@@ -22,6 +22,7 @@ from shardmill.pipeline.table import STEPS
 from shardmill.precision.windows import halves
 
 from . import driver
+from .proof import faults
 from .test_incremental import BENCHMARK, PARITY
 from .test_incremental import loosen as loosen_limits
 
@@ -84,6 +85,11 @@ def parts_of(build: Path) -> list[plan.Part]:
     """The parts that are programs."""
     names = [row["name"] for row in read_json(build / "plan.json")["parts"]]
     return [plan.load_part(build / f"parts/{name}.json") for name in names if name != "embedding"]
+
+
+def test_the_build_verifies(root: Path) -> None:
+    driver.run(root, settings(), ("benchmark", "original", "measured", "report"))
+    assert [fault for fault in faults(build_of(root)) if not fault[0].startswith("measured/")] == []
 
 
 def test_the_budget_is_kept_and_used(first: Path) -> None:

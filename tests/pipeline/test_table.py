@@ -22,7 +22,7 @@ from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.files import write_json
-from shardmill.pipeline import code_digest, dag, scheduling, snakefile, storage, why
+from shardmill.pipeline import code_digest, dag, finished, scheduling, snakefile, storage, why
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.code_digest import OURS, normalized
@@ -210,9 +210,19 @@ def test_no_step_stands_on_what_stands_on_it(name: str) -> None:
     """Nor on commands, whose options and help have no part in a result."""
     step = STEPS[name]
     reached = code_digest.closure(code_digest.modules(step), "phi3")
-    judges = ("table", "dag", "step", "job", "why", "snakefile", "perform", "store", "fingerprint")
+    judges = ("table", "dag", "job", "why", "snakefile", "cache.store", "code_digest")
     above = [f"shardmill.pipeline.{module}" for module in judges]
+    assert all(map(code_digest.module_file, above)), "a module of this list is not there"
     assert [m for m in reached if m in above or m.startswith(("shardmill.commands", "shardmill.cli"))] == []
+
+
+def test_a_finished_build_has_the_verdicts_of_the_gates(settings: config.Config) -> None:
+    """As the module that whoever checks a build asks spells them."""
+    model = {"parts": [{"name": name} for name in settings.parts]}
+    for witnessed in (False, True):
+        steps = dag.wanted(STEPS, replace(settings, witness=witnessed))
+        expected = dag.expanded(dag.verdicts(steps), dag.names(settings))
+        assert sorted(finished.verdicts(model, witnessed)) == sorted(path.removesuffix(".json") for path in expected)
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -20,10 +20,11 @@ from shardmill.files import read_json, sealed, write_json
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.pipeline.attest import with_seal
 from shardmill.pipeline.audit import is_out_of_scope
-from shardmill.release import verify
+from shardmill.pipeline.finished import row_fault
 from shardmill.release.sign import read_private, read_public, sign_build, signed_files
 from shardmill.release.verify import prove
 
+from .forgeries import change
 from .signed import Keys, in_toto_alone, make_keys, model_signing, run
 
 FLIPS = 200
@@ -39,7 +40,7 @@ def test_a_signed_build_is_proved(signed: Path, keys: Keys) -> None:
     code, text = run("verify", signed, "--key", keys.public)
     assert code == 0, text
     assert text.count(f"key {keys.known.short} ({keys.public.name})  signed") == 3
-    assert "3 numbers of 3 gates" in text and "by 1 independently" in text
+    assert "43 numbers of 5 gates" in text and "by 1 independently" in text
 
 
 def test_a_link_to_a_build_is_followed(build: Path, keys: Keys, tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_other_tools_alone_verify(build: Path, tmp_path: Path, curve: ec.Ellipti
     assert done.returncode == 0 and "succeeded" in done.stdout + done.stderr, done
     assert model_signing(build, wrong.public).returncode != 0
     done = in_toto_alone(build, keys.public)
-    assert done.returncode == 0 and done.stdout.strip() == "20 subjects", done
+    assert done.returncode == 0 and done.stdout.strip() == "26 subjects", done
     assert in_toto_alone(build, wrong.public).returncode != 0
 
 
@@ -239,7 +240,9 @@ def test_a_verdict_is_held_against_the_thresholds_of_this_shardmill(
 ) -> None:
     """A builder whose thresholds were others signs in vain."""
     monkeypatch.setitem(THRESHOLDS, "kl", replace(THRESHOLDS["kl"], limit=0.0001))
-    assert prove(signed, [keys.known]).wrong == (("parity/stack.json", "kl is 0.001, must be <= 0.0001"),)
+    assert prove(signed, [keys.known]).wrong == (
+        ("parity/stack.json", "kl must be <= 0.0001, and its verdict says <= 0.02"),
+    )
     monkeypatch.delitem(THRESHOLDS, "psnr")
     assert ("parity/head_0.json", "psnr is no number that this shardmill knows") in prove(signed, [keys.known]).wrong
 
@@ -248,14 +251,15 @@ def test_a_verdict_is_held_against_the_thresholds_of_this_shardmill(
     ("stated", "expected"),
     [
         ("<= 2e-06", "width_error is 3e-06, must be <= 2e-06"),
-        ("<= 1", ""),  # looser than the table counts for nothing
-        ("", "width_error is 3e-06, must be <= -inf"),
+        ("<= 0.0001", ""),
+        ("<= 1", "width_error must be <= 0.0001, and its verdict says <= 1"),
+        ("", "width_error must be <= 0.0001, and its verdict says "),
     ],
 )
 def test_a_number_is_held_against_the_model_s_own_limit_too(stated: str, expected: str) -> None:
     row = {"name": "width_error", "value": 3e-6, "threshold": stated, "limit_why": "22 times ...", "passed": True}
-    assert verify._fault(row, THRESHOLDS) == expected
-    assert verify._fault(row | {"value": 2e-4, "threshold": "<= 1"}, THRESHOLDS).endswith("must be <= 0.0001")
+    assert row_fault(row, THRESHOLDS) == expected
+    assert row_fault(row | {"value": 2e-4, "threshold": "<= 1e-4"}, THRESHOLDS).endswith("must be <= 0.0001")
 
 
 @pytest.mark.parametrize("content", [{"part": "stack"}, {"part": "stack", "gate": [5]}, {"gate": []}], ids=str)
@@ -263,12 +267,15 @@ def test_what_is_no_verdict_is_named(
     tmp_path: Path, keys: Keys, content: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though all hashes are right."""
-    monkeypatch.setitem(made.GATES, "parity/stack", content)
+    build = made.finish(tmp_path / "build")
     with monkeypatch.context() as once:
-        once.setattr("shardmill.pipeline.steps.provenance.gate_statements", lambda *_: [])
-        build = made.finish(tmp_path / "build")
+        once.setattr(made, "gate_statements", lambda *_: [])
+        change(build / "parity/stack.json", lambda verdict: (verdict.clear(), verdict.update(content)))
+        sha = made.hash_file(build / "parity/stack.json")
+        change(build / "parity/stack.receipt.json", lambda receipt: receipt["outputs"].update(verdict=sha))
+        made.attest(build)
     told = [name for name, _ in prove(build, []).wrong]
-    assert "test-results.jsonl" in told
+    assert {"parity/stack.json", "test-results.jsonl"} <= {*told}
 
 
 def test_nothing_that_is_signed_is_snakemake_s(signed: Path) -> None:
@@ -276,7 +283,7 @@ def test_nothing_that_is_signed_is_snakemake_s(signed: Path) -> None:
         json.loads(line)["payload"] for path in (signed / "attestations").glob("*.dsse.jsonl") for line in path.open()
     ]
     payloads.append(json.loads((signed / "model.sig").read_text())["dsseEnvelope"]["payload"])
-    assert len(payloads) == 5
+    assert len(payloads) == 7
     for payload in payloads:
         assert b"snakemake_timestamp" not in base64.b64decode(payload)
     assert not any(name.startswith(("logs", "reference", "source/model")) for name in signed_files(signed))

@@ -14,7 +14,7 @@ from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
 from shardmill.models.host import KVLayout
 from shardmill.pipeline.audit import audit
-from shardmill.pipeline.steps.manifest import manifest_files
+from shardmill.pipeline.finished import manifest_files
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import (
     COMPLETE,

@@ -53,8 +53,7 @@ def task(
     piece, plan = plans.load_part(part), read_json(summary)
     followed = recipes.read_recipe(read_json(recipe.path), recipe.path.name)
     forms = piece.forms(followed)
-    key, shares = thresholds.bits(followed.numbers(piece.named_shapes)), thresholds.shares(forms)
-    judged = ({"limits": key} if key else {}) | ({"shares": shares} if key and shares != {key: 1.0} else {})
+    judged = thresholds.part_limits(piece, followed)
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
     told = hint([piece], reshape)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
@@ -62,7 +61,7 @@ def task(
     packages, bundles = (list(compress(each, run)) for each in (packages, bundles))
     pieces = [piece for piece in chain if not piece.drafter]
     told = hint(pieces, reshape)
-    judged = _judged(pieces, recipes.read_recipe(read_json(recipe.path), recipe.path.name), search)
+    judged = thresholds.stack_limits(pieces, recipes.read_recipe(read_json(recipe.path), recipe.path.name), search)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates.rounding import table_parity
@@ -103,16 +102,6 @@ def _measured(
         return _encoder(manifest, chain[0], packages[chain[0].name], plan, source, states)
     named = {piece.name: (piece, packages[piece.name]) for piece in chain}
     return _decoder(manifest, named, embedding, plan, source, states)
-
-
-def _judged(pieces: Iterable[plans.Part], followed: recipes.Recipe, search: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the limits: by the forms of most weights, or by the search's estimate if there was a search."""
-    numbers = Counter[str]()
-    for piece in pieces:
-        numbers.update(followed.numbers(piece.named_shapes))
-    key = thresholds.bits(numbers, share=0 if search else thresholds.FEW)
-    budget = {"budget": thresholds.budget(search["estimate"]["perplexity"])} if search else {}
-    return ({"limits": key} if key else {}) | budget
 
 
 def _worst(

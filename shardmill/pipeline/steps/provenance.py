@@ -24,8 +24,10 @@ from shardmill.pipeline.attest import (
     BASE,
     BUILD_TYPE,
     BUILDER,
+    CALIBRATION_TEXT,
+    PARITY_TEXT,
     PROVENANCE,
-    gate_statement,
+    RECIPE,
     interpreter,
     package_descriptors,
     parameters,
@@ -34,12 +36,9 @@ from shardmill.pipeline.attest import (
     with_seal,
     workflow,
 )
-from shardmill.pipeline.steps.manifest import manifest_files, named_files
+from shardmill.pipeline.finished import check_verdicts, gate_statements, manifest_files, verdict_hashes
 from shardmill.pipeline.task import RECEIPT, SOURCE, Task
 from shardmill.runtime.manifest import COMPLETE, read_manifest
-
-# Config keys that name files: the input of the parity gates, and the sources of forms and codes.
-PARITY_TEXT, CALIBRATION_TEXT, RECIPE = "parity.text", "convert.calibration.text", "convert.precision"
 
 
 def task(
@@ -61,6 +60,8 @@ def task(
         lists = {PARITY_TEXT: [text], CALIBRATION_TEXT: calibration, RECIPE: recipe}
         named = {key: file for key, files in lists.items() for file in files}
         records = Records(record, manifest, receipts, verdicts, named, settings)
+        judged = [path.relative_to(manifest.parent).with_suffix("").as_posix() for path in verdicts]
+        check_verdicts(read_manifest(manifest.parent, COMPLETE), bool(settings.get("witness")), judged)
         results = gate_statements(manifest.parent, verdicts)
         lines = [json.dumps(result, sort_keys=True, ensure_ascii=False) for result in results]
         write_text(made["results"], "".join(f"{line}\n" for line in lines))
@@ -88,31 +89,6 @@ class Records:
     verdicts: Sequence[Path]
     named: Mapping[str, Path]
     settings: Mapping[str, Any]
-
-
-def gate_statements(build: Path, paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return a statement of each gate's verdict about the files that it judged, in the order of the verdicts' paths.
-
-    Args:
-        build: the build's folder.
-        paths: the verdicts.
-    """
-    files = _files_by_part(read_manifest(build, COMPLETE))
-    found = []
-    for path in sorted(paths):
-        verdict = read_json(path)
-        judged = files.get(verdict["part"]) or [file for each in files.values() for file in each]  # one, or the stack
-        name = path.relative_to(build).with_suffix("").as_posix()
-        found.append(gate_statement(name, hash_file(path), verdict, judged))
-    return found
-
-
-def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    """Return (path, sha256) of every file of each part's package and bundle."""
-    return {
-        part["name"]: [*named_files(model["packages"][part["name"]]), *named_files(part["program"])]
-        for part in model["parts"]
-    }
 
 
 def provenance(records: Records, results: Path) -> dict[str, Any]:
@@ -188,10 +164,3 @@ def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dic
 def _huggingface(repo: str, commit: str) -> str:
     owner, name = repo.split("/")
     return str(PackageURL("huggingface", owner, name, commit))
-
-
-def verdict_hashes(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Yield (path, sha256) of every gate's verdict, given the receipts by step."""
-    for name, receipt in steps.items():
-        if "verdict" in receipt.get("outputs", {}):
-            yield f"{name}.json", receipt["outputs"]["verdict"]

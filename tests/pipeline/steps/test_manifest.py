@@ -14,7 +14,8 @@ from shardmill.files import dumps
 from shardmill.pipeline.steps import manifest
 from shardmill.runtime.manifest import COMPLETE, entries, read_manifest
 
-from ..made import PARTS, PLAN, judge, write_parts, written
+from ..made import PARTS, judge, write_parts, written
+from ..made_forms import ROPE
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def test_it_carries_what_a_runtime_needs(build: Path) -> None:
         "widths": [1, 4],
         "verify": 4,
         "vocab": 256,
-        "rope": PLAN["architecture"]["ropes"],
+        "rope": ROPE,
         "eos_token_ids": [0],
     }
 
