@@ -161,7 +161,7 @@ def check_model(folder: Path, key: Path) -> None:
             raise ShardmillError(f"{file}: damaged: not what was written; sign again")
         config: Any = verifying.Config  # the library has no types
         verifier = config().use_elliptic_key_verifier(public_key=key)
-        verifier.set_ignore_unsigned_files(True).verify(folder.resolve(), file)
+        verifier.set_ignore_unsigned_files(True).verify(folder, file)
     except InvalidSignature as error:
         raise ShardmillError(f"{file}: not signed by {key}") from error
     except ShardmillError:

@@ -249,10 +249,10 @@ def test_a_file_of_another_size_is_made_anew(
     assert capsys.readouterr().err == line
 
 
-@pytest.mark.parametrize("made", [{"prefix": "deep/er"}, {"replace_prefix": {"build/": "results/"}}], ids=str)
-def test_a_module_that_moves_paths_ends_the_run_with_one_line(made: dict[str, Any], settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("moving", [{"prefix": "deep/er"}, {"replace_prefix": {"build/": "results/"}}], ids=str)
+def test_a_module_that_moves_paths_ends_the_run_with_one_line(moving: dict[str, Any], settings: dict[str, Any]) -> None:
     """Snakemake would move what rules name, and nothing else."""
-    moved = PathModifier(made.get("replace_prefix"), made.get("prefix"), None)
+    moved = PathModifier(moving.get("replace_prefix"), moving.get("prefix"), None)
     workflow = SimpleNamespace(configfiles=[], modifier=SimpleNamespace(path_modifier=moved))
     with pytest.raises(
         SystemExit, match=r"shardmill: a module of shardmill takes no prefix: or replace_prefix:; leave"
