@@ -337,7 +337,7 @@ def test_other_requests_run_between_the_texts_of_a_batch() -> None:
 
 
 class Noting(Model):
-    """Notes what is tokenised, and waits before a label until it is `free`."""
+    """Notes what is tokenised, and waits before a text that ends in HELD until it is `free`."""
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         noted.append(text)
@@ -345,7 +345,7 @@ class Noting(Model):
         return super().encode(text, special=special)
 
 
-noted, free, HELD = list[str](), threading.Event(), " wait"
+noted, free, HELD = list[str](), threading.Event(), "held"
 
 
 @pytest.fixture
@@ -366,11 +366,11 @@ def freed() -> Iterator[None]:
 
 
 def test_a_text_is_tokenised_at_its_turn(noting: Model) -> None:
-    """Once for each label, while the engine has scored the texts before it and nothing of the later ones is read."""
+    """When the texts before it are scored, and the later ones are not read yet."""
     with running(noting) as server, ThreadPoolExecutor(1) as pool, freed():
-        batch = pool.submit(decide, server, input=["one", "two", "three"], labels=[" a", HELD])
-        wait_until(lambda: f"one{HELD}" in noted)
-        assert noted == ["one", "one a", f"one{HELD}"] and server.metric("shardmill_decisions_total") == 0
+        batch = pool.submit(decide, server, input=["one", HELD, "three"], labels=[" a", " b"])
+        wait_until(lambda: HELD in noted)
+        assert noted == ["one", "one a", "one b", HELD] and server.metric("shardmill_decisions_total") == 1
         free.set()
         assert len(batch.result()["data"]) == 3
 
@@ -389,7 +389,7 @@ def test_a_full_queue_is_asked_before_a_text_is_tokenised(noting: Model) -> None
 
 def test_a_client_that_leaves_ends_the_tokenising(noting: Model) -> None:
     """Of the labels that are left, and it has held up no completion."""
-    labels = [HELD, *(f" {i}" for i in range(100))]
+    labels = [f" {HELD}", *(f" {i}" for i in range(100))]
     body = json.dumps({"model": NAME, "input": "one", "labels": labels}).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     left = 'shardmill_requests_total{endpoint="/v1/decide",status="499"}'
@@ -397,7 +397,7 @@ def test_a_client_that_leaves_ends_the_tokenising(noting: Model) -> None:
         for count in range(1, 8):  # more than there are threads for completions
             with socket.create_connection(("127.0.0.1", server.port)) as connection:
                 connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-                wait_until(lambda: f"one{HELD}" in noted)
+                wait_until(lambda: f"one {HELD}" in noted)
             wait_until(lambda n=count: server.metric(left) == n)  # type: ignore[misc]
         asked = pool.submit(server.post, ask(max_tokens=1))
         wait_until(asked.done)
