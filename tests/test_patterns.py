@@ -69,5 +69,5 @@ def test_an_expression_that_is_slow_is_found_by_its_structure(text: str) -> None
 def test_an_expression_that_is_slow_is_found_by_its_time(text: str) -> None:
     """The worst texts are among those that are made from its parts."""
     slow = Pattern("", text, re.DOTALL, frozenset({BAD[text]}))
-    found = patterns.ratios(slow, lambda _: None, size=1500, slow=0.001, times=3)
+    found = patterns.ratios(slow, lambda _: None, size=1500, slow=0.0001, times=3)
     assert any(ratio > GREATEST for ratio in found)
