@@ -262,7 +262,7 @@ def resized(build: Path) -> list[str]:
 
 def _size(build: Path, entry: Mapping[str, Any]) -> int:
     """Return the bytes of an entry's files; a missing one has none."""
-    from shardmill.pipeline.steps.manifest import named_files  # no job needs it
+    from shardmill.pipeline.finished import named_files  # no job needs it
 
     files = [build / name for name, _ in named_files(entry)]
     return sum(file.stat().st_size for file in files if file.is_file())
