@@ -76,6 +76,7 @@ OTHERS = re.compile(r"transformers|coremltools|SafeAILab|vLLM|vllm|PEFT|peft|spe
 FOREIGN = {
     "file_download.py": "huggingface_hub's",
     "utils/_http.py": "huggingface_hub's",
+    "torch/jit/_trace.py": "PyTorch's",
     "Host": "a header of HTTP",
     "Infrequent": "a value of Core ML's",
     "LanguageModel": "a protocol of AnyLanguageModel",
