@@ -16,8 +16,9 @@ from drafting import agreement, expected, judged
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shardmill.gates import drafts, eagle3, measurement
+from shardmill.gates import drafts, eagle3, measurement, stack
 from shardmill.gates.drafts import Expected
+from shardmill.gates.measurement import NotRun
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
 from shardmill.models.eagle3 import load_head_config
@@ -125,6 +126,26 @@ def test_the_reference_drafts_what_the_published_code_drafts(build: tiny.Build, 
     places = [at for at, _ in drafts.rounds(len(truth.tokens), truth.verify)]
     ours = truth.drafts.tolist()
     assert ours == [heads.greedy(w, table, truth.tokens[:at], taps[: at - 1], len(ours[0]))[0] for at in places]
+
+
+def test_the_verdict_of_the_stack_has_both_precisions(
+    build: tiny.Build, truth: Expected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the program's own measurements, on their engines; a text without room for drafts is said to have none."""
+    for name in ("program_and_widths", "cost"):
+        monkeypatch.setattr(stack, name, lambda *_: iter(()))
+    monkeypatch.setattr(stack, "draft_agreement", lambda engine, expected, precision: (engine, expected, precision))
+    states, unread = {"tokens": torch.arange(40), "hidden": torch.zeros(1, 32, 4), "logits": torch.zeros(40, 4)}, Any
+    asked: list[int] = []
+
+    def measured(found: Expected | str) -> list[Any]:
+        given: Any = lambda tokens: (asked.append(len(tokens)), found)[1]  # noqa: E731
+        return list(stack.stack_parity(lambda: "engine", unread, states, given))  # type: ignore[arg-type, return-value]
+
+    assert measured(truth) == [("engine", truth, "fp32"), ("engine", truth, "fp16")] and asked == [32]
+    no_room = [NotRun(name, "too short") for name in ("drafts_agreement", "drafts_agreement_fp16")]
+    assert measured("too short") == no_room
+    assert list(stack.stack_parity(lambda: "engine", unread, states)) == []  # type: ignore[arg-type, return-value]
 
 
 def shifted_tokens(patch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,8 @@ def shardmill(project: Project, *words: str) -> str:
 def test_the_manifest_names_the_drafter(project: Project, kind: str) -> None:
     manifest = read_manifest(project.build)
     assert [part["name"] for part in manifest["parts"] if part.get("drafter")] == [*DRAFT_PARTS]
+    verdict = json.loads((project.build / "parity/stack.json").read_text())["gate"]
+    assert {"drafts_agreement", "drafts_agreement_fp16"} <= {row["name"] for row in verdict}
     assert "drafter" in manifest["uses"] and manifest["drafter"]["kind"] == kind
     assert set(DRAFT_PARTS) < manifest["packages"].keys()
     materials = (project.build / "provenance.json").read_text()
