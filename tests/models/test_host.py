@@ -98,6 +98,35 @@ def test_the_sliding_mask_counts_positions_not_slots() -> None:
     assert "attn_mask_sliding" not in host(slots=6).arrays([0], [0])
 
 
+@pytest.mark.parametrize("ring", [0, 8])
+def test_a_pass_that_is_written_nowhere_sees_the_positions_before_its_own(ring: int) -> None:
+    """A slot that already holds its position, from a draft that was rejected, stays hidden; so do later ones."""
+    h = host(window=3, ring=ring)
+    h.arrays(list(range(7)), list(range(7)))
+    found, seen = h.before(5), host(window=3, ring=ring)
+    assert np.flatnonzero(found["attn_mask"][0, 0, 0] == 0).tolist() == [0, 1, 2, 3, 4]
+    assert np.flatnonzero(found["attn_mask_sliding"][0, 0, 0] == 0).tolist() == [3, 4]  # two, and itself
+    seen.arrays(list(range(5)), list(range(5)))
+    after = seen.arrays([5], [5])
+    for name in ("attn_mask", "attn_mask_sliding"):  # what a pass that is written sees beside itself
+        after[name][..., 5] = MASKED
+        assert np.array_equal(found[name], after[name]), name
+    assert np.array_equal(h.held[:7], range(7))
+
+
+def test_a_context_that_grows_keeps_every_slot() -> None:
+    """The last one too; what a shorter context has no slot for is forgotten."""
+    h = host(slots=16)
+    h.resize(8)
+    h.arrays(list(range(8)), list(range(8)))
+    h.resize(16)
+    mask = h.arrays([8], [8])["attn_mask"][0, 0, 0]
+    assert len(mask) == 16 and np.flatnonzero(mask == 0).tolist() == list(range(9))
+    h.resize(4)
+    h.resize(16)
+    assert np.flatnonzero(h.arrays([4], [4])["attn_mask"][0, 0, 0] == 0).tolist() == list(range(5))
+
+
 # Rotary rows past the tables, where a sliding context goes.
 
 

@@ -59,15 +59,29 @@ def test_the_error_is_that_of_the_outputs() -> None:
     limits.numbers_agree("the error", error(weight, found.values, x.T @ x), expected, limits.sums("fp32", x.numel()))
 
 
-def test_a_scale_is_the_best_of_those_that_are_tried() -> None:
-    """No row could have done better with the scale of another ratio."""
-    weight, _ = draw()
-    found = clipped(weight, 4)
-    full = weight.abs().amax(dim=1) / 7
-    own = (found.values - weight).square().sum(dim=1)
-    for ratio in (1.0, 0.9, 0.75, 0.6, 0.5):
-        other = quantisers._rounded(weight, (full * ratio).half(), 4)
-        assert (own <= (other.values - weight).square().sum(dim=1) * 1.02).all()
+@pytest.mark.parametrize("weighed", [False, True])
+def test_a_scale_is_the_best_of_those_that_are_tried(weighed: bool) -> None:
+    """No row could have done better with the scale of another ratio, an error counting as much as its column does."""
+    weight, x = draw()
+    importance = (x.T @ x).diagonal() if weighed else None
+    found, full = clipped(weight, 4, importance), weight.abs().amax(dim=1) / 7
+    counts = torch.ones(COLUMNS) if importance is None else importance
+
+    def errors(values: Tensor) -> Tensor:
+        return (values - weight).square() @ counts
+
+    for ratio in torch.linspace(1, quantisers.LEAST_RATIO, quantisers.RATIOS).tolist():
+        other = quantisers._rounded(weight, (full * ratio).half().float(), 4)
+        assert (errors(found.values) <= errors(other.values) * (1 + limits.sums("fp32", COLUMNS).value)).all()
+    assert not weighed or not torch.equal(found.scale, clipped(weight, 4).scale)
+
+
+def test_the_scales_of_gptq_follow_the_inputs() -> None:
+    """An error of a column counts as its inputs do: these are the scales of the search with their squares."""
+    weight, x = draw()
+    h = x.T @ x
+    assert torch.equal(gptq(weight, 4, h).scale, clipped(weight, 4, h.diagonal()).scale)
+    assert not torch.equal(gptq(weight, 4, h).scale, clipped(weight, 4).scale)
 
 
 def test_gptq_is_coremltools_own_with_our_scales() -> None:

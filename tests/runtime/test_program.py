@@ -18,6 +18,7 @@ import tiny
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import SLIDING_MASK, Graph, LayerSpec
 from shardmill.models.contract import GraphSpec, caches, inputs, new_name, new_rows, states
+from shardmill.models.host import KVLayout
 from shardmill.models.interface import FIXED, HOST, EntryPoints, interface
 from shardmill.runtime import program as module
 from shardmill.runtime.engine import Engine
@@ -102,6 +103,25 @@ def test_each_cache_is_written_by_the_mask_of_its_layer(held: HostCaches) -> Non
     assert not any(array.any() for array in held.arrays.values())
 
 
+def test_a_ring_gets_each_position_of_a_pass_into_its_own_slot() -> None:
+    """Also of a recurrence's wide pass, which puts only its last block there, and of one that goes round the ring."""
+    cache, sizes = (
+        HostCaches({"c_2": "c_2_new"}, {"c_2": caches(BLUEPRINT)["c_2"]}),
+        {"block": 8, "taps": 4, "narrow": 4},
+    )
+    layout = KVLayout(
+        {"context": SLOTS, "rope": {}, "window": None, "window_slots": 0, "conv_taps": 0, "recurrent": sizes}
+    )
+    for start, count in ((0, 16), (16, 3), (19, 16), (35, 4)):
+        at, made = range(start, start + count), outputs(count)
+        cache.write(made, layout.arrays(list(at), list(at)))
+        kept = [p for p in at if layout.ring[layout.ring_slots(p)] == p]
+        assert kept[-1] == at[-1] and len(kept) >= min(count, 8)
+        for p in kept:
+            row = cache.arrays["c_2"][..., layout.ring_slots(p)]
+            np.testing.assert_array_equal(row, made["c_2_new"][..., p - start])
+
+
 def test_what_was_read_of_a_cache_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate compares what two ways to feed a text leave behind, and with Core ML the caches are written in place."""
     monkeypatch.setattr("shardmill.runtime.program.is_portable", lambda: False)
@@ -125,10 +145,10 @@ def test_the_contract_has_inputs_in_the_place_of_states() -> None:
 
 def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: HostCaches) -> None:
     """And nothing that was written before in a longer one."""
-    masks = {"kv_write_mask": one_hot([3, 50], SLOTS), "kv_write_mask_sliding": one_hot([3, 18], WINDOW)}
-    held.write(outputs(2), masks | {"conv_write_mask": one_hot([3, 18], RING, rows=True)})
+    masks = {"kv_write_mask": one_hot([3, 39, 50], SLOTS), "kv_write_mask_sliding": one_hot([3, 18, 31], WINDOW)}
+    held.write(outputs(3), masks | {"conv_write_mask": one_hot([3, 18, 31], RING, rows=True)})
     before = {name: array.copy() for name, array in held.arrays.items()}
-    assert before["k_0"][:, :, 50].all()
+    assert before["k_0"][:, :, [39, 50]].all()
     shorter = caches(replace(BLUEPRINT, slots=40))
     held.resize(shorter)
     for name, array in held.arrays.items():

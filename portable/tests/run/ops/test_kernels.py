@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from portable_coreml.run.ops.linear import attention
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((1, 6, 4, 5)).astype(np.float32)
@@ -98,6 +99,13 @@ CASES: dict[str, tuple[Callable[[Any, Any], Any], Callable[[torch.Tensor], torch
         lambda mb, x: mb.select(cond=mb.greater(x=x, y=0.0), a=x, b=mb.exp(x=x)),
         lambda x: x.where(x > 0, x.exp()),
     ),
+    "log with an epsilon": (lambda mb, x: mb.log(x=mb.relu(x=x), epsilon=0.25), lambda x: (x.relu() + 0.25).log()),
+    "division of integers": (
+        lambda mb, x: mb.cast(
+            x=mb.real_div(x=mb.cast(x=mb.mul(x=x, y=100.0), dtype="int32"), y=np.int32(7)), dtype="fp32"
+        ),
+        lambda x: (x * 100).trunc().div(7).trunc(),
+    ),
     "attention": (
         lambda mb, x: mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1), y=x),
         lambda x: (x @ x.mT).softmax(-1) @ x,
@@ -116,3 +124,13 @@ def test_a_kernel_computes_what_torch_does(build_program: Callable[..., Any], na
     for _ in range(2):
         out = next(iter(model.predict({"x": X}).values()))
         limits.numbers_agree(name, out, wanted, limits.sums("fp32", X.size))  # no sum has more than all of them
+
+
+def test_fused_attention_is_scaled_by_the_width_of_a_head() -> None:
+    """Not by the number of queries, which differs from it here; coremltools has the operation from iOS 18 on only."""
+    values = T(np.random.default_rng(1).standard_normal((1, 6, 8, 3)).astype(np.float32))
+    query, keys = T(X), torch.cat([T(X), T(X).flip(2)], 2)  # [1, heads, 4, 5] and [1, heads, 8, 5]
+    hidden = torch.arange(8) > torch.arange(4)[:, None] + 4
+    for mask in (None, ~hidden, torch.zeros(4, 8).masked_fill(hidden, -torch.inf)):
+        wanted = F.scaled_dot_product_attention(query, keys, values, mask)
+        limits.numbers_agree("attention", attention(query, keys, values, mask), wanted, limits.sums("fp32", X.size))
