@@ -303,7 +303,7 @@ class Session:
 
     def _finite(self, logits: Logits) -> Logits:
         """Return logits; if one is NaN or infinite, forget the text and raise NotFiniteError."""
-        if np.isfinite(logits.max()):  # a head has -inf where it drafts nothing
+        if np.isfinite(logits.max()):  # which is NaN if any logit is
             return logits
         getattr(self._engine, "renew", self._engine.reset)()
         self._tokens, self._fed = [], []

@@ -27,7 +27,10 @@ from shardmill.runtime.program import Program
 
 
 class DrafterEngine(Engine):
-    """The drafter of a built model in memory; implements the protocol of shardmill.decode.engine."""
+    """The drafter of a built model in memory; see shardmill.decode.drafters.eagle3.
+
+    Its logits are those of the tokens that it drafts, which may be few of the model's.
+    """
 
     def __init__(self, manifest: Mapping[str, Any], root: Path, model: Engine) -> None:
         """Load every program of the drafter.
@@ -44,18 +47,11 @@ class DrafterEngine(Engine):
             self.fuse = Program(root / fuse["program"]["path"], fuse, self.slots)
         self.model, self.known = model, 0
         self.joins = fuse["kind"] == MTP  # its first program also takes the embedding and the drafter's own output
-        self.tokens = drafted_tokens(manifest)
+        self.ids = drafted_tokens(manifest)
 
     def follow(self, known: int) -> None:
         """Say at how many positions the model has been: from there on the drafter reads its own output."""
         self.known = known
-
-    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """See `Engine.forward`. A token that the drafter never proposes has a logit of -inf."""
-        drafted = super().forward(tokens, slots, positions)  # [T, rows]
-        logits = np.full((len(drafted), self.vocab), -np.inf, np.float32)
-        logits[:, self.tokens] = drafted
-        return logits
 
     def fed(
         self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]

@@ -33,7 +33,7 @@ from shardmill import interrupt
 from shardmill.errors import EngineGoneError, LoadError, ShardmillError
 from shardmill.models.host import Floats, bucket_for
 from shardmill.runtime import bundles
-from shardmill.runtime.drafter import load_drafter
+from shardmill.runtime.drafter import drafted_tokens, load_drafter
 from shardmill.runtime.encoder import load_encoder
 from shardmill.runtime.engine import Engine, load
 from shardmill.runtime.manifest import ENCODER, folds_blocks, holds_encoder, label_tokens, read_manifest, verify_width
@@ -135,6 +135,7 @@ class EngineProcess(Process):
         self.verify, self.pads = verify_width(manifest), folds_blocks(manifest)
         self.labels = label_tokens(manifest)
         self.lends = "lent" in manifest.get("drafter", {})  # to an assistant
+        self.drafted = drafted_tokens(manifest) if "drafter" in manifest else np.arange(0)
         super().__init__(build, precision, shared=_logit_bytes(manifest))
 
     def load_drafter(self) -> DrafterProcess | AssistantProcess:
@@ -144,12 +145,14 @@ class EngineProcess(Process):
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
-        return self.logits("forward", tokens, slots, positions)
+        return self.logits("forward", self.vocab, tokens, slots, positions)
 
-    def logits(self, method: str, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """Call a method that returns logits, and return the logits [T, vocab], which come through shared memory."""
+    def logits(
+        self, method: str, rows: int, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]
+    ) -> Floats:
+        """Call a method that returns logits, and return the logits [T, rows], which come through shared memory."""
         self.call(method, list(tokens), list(slots), list(positions))
-        return _logits(self.memory, self.vocab, len(tokens)).copy().T
+        return _logits(self.memory, rows, len(tokens)).copy().T
 
     def forward_labels(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
         """See `Engine.forward_labels`; so few logits come with the answer."""
@@ -219,10 +222,10 @@ class EngineProcess(Process):
 
 
 class DrafterProcess:
-    """The drafter of a decoder in a separate process; implements the protocol of shardmill.decode.engine."""
+    """The drafter of a decoder in a separate process; see `DrafterEngine`."""
 
     def __init__(self, model: EngineProcess) -> None:
-        self.model = model
+        self.model, self.ids = model, model.drafted
         self.slots, self.vocab, self.widths, self.verify = model.slots, model.vocab, model.widths, model.verify
 
     def follow(self, known: int) -> None:
@@ -230,8 +233,8 @@ class DrafterProcess:
         self.model.call("drafter.follow", known)
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """See `DrafterEngine.forward`."""
-        return self.model.logits("drafter.forward", tokens, slots, positions)
+        """See `Engine.forward`; the logits are those of the tokens `ids`."""
+        return self.model.logits("drafter.forward", len(self.ids), tokens, slots, positions)
 
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
         """Do the same as `forward` without running the LM head."""
@@ -353,7 +356,7 @@ def _answer(model: Any, method: str, arguments: Sequence[Any], memory: mmap.mmap
     except Exception as error:
         return FAILED, _portrait(error)
     if method in ("forward", "drafter.forward"):
-        np.copyto(_logits(memory, model.vocab, len(value)), value.T)
+        np.copyto(_logits(memory, *value.T.shape), value.T)
         value = None
     return RESULT, value
 
@@ -369,9 +372,9 @@ def _logit_bytes(manifest: Mapping[str, Any]) -> int:
     return int(4 * manifest["vocab"] * max(manifest["widths"]))
 
 
-def _logits(memory: mmap.mmap, vocab: int, tokens: int) -> Floats:
-    """Return the logits of a pass in shared memory: [vocab, T], as the engine lays them out."""
-    return np.frombuffer(memory, np.float32, vocab * tokens).reshape(vocab, tokens)
+def _logits(memory: mmap.mmap, rows: int, tokens: int) -> Floats:
+    """Return the logits of a pass in shared memory: [rows, T], as the engine lays them out."""
+    return np.frombuffer(memory, np.float32, rows * tokens).reshape(rows, tokens)
 
 
 def _has_descriptor(stream: Any) -> bool:

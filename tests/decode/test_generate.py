@@ -1,5 +1,7 @@
 """Generation gives plain decoding's tokens whatever drafts, and ends for the right reason."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -47,6 +49,10 @@ def plain(script: str = "chaotic", count: int = 60) -> tuple[int, ...]:
 
 class ScriptedHead(ScriptedEngine):
     """A head, or an assistant, that reads no hidden states."""
+
+    @property
+    def ids(self) -> Any:
+        return np.arange(self.vocab)
 
     def follow(self, known: int) -> None:
         assert known > 0

@@ -89,9 +89,9 @@ def test_logits_are_those_of_the_arithmetic(made: tuple[Any, Any, Engine], reque
     got = [head.forward([token], [p], [p])[0] for p, token in enumerate(context[1:])][-1:]
     got += [head.forward([token], [p], [p])[0] for p, token in enumerate(drafts[:-1], len(context) - 1)]
     for ours, theirs in zip(got, rows, strict=True):
-        assert np.isneginf(ours[drafted:]).all()
+        assert ours.shape == (drafted,)
         # The hidden states that it reads are kept in fp16: one rounding each, and nothing else of that size.
-        limits.rows_agree("logits of a draft", ours[:drafted], theirs, limits.roundings("fp16"))
+        limits.rows_agree("logits of a draft", ours, theirs, limits.roundings("fp16"))
 
 
 def test_it_is_made_by_its_name(made: tuple[Any, Any, Engine]) -> None:

@@ -7,6 +7,7 @@ next proposal feeds only the missing tokens.
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 from shardmill.decode.engine import DecodeError, Logits
@@ -22,6 +23,7 @@ class DraftModelDrafter:
     Args:
         session: a session on the draft model's engine, used only by this drafter.
         vocab: the target's vocabulary.
+        ids: the token of each of a row's logits; None if a row has a logit for every token.
 
     Raises:
         DecodeError: the two vocabularies differ in size.
@@ -29,12 +31,12 @@ class DraftModelDrafter:
 
     name = "draft_model"
 
-    def __init__(self, session: Session, *, vocab: int) -> None:
+    def __init__(self, session: Session, *, vocab: int, ids: NDArray[np.int64] | None = None) -> None:
         if session.engine.vocab != vocab:
             raise DecodeError(
                 f"the draft model has {session.engine.vocab} tokens, the model {vocab}: they must share a tokenizer"
             )
-        self._session = session
+        self._session, self._vocab, self._ids = session, vocab, ids
         self._sampling = Sampling()
         self._fresh = True  # the cache may contain another request's tokens
         self._proposed_at: int | None = None  # length of the context at the last proposal, until `observe`
@@ -52,16 +54,23 @@ class DraftModelDrafter:
         row = self._catch_up(context)
         self._proposed_at = len(context)
         limit = min(limit, 1 + self._session.undoable())
-        tokens = [self._choose(row, len(context))]
-        drawn_from = [self._probabilities(row)]
-        while len(tokens) < limit:
+        tokens, stated, drawn_from = list[int](), list[float](), list[Probabilities]()
+        while True:
+            if self._sampling.greedy:
+                index = int(np.argmax(row))
+                # All that is read of a softmax, without making it: a whole row in float64 takes milliseconds.
+                stated.append(float(1 / np.exp(row - row[index]).sum(dtype=np.float64)))
+            else:
+                drawn_from.append(self._probabilities(row))
+                index = draw(drawn_from[-1], uniforms(self._sampling.seed, len(context) + len(tokens), _STREAM, 1)[0])
+            tokens.append(index if self._ids is None else int(self._ids[index]))
+            if len(tokens) == limit:
+                break
             row = self._session.feed(tokens[-1:])[0]
             self._session.commit(1)
-            tokens.append(self._choose(row, len(context) + len(tokens)))
-            drawn_from.append(self._probabilities(row))
-        if not self._sampling.greedy:
-            return Draft(tuple(tokens), distributions=np.stack(drawn_from))
-        return Draft(tuple(tokens), tuple(float(q[t]) for q, t in zip(drawn_from, tokens, strict=True)))
+        if self._sampling.greedy:
+            return Draft(tuple(tokens), tuple(stated))
+        return Draft(tuple(tokens), distributions=np.stack([self._of_every_token(q) for q in drawn_from]))
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
         """Truncate the cache to the tokens that the target accepted."""
@@ -88,11 +97,13 @@ class DraftModelDrafter:
         return row
 
     def _probabilities(self, row: Logits) -> Probabilities:
-        """Return the distribution [V] for a draw; without a temperature, the model's own."""
-        temperature = self._sampling.temperature or 1.0
-        return probabilities(row.astype(np.float64), Sampling(temperature=temperature))
+        """Return the distribution over a row's tokens from which a draw is made."""
+        return probabilities(row.astype(np.float64), Sampling(temperature=self._sampling.temperature))
 
-    def _choose(self, row: Logits, index: int) -> int:
-        if self._sampling.greedy:
-            return int(np.argmax(row))
-        return draw(self._probabilities(row), uniforms(self._sampling.seed, index, _STREAM, 1)[0])
+    def _of_every_token(self, probs: Probabilities) -> Probabilities:
+        """Return the distribution [V] over the target's tokens."""
+        if self._ids is None:
+            return probs
+        every = np.zeros(self._vocab)
+        every[self._ids] = probs
+        return every

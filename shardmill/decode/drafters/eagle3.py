@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
 from shardmill.decode.engine import Engine
@@ -18,7 +21,11 @@ from shardmill.decode.session import Session
 
 
 class HeadEngine(Engine, Protocol):
-    """An engine that runs a head; see shardmill.runtime.drafter."""
+    """An engine that runs a head; see shardmill.runtime.drafter. `forward` returns logits of the tokens `ids` only."""
+
+    @property
+    def ids(self) -> NDArray[np.int64]:
+        """Return the model's token of each of a row's logits."""
 
     def follow(self, known: int) -> None:
         """Say at how many positions the model has been."""
@@ -35,7 +42,7 @@ class Eagle3Drafter(DraftModelDrafter):
     name = "eagle3"
 
     def __init__(self, head: HeadEngine, *, context_policy: ContextPolicy = "stop") -> None:
-        super().__init__(Session(head, context_policy=context_policy), vocab=head.vocab)
+        super().__init__(Session(head, context_policy=context_policy), vocab=head.vocab, ids=head.ids)
         self._head = head
         self._first: int | None = None  # the text's first token, which the session does not hold
 
