@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pipeline import made
 from typer.testing import CliRunner
+from unprivileged import unprivileged
 
 from shardmill import cli
 from shardmill.release.bundle import assemble
@@ -44,9 +47,9 @@ def test_a_build_stays_what_its_records_say(build: Path, change: Any) -> None:
     change(build)
     code, said = run("bench", build, "--json")
     assert code == 0, said
-    assert (build.parent / "tiny.speed.json").read_text() == '{\n "figures": "of a quick machine"\n}\n'
     code, said = run("verify", build)
     assert code == 0, said
+    assert (build.parent / "tiny.speed.json").read_text() == '{\n "figures": "of a quick machine"\n}\n'
 
 
 def test_figures_of_the_pipeline_are_replaced(build: Path) -> None:
@@ -74,3 +77,15 @@ def test_a_place_that_can_t_be_written_is_refused_before_the_work(
         1,
         f"shardmill: {place}: can't be written (File exists); name another file with --output\n",
     )
+
+
+def test_a_folder_that_may_not_be_written_to_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "closed/speed.json"
+    file.parent.mkdir(mode=0o555)
+    code = (
+        "import sys, pathlib; from shardmill.commands.arguments import check_output as c; c(pathlib.Path(sys.argv[1]))"
+    )
+    command = [*unprivileged(), sys.executable, "-c", code, str(file)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert f"{file}: can't be written (Permission denied); name another file with --output\n" in said.stderr
+    assert list(file.parent.iterdir()) == []
