@@ -21,6 +21,7 @@ OTHER_JSON = {
     "files.py": "it is the one place",
     "decode/drafters/learned.py": "a file of the package; decode uses nothing else of shardmill",
     "decode/constraint.py": "a tokenizer that the grammar library has read; decode uses nothing else of shardmill",
+    "serve/call_texts.py": "a model's answer, with line breaks in its strings; it catches what goes too deep itself",
     "kit_runner/kit.py": "a kit runs without the rest of shardmill; it catches what goes too deep itself",
     "kit_runner/child.py": "likewise; it reads what its own parent wrote",
 }

@@ -23,7 +23,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's source, and beside it the assistant of that model."""
     made = tmp_path_factory.mktemp("model")
     checkpoint = assistants.write(assistants.target(), made / "checkpoint")
-    tiny.train_tokenizer().save(str(checkpoint / "tokenizer.json"))
     assistants.write(assistants.assistant(), made / "assistant")
     tiny.fetched(checkpoint, made / "source")
     return made

@@ -163,7 +163,9 @@ def test_a_checkpoint_s_names_lead_back_to_those_of_transformers(prefix: str, he
 
 
 def test_a_window_counts_where_it_is_narrower_than_the_context() -> None:
-    assert [sliding_kind(64, window).mask for window in (None, 0, 63, 64, 65)] == [MASK, MASK, SLIDING_MASK, MASK, MASK]
+    assert [sliding_kind(64, window).mask for window in (None, 63, 64, 65)] == [MASK, SLIDING_MASK, MASK, MASK]
+    with pytest.raises(CheckpointError, match="sliding_window is 0: no token would see any"):
+        sliding_kind(64, 0)
     assert sliding_kind(64, 8, rope=None) == LayerSpec(rope=None, mask=SLIDING_MASK)
     assert described(window=8).architecture.window is None  # no layer slides
     assert described(window=8, kinds=[LayerSpec(mask=SLIDING_MASK), *[LayerSpec()] * 3]).architecture.window == 8

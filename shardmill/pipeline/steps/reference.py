@@ -52,7 +52,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
         source = source_folder(record)
         count = positions(parity, plan["context"])
         whole = encode(source, text)[: plan["context"]]
-        check_tokens(source, text)
+        _check_tokens(source, text)
         tokens = whole[:count]
         if len(tokens) < min(parity["positions"], count):
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
@@ -154,7 +154,7 @@ def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
     return digest.hexdigest()
 
 
-def check_tokens(source: Path, text: Path) -> None:
+def _check_tokens(source: Path, text: Path) -> None:
     """Check that tokenizer.json and transformers give a text the same tokens, and each token that either of them adds.
 
     Every gate feeds both models the same tokens, so no gate would notice that transformers has others.
