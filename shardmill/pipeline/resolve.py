@@ -281,43 +281,33 @@ def _kept(config: Config, store: Path, folder: str) -> Path:
 
 
 def _key(config: Config) -> str:
-    """Return a digest of all that decides the resolved settings."""
+    """Return a digest of all that decides the resolved settings: any setting may, so a key is rather too wide."""
     return digest(
         {
-            "source": _identity(config.source),
-            **({"drafter": _drafter_identity(config)} if config.drafter else {}),
-            "length": config.length,
-            "buckets": config.sizes,
-            "topology": config.topology,
-            "experts": config.experts,
-            "tokens": config.tokens.max,  # a ring may be too small for them
-            "head": asdict(config.head),
-            "precision": asdict(config.convert.recipe),
-            "search": [config.convert.budget and asdict(config.convert.budget), config.convert.search.forms],
-            "silu": config.program.silu,  # a model without it is refused
-            "calls": asdict(config.calls),  # each function has separate constants
-            **({"labels": _labels_identity(config)} if config.program.labels else {}),
+            "config": asdict(config),
+            "recipe": asdict(config.convert.recipe),
+            "files": [_identity(source) for source in config.sources],
             "code": _code(),
             "transformers": version("transformers"),
         }
     )
 
 
-def _drafter_identity(config: Config) -> Any:
-    return _identity(config.drafter) if isinstance(config.drafter, Source) else config.drafter
-
-
-def _labels_identity(config: Config) -> list[Any]:
-    """Return what decides whether labels are tokens. Reading a large tokenizer takes seconds, a digest does not."""
-    file = Path(config.source.path or "") / "tokenizer.json"
-    return [*config.program.labels, hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None]
-
-
 def _identity(source: Source) -> dict[str, Any]:
-    """Return what decides a checkpoint's config.json."""
-    if source.path is None:
-        return asdict(source)
-    return {"sha256": hashlib.sha256((Path(source.path) / "config.json").read_bytes()).hexdigest()}
+    """Return a digest of what is read of a checkpoint in a folder: JSON files, and the headers of weights."""
+    folder = Path(source.path) if source.path is not None else None
+    files = sorted(folder.iterdir()) if folder and folder.is_dir() else []
+    hashes: dict[str, Any] = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.suffix == ".json"
+    }
+    return hashes | {file.name: _header_digest(file) for file in files if file.suffix == ".safetensors"}
+
+
+def _header_digest(file: Path) -> str:
+    """Return a digest of the header of a safetensors file: its length in eight bytes, and so many bytes of JSON."""
+    with file.open("rb") as stream:
+        size = stream.read(8)
+        return hashlib.sha256(size + stream.read(min(int.from_bytes(size, "little"), file.stat().st_size))).hexdigest()
 
 
 @cache

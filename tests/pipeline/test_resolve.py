@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,9 @@ def test_a_second_look_imports_nothing_heavy(checkpoint: Path, monkeypatch: pyte
     chosen = resolved(**OPEN)
     code = f"""
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from shardmill import config
 from shardmill.pipeline import resolve
@@ -94,7 +98,7 @@ print([name for name in ("torch", "transformers", "coremltools", "huggingface_hu
 def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """config.json, the config's own numbers, and the code that chooses."""
     resolved(**OPEN)
-    resolved(**OPEN, parity={"positions": 8})
+    resolved(**OPEN)
     assert len(kept()) == 1
     for more, changes in enumerate(({"context": 65}, {"convert": {"weights": "fp16"}}, {"topology": [[0, 4]]}), 2):
         resolved(**OPEN | changes)
@@ -104,6 +108,50 @@ def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pyte
     monkeypatch.setattr(resolve, "_code", lambda: "other code")
     resolved(**OPEN)
     assert len(kept()) == 6
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every setting, as the schema of a config has it."""
+    if is_dataclass(value):
+        for each in fields(value):
+            yield from leaves(getattr(value, each.name), (*path, each.name))
+    else:
+        yield path
+
+
+def otherwise(value: Any, path: tuple[str, ...]) -> Any:
+    """The same settings, but for one, which has a value that no other has."""
+    if not path:
+        return f"another than {value!r}"
+    changed = copy(value)
+    object.__setattr__(changed, path[0], otherwise(getattr(value, path[0]), path[1:]))
+    return changed
+
+
+@pytest.mark.usefixtures("checkpoint")
+def test_every_setting_is_in_the_key_of_what_is_kept() -> None:
+    """A new one too: none is named here."""
+    settings = config.parse(tiny.settings("checkpoint", **OPEN))
+    files = {("convert", "precision"), ("source", "path")}  # which are read for the key
+    paths = [path for path in leaves(settings) if path not in files]
+    assert len(paths) > 30 and ("answers",) in paths and ("tokens", "verify") in paths
+    known = resolve._key(settings)
+    assert [path for path in paths if resolve._key(otherwise(settings, path)) == known] == []
+
+
+def test_every_file_that_is_read_is_in_the_key_of_what_is_kept(checkpoint: Path) -> None:
+    """The names of a drafter's tensors stand in the headers of weights."""
+    settings = config.parse(tiny.settings("checkpoint", **OPEN))
+    keys = [resolve._key(settings)]
+    for name, content in (
+        ("config.json", b"{}"),
+        ("tokenizer.json", b"{}"),
+        ("model.safetensors", b"\2\0\0\0\0\0\0\0{}weights"),
+        ("model.safetensors", b"\3\0\0\0\0\0\0\0{ }weights"),
+    ):
+        (checkpoint / name).write_bytes(content)
+        keys.append(resolve._key(settings))
+    assert len({*keys}) == len(keys)
 
 
 @pytest.mark.usefixtures("checkpoint")

@@ -78,6 +78,7 @@ def task(
         "bundle": bundle.sha256,
         "reference": seen(states.path, piece),
     } | ({"codes": codes[0].sha256} if file else {})
+    inputs |= {"drafter": drafter_files(record)} if piece.drafter else {}
     of = {**host_side(of_drafter(plan)), "taps": plan["drafter"]["taps"]} if piece.drafter else host_side(plan)
     params = {**of, "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged, **told}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine, **told})
@@ -137,6 +138,15 @@ def drafter_case(
 
     cases = {EAGLE3: eagle3.head_case, ASSISTANT: assistant.assistant_case, MTP: mtp.mtp_case}
     return cases[plan["drafter"]["kind"]](piece, plan, known, source, stored)
+
+
+def drafter_files(record: Path) -> str:
+    """Return a digest of the checkpoints that a drafter is made of: its own, and the model's.
+
+    A part of a drafter is compared on what all of the drafter's other tensors make, and its taps in the model.
+    """
+    fetched = read_json(record)
+    return digest([fetched.get("drafter", {}).get("files", {}), fetched["files"]])
 
 
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from shardmill.forms.recipe import costliest
 from shardmill.gates import thresholds
 from shardmill.models.eagle3 import EAGLE3
 from shardmill.models.interface import ASSISTANT, LABELS, MTP
-from shardmill.pipeline.steps.parity import hint, host_side, parity_verdict
+from shardmill.pipeline.steps.parity import drafter_files, hint, host_side, parity_verdict
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
 from shardmill.runtime.manifest import without_labels
@@ -82,7 +82,7 @@ def task(
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "part embedding": digest(embedding.content)}
     passes = {"widths": plan["widths"], "verify": plan["verify"], "contexts": plan.get("contexts", [])}
     if "drafter" in plan:
-        inputs |= {"drafter": digest(read_json(record).get("drafter", {}).get("files", {}))}
+        inputs |= {"drafter": drafter_files(record)}
         passes |= {"drafter": plan["drafter"]}
     params = {**host_side(plan), **passes, "engine": engine, **judged, **told}
     return Task(work, Action("parity_stack", inputs, params, **tools), {"engine": engine, **told})

@@ -18,6 +18,7 @@ from shardmill.plan import Part, write_part
 
 Key = Callable[..., str]
 PORTABLE = {"name": "portable"}
+FETCHED = {"files": {"a": {"sha256": "1"}}, "drafter": {"files": {"b": {"sha256": "2"}}}}
 MAC = {"name": "coreml", "macos": "15.6", "build": "24G84", "chip": "Apple M4"}
 
 
@@ -34,6 +35,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         default: str = "int8",
         engine: Mapping[str, str] = PORTABLE,
         reshape: str = "infrequent",
+        fetched: Mapping[str, Any] = FETCHED,
     ) -> str:
         monkeypatch.setattr(parity, "seen", lambda states, part: reference)
         write_json(tmp_path / "plan.json", dict(plan))
@@ -43,11 +45,21 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
         write_json(tmp_path / "recipe.json", recipe)
         summary, piece, record = (tmp_path / name for name in ("plan.json", "part.json", "record"))
         followed = Artifact(tmp_path / "recipe.json", "recipe", {})
+        write_json(record, dict(fetched))
         task = parity.task(summary, piece, followed, record, *artifacts, [], reshape, engine, {})
         assert task.action is not None
         return task.action.key
 
     return of
+
+
+def test_a_drafters_part_is_measured_anew_with_its_other_tensors(built: tiny.Build, key: Key) -> None:
+    """They make what the part is fed with, though they are no part of it."""
+    plan = {**built.plan, "drafter": {"taps": [1], "rope": {}}}
+    part, own = replace(built.parts["head_0"], drafter=True), built.parts["head_0"]
+    others = [{**FETCHED, "drafter": {"files": {"b": {"sha256": "3"}}}}, {**FETCHED, "files": {}}]
+    assert len({key(plan, part, fetched=fetched) for fetched in (FETCHED, *others)}) == 3
+    assert len({key(plan, own, fetched=fetched) for fetched in (FETCHED, *others)}) == 1
 
 
 @pytest.mark.parametrize("change", [{"package": "q"}, {"bundle": "q"}, {"reference": "q"}, {"reshape": "frequent"}])
