@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import limits
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,6 +29,9 @@ from shardmill.models.sources import assembled, turned
 from shardmill.plan import recurrent
 
 from .tiny_configs import VOCAB, tiny_config
+
+if TYPE_CHECKING:
+    import limits
 
 SLOTS, TEXT = 64, 40
 TURNED = 1e-3  # a limit beyond this, where mistakes of a graph begin, means that noise turned a choice of experts
@@ -164,6 +166,8 @@ def limit_of(model: Any, drawn: Sequence[int] = ()) -> limits.Limit:
     A config that was drawn may have scores that amplify errors. So its model is disturbed over a text, `drawn`, by
     noise of sixteen roundings; noise that turns a choice of experts says nothing about rounding.
     """
+    import limits  # whoever only makes tiny models needs no path to it
+
     found = limits.model(model.config.get_text_config().num_hidden_layers, longest_sum(model))
     if not drawn:
         return found
