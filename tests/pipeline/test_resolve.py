@@ -119,12 +119,16 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
         yield path
 
 
+# Values of settings that have none, and are no number.
+WITHOUT = {"buckets": (7,), "budget": config.Budget(perplexity=1.1)}
+
+
 def otherwise(value: Any, path: tuple[str, ...]) -> Any:
-    """The same settings, but for one, which has a value that no other has."""
+    """The same settings, but for one, which has another value of its kind."""
     if not path:
-        return f"another than {value!r}"
-    changed = copy(value)
-    object.__setattr__(changed, path[0], otherwise(getattr(value, path[0]), path[1:]))
+        return (*value, 7) if isinstance(value, tuple) else 7 if value is None else value * 2 or 7
+    changed, new = copy(value), otherwise(getattr(value, path[0]), path[1:])
+    object.__setattr__(changed, path[0], WITHOUT.get(path[0], new))
     return changed
 
 
