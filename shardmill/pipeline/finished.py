@@ -17,7 +17,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, read_json
 from shardmill.forms.recipe import RULES, SEARCH, Recipe, read_recipe
-from shardmill.gates import required, thresholds
+from shardmill.gates import by_bits, required
 from shardmill.gates.required import Number
 from shardmill.gates.thresholds import Threshold
 from shardmill.pipeline.attest import gate_statement
@@ -306,17 +306,17 @@ def demand(records: Records, step: str, findings: Sequence[Mapping[str, Any]] = 
     part, limits = records.parts.get(name), dict[str, Any]()
     if part is None:
         chain = [records.parts[row["name"]] for row in own_chain(records.model)["parts"]]
-        limits = thresholds.stack_limits(chain, records.recipe, records.search)
+        limits = by_bits.stack_limits(chain, records.recipe, records.search)
         numbers = required.stack_numbers(records.model, portable)
     elif gate == PARITY:
-        limits = thresholds.part_limits(part, records.recipe)
+        limits = by_bits.part_limits(part, records.recipe)
         numbers = required.part_numbers(part, verify, portable, "codes" in records.steps[step]["inputs"])
     elif gate == RESIDENCY:
         numbers = required.placement_numbers(findings, portable)
     else:
         numbers = required.witness_numbers(part, verify, portable)
     engine = "portable" if portable else "coreml"
-    return Demand(name, engine, tuple(numbers), limits, thresholds.thresholds_of(limits))
+    return Demand(name, engine, tuple(numbers), limits, by_bits.thresholds_of(limits))
 
 
 def verdict_faults(verdict: Mapping[str, Any], wanted: Demand) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from shardmill import cli
 from shardmill.errors import GateError
 from shardmill.files import write_json
-from shardmill.gates import thresholds
+from shardmill.gates import by_bits
 from shardmill.gates.thresholds import THRESHOLDS
 
 WORST, OTHER = "layers.2.mlp.down_proj.weight", "layers.0.mlp.down_proj.weight"
@@ -111,7 +111,7 @@ def test_a_gate_that_missed_names_it(build: Path, monkeypatch: pytest.MonkeyPatc
     root = build.parents[1]
     monkeypatch.chdir(root)
     strict = THRESHOLDS | {"psnr": replace(THRESHOLDS["psnr"], limit=200.0)}
-    monkeypatch.setattr(thresholds, "thresholds_of", lambda judged: strict)
+    monkeypatch.setattr(by_bits, "thresholds_of", lambda judged: strict)
     told = r"psnr is \d+\.\d, must be >= 200 \(layers\.1\.\S+ is stored furthest from the checkpoint's, 4\d\.\d dB\)"
     with pytest.raises(GateError, match=told):
         driver.run(root, settings() | {"parity": PARITY | {"positions": 24}})

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shardmill.gates.by_bits import FOUR, limits_table
 from shardmill.gates.measurement import Measurement, compare
-from shardmill.gates.thresholds import FOUR, THRESHOLDS, Allowed, limits_table
+from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.models.architecture import EncoderIO, Experts, Graph, LayerSpec
 from shardmill.models.interface import FIXED, HOST, EntryPoints, interface
 from shardmill.plan import Part

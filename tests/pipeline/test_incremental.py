@@ -52,9 +52,9 @@ def root(first: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def loosen(patch: pytest.MonkeyPatch) -> None:
     """What INT8 costs a random model of this size is not what these tests are about."""
-    from shardmill.gates import thresholds
+    from shardmill.gates import by_bits, thresholds
 
-    patch.setattr(thresholds, "COSTS", dict.fromkeys(thresholds.COSTS, {}))
+    patch.setattr(by_bits, "COSTS", dict.fromkeys(by_bits.COSTS, {}))
     for name in ("psnr", "kl", "top1_agreement", "perplexity_ratio"):
         patch.setitem(thresholds.THRESHOLDS, name, accepting(thresholds.THRESHOLDS[name]))
 

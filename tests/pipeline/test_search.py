@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from shardmill import config, plan
 from shardmill.files import read_json, write_json
-from shardmill.gates import thresholds
+from shardmill.gates import by_bits
 from shardmill.gates.weights import PackageWeights
 from shardmill.pipeline import dag, why
 from shardmill.pipeline.cache.store import Store
@@ -72,7 +72,7 @@ def run(root: Path, content: dict[str, Any]) -> list[str]:
 def loosen(patch: pytest.MonkeyPatch) -> None:
     """What four bits cost a random model of this size is not what these tests are about."""
     loosen_limits(patch)
-    patch.setattr(thresholds, "budget", lambda growth: {})
+    patch.setattr(by_bits, "budget", lambda growth: {})
 
 
 def build_of(root: Path) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
-from shardmill.gates import thresholds
+from shardmill.gates import by_bits
 from shardmill.models import ENCODER
 from shardmill.models.eagle3 import EAGLE3
 from shardmill.models.interface import ASSISTANT, FIXED, MTP
@@ -53,7 +53,7 @@ def task(
     piece, plan = plans.load_part(part), read_json(summary)
     followed = recipes.read_recipe(read_json(recipe.path), recipe.path.name)
     forms = piece.forms(followed)
-    judged = thresholds.part_limits(piece, followed)
+    judged = by_bits.part_limits(piece, followed)
     file = codes[0].path if codes and has_codes(codes[0].path, forms) else None
     told = hint([piece], reshape)
 
@@ -176,14 +176,14 @@ def parity_verdict(
         name: the part's name.
         engine: the engine that ran the part.
         found: the measurements.
-        judged: names the limits, see gates/thresholds.py; empty for the INT8 limits.
+        judged: names the limits, see gates/by_bits.py; empty for the INT8 limits.
         worst: names the matrix to look at if precision missed a limit.
     """
     from shardmill.gates import measurement, parity, rounding
 
     answers = list(found)
     numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
-    gate = rounding.name_worst_matrix(measurement.compare(numbers, thresholds.thresholds_of(judged)), worst)
+    gate = rounding.name_worst_matrix(measurement.compare(numbers, by_bits.thresholds_of(judged)), worst)
     margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]
     along = [asdict(a) for a in answers if isinstance(a, measurement.Stretch)]
     skipped = {a.name: a.reason for a in answers if isinstance(a, measurement.NotRun)}

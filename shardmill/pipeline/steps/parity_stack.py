@@ -13,7 +13,7 @@ from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.forms.recipe import costliest
-from shardmill.gates import thresholds
+from shardmill.gates import by_bits
 from shardmill.models.eagle3 import EAGLE3
 from shardmill.models.interface import ASSISTANT, LABELS, MTP
 from shardmill.pipeline.steps.parity import drafter_files, hint, host_side, parity_verdict
@@ -61,7 +61,7 @@ def task(
     packages, bundles = (list(compress(each, run)) for each in (packages, bundles))
     pieces = [piece for piece in chain if not piece.drafter]
     told = hint(pieces, reshape)
-    judged = thresholds.stack_limits(pieces, recipes.read_recipe(read_json(recipe.path), recipe.path.name), search)
+    judged = by_bits.stack_limits(pieces, recipes.read_recipe(read_json(recipe.path), recipe.path.name), search)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates.rounding import table_parity

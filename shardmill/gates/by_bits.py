@@ -1,0 +1,175 @@
+"""Limits of weights of fewer bits than INT8's, or of a search's budget: looser than the table's, each with its reason.
+
+A verdict records what names its limits: `limits` and `shares` for a part, `limits` and `budget` for the stack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from shardmill.forms.form import form
+from shardmill.gates.thresholds import COST, THRESHOLDS, Threshold
+
+if TYPE_CHECKING:
+    from shardmill.forms.recipe import Recipe
+    from shardmill.plan import Part
+
+FOUR, SIX = "4 bits", "6 bits"
+APPLE = "Apple's own models of 4 to 6 bits lose 14.6 to 18.1 % in perplexity on WikiText-2 (coreai-models 86b363d)"
+FEW = 0.1  # if at most this share of a model's weights has fewer bits, those weights do not loosen the limits
+MOST = 4  # one matrix of a part may have this many times the noise of an average matrix
+SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
+LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
+BUDGETED = ("perplexity_ratio", "kl")  # the measurements that a budget limits: see `budget`
+# Limits by the fewest bits of a weight, each with its reason. A measurement without an entry keeps INT8's limit.
+COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
+    FOUR: {
+        "psnr": (6.0, LOUDER.format(24)),
+        "experts_agreement_fp16": (0.6, "scores move by sixteen times as much as with INT8"),
+        "kl": (0.2, SAME),
+        "top1_agreement": (0.8, SAME),
+        "perplexity_ratio": (1.2, APPLE),
+        "label_kl": (0.2, "the limit of next-token distributions"),
+        "label_agreement": (0.9, "labels are few, and their margins wide"),
+        "span_agreement": (
+            0.8,
+            "a span has several tokens, and each token may differ as the agreement of labels allows",
+        ),
+        "embedding_cosine": (0.9, "noise of a fifth of the signal's power leaves 0.9"),
+    },
+    SIX: {
+        "psnr": (18.0, LOUDER.format(12)),
+        "experts_agreement_fp16": (0.8, "scores move by four times as much as with INT8"),
+        "kl": (0.06, "between the limits of INT8 and of 4 bits"),
+        "top1_agreement": (0.95, "between the limits of INT8 and of 4 bits"),
+        "perplexity_ratio": (1.05, "between the limits of INT8 and of 4 bits"),
+        "label_kl": (0.06, "the limit of next-token distributions"),
+        "label_agreement": (0.97, "between the limits of INT8 and of 4 bits"),
+        "span_agreement": (0.94, "between the limits of INT8 and of 4 bits"),
+        "embedding_cosine": (0.97, "between the limits of INT8 and of 4 bits"),
+    },
+}
+
+
+def bits(numbers: Mapping[str, int], share: float = 0.0) -> str:
+    """Return which limits apply to weights: a key of COSTS, or '' for the limits of the table.
+
+    Args:
+        numbers: the number of weights in each form.
+        share: share of the weights. If the weights of the fewest bits are at most this share, the next ones decide.
+    """
+    least, counted = share * sum(numbers.values()), 0
+    for count, found in sorted((form(name).bits, number) for name, number in numbers.items()):
+        counted += found
+        if counted > least:
+            return f"{count} bits" if count < 8 else ""
+    return ""
+
+
+def shares(forms: Mapping[str, str]) -> dict[str, float]:
+    """Return the share of a part's noise that its matrices of 4 and of 6 bits may contribute, by the keys of COSTS.
+
+    The noise of a part is the sum over its matrices, so one matrix of 4 bits among many of 8 loosens the part's limits
+    only a little. Matrices are counted, not weights: the whole signal passes through a small matrix too.
+
+    Args:
+        forms: the form of each matrix of the part.
+    """
+    found = {key: sum(form(name).bits == count for name in forms.values()) for count, key in ((4, FOUR), (6, SIX))}
+    left: float = 1.0
+    shared: dict[str, float] = {}
+    for key, number in found.items():
+        share = min(left, MOST * number / len(forms)) if number else 0.0
+        left -= share
+        shared |= {key: share} if share else {}
+    return shared
+
+
+def budget(growth: float) -> dict[str, float]:
+    """Return the limits of a build whose perplexity on the calibration text was allowed to grow by a factor.
+
+    The parity text is different and short, some hundred tokens, so its estimate may be off by as much as the growth
+    itself. No budget is looser than the limits of INT4 throughout, nor stricter than INT8's: fp16 arithmetic costs
+    something, too.
+    """
+    wide = {"perplexity_ratio": 1 + 2 * (growth - 1), "kl": 2 * math.log(growth)}
+    return {name: min(max(wide[name], THRESHOLDS[name].limit), COSTS[FOUR][name][0]) for name in BUDGETED}
+
+
+def part_limits(part: Part, recipe: Recipe) -> dict[str, Any]:
+    """Return what names the thresholds of a part in its verdict: `limits` and `shares`; empty for the table's.
+
+    Args:
+        part: the part.
+        recipe: the form of each matrix, as precision.json has it.
+    """
+    key, shared = bits(recipe.numbers(part.named_shapes)), shares(part.forms(recipe))
+    return ({"limits": key} if key else {}) | ({"shares": shared} if key and shared != {key: 1.0} else {})
+
+
+def stack_limits(parts: Iterable[Part], recipe: Recipe, search: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what names the thresholds of the stack: `limits`, by the forms of most weights, or a search's `budget`.
+
+    Args:
+        parts: the parts of a pass.
+        recipe: the form of each matrix, as precision.json has it.
+        search: search.json's content, if there was a search: its estimate sets the budget.
+    """
+    numbers = Counter[str]()
+    for part in parts:
+        numbers.update(recipe.numbers(part.named_shapes))
+    key = bits(numbers, share=0 if search else FEW)
+    found: dict[str, Any] = {"limits": key} if key else {}
+    return found | ({"budget": budget(search["estimate"]["perplexity"])} if search else {})
+
+
+def thresholds_of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
+    """Return the thresholds that a verdict records as its own.
+
+    No budget or share in a verdict gives looser thresholds than the limits of 4 bits. Raises KeyError for a budget of
+    anything but what `budget` limits.
+    """
+    given = judged.get("budget", {})
+    if given.keys() - {*BUDGETED}:
+        raise KeyError(f"no budget of {', '.join(sorted(given.keys() - {*BUDGETED}))}")
+    named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in given.items()}
+    return limits_table(judged.get("limits", ""), named, judged.get("shares"))
+
+
+def limits_table(
+    key: str, budget: Mapping[str, float] | None = None, shares: Mapping[str, float] | None = None
+) -> dict[str, Threshold]:
+    """Return the thresholds of a build or a part.
+
+    Args:
+        key: the result of `bits`.
+        budget: limits set by the user, by the names of measurements of question 3; they override all others.
+        shares: the result of `shares`, for a part: its limits lie between INT8's and the limits of fewer bits.
+
+    Raises:
+        KeyError: for an unknown key or name.
+    """
+    limits = dict(COSTS[key]) if key else {}
+    if shares:
+        why = ", ".join(f"{share:.0%} of the noise at {key}" for key, share in shares.items())
+        mixed = f"between INT8's limit and the limit of fewer bits: {why}"
+        limits = {name: (_between(name, shares), mixed) for name in COSTS[FOUR]}
+    limits |= {name: (limit, "the build's own budget") for name, limit in (budget or {}).items()}
+    assert all(THRESHOLDS[name].question == COST for name in limits)
+    changed = {name: replace(THRESHOLDS[name], limit=limit, why=why) for name, (limit, why) in limits.items()}
+    return THRESHOLDS | changed
+
+
+def _between(name: str, shares: Mapping[str, float]) -> float:
+    """Return the limit for mixed noise: by the noise's power if the limit is in dB, otherwise by the limit itself."""
+    given = {key: max(0.0, share) for key, share in shares.items()}
+    whole = max(1.0, sum(given.values()))
+    parts = [(share / whole, COSTS[key][name][0]) for key, share in given.items()]
+    parts.append((1 - sum(share for share, _ in parts), THRESHOLDS[name].limit))
+    if name == "psnr":
+        return -10 * math.log10(sum(share * 10 ** (-limit / 10) for share, limit in parts))
+    return sum(share * limit for share, limit in parts)
