@@ -38,7 +38,10 @@ def read_tokenizer(file: Path) -> Tokenizer:
     Raises:
         CheckpointError: the file cannot be read as a tokenizer.
     """
-    tokenizer = _parsed(completed(file) or _text(file), file)
+    text = _text(file)
+    tokenizer = _parsed(text, file)
+    if whole := _completed(file, text, tokenizer):
+        tokenizer = _parsed(whole, file)
     tokenizer.encode_special_tokens = splits_special_tokens(file.parent)
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -78,11 +81,15 @@ def completed(file: Path) -> str | None:
     Raises:
         CheckpointError: the file can't be read, or transformers can't load a tokenizer with these tokens.
     """
-    named = _named(file.parent)
-    if not named:
+    if not _named(file.parent):
         return None
     text = _text(file)
-    tokenizer = _parsed(text, file)
+    return _completed(file, text, _parsed(text, file))
+
+
+def _completed(file: Path, text: str, tokenizer: Tokenizer) -> str | None:
+    """See `completed`; `tokenizer` was read from `text`: reading a large one takes a second."""
+    named = _named(file.parent)
     held = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     lacking = [content for content, flags in named.items() if not _has(held.get(content), flags)]
     if not lacking:
