@@ -166,7 +166,7 @@ func otherTasks() throws {
 }
 
 @Test("a number that is not finite is an error of the program, and never the first label")
-func notFinite() throws {
+func notFiniteLogits() throws {
     var changed = manifest()
     var part = try #require((changed["parts"] as? [[String: Any]])?.first)
     part["output"] = "hidden"
