@@ -38,7 +38,7 @@ from portable_coreml.run.lowered import (
     value_of,
 )
 from portable_coreml.run.pieces import one_thread
-from portable_coreml.run.plan import CodeLine, compile_lines, specialise
+from portable_coreml.run.plan import CodeLine, compile_lines, fixed_point_lines, specialise
 
 _MAX_PLANS = 64
 MAX_ITERATIONS = 1 << 20
@@ -193,7 +193,7 @@ class _Tracer:
         self.constants: set[int] = set()  # addresses of the memory of the program's constants
         self.known: dict[str, Const] = {}
         self.writes: dict[int, MaskedWrite] = {}
-        self.seen: set[str] = set()  # masks whose rows a line has found
+        self.seen: set[str] = set()  # what further steps share: the rows of masks, and inputs in fixed point
         self.unstable: set[str] = set()  # values whose shape or owner may be another in the next run of these shapes
 
     def run(self, block: Lowered, env: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -262,7 +262,8 @@ class _Tracer:
             )
             unsettled = step.kernel.data_shape or dynamic or bool(self.unstable & names)
             folded = LoweredStep(step.op, step.kernel, args, step.outputs)
-            self.lines.append(specialise(folded, env, results, stable=not unsettled, half=self.half))
+            shared = [] if unsettled or self.half else fixed_point_lines(folded, env, results[0], self.seen)
+            self.lines.extend(shared or [specialise(folded, env, results, stable=not unsettled, half=self.half)])
         if unsettled:
             self.unstable.update(out.name for out in step.outputs)
 

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from portable_coreml.program import TensorType
+from portable_coreml.run.fixed_point import FixedPoint, to_fixed_point
 from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, call_kernel, kernel_values, mentions
 from portable_coreml.run.ops import Kernel, Param
-from portable_coreml.run.pieces import all_threads
-from portable_coreml.run.products import BLOCK, DIGITS, WEIGHTS, product, takes_digits, to_digits
+from portable_coreml.run.products import BLOCK, WEIGHTS, matrix_in_fixed_point, product, takes_fixed_point
 from portable_coreml.run.stored import StoredMatrix
 
 LARGEST = 1e9  # bound of a first product: results of two such products, and a third power, are finite in float32
@@ -84,15 +84,15 @@ class Group:
             counts: list[int] = taken.sum(1).tolist()
             hidden = self._hidden(tokens[at], expert, counts) * shares[expert, at][:, None]  # [N, rows]
             hidden = hidden if self.factor is None else hidden * self.factor[expert]
-            out.index_add_(0, at, _by_expert(self.down, _Rows.of(hidden, self.down), counts))
+            out.index_add_(0, at, _by_expert(self.down, hidden, _fixed(hidden, self.down), counts))
         return (out if self.bias is None else out + self.bias).t()[None, :, :, None]
 
     def _hidden(self, tokens: Tensor, expert: Tensor, counts: Sequence[int]) -> Tensor:
         """Return tokens [N, d] after the first matrices and the chain: [N, rows]."""
-        rows = _Rows.of(tokens, [matrix for first in self.first for matrix in first.matrices])
+        fixed = _fixed(tokens, [matrix for first in self.first for matrix in first.matrices])
         env: dict[str, Any] = {}
         for first in self.first:
-            y = _by_expert(first.matrices, rows, counts)
+            y = _by_expert(first.matrices, tokens, fixed, counts)
             env[first.name] = y if first.bias is None else y + first.bias[expert]
         for step in self.chain:
             assert step.kernel is not None
@@ -101,42 +101,22 @@ class Group:
         return hidden
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Rows [N, in], also in fixed point if a matrix takes digits and the rows are finite.
-
-    The fixed-point form is digits [4 N, in] and factors [N, 1].
-    """
-
-    values: Tensor
-    digits: Tensor | None
-    factor: Tensor | None
-
-    @staticmethod
-    def of(values: Tensor, matrices: Sequence[Matrix]) -> _Rows:
-        found = to_digits(values.t()) if any(map(takes_digits, matrices)) else None
-        if found is None:
-            return _Rows(values, None, None)
-        integers = found.integers.t().contiguous()  # [N, in]
-        digits = integers.view(torch.int8).view(*integers.shape, 4).transpose(1, 2).contiguous()
-        return _Rows(values, digits.view(-1, integers.shape[1]), torch.exp2(found.exponent)[:, None])
-
-
-def _by_expert(matrices: Sequence[Matrix], rows: _Rows, counts: Sequence[int]) -> Tensor:
+def _by_expert(matrices: Sequence[Matrix], rows: Tensor, fixed: FixedPoint | None, counts: Sequence[int]) -> Tensor:
     """Return each expert's rows through its matrix: [N, out]. The first counts[0] rows belong to the first expert."""
-    made, begin = torch.empty(len(rows.values), height(matrices[0])), 0
+    made, begin = torch.empty(len(rows), height(matrices[0])), 0
     for matrix, count in ((matrix, count) for matrix, count in zip(matrices, counts, strict=True) if count):
         some = slice(begin, begin := begin + count)
-        if rows.digits is not None and rows.factor is not None and takes_digits(matrix):
-            assert isinstance(matrix, StoredMatrix) and matrix.scale is not None
-            digits = rows.digits[4 * some.start : 4 * some.stop]
-            with all_threads():
-                sums = torch._int_mm(matrix.values, digits.t()).float()  # [out, 4 n]
-            whole = torch.mv(sums.view(-1, 4), DIGITS).view(-1, count).t()  # [n, out]
-            torch.mul(whole, matrix.scale[:, 0], out=made[some]).mul_(rows.factor[some])
+        if fixed is not None and takes_fixed_point(matrix, count):
+            assert isinstance(matrix, StoredMatrix)
+            made[some] = matrix_in_fixed_point(matrix, fixed.rows(some))
         else:
-            made[some] = product(matrix, rows.values[some].t(), steady=False).t()
+            made[some] = product(matrix, rows[some].t(), steady=False).t()
     return made
+
+
+def _fixed(rows: Tensor, matrices: Sequence[Matrix]) -> FixedPoint | None:
+    """Return rows [N, in] in fixed point, for all experts at once, if a matrix takes them so."""
+    return to_fixed_point(rows) if any(takes_fixed_point(matrix, 1) for matrix in matrices) else None
 
 
 def height(matrix: Matrix) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -23,13 +24,13 @@ from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ProgramError, UnsupportedOp
 from portable_coreml.program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
 from portable_coreml.run.ane import SCALES, deviating_kernel
+from portable_coreml.run.fixed_point import Packed, multiplies_in_fixed_point
 from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, evaluate, mentions
 from portable_coreml.run.ops import KERNELS, Kernel, Param, extra_package, find_kernel
 from portable_coreml.run.products import (
     WEIGHTS,
     WIDE,
     by_columns,
-    multiplies_in_fixed_point,
     output_axis,
     product_kernel,
 )
@@ -39,6 +40,7 @@ _CONTROL = frozenset({"cond", "while_loop"})
 _STATE_OPS = frozenset({"read_state", "write_state"})
 _EXPANDING = frozenset(kind for kind in KERNELS if kind.startswith("constexpr_"))
 _SHARED: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()  # expanded arrays that some function holds
+_PACKED: WeakValueDictionary[Hashable, Packed] = WeakValueDictionary()  # packed copies of stored matrices
 Loader = Callable[[Value], np.ndarray]
 Placer = Callable[[Value], Hashable]  # identifies a literal in a weight file; None for any other literal
 _Known = Ref | Const | Value | Op  # the meaning of a name; a Value or Op is a constant that was not needed yet
@@ -200,7 +202,7 @@ class _Lowering:
             rounds = self.half and SCALES not in self.options
             stored = stored_matrix(source, literals, out, self.load, rounds, self.least)
             if stored is not None:
-                return stored
+                return self._with_shared_copy(stored, source, out, scope)
         dense = self._tensor(name, scope, f"the weight of {op.kind} '{op.name}'") if op.kind != "matmul" else None
         if not isinstance(dense, Const) or not dense.value.is_floating_point():
             return None
@@ -210,6 +212,13 @@ class _Lowering:
         if key is not None and _SHARED.get(key) is dense.value:
             self._share(name, key, scope)  # so that other functions need not rearrange it either
         return matrix
+
+    def _with_shared_copy(self, stored: StoredMatrix, source: Op | Value, out: int, scope: Scope) -> StoredMatrix:
+        """Return a matrix whose packed copy is shared with other functions that multiply with it."""
+        key = self._key(source, scope) if isinstance(source, Op) else None
+        if key is None:
+            return stored
+        return replace(stored, packed=_PACKED.setdefault((key, out), stored.packed).join(stored.packed))
 
     def _literals(self, op: Op, scope: Scope) -> dict[str, Value]:
         """Return the arguments of an operation that are literals."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.program import TensorType
+from portable_coreml.run.fixed_point import FixedPoint, to_fixed_point
 from portable_coreml.run.lowered import (
     Arg,
     Const,
@@ -35,7 +36,13 @@ from portable_coreml.run.lowered import (
 )
 from portable_coreml.run.ops import Kernel
 from portable_coreml.run.ops.linear import batched
-from portable_coreml.run.products import by_fours, times_tokens, times_vector
+from portable_coreml.run.products import (
+    by_fours,
+    matrix_in_fixed_point,
+    takes_fixed_point,
+    times_tokens,
+    times_vector,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +187,46 @@ def specialise(
     return CodeLine(targets, call, step.args, _posts(step, raw, half), isinstance(raw, (tuple, list)), plain)
 
 
+FIXED = "\0fixed "  # no MIL name begins so
+
+
+def fixed_point_lines(step: LoweredStep, env: Mapping[str, Any], result: Tensor, seen: set[str]) -> list[CodeLine]:
+    """Return the plan's lines for a 1x1 convolution of one image with a stored matrix; none for any other step.
+
+    Products of the same rows share their fixed-point form, which a line of its own makes.
+
+    Args:
+        step: a step that was just run.
+        env: this run's values.
+        result: what the step gave.
+        seen: rows that a line has in fixed point; the step's are added.
+    """
+    if step.kernel is None or step.kernel.kind != "stored_conv":
+        return []
+    x, matrix, bias = step.args[0], value_of(step.args[1], env), value_of(step.args[2], env)
+    if not isinstance(x, Ref) or env[x.name].shape[0] != 1:
+        return []
+    columns, plain, shape = env[x.name].numel() // env[x.name].shape[1], step.kernel.call, result.shape
+    if not takes_fixed_point(matrix, columns):
+        return []
+    fixed, size = Ref(FIXED + x.name), (env[x.name].shape[1], columns)
+    strides = torch.empty(columns, len(matrix.values)).t().view(shape).stride()
+    rest = tuple(value_of(arg, env) for arg in step.args[3:])
+
+    def call(x: Tensor, fixed: FixedPoint | None) -> Tensor:
+        if fixed is None:
+            whole: Tensor = plain(x, matrix, bias, *rest)
+            return whole
+        y = matrix_in_fixed_point(matrix, fixed)
+        return (y if bias is None else y.add_(bias)).as_strided(shape, strides)
+
+    lines = [CodeLine(tuple(out.name for out in step.outputs), call, (x, fixed), _posts(step, result, half=False))]
+    if fixed.name not in seen:
+        seen.add(fixed.name)
+        lines.insert(0, CodeLine((fixed.name,), lambda x: to_fixed_point(x.reshape(size).t()), (x,)))
+    return lines
+
+
 def _grown(kernel: Kernel, *values: Any) -> Any:
     return call_kernel(kernel, values)
 
@@ -288,7 +335,8 @@ def _vector_product(matrix: Tensor, bias: Tensor | None, shape: tuple[int, ...])
     size = (matrix.shape[1],)
     if bias is None:
         return lambda x: times_vector(matrix, x.reshape(size)).view(shape)
-    return lambda x: times_vector(matrix, x.reshape(size), bias).view(shape)
+    # Some kernels of BLAS begin their sums with the bias, and then the interpreter's have other last bits.
+    return lambda x: times_vector(matrix, x.reshape(size)).add_(bias).view(shape)
 
 
 def _tokens_product(
@@ -300,13 +348,8 @@ def _tokens_product(
 
     def call(x: Tensor) -> Tensor:
         tokens = x.reshape(rows).t() if widen is None else widen(x.reshape(rows).t())
-        if bias is None:
-            y = times_tokens(matrix, tokens, steady=steady)
-        elif steady:  # sums that begin with the bias have other last bits than the interpreter's
-            y = times_tokens(matrix, tokens, steady=True).add_(bias)
-        else:
-            y = times_tokens(matrix, tokens, bias, steady=False)
-        return y.as_strided(shape, strides)
+        y = times_tokens(matrix, tokens, steady=steady)
+        return (y if bias is None else y.add_(bias)).as_strided(shape, strides)
 
     return call
 

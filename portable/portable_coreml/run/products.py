@@ -8,12 +8,9 @@ Products with constant matrices are 1x1 convolutions, linear layers, and every p
 as it is stored (stored.py).
 
 A stored matrix is never expanded to float32 as a whole. There are two ways to multiply it:
-- In fixed point. A column of inputs is an integer of 32 bits times a power of two. The integer's four bytes are
-  multiplied with the int8 matrix in integers, which is exact, so that only the last step rounds. The error is smaller
-  than in a float32 product, and a token's result does not depend on how many tokens are fed in the same pass. Each
-  weight is read once, as a byte.
+- In fixed point (fixed_point.py), which is exact until the last step rounds.
 - In blocks of rows, each expanded to float32 by the thread that multiplies it. This way is taken if weights are to be
-  rounded to fp16 or are not int8, if inputs are not finite, and on processors whose int8 products are slow or inexact.
+  rounded to fp16 or are not int8, if inputs are not finite, and where fixed point is slower.
 
 Products in floating point are computed in blocks of rows, also those with matrices that are not stored. The blocks
 follow from the matrix alone, so the number of threads changes no bit of a result (pieces.py).
@@ -21,30 +18,22 @@ follow from the matrix alone, so the number of threads changes no bit of a resul
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from portable_coreml.run.fixed_point import FixedPoint, fixed_point_product, takes_so_many, to_fixed_point
 from portable_coreml.run.lowered import Arg, Const
 from portable_coreml.run.ops import KERNELS, Kernel
-from portable_coreml.run.pieces import all_threads, in_pieces, one_thread
+from portable_coreml.run.pieces import in_pieces, one_thread
 from portable_coreml.run.stored import StoredMatrix
 
 BLOCK = 3 << 17  # elements of a stored matrix multiplied by one thread at a time: expanded, they stay in a core's cache
 _PIECE = 1 << 21  # elements of another matrix: with fewer the calls cost more than the threads gain
-_MOST_INPUTS = 1 << 16  # terms of a sum of int8 products that can't leave int32
-TILE = 128  # columns multiplied at a time: the int32 sums of more would take much memory and leave the cache
-_SLOW_STRIDE = 2048  # bytes: rows at multiples of this distance share a few sets of the cache if read across
-_POINT = 30  # bits after the binary point of an input's integer
-_LEAST = -90  # least exponent of an input column: programs do not compute with smaller numbers
-DIGITS = torch.tensor([1.0, 2.0**8, 2.0**16, 2.0**24])  # the weight of each byte of an integer
-_CENTRE = 0x00808080  # makes the three lower bytes signed
 
 
 def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
@@ -60,37 +49,30 @@ def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
     return times_tokens(matrix, tokens, steady=steady)[: x.shape[1]].t()
 
 
-def times_vector(matrix: Tensor, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return matrix [out, in] @ x [in] + bias [out]."""
+def times_vector(matrix: Tensor, x: Tensor) -> Tensor:
+    """Return matrix [out, in] @ x [in]."""
     if matrix.numel() <= _PIECE:
         with one_thread():
-            return torch.mv(matrix, x) if bias is None else torch.addmv(bias, matrix, x)
+            return torch.mv(matrix, x)
     out = torch.empty(len(matrix))
 
     def multiply(first: int, last: int) -> None:
-        if bias is None:
-            torch.mv(matrix[first:last], x, out=out[first:last])
-        else:
-            torch.addmv(bias[first:last], matrix[first:last], x, out=out[first:last])
+        torch.mv(matrix[first:last], x, out=out[first:last])
 
     in_pieces(multiply, len(matrix), _PIECE // len(x) or 1)
     return out
 
 
-def times_tokens(matrix: Tensor, tokens: Tensor, bias: Tensor | None = None, *, steady: bool) -> Tensor:
-    """Return tokens [n, in] @ matrix.T + bias, [n, out]. Sums begin with the bias, which is None if `steady`."""
+def times_tokens(matrix: Tensor, tokens: Tensor, *, steady: bool) -> Tensor:
+    """Return tokens [n, in] @ matrix.T, [n, out]."""
     if matrix.numel() <= _PIECE:
         with one_thread():
-            if bias is not None:
-                return torch.addmm(bias, tokens, matrix.t())
-            return torch.mm(tokens, matrix.t()) if not steady else _steady_mm(tokens, matrix.t())
+            return _steady_mm(tokens, matrix.t()) if steady else torch.mm(tokens, matrix.t())
     out = torch.empty(len(tokens), len(matrix))
 
     def multiply(first: int, last: int) -> None:
         rows, some = matrix[first:last].t(), out[:, first:last]
-        if bias is not None:
-            torch.addmm(bias[first:last], tokens, rows, out=some)
-        elif steady:
+        if steady:
             _steady_mm(tokens, rows, some)
         else:
             torch.mm(tokens, rows, out=some)
@@ -136,81 +118,26 @@ def by_fours(tokens: Tensor) -> Tensor:
 
 def _stored_product(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
     """Return the product with a stored matrix; in fixed point it is steady in any case."""
-    digits = to_digits(x) if takes_digits(matrix) else None
-    return _blockwise(matrix, x, steady) if digits is None else _digit_product(matrix, digits)
+    if takes_fixed_point(matrix, x.shape[1]):
+        rows = to_fixed_point(x.t())
+        if rows is not None:
+            return matrix_in_fixed_point(matrix, rows).t()
+    found = _blockwise(matrix, x, steady)
+    matrix.packed.give_back()
+    return found
 
 
-@dataclass(frozen=True, eq=False)
-class Digits:
-    """Columns [in, n] in fixed point.
-
-    Attributes:
-        integers: [in, n] in int32; the four bytes of each integer are its signed digits.
-        exponent: [n], the exponent of the power of two that multiplies each column.
-    """
-
-    integers: Tensor
-    exponent: Tensor
+def takes_fixed_point(matrix: StoredMatrix | Tensor, count: int) -> bool:
+    """Return whether so many columns are multiplied in fixed point with a matrix here."""
+    if not isinstance(matrix, StoredMatrix) or matrix.scale is None or matrix.half:
+        return False
+    return matrix.values.dtype == torch.int8 and takes_so_many(count)
 
 
-def takes_digits(matrix: StoredMatrix | Tensor) -> bool:
-    """Return whether a matrix can be multiplied with digits here."""
-    stored = isinstance(matrix, StoredMatrix) and matrix.values.dtype == torch.int8 and not matrix.half
-    return stored and multiplies_in_fixed_point()
-
-
-def multiplies_in_fixed_point() -> bool:
-    """Return whether this processor's int8 products are fast and exact."""
-    return int8_products_are_fast() and int8_products_are_exact()
-
-
-def to_digits(x: Tensor) -> Digits | None:
-    """Return columns [in, n] in fixed point; None if `x` is empty, has too many terms, or is not finite."""
-    if not 0 < len(x) <= _MOST_INPUTS or not x.shape[1]:
-        return None
-    top = x.abs().amax(0)  # [n]
-    if not math.isfinite(float(top.max())):
-        return None
-    exponent = torch.frexp(top).exponent.clamp_(min=_LEAST)  # |x| < 2^exponent
-    integers = (x * torch.exp2(_POINT - exponent)).round_().to(torch.int32)
-    return Digits(integers.add_(_CENTRE).bitwise_xor_(_CENTRE), exponent - _POINT)
-
-
-def _digit_product(matrix: StoredMatrix, digits: Digits) -> Tensor:
-    """Return the product in integers, [out, n] in float32, computed a tile of columns at a time."""
+def matrix_in_fixed_point(matrix: StoredMatrix, rows: FixedPoint) -> Tensor:
+    """Return rows @ matrix.T, [n, out] in float32."""
     assert matrix.scale is not None
-    tiles = [_digit_sums(matrix.values, tile) for tile in torch.split(digits.integers, TILE, dim=1)]
-    whole = tiles[0] if len(tiles) == 1 else torch.cat(tiles, dim=1)
-    return whole.mul_(torch.exp2(digits.exponent)).mul_(matrix.scale)
-
-
-def _digit_sums(values: Tensor, integers: Tensor) -> Tensor:
-    """Return int8 values [out, in] @ integers [in, n] whose bytes are digits: [out, n] in float32."""
-    digits = integers.flatten().view(torch.int8).view(len(integers), -1)  # [in, 4 n]
-    with all_threads():
-        if integers.shape[1] == 1 and len(integers) % _SLOW_STRIDE:  # a third faster for one token
-            sums = torch._int_mm(digits.t(), values.t()).t().contiguous()
-        else:
-            sums = torch._int_mm(values, digits)  # [out, 4 n]
-    return torch.mv(sums.to(torch.float32).view(-1, 4), DIGITS).view(-1, integers.shape[1])
-
-
-@cache
-def int8_products_are_fast() -> bool:
-    """Return whether this processor has VNNI.
-
-    Without it torch (2.13) multiplies int8 in a loop, up to 160 times slower.
-    """
-    return torch.cpu._is_vnni_supported()
-
-
-@cache
-def int8_products_are_exact() -> bool:
-    """Return whether int8 products are added without saturating: oneDNN's kernels without VNNI add pairs in 16 bits."""
-    left = torch.tensor([127, -127], dtype=torch.int8).repeat_interleave(128)[:, None].expand(-1, 1024).contiguous()
-    right = torch.tensor([-128, 127] * 2, dtype=torch.int8).expand(1024, -1).contiguous()
-    expected = torch.matmul(left.to(torch.float64), right.to(torch.float64))
-    return bool((torch._int_mm(left, right) == expected).all())
+    return fixed_point_product(matrix.values, matrix.scale, matrix.packed, rows)
 
 
 class _Scratch(threading.local):

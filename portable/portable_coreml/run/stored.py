@@ -9,7 +9,7 @@ a use outside of products, is expanded like any other constant.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import numpy as np
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from portable_coreml.program import Op, TensorType, Value
+from portable_coreml.run.fixed_point import Packed
 
 LARGE = 1 << 22  # elements; a smaller matrix is multiplied faster in float32, above all in fp16 mode
 # Elements of an integer matrix that is multiplied in fixed point: with one token it takes as long as in float32, with
 # four half as long, and a quarter of the memory.
-LARGE_IN_FIXED_POINT = 1 << 20
+LARGE_IN_FIXED_POINT = 1 << 19
 SCALED = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
 LOOKED_UP = "constexpr_lut_to_dense"
 _INTEGERS = frozenset({"int4", "int8"})
@@ -34,12 +35,14 @@ _Load = Callable[[Value], np.ndarray]
 class StoredMatrix:
     """The matrix `values * scale`: values [out, in] in int8 or fp16, scale [out, 1] in float32 or None.
 
-    `half`: each weight is rounded to fp16, as the result of the operation that would expand it is.
+    `half`: each weight is rounded to fp16, as the result of the operation that would expand it is. `packed`: holds a
+    copy that is multiplied faster.
     """
 
     values: Tensor
     scale: Tensor | None
     half: bool
+    packed: Packed = field(default_factory=Packed)
 
 
 def least_stored(fixed_point: bool) -> int:
@@ -92,7 +95,8 @@ def stored_matrix(
         return None
     matrix = _matrix(values, out)
     column = torch.from_numpy(factors.astype(np.float32)).reshape(-1, 1).expand(len(matrix), 1)
-    return StoredMatrix(matrix, column, half and isinstance(declared, TensorType) and declared.dtype == "fp16")
+    half = half and isinstance(declared, TensorType) and declared.dtype == "fp16"
+    return StoredMatrix(matrix, column, half, Packed(values))
 
 
 def _looked_up(literals: _Literals, load: _Load) -> np.ndarray | None:

@@ -159,7 +159,7 @@ def test_int8_matrices_are_multiplied_as_they_are_stored(
     tokens: int, is_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against their expansion in float64."""
-    monkeypatch.setattr(products, "int8_products_are_fast", lambda: is_fast)
+    monkeypatch.setattr(products, "takes_so_many", lambda count: is_fast)
     generator, known = torch.Generator().manual_seed(tokens), constants(SHARED)
     executable = loaded(text(SHARED), known)
     group = next(step.kernel.call for step in executable.quick.steps if step.kernel and step.kernel.kind == "experts")
@@ -180,7 +180,7 @@ def test_int8_matrices_are_multiplied_as_they_are_stored(
 
     first = tuple(replace(one, matrices=int8(one.matrices)) for one in group.first)
     down = int8(group.down, torch.rand(OUT, 1, generator=generator) / 64)
-    assert all(map(products.takes_digits, down)) is (is_fast and products.int8_products_are_exact())
+    assert all(products.takes_fixed_point(matrix, tokens) for matrix in down) is is_fast
     inputs = drawn(SHARED, tokens)
     found = replace(group, first=first, down=down)(inputs["x"], inputs["w"])
     named = {one.name: expanded(one.matrices, 0) for one in first}

@@ -50,9 +50,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.fixture(params=["fixed point", "in blocks"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Each of the two ways, whether this processor is fast at it or not; blocks are small."""
-    monkeypatch.setattr(products, "int8_products_are_fast", lambda: request.param == "fixed point")
-    if request.param == "fixed point" and not products.int8_products_are_exact():
-        pytest.skip("this processor's int8 products are not exact")
+    monkeypatch.setattr(products, "takes_so_many", lambda count: request.param == "fixed point")
     monkeypatch.setattr(products, "BLOCK", 7 * IN)
     yield request.param
 
@@ -87,7 +85,7 @@ def test_nor_where_blas_adds_up_a_row_among_many_in_another_way(monkeypatch: pyt
 
     monkeypatch.setattr(torch, "mm", unsteady)
     monkeypatch.setattr(products, "blas_is_steady", products.blas_is_steady.__wrapped__)
-    monkeypatch.setattr(products, "int8_products_are_fast", lambda: False)
+    monkeypatch.setattr(products, "takes_so_many", lambda count: False)
     x = columns(9)
     for held in (matrix(), matrix(half=True), products.by_columns(matrix().values.float())):
         together = products.product(held, x, steady=True)
@@ -123,22 +121,6 @@ def test_an_fp16_matrix_is_multiplied_as_it_is() -> None:
     values, x = torch.randn(OUT, IN, generator=torch.Generator().manual_seed(1)).half(), columns()
     found = products.product(StoredMatrix(values, None, half=True), x, steady=True)
     limits.agrees("the product", error(found, values.double() @ x.double()), SUM)
-
-
-@pytest.mark.parametrize("size", [640, 2048])
-def test_one_token_has_the_bits_that_it_has_among_others(size: int) -> None:
-    """Though its digits are multiplied the other way round, unless the rows' distance makes that slow."""
-    if not products.takes_digits(matrix()):
-        pytest.skip("this processor has no fast and exact int8 products")
-    generator = torch.Generator().manual_seed(5)
-    values = torch.randint(-128, 128, (OUT, size), dtype=torch.int8, generator=generator)
-    m, x = (
-        StoredMatrix(values, torch.rand(OUT, 1, generator=generator), False),
-        torch.randn(size, 3, generator=generator),
-    )
-    found = products.product(m, x[:, :1], steady=False)
-    assert torch.equal(found, products.product(m, x, steady=False)[:, :1])
-    limits.agrees("one token", error(found, exact(m, x[:, :1])), limits.sums("fp32", size))
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
@@ -224,51 +206,6 @@ def test_nor_where_blas_cuts_products_for_its_threads() -> None:
     }
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr.splitlines()[-1]
-
-
-def test_many_columns_are_multiplied_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prefill pass has hundreds, a picture's convolution thousands: their integers shall not all be in memory."""
-    if not products.takes_digits(matrix()):
-        pytest.skip("this processor has no fast and exact int8 products")
-    m, x = matrix(), columns(5).repeat(1, 53)
-    widths, int_mm = list[int](), torch._int_mm
-
-    def observed(values: Tensor, digits: Tensor) -> Tensor:
-        widths.append(digits.shape[1] // 4)
-        return int_mm(values, digits)
-
-    monkeypatch.setattr(torch, "_int_mm", observed)
-    found = products.product(m, x, steady=False)
-    assert widths == [128, 128, 9]
-    limits.agrees("the product", error(found, exact(m, x)), SUM)
-    assert torch.equal(found, products.product(m, x[:, :5], steady=False).repeat(1, 53))
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no int8 products that saturate")
-@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE_VNNI"])
-def test_int8_products_that_saturate_are_not_taken(instructions: str) -> None:
-    """Without VNNI an int8 product is wrong for large values, or slow: it is left alone, and the result is right."""
-    code = (
-        "import torch; from portable_coreml.run import products as p\n"
-        "from portable_coreml.run.stored import StoredMatrix\n"
-        "q = torch.full((512, 4096), 127, dtype=torch.int8); x = torch.full((4096, 4), 1.0);"
-        "m = StoredMatrix(q, torch.ones(512, 1), False); y = p.product(m, x, False);"
-        "print(p.takes_digits(m), bool((y == 127 * 4096).all()))"
-    )
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": instructions}
-    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    takes_digits, is_right = run.stdout.split()
-    assert is_right == "True"
-    assert instructions != "AVX2" or takes_digits == "False"
-
-
-def test_a_plain_loop_over_int8_is_never_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch has no int8 kernel where VNNI is missing, and its loop made a model 4 to 160 times slower there."""
-    monkeypatch.setattr(products, "int8_products_are_exact", lambda: True)
-    monkeypatch.setattr(products, "int8_products_are_fast", products.int8_products_are_fast.__wrapped__)
-    for has_vnni in (True, False):
-        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda answer=has_vnni: answer)
-        assert products.takes_digits(matrix()) is has_vnni
 
 
 @pytest.mark.parametrize("sizes", [(160, 96), (96, 256), (40, 64), (768, 512)])

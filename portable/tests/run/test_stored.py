@@ -13,7 +13,7 @@ import portable_coreml
 import pytest
 import torch
 from portable_coreml.files.bundle import compile_model
-from portable_coreml.run import products, stored
+from portable_coreml.run import fixed_point, lower, plan, products, stored
 from portable_coreml.run.lowered import Const
 from portable_coreml.run.stored import StoredMatrix
 
@@ -166,6 +166,19 @@ def loaded(path: Path, precision: str) -> Any:
     return load(str(path))
 
 
+class Mapped:
+    """A stand-in for a file that an array is mapped from, and the place in it."""
+
+    def __init__(self, given: list[int]) -> None:
+        self.given = given
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self, 0, 4096))
+
+    def madvise(self, advice: int, first: int, size: int) -> None:
+        self.given.append(size)
+
+
 def stored_matrices(model: Any) -> list[StoredMatrix]:
     """The matrices that a loaded package computes with as they are stored."""
     args = [arg for step in model.__proxy__._executable.lowered.steps for arg in step.args]
@@ -273,12 +286,68 @@ def test_smaller_integer_matrices_stay_if_they_are_multiplied_in_fixed_point(
 ) -> None:
     """In fp16 mode, and on processors without fast int8 products, they are multiplied faster in float32."""
     monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", OUT * IN)
-    monkeypatch.setattr(products, "int8_products_are_fast", lambda: fast)
-    fixed_point = fast and products.int8_products_are_exact()
+    monkeypatch.setattr(lower, "multiplies_in_fixed_point", lambda: fast)
     model = loaded(built(build_program, linear, ROWS, tmp_path / "m.mlpackage"), precision)
-    assert len(stored_matrices(model)) == (fixed_point and precision == "fp32")
+    assert len(stored_matrices(model)) == (fast and precision == "fp32")
     monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", OUT * IN + 1)
     assert not stored_matrices(loaded(tmp_path / "m.mlpackage", precision))
+
+
+def test_products_of_the_same_rows_share_their_fixed_point_form(
+    build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making it takes as long as a product with a small matrix."""
+    monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", 1)
+    monkeypatch.setattr(lower, "multiplies_in_fixed_point", lambda: True)
+    monkeypatch.setattr(products, "takes_so_many", lambda count: True)
+
+    def three(x: Any, mb: Any) -> Any:
+        other = quantised((OUT, IN, 1, 1), 0)
+        other["scale"] = other["scale"] * np.float16(2)  # two equal products would become one
+        first = mb.add(x=conv(x, mb), y=mb.conv(x=x, weight=mb.constexpr_blockwise_shift_scale(**other)))
+        weight = mb.constexpr_blockwise_shift_scale(**quantised((OUT, OUT, 1, 1), 0))
+        return mb.conv(x=first, weight=weight)
+
+    model = loaded(built(build_program, three, IMAGE, tmp_path / "m.mlpackage"), "fp32")
+    assert len(stored_matrices(model)) == 3
+    made, plain = list[int](), plan.to_fixed_point
+    monkeypatch.setattr(plan, "to_fixed_point", lambda rows: made.append(rows.shape[1]) or plain(rows))
+    x = np.random.default_rng(2).standard_normal(IMAGE).astype(np.float32)
+    (first,), (second,) = (list(model.predict({"x": x}).values()) for _ in range(2))
+    assert made == [IN, OUT], "the first run plans; the second makes each form once"
+    np.testing.assert_array_equal(first, second)
+    x[0, 0] = np.inf
+    (found,) = model.predict({"x": x}).values()
+    assert not np.isfinite(found).all()
+
+
+def test_a_packed_copy_takes_the_place_of_the_mapped_matrix(
+    build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in functions with weights of their own mapping; a program would take twice its memory."""
+    if not fixed_point.fbgemm_bits():
+        pytest.skip("this processor has no FBGEMM")
+    monkeypatch.setattr(fixed_point, "packs", lambda: True)
+    monkeypatch.setattr(products, "takes_so_many", lambda count: count == 1)
+    monkeypatch.setattr(lower, "multiplies_in_fixed_point", lambda: True)
+    size = 1024
+
+    def large(x: Any, mb: Any) -> Any:
+        return mb.conv(x=x, weight=mb.constexpr_blockwise_shift_scale(**quantised((size, size, 1, 1), 0)))
+
+    package = built(build_program, large, (1, size, 1, 1), tmp_path / "m.mlpackage")
+    one, other = (loaded(package, "fp32") for _ in range(2))
+    (mine,), (theirs,) = (stored_matrices(model) for model in (one, other))
+    assert mine.packed is theirs.packed
+    given: list[int] = []
+    monkeypatch.setattr(mine.packed, "_mapped", [Mapped(given) for _ in mine.packed._mapped])
+    x = np.random.default_rng(2).standard_normal((1, size, 1, 1)).astype(np.float32)
+    for _ in range(fixed_point.EARNED + 1):
+        assert not given
+        (expected,) = one.predict({"x": x}).values()
+    assert len(given) == 2, "one for each mapping"
+    (found,) = other.predict({"x": x}).values()
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_small_matrices_are_expanded(build_program: Build, tmp_path: Path) -> None:
