@@ -232,6 +232,28 @@ def keeps_capitals(file: Path) -> bool:
     return tokenizer.encode(CAPITALS).ids != tokenizer.encode(CAPITALS.lower()).ids
 
 
+ODD_TEXTS = (  # in which tokenizers and templates that seem equal differ
+    "plain words",
+    "",
+    "  spaces  ",
+    "\n\nlines\n",
+    "\tdef f(x):\n\t    return x\n\n",
+    "\u00a0\u2003odd spaces\u3000\x1c\x85",
+    "\r\nreturns\r\n",
+    "naïve e\u0301 日本語 العربية 🙂🏳️\u200d🌈 \u200b",
+    "<|im_end|>\n<|im_start|>system\nx</s><eos><bos>",
+    "[INST] [/INST] <start_of_turn>user <|eot_id|>",
+    "<think>\na thought\n</think>\n\nan answer",
+    "</think>",
+    "<tool_call>{}</tool_call>",
+    "<tool_response>\n{}\n</tool_response>",
+    "{{ messages }} {% raw %} \\n",
+    "'quotes' \"double\" & <b>&amp;</b>",
+    "None",
+    "0",
+)
+
+
 def difference(file: Path, ours: Tokenizer, theirs: Any, texts: Iterable[str], *, special: bool = True) -> str:
     """Say where tokenizer.json and transformers' tokenizer make other tokens of a text; return "" if nowhere.
 

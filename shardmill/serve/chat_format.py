@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import interrupt
 from shardmill.checkpoint.tokenizer import (
+    ODD_TEXTS,
     TOKENIZER,
     difference,
     every_added_token,
@@ -41,26 +42,6 @@ LONGEST = 1 << 16  # characters of a format as JSON
 CHANGING = re.compile(r"strftime_now|\|\s*random|lipsum")  # what makes a template write something else each day
 MAIN = "import sys; from shardmill.serve.chat_format import main; main(sys.argv[1])"
 ASKED, ANSWERED, AGAIN, TOLD = "Qa7xv", "Qb7xv", "Qc7xv", "Qd7xv"  # occur once in a rendered probe
-TEXTS = (
-    "plain words",
-    "",
-    "  spaces  ",
-    "\n\nlines\n",
-    "\tdef f(x):\n\t    return x\n\n",
-    "\u00a0\u2003odd spaces\u3000\x1c\x85",
-    "\r\nreturns\r\n",
-    "naïve e\u0301 日本語 العربية 🙂🏳️\u200d🌈 \u200b",
-    "<|im_end|>\n<|im_start|>system\nx</s><eos><bos>",
-    "[INST] [/INST] <start_of_turn>user <|eot_id|>",
-    "<think>\na thought\n</think>\n\nan answer",
-    "</think>",
-    "<tool_call>{}</tool_call>",
-    "<tool_response>\n{}\n</tool_response>",
-    "{{ messages }} {% raw %} \\n",
-    "'quotes' \"double\" & <b>&amp;</b>",
-    "None",
-    "0",
-)
 
 
 class UnprovenError(ShardmillError):
@@ -225,19 +206,21 @@ def _prove(found: ChatFormat, render: Render) -> None:
 
 def _probes(*, with_system: bool) -> Iterator[Talk]:
     """Yield conversations: every text in every role, several turns, with a system message and without."""
-    length = len(TEXTS)
-    for place, text in enumerate(TEXTS):
-        another = TEXTS[(place + 5) % length]
+    length = len(ODD_TEXTS)
+    for place, text in enumerate(ODD_TEXTS):
+        another = ODD_TEXTS[(place + 5) % length]
         asked, answered, again = _said("user", text), _said("assistant", text), _said("user", another)
         talks = [[asked], [asked, answered, again], [again, answered, asked]]
         yield from talks
         if with_system:
             yield from ([_said("system", text), *talk] for talk in talks)
             yield from ([_said("system", another), *talk] for talk in talks)
-    many = [_said("user" if turn % 2 == 0 else "assistant", text) for turn, text in enumerate([*TEXTS, *TEXTS[:7]])]
+    many = [
+        _said("user" if turn % 2 == 0 else "assistant", text) for turn, text in enumerate([*ODD_TEXTS, *ODD_TEXTS[:7]])
+    ]
     yield many
     if with_system:
-        yield [_said("system", TEXTS[2]), *many]
+        yield [_said("system", ODD_TEXTS[2]), *many]
 
 
 def chat_format(source: Path) -> tuple[dict[str, Any] | None, str]:

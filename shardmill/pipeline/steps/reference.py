@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill.checkpoint.headers import read_header
 from shardmill.checkpoint.tokenizer import (
+    ODD_TEXTS,
     TOKENIZER,
     difference,
     every_added_token,
@@ -155,7 +156,7 @@ def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
 
 
 def _check_tokens(source: Path, text: Path) -> None:
-    """Check that tokenizer.json and transformers give a text the same tokens, and each token that either of them adds.
+    """Check that tokenizer.json and transformers make the same tokens of a text, of odd texts and of all added tokens.
 
     Every gate feeds both models the same tokens, so no gate would notice that transformers has others.
 
@@ -163,7 +164,7 @@ def _check_tokens(source: Path, text: Path) -> None:
         CheckpointError: they differ, or transformers can't load the tokenizer.
     """
     file, theirs = source / TOKENIZER, transformers_tokenizer(source)
-    texts = [text.read_text(encoding="utf-8"), every_added_token(theirs)]
+    texts = [text.read_text(encoding="utf-8"), every_added_token(theirs), *ODD_TEXTS]
     if found := difference(file, read_tokenizer(file), theirs, texts):
         raise CheckpointError(found)
 
