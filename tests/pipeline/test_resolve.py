@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,8 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import read_json
 from shardmill.pipeline import resolve, resources
 from shardmill.pipeline.steps.split import split
+
+from .otherwise import WITHOUT, changed, leaves
 
 HUB = {"repo": "a/b", "revision": "0" * 40}
 OPEN = {"topology": "auto", "head": {"slices": "auto"}}
@@ -81,9 +81,7 @@ def test_a_second_look_imports_nothing_heavy(checkpoint: Path, monkeypatch: pyte
     chosen = resolved(**OPEN)
     code = f"""
 import sys
-from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from shardmill import config
 from shardmill.pipeline import resolve
@@ -110,28 +108,6 @@ def test_whatever_decides_is_looked_at_again(checkpoint: Path, monkeypatch: pyte
     assert len(kept()) == 6
 
 
-def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The path of every setting, as the schema of a config has it."""
-    if is_dataclass(value):
-        for each in fields(value):
-            yield from leaves(getattr(value, each.name), (*path, each.name))
-    else:
-        yield path
-
-
-# Values of settings that have none, and are no number.
-WITHOUT = {"buckets": (7,), "budget": config.Budget(perplexity=1.1)}
-
-
-def otherwise(value: Any, path: tuple[str, ...]) -> Any:
-    """The same settings, but for one, which has another value of its kind."""
-    if not path:
-        return (*value, 7) if isinstance(value, tuple) else 7 if value is None else value * 2 or 7
-    changed, new = copy(value), otherwise(getattr(value, path[0]), path[1:])
-    object.__setattr__(changed, path[0], WITHOUT.get(path[0], new))
-    return changed
-
-
 @pytest.mark.usefixtures("checkpoint")
 def test_every_setting_is_in_the_key_of_what_is_kept() -> None:
     """A new one too: none is named here."""
@@ -140,7 +116,8 @@ def test_every_setting_is_in_the_key_of_what_is_kept() -> None:
     paths = [path for path in leaves(settings) if path not in files]
     assert len(paths) > 30 and ("answers",) in paths and ("tokens", "verify") in paths
     known = resolve._key(settings)
-    assert [path for path in paths if resolve._key(otherwise(settings, path)) == known] == []
+    others = {path: changed(settings, path, WITHOUT.get(path[-1])) for path in paths}
+    assert [path for path, other in others.items() if resolve._key(other) == known] == []
 
 
 def test_every_file_that_is_read_is_in_the_key_of_what_is_kept(checkpoint: Path) -> None:
