@@ -101,6 +101,7 @@ UNREAD = (
     ("parity_stack", "recipe", "in the packages, unless it decides the limits"),
     ("parity/decoder/head_* convert/decoder/head_*", "codes.0", "a matrix in INT8 has no codes"),
     ("*/encoder/*", "reshape", "the shapes are fixed"),
+    ("embedding", "part.tokens", "a table has no passes"),
     ("precision", "parts.*", "a recipe names matrices, and is the same if their names are"),
     ("precision/drafter/*", "precision", "the file that it names counts"),
     ("measured", "point", "the forms and the estimate count, not the name"),

@@ -11,7 +11,7 @@ from shardmill.pipeline.task import Action, Task, Tools, source_folder
 
 
 def task(part: Path, record: Path, form: str, tools: Tools, threads: int = 1) -> Task:
-    """Describe the table, which depends on its tensor and its form alone."""
+    """Describe the table, which depends on its tensors and its form alone: not on how programs feed its rows."""
     piece = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:
@@ -19,4 +19,5 @@ def task(part: Path, record: Path, form: str, tools: Tools, threads: int = 1) ->
 
         write_table(piece, source_folder(record), made["table"], threads, form)
 
-    return Task(work, Action("embedding", {"part": digest(piece.content)}, {"form": form}, **tools))
+    tensors = digest([tensor.content for tensor in piece.tensors])
+    return Task(work, Action("embedding", {"tensors": tensors}, {"form": form}, **tools))

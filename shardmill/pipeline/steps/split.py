@@ -14,16 +14,9 @@ from shardmill import plan
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.headers import ITEM_BYTES
-from shardmill.checkpoint.tokenizer import (
-    SETTINGS,
-    TOKENIZER,
-    check_vocabulary,
-    named_eos,
-    read_tokenizer,
-    single_tokens,
-)
+from shardmill.checkpoint.tokenizer import TOKENIZER, check_vocabulary, read_tokenizer, single_tokens
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.files import digest, load_json, read_json, write_json
+from shardmill.files import digest, read_json, write_json
 from shardmill.models.architecture import (
     EMBED,
     EMBEDDING,
@@ -102,7 +95,7 @@ def split(
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models import family
-    from shardmill.models.hf_config import load_hf_config, model_description
+    from shardmill.models.hf_config import eos_token_ids, load_hf_config, model_description
     from shardmill.pipeline import traffic
 
     hf = load_hf_config(source)
@@ -127,7 +120,8 @@ def split(
     _check_fixed(model, tensors, source)
     labels = _label_tokens(source, settings, architecture.vocab)
     drafts = plan.draft_parts(settings, model, tensors | of_drafter, drafter, labels)
-    wanted = {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
+    whole = {name: tensors[name] for name in map(_uncut, plan.every_tensor(drafts)) if name in tensors}
+    wanted = whole | {tensor.label: tensor.info for tensor in plan.every_tensor(drafts)}
     head = name_under(model.prefix, HEAD)
     copied = architecture.tied and head in model.ignored and head in tensors
     scan = scan_checkpoint(source, wanted | ({head: tensors[head]} if copied else {}), hashes, threads)
@@ -135,7 +129,10 @@ def split(
         check_tied(scan.tensors, head, model.prefix + EMBEDDING)
     parts = plan.with_hashes(drafts, scan.tensors)
     chain = [part for part in parts if not part.is_apart]
-    host = {"eos_token_ids": eos_token_ids(source, hf, architecture.vocab), "source": _model_digest(chain, files)}
+    host = {
+        "eos_token_ids": eos_token_ids(source, hf, architecture.vocab),
+        "source": _model_digest(chain, scan.tensors, files),
+    }
     derived = {
         "weight_file_limit": topology.MAX_WEIGHT_BYTES,
         "weights": asdict(traffic.stored_weights(chain, settings.convert.recipe)),
@@ -372,54 +369,13 @@ def _refuse_foreign(model: ModelDescription, tensors: Iterable[str]) -> None:
                 raise CheckpointError(f"tensor {printable(name)}: {why}")
 
 
-def _model_digest(parts: Sequence[plan.Part], files: Mapping[str, Any]) -> str:
+def _uncut(tensor: plan.Constant) -> str:
+    """Return the label of a constant, or the name of the whole tensor if the config says how many parts share it."""
+    return tensor.source.tensor if tensor.path.startswith(plan.SLICED) else tensor.label
+
+
+def _model_digest(parts: Iterable[plan.Part], hashes: Mapping[str, str], files: Mapping[str, Any]) -> str:
     """Return one hash of what transformers would run: every tensor, the config and the tokenizer."""
-    tensors = {tensor.label: tensor.sha256 for tensor in plan.every_tensor(parts)}
+    tensors = {name: hashes[name] for name in map(_uncut, plan.every_tensor(parts))}
     read = {name: files[name]["sha256"] for name in ("config.json", "tokenizer.json") if name in files}
     return digest({"tensors": tensors, "files": read})
-
-
-def eos_token_ids(source: Path, hf: Any, vocab: int) -> list[int]:
-    """Return a generation's end tokens.
-
-    They are generation_config.json's or else config.json's. Where neither names one, tokenizer_config.json's end token
-    counts before transformers' default for the model's type, which is another tokenizer's.
-
-    Args:
-        source: the checkpoint's folder.
-        hf: transformers' config of the model.
-        vocab: tokens of the model.
-
-    Raises:
-        CheckpointError: generation_config.json can't be read, or an end token is no token of the model.
-    """
-    from transformers import GenerationConfig
-
-    from shardmill.models.hf_config import text_part
-
-    file, ids = source / "generation_config.json", None
-    if file.is_file():
-        try:
-            ids = GenerationConfig.from_pretrained(source).eos_token_id
-        except Exception as error:  # whatever transformers raises
-            raise CheckpointError(f"{file} can't be read: {' '.join(str(error).split())}; fetch it again") from error
-    if ids in (None, []):  # token 0 may be one
-        file, ids = source / "config.json", hf.eos_token_id
-        content = load_json(file)
-        if all(each.get("eos_token_id") is None for each in (content, text_part(content))):
-            file, ids = source / SETTINGS, named_eos(source)
-            ids = hf.eos_token_id if ids is None and _are_tokens(hf.eos_token_id, vocab) else ids
-    if not _are_tokens(ids, vocab):
-        raise CheckpointError(
-            f"{file}: eos_token_id {ids!r} is no token's number below {vocab}, the model's vocabulary; write the "
-            "token that ends a text, or leave it out"
-        )
-    return _listed(ids)
-
-
-def _listed(ids: Any) -> list[Any]:
-    return list(ids) if isinstance(ids, list | tuple) else [] if ids is None else [ids]
-
-
-def _are_tokens(ids: Any, vocab: int) -> bool:
-    return all(type(token) is int and 0 <= token < vocab for token in _listed(ids))  # true is an int, too

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from shardmill import config, plan
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import dumps, read_json, write_json
+from shardmill.models.hf_config import eos_token_ids, load_hf_config
 from shardmill.pipeline import options
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import perform
@@ -222,16 +223,27 @@ def test_long_factors_are_announced(checkpoint: Path, tmp_path: Path, caplog: py
 
 
 def test_eos_comes_from_the_generation_config_first(checkpoint: Path, tmp_path: Path) -> None:
-    from shardmill.models.hf_config import load_hf_config
-
-    assert step.eos_token_ids(checkpoint, load_hf_config(checkpoint), tiny.VOCAB) == [0]
+    assert eos_token_ids(checkpoint, load_hf_config(checkpoint), tiny.VOCAB) == [0]
     copy = tiny.copied_checkpoint(checkpoint, tmp_path / "checkpoint")
     (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [3, 5]}))
-    assert step.eos_token_ids(copy, load_hf_config(copy), tiny.VOCAB) == [3, 5]
+    assert eos_token_ids(copy, load_hf_config(copy), tiny.VOCAB) == [3, 5]
     hf = SimpleNamespace(eos_token_id=7)
     for given, found in (({"eos_token_id": 0}, [0]), ({"eos_token_id": None}, [7]), ({"eos_token_id": []}, [7])):
         (copy / "generation_config.json").write_text(json.dumps(given))
-        assert step.eos_token_ids(copy, hf, tiny.VOCAB) == found
+        assert eos_token_ids(copy, hf, tiny.VOCAB) == found
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_how_the_head_is_cut_is_no_other_model(tied: bool, tmp_path: Path) -> None:
+    """transformers runs it uncut, so what it gave stays; another number of the head is another model."""
+    checkpoint = tiny.write_checkpoint(tmp_path / "checkpoint", layers=2, tied=tied)
+
+    def change(tensors: Tensors) -> None:
+        tensors["model.embed_tokens.weight" if tied else "lm_head.weight"][-1, -1] += 1
+
+    other = rewritten(checkpoint, tmp_path / "other", change)
+    sources = [[split(one, head={"slices": n})[1]["source"] for n in (1, 2, 4)] for one in (checkpoint, other)]
+    assert [len({*found}) for found in sources] == [1, 1] and sources[0] != sources[1]
 
 
 def without_eos(checkpoint: Path, folder: Path) -> Path:
