@@ -45,6 +45,7 @@ from shardmill.checkpoint.hub_limits import (
     without_pages,
 )
 from shardmill.checkpoint.layout import text_files, weight_files
+from shardmill.checkpoint.modules import TEXT_SETTINGS
 from shardmill.checkpoint.paths import check_name
 from shardmill.errors import CheckpointError
 
@@ -216,16 +217,20 @@ def _check_small(repo: str, file: RemoteFile) -> None:
 
 
 def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
-    """Return config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError."""
+    """Return config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError.
+
+    The files that say how long an encoder's texts may be are brought, too.
+    """
     use_client()
     with explain_http(repo, revision, access.endpoint):
         commit = pinned(repo, revision, access)
         _, snapshot, listing = _listed(repo, commit, access)
         if CONFIG not in listing:
             raise CheckpointError(f"{repo}@{commit[:7]}: holds no {CONFIG}; choose a repository in its own layout")
-        _check_small(repo, listing[CONFIG])
-        within(SMALL_SECONDS, partial(_bring, repo, listing[CONFIG], snapshot, access), f"{repo}: {CONFIG}")
-        _verified(snapshot, [listing[CONFIG]], None)
+        for file in (listing[name] for name in (CONFIG, *TEXT_SETTINGS) if name in listing):
+            _check_small(repo, file)
+            within(SMALL_SECONDS, partial(_bring, repo, file, snapshot, access), f"{repo}: {file.name}")
+            _verified(snapshot, [file], None)
         return snapshot / CONFIG
 
 

@@ -88,23 +88,39 @@ def check_text_settings(folder: Path, buckets: Sequence[int]) -> None:
         CheckpointError: texts are to be made lower case, and the tokenizer does not do it.
         ConfigError: a bucket holds longer texts than sentence-transformers feeds.
     """
-    file = next((folder / name for name in TEXT_SETTINGS if (folder / name).is_file()), folder / TEXT_SETTINGS[0])
-    content = _read(file, {})
-    if not isinstance(content, dict):
-        raise _damaged(file, "no JSON object")
+    file, content = _text_settings(folder)
     if content.get("do_lower_case") and (folder / TOKENIZER).is_file() and keeps_capitals(folder / TOKENIZER):
         raise CheckpointError(
             f"{file}: do_lower_case is true, and the tokenizer keeps capital letters; a build feeds texts as they are: "
             f"give {TOKENIZER} a Lowercase normalizer"
         )
-    most = content.get("max_seq_length")
-    if most is not None and (type(most) is not int or most < 1):
-        raise _damaged(file, f"max_seq_length is {most!r}")
+    most = longest_text(folder)
     if most is not None and max(buckets) > most:
         raise ConfigError(
             f"buckets: {max(buckets)} is over {most}, where sentence-transformers cuts texts (max_seq_length in "
             f"{file.name}); give buckets of at most {most}"
         )
+
+
+def longest_text(folder: Path) -> int | None:
+    """Return the number of tokens to which sentence-transformers cuts a text; None if the checkpoint names none.
+
+    Raises CheckpointError if what it names is no such number.
+    """
+    file, content = _text_settings(folder)
+    most = content.get("max_seq_length")
+    if most is not None and (type(most) is not int or most < 1):
+        raise _damaged(file, f"max_seq_length is {most!r}")
+    return most
+
+
+def _text_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the file beside the Transformer module and its content, which is empty if there is no such file."""
+    file = next((folder / name for name in TEXT_SETTINGS if (folder / name).is_file()), folder / TEXT_SETTINGS[0])
+    content = _read(file, {})
+    if not isinstance(content, dict):
+        raise _damaged(file, "no JSON object")
+    return file, content
 
 
 def _listed(folder: Path) -> list[tuple[str, str]]:

@@ -296,7 +296,10 @@ class Config:
         Annotated[StrictInt, Field(ge=8)] | None, Field(description="Key/value slots S of a decoder.")
     ] = None
     buckets: Annotated[
-        Sizes | None, Field(description="Tokens of each of an encoder's programs; auto: 128 and 512.")
+        Sizes | None,
+        Field(
+            description="Tokens of each of an encoder's programs; auto: 128 and 512, or fewer if the model takes fewer."
+        ),
     ] = None
     pooling: Annotated[
         Literal["mean", "cls", "last"] | None,
@@ -369,12 +372,10 @@ class Config:
 
     @property
     def is_resolved(self) -> bool:
-        """Return whether topology, groups of experts and head slices are all resolved.
-
-        An encoder does not have these settings.
-        """
-        open_ones = "auto" in (self.topology, self.head.slices) or self.experts == "routed"
-        return self.kind == ENCODER or not open_ones
+        """Return whether topology, groups of experts and head slices are all resolved; of an encoder, the buckets."""
+        if self.kind == ENCODER:
+            return self.buckets != "auto"
+        return "auto" not in (self.topology, self.head.slices) and self.experts != "routed"
 
     @property
     def groups(self) -> int:

@@ -51,7 +51,8 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _recipe_problems(config, root)
     yield from _search_problems(config)
     if config.source.path:
-        yield from hf_config.config_problems(config.source.path, root, config.length, config.kind)
+        length = None if config.buckets == "auto" else config.length
+        yield from hf_config.config_problems(config.source.path, root, length, config.kind)
 
 
 def _name_problems(name: str) -> list[str]:

@@ -31,7 +31,7 @@ def model_description(family: ModuleType, config: Any, length: int) -> ModelDesc
     Args:
         family: the module of its model_type.
         config: the config.
-        length: the number of positions that the programs support.
+        length: the number of positions that the programs support; None if it is chosen by the checkpoint.
 
     Raises:
         CheckpointError: if the model can't be built, or a field is null or of an unexpected type.
@@ -221,7 +221,7 @@ def _is_size(value: Any) -> bool:
     return type(value) is int and value >= 1  # true is an int, too
 
 
-def config_problems(path: str, root: Path, length: int, kind: str = DECODER) -> list[str]:
+def config_problems(path: str, root: Path, length: int | None, kind: str = DECODER) -> list[str]:
     """Return the problems of the checkpoint in a folder.
 
     Args:
@@ -248,7 +248,7 @@ def config_problems(path: str, root: Path, length: int, kind: str = DECODER) -> 
     if wrong:
         return [f"{file}: {wrong}"]
     limit = content.get("max_position_embeddings")
-    if isinstance(limit, int) and length > limit:
+    if isinstance(limit, int) and length and length > limit:
         key = "context" if kind == DECODER else "buckets"
         return [f"{key}: {length} is over the model's {limit} positions"]
     return []

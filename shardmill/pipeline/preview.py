@@ -23,7 +23,7 @@ from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cac
 from shardmill.models.interface import APART, FIXED
 from shardmill.models.layer_constants import Shape
 from shardmill.models.part_constants import table_constants
-from shardmill.pipeline.resolve import check_labels, describe, describe_drafter
+from shardmill.pipeline.resolve import check_labels, describe, describe_drafter, fitted
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, read_out
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
@@ -150,6 +150,7 @@ def preview(config: Config) -> Preview:
         ConfigError: if the config does not fit the model.
     """
     check_labels(config)
+    config = fitted(config)
     model = describe(config)
     a = model.architecture
     for problem in misfits(config, a):

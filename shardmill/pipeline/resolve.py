@@ -254,6 +254,7 @@ def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
     from shardmill.topology import overweight_drafter, resolve_topology
 
     try:
+        config = fitted(config)
         folder = _config_folder(config.source)
         architecture = _described(config, folder).architecture
         check_labels(config)
@@ -263,6 +264,22 @@ def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
         return resolved, architecture, model_type_in(folder)
     except ShardmillError as error:
         raise ConfigError(f"{name}: {error}") from error
+
+
+def fitted(config: Config) -> Config:
+    """Return the config with the buckets that `auto` stands for: none is longer than the texts that the model takes.
+
+    Raises CheckpointError if the checkpoint's files can't be read.
+    """
+    from shardmill.checkpoint.modules import longest_text
+    from shardmill.models.hf_config import load_hf_config
+
+    if config.buckets != "auto":
+        return config
+    folder = _config_folder(config.source)
+    limits = (longest_text(folder), getattr(load_hf_config(folder), "max_position_embeddings", None))
+    most = min(limit for limit in (*limits, max(config.sizes)) if limit)
+    return replace(config, buckets=tuple(sorted({min(size, most) for size in config.sizes})))
 
 
 def check_labels(config: Config) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmill.checkpoint.hub import HubAccess, download_config
+from shardmill.checkpoint.modules import longest_text
 from shardmill.errors import CheckpointError
 
 from .hub_server import COMMIT, REPO, running
@@ -24,6 +25,13 @@ def test_only_config_json_is_fetched_and_only_once(tmp_path: Path) -> None:
         assert before == 1
         assert download_config(REPO, COMMIT, access).read_bytes() == files["config.json"]
         assert len(hub.downloads("config.json")) == before
+
+
+def test_how_long_texts_may_be_is_fetched_with_it(tmp_path: Path) -> None:
+    """`buckets: auto` follows from it."""
+    with running(two_file_checkpoint() | {"sentence_bert_config.json": b'{"max_seq_length": 8}'}) as hub:
+        found = download_config(REPO, COMMIT, HubAccess(hub.endpoint, tmp_path))
+    assert longest_text(found.parent) == 8
 
 
 def test_other_bytes_than_the_listing_promises_are_refused(tmp_path: Path) -> None:

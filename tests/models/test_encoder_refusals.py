@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 
 from shardmill import cli, config
 from shardmill.errors import ConfigError, ShardmillError
+from shardmill.pipeline.preview import preview
+from shardmill.pipeline.resolve import resolve_config
 
 from . import tiny_encoders
 from .tiny_configs import tiny_config
@@ -237,7 +239,22 @@ def test_who_takes_the_one_for_the_other_is_told(tmp_path: Path) -> None:
         config.parse(tiny_encoders.settings(decoder))
 
 
-def test_auto_stands_for_128_and_512(tmp_path: Path) -> None:
-    source = write_config(tmp_path / "ck", plain(tiny_encoders.tiny_config("bert", max_position_embeddings=512)))
-    chosen = config.parse(tiny_encoders.settings(source, buckets="auto"))
-    assert chosen.parts == ("encoder_128", "encoder_512") and chosen.length == 512
+@pytest.mark.parametrize(
+    ("positions", "most", "buckets"),
+    [(512, None, (128, 512)), (512, 512, (128, 512)), (512, 256, (128, 256)), (300, None, (128, 300)), (64, 48, (48,))],
+)
+def test_auto_stands_for_128_and_512_or_what_the_model_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, positions: int, most: int | None, buckets: tuple[int, ...]
+) -> None:
+    """A build and its plan; texts that sentence-transformers cuts are no reason to refuse what nobody asked for."""
+    monkeypatch.chdir(tmp_path)
+    source = write_config(tmp_path / "ck", plain(tiny_encoders.tiny_config("bert", max_position_embeddings=positions)))
+    if most:
+        (source / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": most}))
+    given = config.parse(tiny_encoders.settings(source, buckets="auto"))
+    chosen = resolve_config(given, "a.yaml")
+    assert chosen.parts == tuple(f"encoder_{size}" for size in buckets) and chosen.length == max(buckets)
+    assert resolve_config(given, "a.yaml") == chosen  # as it was kept
+    found = preview(given)
+    assert (found.buckets, found.context) == (buckets, max(buckets))
+    assert not [line for line in found.refused if "buckets" in line]
