@@ -201,7 +201,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Model]]:
         "precision": "search",
         "calibration": {"text": str(folder / "calibration.txt")},
         "budget": {"bits_per_weight": 6.0},
-        "search": {"measured": 2},
+        "search": {"measured": 2, "forms": ["int4", "int8", "palette4/16"]},
     }
     recipe = folder / "recipe.json"
     write_json(recipe, {"schema": 1, "default": "int8", "matrices": {}})
