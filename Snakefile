@@ -72,6 +72,7 @@ rule all:
     default_target: True
     input:
         sm.artifacts(MODELS, workflow),
+        lambda wildcards: sm.alone("build", workflow),
         lambda wildcards: sm.mend(MODELS, workflow),
 
 

@@ -47,7 +47,9 @@ _KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
 def chat(
     build: Build,
     system: Annotated[str | None, typer.Option(help="System prompt; needs a chat template.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "--max-tokens", min=1, help="Most tokens of an answer.")
+    ] = 512,
     drafter: DrafterName = "ngram",
     draft_build: DraftBuild = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 always takes the most likely token.")] = 0.0,

@@ -40,19 +40,21 @@ def train(
     steps: Annotated[int, typer.Option(min=1, help="Steps of training, each on 8 texts of up to 256 tokens.")] = 1000,
 ) -> None:
     """Train an EAGLE-3 head for a model, on the CPU. A run that was interrupted goes on where it was."""
-    from shardmill.draft.states import multiplies_bf16
+    plan, source, content = read_json(build / "plan.json"), build / "source", read_prompt_file(text)
+    if plan["buckets"]:
+        raise ShardmillError(f"{build} holds an encoder, which writes no text: there is nothing to draft")
+    if not (source / "config.json").is_file():
+        raise ShardmillError(f"{build}: holds no checkpoint; train in the folder in which the model was built")
+    prompts, held = _divided(source, content, text)
+
+    from shardmill.draft.states import multiplies_bf16  # only now: torch takes long to import
     from shardmill.draft.train import Run, train_head
     from shardmill.machine import package_versions
     from shardmill.pipeline.cache.store import TRAINING, Store
     from shardmill.pipeline.code_digest import code_digest
     from shardmill.pipeline.task import Action
 
-    plan, source, content = read_json(build / "plan.json"), build / "source", read_prompt_file(text)
-    if plan["buckets"]:
-        raise ShardmillError(f"{build} holds an encoder, which writes no text: there is nothing to draft")
-    if not (source / "config.json").is_file():
-        raise ShardmillError(f"{build}: holds no checkpoint; train in the folder in which the model was built")
-    (prompts, held), packages = _divided(source, content, text), package_versions(PACKAGES)
+    packages = package_versions(PACKAGES)
     inputs, bf16 = {"source": plan["source"], "texts": digest(prompts)}, {"bf16": multiplies_bf16()}
     code = code_digest(("shardmill.draft.train",))
     written = Action("draft texts", inputs, bf16, code, packages)
@@ -74,7 +76,7 @@ def _divided(source: Path, content: str, text: Path) -> tuple[list[list[int]], l
 
     Raises ShardmillError for a file with too few texts.
     """
-    from shardmill.draft.states import WINDOW, windows_of
+    from shardmill.draft.windows import WINDOW, windows_of
 
     if text.suffix == ".jsonl":
         found, most = encoded_prompts(source, text, WINDOW // 2), WINDOW

@@ -130,7 +130,9 @@ def generate(
     build: Build,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[str | None, typer.Option(help="File with the text to continue; - is stdin.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to generate.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "--max-tokens", min=1, help="Most tokens to generate.")
+    ] = 128,
     drafter: DrafterName = "ngram",
     draft_build: DraftBuild = None,
     policy: PolicyName = "cost_model",

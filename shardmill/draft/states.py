@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from shardmill.draft import windows
 from shardmill.files import replacing
 
-WINDOW = 256  # tokens of a text
 TOGETHER = 32  # texts that the model writes at once, and that a file holds
 
 
@@ -69,11 +69,6 @@ def embedding_table(model: Any, plan: Mapping[str, Any]) -> Tensor:
     found = plan["architecture"]
     table: Tensor = model.get_input_embeddings().weight * (found["embedding_scale"] / found["graph"]["stream_scale"])
     return table
-
-
-def windows_of(tokens: Sequence[int]) -> list[list[int]]:
-    """Return the tokens in windows; the last ones, which fill no window, are left out."""
-    return [list(tokens[start : start + WINDOW]) for start in range(0, len(tokens) - WINDOW + 1, WINDOW)]
 
 
 @torch.no_grad()
@@ -138,7 +133,7 @@ def _files(
     for start in range(0, len(prompts), TOGETHER):
         file = folder / f"states_{start:06d}.safetensors"
         if not file.is_file():
-            made = continued(model, prompts[start : start + TOGETHER], taps, WINDOW)
+            made = continued(model, prompts[start : start + TOGETHER], taps, windows.WINDOW)
             with replacing(file) as fresh:
                 save_file({name: getattr(made, name).contiguous() for name in NAMES}, fresh)
             say(f"{min(start + TOGETHER, len(prompts))} of {len(prompts)} texts written")

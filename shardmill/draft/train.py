@@ -21,9 +21,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear
 
+from shardmill.draft import windows
 from shardmill.draft.measure import measure_acceptance
 from shardmill.draft.states import (
-    WINDOW,
     Windows,
     continued,
     embedding_table,
@@ -98,7 +98,7 @@ def train_head(
         model = load_reference(source)
         config, taps = model.config.get_text_config(), default_taps(layers)
         table, lm_head = embedding_table(model, plan), model.get_output_embeddings().weight
-        texts = continued(model, held, taps, WINDOW)
+        texts = continued(model, held, taps, windows.WINDOW)
         multiply_in_bf16(model)
         seen = kept_windows(run.texts, model, prompts, taps, run.say)
         ids = frequent_tokens(seen.tokens[seen.own], config.vocab_size)

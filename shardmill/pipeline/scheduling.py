@@ -24,6 +24,7 @@ from shardmill.pipeline.table import STEPS
 
 USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
 SAID = re.compile(rf"^  {TooLarge.__name__}: (.+)$", re.MULTILINE)  # in Snakemake's report of an error
+EACH_RULE = "Loading script code for rule "  # begins a line of Snakemake's for each rule in its report
 LOGGER = "snakemake.logging"  # Snakemake's
 SOLVER = "cbc"  # the program of Snakemake's scheduler ilp, as PATH may have it
 
@@ -49,9 +50,14 @@ def go_on(batch: Batch, workflow: Any) -> None:
 
 
 def say_in_one_line() -> None:
-    """Let Snakemake say of a job that is too large what `TooLarge` says, without a traceback of Snakemake's own."""
+    """Let Snakemake say of a job that is too large what `TooLarge` says, without a traceback of Snakemake's own.
+
+    A report by Snakemake (--report) then has no line for each rule either, which all have the same script.
+    """
 
     def shorten(record: logging.LogRecord) -> bool:
+        if record.getMessage().startswith(EACH_RULE):
+            return False
         found = SAID.search(record.getMessage()) if record.levelno >= logging.ERROR else None
         if found:
             record.msg, record.args = f"shardmill: {found[1]}", ()

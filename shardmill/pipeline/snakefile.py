@@ -19,7 +19,7 @@ from shardmill.machine import collect_rarely
 from shardmill.pipeline import code_digest, dag, storage
 from shardmill.pipeline.batch import Batch, is_batch, of_jobs, read_batch, told
 from shardmill.pipeline.cache import remote
-from shardmill.pipeline.cache.lock import hold_lock, join_build
+from shardmill.pipeline.cache.lock import check_free, hold_lock, join_build
 from shardmill.pipeline.code_digest import fetched_model_type, model_type_in, needs_family
 from shardmill.pipeline.dag import receipt_of
 from shardmill.pipeline.resolve import expected, overlaps, parsed, read_corpus, resolve_config
@@ -223,6 +223,16 @@ def only_build(build: str) -> None:
     """
     _or_end(hold_lock, build)
     _or_end(remote.check_configured)
+
+
+def alone(build: str, workflow: Any) -> list[str]:
+    """End a run with one line before its plan is printed if `only_build` would end it afterwards.
+
+    Asked for as an input of the rule all, as `mend` is; a run that only plans or reports may be beside a build.
+    """
+    if workflow.is_main_process and workflow.executor_plugin is not None and not workflow.dryrun:
+        _or_end(check_free, build)
+    return []
 
 
 def only_its_jobs(build: str, workflow: Any) -> None:

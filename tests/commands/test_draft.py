@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from shardmill.commands import draft
-from shardmill.draft import states, train
+from shardmill.draft import train, windows
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.cache.gc import collect
 
@@ -20,8 +22,7 @@ TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(states, "WINDOW", 32)
-    monkeypatch.setattr(train, "WINDOW", 32)
+    monkeypatch.setattr(windows, "WINDOW", 32)
     monkeypatch.setattr(train, "THREADS", 1)
     monkeypatch.setattr(draft, "PROMPT", 8)
     folder = tmp_path / "build/tiny"
@@ -101,6 +102,23 @@ def test_what_is_too_short_or_no_prompt_is_refused(
     with pytest.raises(ShardmillError) as caught:
         trained(build, tmp_path / name)
     assert reason in str(caught.value)
+
+
+def test_a_short_text_is_refused_before_torch_is_imported(build: Path, tmp_path: Path) -> None:
+    """Which takes seconds, and half a minute where the disk is cold."""
+    (tmp_path / "text.txt").write_text("a few words")
+    code = f"""
+import sys
+from pathlib import Path
+from shardmill.commands import draft
+from shardmill.errors import ShardmillError
+try:
+    draft.train(Path({str(build)!r}), Path({str(tmp_path / "text.txt")!r}), None, 1)
+except ShardmillError as error:
+    print(error, [name for name in ("torch", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path}/text.txt: gives 0 texts of up to 256 tokens; give at least 10 []\n"
 
 
 def test_a_model_of_few_layers_is_refused_before_it_writes_anything(

@@ -49,9 +49,10 @@ def test_streams_whole_characters(build: Path) -> None:
     assert result.text == CONTINUATION
 
 
-def test_an_unfinished_character_at_the_end_is_shown_as_such(build: Path) -> None:
+@pytest.mark.parametrize("option", ["--max-new-tokens", "--max-tokens"])
+def test_an_unfinished_character_at_the_end_is_shown_as_such(build: Path, option: str) -> None:
     """Generation that stops inside a character loses nothing of what came before it."""
-    result = shardmill("generate", build, "--prompt", PROMPT, "--max-new-tokens", 3)  # n, a, half of ï
+    result = shardmill("generate", build, "--prompt", PROMPT, option, 3)  # n, a, half of ï
     assert result.stdout == "na\ufffd\n"
 
 

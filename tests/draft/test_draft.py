@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shardmill.draft import measure, states, train
+from shardmill.draft import measure, states, train, windows
 from shardmill.draft.unrolled import Rows, right_drafts, unrolled
 from shardmill.errors import ShardmillError
 from shardmill.gates import eagle3
@@ -133,7 +133,7 @@ def test_a_text_that_fills_its_window_is_learnt_as_it_is(model: Any, seen: state
 
 def test_files_are_kept(model: Any, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "TOGETHER", 3)
-    monkeypatch.setattr(states, "WINDOW", WINDOW)
+    monkeypatch.setattr(windows, "WINDOW", WINDOW)
     found = states.kept_windows(tmp_path, model, prompts, TAPS, lambda _: None)
     made = {file: file.stat().st_mtime_ns for file in tmp_path.iterdir()}
     assert len(made) == 3 and found.tokens.shape == (7, WINDOW)

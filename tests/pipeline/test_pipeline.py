@@ -294,8 +294,8 @@ def test_two_builds_in_one_folder_do_not_mix(finished: Project, tmp_path: Path) 
     project = copied(finished, tmp_path / "locked")
     with (project.folder / "build" / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = project.run()
-    assert done.returncode != 0
-    assert "another build is running there" in done.stdout
-    assert "Traceback" not in done.stdout
+        done, planned = project.run("all"), project.run("all", "--dry-run")
+    assert done.returncode != 0 and planned.returncode == 0
+    assert said(done.stdout) == ["shardmill: build: another build is running there; wait for it or stop it"]
+    assert "Traceback" not in done.stdout and "Job stats" not in done.stdout  # nothing is planned aloud before
     assert not project.build.exists()

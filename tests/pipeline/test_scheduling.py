@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import snakemake.report
 import yaml
 from processes import succeeded
 from snakemake.cli import get_argument_parser
@@ -17,7 +20,7 @@ from snakemake.settings.types import MaxJobsPerTimespan
 
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.resolve import lay_out
-from shardmill.pipeline.scheduling import go_on, start_without_delay
+from shardmill.pipeline.scheduling import EACH_RULE, LOGGER, go_on, say_in_one_line, start_without_delay
 
 ROOT = Path(__file__).parents[2]
 PROFILES = sorted((ROOT / "profiles").glob("*/config.yaml"))
@@ -95,6 +98,17 @@ def test_snakemake_sets_timers_only_under_its_usual_limit(start: str, timers: bo
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     succeeded(said)
     assert (int(said.stdout.split("timers:")[1]) > 0) == timers
+
+
+def test_snakemake_s_report_has_no_line_for_each_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rules have one script; other lines stay."""
+    assert f'f"{EACH_RULE}{{' in inspect.getsource(snakemake.report)  # Snakemake's own words
+    logger = logging.getLogger(LOGGER)
+    monkeypatch.setattr(logger, "filters", [])
+    say_in_one_line()
+    lines = [f"{EACH_RULE}split", "Creating report..."]
+    records = [logger.makeRecord(LOGGER, logging.INFO, "", 0, line, (), None) for line in lines]
+    assert [bool(logger.filter(record)) for record in records] == [False, True]
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda path: path.parent.name)

@@ -249,7 +249,7 @@ def test_chat_with_a_template_renders_all_turns(build: Path) -> None:
     """Ctrl-D leaves; --system comes first, and without a template it has no place."""
     assert shardmill("chat", build, "--system", "Be brief.").exit_code == 2
     configure(build, chat_template=TEMPLATE)
-    result = shardmill("chat", build, "--system", "Be brief.", "--max-new-tokens", 5, keys="hi\nho\n")
+    result = shardmill("chat", build, "--system", "Be brief.", "--max-tokens", 5, keys="hi\nho\n")
     assert result.exit_code == 0 and "no chat template" not in result.stdout
     assert result.stdout.count("[5 tokens") == 2
 

@@ -15,6 +15,8 @@ from shardmill.files import write_text
 WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 RUN, MARK = "SHARDMILL_RUN", ".run"  # the variable and the file that say which build is the last
 
+RUNNING = "another build is running there; wait for it or stop it"
+
 _held: list[TextIO] = []  # open until the process ends
 
 
@@ -25,7 +27,7 @@ def hold_lock(build: str) -> None:
     """
     lock = _opened(build, ".lock")
     if not _locks(lock, fcntl.LOCK_EX):
-        raise ShardmillError(f"{build}: another build is running there; wait for it or stop it")
+        raise ShardmillError(f"{build}: {RUNNING}")
     with _opened(build, ".jobs.lock") as jobs:
         if not _locks(jobs, fcntl.LOCK_EX):
             lock.close()
@@ -33,6 +35,13 @@ def hold_lock(build: str) -> None:
         os.environ[RUN] = uuid.uuid4().hex
         write_text(Path(build) / MARK, os.environ[RUN])
     _held.append(lock)
+
+
+def check_free(build: str) -> None:
+    """Raise ShardmillError if another build is running in the folder. Nothing keeps one from beginning afterwards."""
+    with _opened(build, ".lock") as lock:
+        if not _held and not _locks(lock, fcntl.LOCK_EX):  # what this process holds would refuse it, too
+            raise ShardmillError(f"{build}: {RUNNING}")
 
 
 def join_build(build: str) -> None:
