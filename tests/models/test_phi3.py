@@ -19,10 +19,10 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.models import family
 from shardmill.models.architecture import SLIDING_MASK
 from shardmill.models.contract import GraphSpec
-from shardmill.models.decoder import rope
 from shardmill.models.families import phi3
 from shardmill.models.hf_config import load_hf_config
 from shardmill.models.parts import build
+from shardmill.models.rotary import rope
 
 
 def numbers(**changes: Any) -> dict[str, Any]:

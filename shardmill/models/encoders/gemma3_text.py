@@ -10,10 +10,11 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, SLIDING_MASK, EncoderIO, ModelDescription
-from shardmill.models.decoder import graph_of, kinds_by_type, rope
+from shardmill.models.decoder import graph_of, kinds_by_type
 from shardmill.models.encoder import HEAD, TEXT_TASKS, Names, encoder, task_of
 from shardmill.models.families.gemma2 import gains, gemma_options
 from shardmill.models.families.gemma3_text import READ
+from shardmill.models.rotary import rope
 
 HONOURED = ("use_bidirectional_attention", *(name for name in READ if name != "final_logit_softcapping"))
 AROUND = {"embedding": "model.embed_tokens.weight", "norm": "model.norm"}

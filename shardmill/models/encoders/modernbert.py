@@ -19,8 +19,8 @@ from shardmill.models.architecture import (
     LayerSpec,
     ModelDescription,
 )
-from shardmill.models.decoder import rope
 from shardmill.models.encoder import Names, encoder, encoder_activation, task_of
+from shardmill.models.rotary import rope
 
 HONOURED = (
     "attention_bias",

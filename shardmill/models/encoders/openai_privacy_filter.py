@@ -20,10 +20,11 @@ from shardmill.models.architecture import (
     Sources,
     TensorSource,
 )
-from shardmill.models.decoder import graph_of, halved, rope
+from shardmill.models.decoder import graph_of, halved
 from shardmill.models.encoder import Names, encoder, task_of
 from shardmill.models.experts import transposed
 from shardmill.models.families.gpt_oss import gpt_oss_experts
+from shardmill.models.rotary import rope
 
 HONOURED = (
     "attention_bias",

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import ROPE, SLIDING_MASK, EncoderIO, ModelDescription
-from shardmill.models.decoder import attention_biases, graph_of, kinds_by_type, rope
+from shardmill.models.decoder import attention_biases, graph_of, kinds_by_type
 from shardmill.models.encoder import HEAD, TEXT_TASKS, Names, encoder, encoder_activation, task_of
 from shardmill.models.families.qwen2 import WINDOWS
+from shardmill.models.rotary import rope
 
 AROUND = {"embedding": "model.embed_tokens.weight", "norm": "model.norm"}
 TEMPLATE = (

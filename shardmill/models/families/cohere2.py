@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import ROPE, ModelDescription
-from shardmill.models.decoder import attention_biases, decoder, kinds_by_type, pairs_turned, rope, taken_for_granted
+from shardmill.models.decoder import attention_biases, decoder, kinds_by_type, pairs_turned, taken_for_granted
+from shardmill.models.rotary import rope
 
 HONOURED = ("attention_bias", "layer_norm_eps", "layer_types", "logit_scale", "sliding_window")
 # Further fields of configs on the hub: the first two repeat `layer_types`, the third says how to train on many devices.

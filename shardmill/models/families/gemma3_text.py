@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, ModelDescription
-from shardmill.models.decoder import decoder, kinds_by_type, rope
+from shardmill.models.decoder import decoder, kinds_by_type
 from shardmill.models.families.gemma2 import HONOURED, gains, gemma_options
+from shardmill.models.rotary import rope
 
 # transformers keeps the field and never reads it for Gemma 3; no release sets it, so what it would mean is unknown.
 UNREAD = "attn_logit_softcapping"

@@ -16,7 +16,8 @@ from typing import Any
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import LOCAL_ROPE, PREFIX, ROPE, LayerSpec, ModelDescription, Rope, TensorSource
 from shardmill.models.contract import PER_LAYER
-from shardmill.models.decoder import FIXED, activation, attention_biases, decoder, rope, sliding_kind
+from shardmill.models.decoder import activation, attention_biases, decoder, sliding_kind
+from shardmill.models.rotary import FIXED, rope
 
 HONOURED = (
     *("attention_bias", "attention_k_eq_v", "final_logit_softcapping", "global_head_dim", "hidden_activation"),

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import ROPE, ModelDescription, TensorSource
-from shardmill.models.decoder import decoder, pairs_turned, rope, row_halves
+from shardmill.models.decoder import decoder, pairs_turned, row_halves
+from shardmill.models.rotary import rope
 
 NORMS = {
     "post_attention_layernorm.weight": TensorSource("post_self_attn_layernorm.weight"),

@@ -12,11 +12,12 @@ from typing import Any
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import ROPE, Experts, LayerSpec, ModelDescription, Sources, TensorSource
 from shardmill.models.contract import DECAY_SCALE
-from shardmill.models.decoder import activation, decoder, rope, row_halves, taken_for_granted
+from shardmill.models.decoder import activation, decoder, row_halves, taken_for_granted
 from shardmill.models.experts import checked_experts
 from shardmill.models.families.granite import MULTIPLIERS, granite_options
 from shardmill.models.families.granitemoe import expert_sources
 from shardmill.models.recurrences import Mamba2, checked_mamba
+from shardmill.models.rotary import rope
 
 HONOURED = ("attention_bias", "layer_types", "position_embedding_type", "shared_intermediate_size")
 EXPERTS = ("num_experts_per_tok", "num_local_experts")

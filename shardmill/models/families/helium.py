@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import ROPE, ModelDescription
-from shardmill.models.decoder import decoder, pairs_turned, rope
+from shardmill.models.decoder import decoder, pairs_turned
+from shardmill.models.rotary import rope
 
 
 def describe(config: Any, context: int) -> ModelDescription:

@@ -10,7 +10,8 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import ROPE, ModelDescription, TensorSource
-from shardmill.models.decoder import FIXED, attention_biases, decoder, rope, taken_for_granted
+from shardmill.models.decoder import attention_biases, decoder, taken_for_granted
+from shardmill.models.rotary import FIXED, rope
 
 TENSORS = {
     "self_attn.q_norm.weight": TensorSource("self_attn.query_layernorm.weight"),

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, ModelDescription
-from shardmill.models.decoder import attention_biases, decoder, kinds_by_type, rope
+from shardmill.models.decoder import attention_biases, decoder, kinds_by_type
+from shardmill.models.rotary import rope
 
 
 def describe(config: Any, context: int) -> ModelDescription:

@@ -10,9 +10,10 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import ROPE, Experts, ModelDescription, Rope
-from shardmill.models.decoder import attention_biases, decoder, rope, sliding_kind
+from shardmill.models.decoder import attention_biases, decoder, sliding_kind
 from shardmill.models.experts import checked_experts
 from shardmill.models.families.mixtral import mixtral_expert_tensors
+from shardmill.models.rotary import rope
 
 HONOURED = (
     "attention_bias",

@@ -10,8 +10,9 @@ from typing import Any
 
 from shardmill.errors import CheckpointError
 from shardmill.models.architecture import MASK, ROPE, Experts, LayerSpec, ModelDescription, Sources, TensorSource
-from shardmill.models.decoder import decoder, rope
+from shardmill.models.decoder import decoder
 from shardmill.models.experts import checked_experts, stacked
+from shardmill.models.rotary import rope
 
 HONOURED = (
     "cca_time0",
