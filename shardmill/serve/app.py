@@ -35,7 +35,8 @@ from shardmill.serve.protocol import (
     client_gone,
     first_complaint,
 )
-from shardmill.serve.responses import ResponsesAnswer, ResponsesRequest
+from shardmill.serve.responses import ResponsesRequest
+from shardmill.serve.responses_answer import ResponsesAnswer
 from shardmill.serve.stream import EventStream, take_all, while_connected
 
 

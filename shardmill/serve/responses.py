@@ -1,4 +1,4 @@
-"""OpenAI's Responses API, without stored answers: requests become chat requests, and answers become items and events.
+"""OpenAI's Responses API, without stored answers: requests become chat requests.
 
 See https://platform.openai.com/docs/api-reference/responses. A client sends the whole conversation with each request:
 what needs a stored answer is refused by name.
@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
-import time
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
-from shardmill.decode import GenerationResult
-from shardmill.serve.answer import Choice, usage
-from shardmill.serve.engine_worker import Item
-from shardmill.serve.model import Model
 from shardmill.serve.protocol import (
     MOST_TOOLS,
     NO_EFFECT,
-    ApiError,
     ChatRequest,
     Effort,
     Extension,
@@ -31,7 +23,6 @@ from shardmill.serve.protocol import (
     first_complaint,
     invalid,
 )
-from shardmill.serve.tool_reader import AnswerDelta
 
 Json = dict[str, Any]
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
@@ -265,159 +256,3 @@ def _is_other(tool: Any) -> bool:
 
 def _text(content: str | list[InputPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
-
-
-class ResponsesAnswer:
-    """One answer in progress, built from the items of a job: output items, told by events.
-
-    Args:
-        request: the request.
-        chat: the chat request that asks the same.
-        model: the model that answers.
-        thinks: whether the prompt has opened a thought.
-    """
-
-    done: ClassVar[bytes] = b""
-
-    def __init__(self, request: ResponsesRequest, chat: ChatRequest, model: Model, *, thinks: bool = False) -> None:
-        self._choice = Choice(chat, model, thinks=thinks)
-        self._output: list[Json] = []
-        self._open: AnswerDelta | None = None  # the kind of the last item, if it may grow
-        self._events = 0
-        choice = request.tool_choice
-        self._response: Json = {
-            "id": f"resp_{secrets.token_hex(16)}",
-            "object": "response",
-            "created_at": int(time.time()),
-            "status": "in_progress",
-            "error": None,
-            "incomplete_details": None,
-            "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
-            "model": request.model,
-            "parallel_tool_calls": request.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "store": False,
-            "temperature": request.temperature,
-            "text": request.text.model_dump(by_alias=True, exclude_none=True),
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
-            "tools": [tool.model_dump() for tool in request.tools or ()],
-            "top_p": request.top_p,
-            "usage": None,
-            "metadata": request.metadata or {},
-        }
-
-    def whole(self, answers: Sequence[list[Item]]) -> Json:
-        """Return the answer as one object, from all items of its job."""
-        (items,) = answers
-        *_, last = self.chunks(0, items)
-        response: Json = last["response"]
-        return response
-
-    def opening(self, index: int) -> Iterator[Json]:
-        """See `stream.Streamed`."""
-        yield self._event("response.created", response=self._snapshot())
-        yield self._event("response.in_progress", response=self._snapshot())
-
-    def chunks(self, index: int, items: list[Item]) -> Iterator[Json]:
-        """See `stream.Streamed`."""
-        pieces, _ = self._choice.digest(items)
-        for piece in pieces:
-            yield from self._add(piece)
-        done = items[-1]
-        if isinstance(done, ApiError):
-            failed = {"status": "failed", "error": {"code": "server_error", "message": str(done)}}
-            yield self._event("response.failed", response=self._snapshot() | failed)
-        if isinstance(done, GenerationResult):
-            cut = self._choice.finish(done) == "length"
-            if not self._output:
-                yield from self._begin(AnswerDelta("content", ""))
-            yield from self._end("incomplete" if cut else "completed")
-            self._response |= {
-                "status": "incomplete" if cut else "completed",
-                "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-                "usage": _usage(done, self._choice.reasoning),
-            }
-            yield self._event(f"response.{self._response['status']}", response=self._snapshot())
-
-    def closing(self) -> Iterator[Json]:
-        """See `stream.Streamed`."""
-        yield from ()
-
-    def _add(self, piece: AnswerDelta) -> Iterator[Json]:
-        """Tell a piece. It belongs to the last item, or begins another one."""
-        if piece.kind == "call" or (piece.kind != "arguments" and (not self._open or self._open.kind != piece.kind)):
-            yield from self._end("completed")
-            yield from self._begin(piece)
-        item = self._output[-1]
-        if piece.kind == "arguments":
-            item["arguments"] += piece.text
-            yield self._of_item("response.function_call_arguments.delta", delta=piece.text)
-        elif piece.kind != "call":
-            item["content"][0]["text"] += piece.text
-            yield self._of_part(f"{_PART[piece.kind]}.delta", delta=piece.text)
-
-    def _begin(self, piece: AnswerDelta) -> Iterator[Json]:
-        item: Json = {"id": f"{_PREFIX[piece.kind]}_{secrets.token_hex(16)}", "status": "in_progress"}
-        if piece.kind == "call":
-            item |= {"type": "function_call", "call_id": f"call_{piece.id}", "name": piece.text, "arguments": ""}
-        elif piece.kind == "thought":
-            item |= {"type": "reasoning", "summary": [], "content": []}
-        else:
-            item |= {"type": "message", "role": "assistant", "content": []}
-        self._output.append(item)
-        self._open = piece
-        yield self._of_item("response.output_item.added", item=_copy(item))
-        if piece.kind != "call":
-            part: Json = {"type": _PART[piece.kind].removeprefix("response."), "text": ""}
-            item["content"].append(part | ({"annotations": [], "logprobs": []} if piece.kind == "content" else {}))
-            yield self._of_part("response.content_part.added", part=dict(item["content"][0]))
-
-    def _end(self, status: str) -> Iterator[Json]:
-        """Tell that the last item is complete, if it is not told yet."""
-        if self._open is None:
-            return
-        item, kind = self._output[-1], self._open.kind
-        if kind == "call":
-            arguments = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._of_item("response.function_call_arguments.done", **arguments)
-        else:
-            yield self._of_part(f"{_PART[kind]}.done", text=item["content"][0]["text"])
-            yield self._of_part("response.content_part.done", part=dict(item["content"][0]))
-        item["status"], self._open = status, None
-        yield self._of_item("response.output_item.done", item=_copy(item))
-
-    def _of_part(self, event: str, **fields: Any) -> Json:
-        logprobs: Json = {"logprobs": []} if event.startswith("response.output_text") else {}
-        return self._of_item(event, content_index=0, **fields, **logprobs)
-
-    def _of_item(self, event: str, **fields: Any) -> Json:
-        index = len(self._output) - 1
-        item = {} if "item" in fields else {"item_id": self._output[index]["id"]}
-        return self._event(event, output_index=index, **item, **fields)
-
-    def _event(self, event: str, **fields: Any) -> Json:
-        self._events += 1
-        return {"type": event, "sequence_number": self._events - 1, **fields}
-
-    def _snapshot(self) -> Json:
-        return self._response | {"output": [_copy(item) for item in self._output]}
-
-
-_PART = {"content": "response.output_text", "thought": "response.reasoning_text"}
-_PREFIX = {"content": "msg", "thought": "rs", "call": "fc"}
-
-
-def _copy(item: Json) -> Json:
-    return item | ({"content": [dict(part) for part in item["content"]]} if "content" in item else {})
-
-
-def _usage(done: GenerationResult, reasoning: int) -> Json:
-    counted = usage([done], reasoning)
-    return {
-        "input_tokens": counted["prompt_tokens"],
-        "input_tokens_details": {"cache_write_tokens": 0, **counted["prompt_tokens_details"]},
-        "output_tokens": counted["completion_tokens"],
-        "output_tokens_details": counted["completion_tokens_details"],
-        "total_tokens": counted["total_tokens"],
-    }
