@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -35,6 +35,7 @@ FILTERS = {  # name in the templates -> function in wording.py
 }
 
 
+@cache
 def environment() -> Environment:
     """Return the templates of this package; all values are escaped, and a missing name is an error."""
     made = Environment(

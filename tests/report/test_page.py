@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from html import unescape
 from typing import Any
@@ -16,14 +18,31 @@ from report.reading import elements, section, words
 from shardmill.report.gates import gate_questions
 from shardmill.report.page import environment, render
 from shardmill.report.read import PartRow
+from shardmill.report.speed import Plot, plots
 from shardmill.report.stages import STATES
 
 ALONE = '{% import "macros.html" as show with context %}{% include "SECTION" %}'  # as page.html does it
 EVIL = "<script>alert('x')</script>\"&{{ 7 * 7 }}"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def figures_drawn_once() -> Iterator[None]:
+    """Keeps figures by what was measured, of which they are a function (test_speed.py): to draw them takes longest."""
+    known: dict[str, list[Plot]] = {}
+
+    def once(speed: dict[str, Any]) -> list[Plot]:
+        measured = json.dumps(speed)
+        if measured not in known:
+            known[measured] = plots(speed)
+        return known[measured]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardmill.report.page.plots", once)
+        yield
+
+
 @pytest.fixture(scope="module")
-def page() -> str:
+def page(figures_drawn_once: None) -> str:
     return render(sample.build())
 
 
