@@ -36,7 +36,7 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A true build of each form, by its name."""
     folder = tmp_path_factory.mktemp("true")
     for name, form in FORMS.items():
-        made.finish(folder / name, form)
+        made.whole(folder / name, form)
     return folder
 
 

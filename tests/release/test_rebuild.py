@@ -149,7 +149,7 @@ def test_what_only_follows_comes_last() -> None:
 
 
 def test_every_subject_counts(build: Path, tmp_path: Path) -> None:
-    again = made.finish(tmp_path / "again")
+    again = made.whole(tmp_path / "again")
     original = read_original(build)
     assert compare_rebuilt(original, again) == []
     verdict = again / "parity/stack.json"
