@@ -30,7 +30,7 @@ from shardmill.commands import (
     release,
     serve,
 )
-from shardmill.imports import spare_coremltools
+from shardmill.imports import spare_imports
 from shardmill.printable import one_line
 
 HELP = "Run, inspect, check and publish the Core ML programs that the pipeline builds for the Apple Neural Engine."
@@ -141,5 +141,5 @@ app.add_typer(draft.app, name="draft")
 def main() -> None:
     """Run the `shardmill` command."""
     interrupt.ends_this_process(INTERRUPTED)
-    spare_coremltools()
+    spare_imports()
     app()

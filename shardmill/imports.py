@@ -1,9 +1,10 @@
 """Keeps libraries from importing and printing what shardmill does not need.
 
 coremltools imports its trainers of PyTorch models, and with them PyTorch's distributed package, though no conversion
-needs them. It also imports transformers to learn whether it is installed. Both imports take a third of the
-start time of a process. The warnings of coremltools name features that a machine without Core ML lacks, as `shardmill
-doctor` explains.
+needs them. It also imports transformers and scipy to learn whether they are installed. The trainers and transformers
+take a third of the start time of a process. transformers imports accelerate and scipy where they are installed, for
+work that is not done here: a quarter of the time that its models take to be imported. The warnings of coremltools name
+features that a machine without Core ML lacks, as `shardmill doctor` explains.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -71,32 +72,60 @@ def quiet_process() -> Iterator[None]:
 
 
 ASKING = "coremltools._deps"  # looks for the libraries that coremltools may use, and notes which are installed
-LOOKED_FOR = "transformers"
 TRAINERS_TOO = "_IMPORT_CT_OPTIMIZE_TORCH"  # the flag in ASKING that makes coremltools import its trainers, too
+HIDDEN = {ASKING: ("transformers", "scipy"), "transformers": ("accelerate", "scipy")}  # module -> what it must not find
 
 
-class _WithoutTrainers(SourceFileLoader):
+def _leave_out_trainers(module: ModuleType) -> None:
+    setattr(module, TRAINERS_TOO, False)
+
+
+def _ask_now(module: ModuleType) -> None:
+    """Have transformers look for the hidden libraries: it asks again before each use, but keeps the first answer."""
+    from transformers.utils import is_accelerate_available, is_scipy_available  # type: ignore[attr-defined]
+
+    is_accelerate_available()
+    is_scipy_available()
+
+
+AFTERWARDS = {ASKING: _leave_out_trainers, "transformers": _ask_now}  # module -> what is done while they are hidden
+
+
+class _Sparing(SourceFileLoader):
+    """A loader of a module that finds some libraries missing; they are there again when it is loaded."""
+
+    def __init__(self, name: str, path: str, hidden: Iterable[str]) -> None:
+        super().__init__(name, path)
+        self.hidden = hidden
+
     def exec_module(self, module: ModuleType) -> None:
-        hides = LOOKED_FOR not in sys.modules
-        if hides:
-            sys.modules[LOOKED_FOR] = None  # type: ignore[assignment]  # makes an import fail
+        hidden = [name for name in self.hidden if name not in sys.modules]
+        sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None makes an import fail
         try:
             super().exec_module(module)
+            AFTERWARDS[self.name](module)
         finally:
-            if hides:
-                del sys.modules[LOOKED_FOR]
-        setattr(module, TRAINERS_TOO, False)
+            for name in hidden:
+                del sys.modules[name]
 
 
 class _Finder(MetaPathFinder):
+    def __init__(self, hidden: Mapping[str, Iterable[str]]) -> None:
+        self.hidden = hidden
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name == ASKING else None
+        spec = PathFinder.find_spec(name, path) if name in self.hidden else None
         if spec and spec.origin:
-            spec.loader = _WithoutTrainers(name, spec.origin)
+            spec.loader = _Sparing(name, spec.origin, self.hidden[name])
         return spec
 
 
-def spare_coremltools() -> None:
-    """Let this process import only the needed parts of coremltools, unless coremltools is imported already."""
+def spare_imports(torch: bool = False) -> None:
+    """Let coremltools and transformers import only what is needed in this process, unless they are imported already.
+
+    Args:
+        torch: whether coremltools is spared PyTorch, too, which takes longer than all the rest. It can't convert then.
+    """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        more = {ASKING: (*HIDDEN[ASKING], "torch")} if torch else {}
+        sys.meta_path.insert(0, _Finder(HIDDEN | more))

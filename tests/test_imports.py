@@ -21,12 +21,16 @@ found = [loaded()]
 from coremltools.optimize.torch.layerwise_compression.algorithms import GPTQ
 found += [loaded(), GPTQ.__module__.split(".")[-1], coremltools.optimize.torch.__name__.split(".")[-1]]
 from transformers import Phi3Config
-print(json.dumps([*found, Phi3Config.model_type, loaded()]))
+from transformers.models.phi3 import modeling_phi3
+found += [Phi3Config.model_type, loaded(), "accelerate" in sys.modules]
+import accelerate
+print(json.dumps(found))
 """
 
 
 def test_a_command_imports_what_it_needs_and_no_more() -> None:
     done = subprocess.run([sys.executable, "-c", SAID], capture_output=True, text=True, check=True)
-    spared, used, gptq, trainers, family, all_of_them = json.loads(done.stdout)
+    spared, used, gptq, trainers, family, all_of_them, more = json.loads(done.stdout)
     assert (spared, used, all_of_them) == ([False, False], [False, True], [True, True])
     assert (gptq, trainers, family) == ("algorithms", "torch", "phi3")
+    assert not more

@@ -12,10 +12,7 @@ from typing import Any
 
 from portable_coreml.errors import ProgramError
 from portable_coreml.files.model import LoadedModel, pick_function
-from portable_coreml.judge.loadable import default_shapes
-from portable_coreml.judge.placement import Verdicts, cost_shares, judge_model
 from portable_coreml.judge.rule import Target, label, subjects
-from portable_coreml.judge.shapes import infer_shapes
 from portable_coreml.program import Block, Named, Op, Program
 
 _NOT_CHOSEN = ("W5",)  # rules for eligible operations that the dispatcher leaves on the CPU
@@ -46,6 +43,8 @@ class ComputePlanProxy:
     evidence = "predicted"
 
     def __init__(self, model: LoadedModel | None = None, compute_units: str = "ALL") -> None:
+        from portable_coreml.judge.placement import Verdicts, judge_model
+
         self._model = model
         self._units = compute_units
         self.model_structure = None if model is None else model_structure(model.program)
@@ -86,6 +85,10 @@ class ComputePlanProxy:
 
 def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
     """Return an operation's share of the work by (function, label), for functions whose shares are known."""
+    from portable_coreml.judge.loadable import default_shapes
+    from portable_coreml.judge.placement import cost_shares
+    from portable_coreml.judge.shapes import infer_shapes
+
     found: dict[tuple[str, str], float] = {}
     for subject in subjects(model, Target()):
         name = subject.function.name

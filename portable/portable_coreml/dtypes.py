@@ -1,55 +1,67 @@
 """The scalar types of MIL: their names, their protobuf numbers, and how numpy and torch hold them.
 
 A float type of the program is held in float32 (fp16 mode rounds results, see execute.py). Sub-byte integers are held
-unpacked, one per byte. Unsigned types that torch can't compute with are held in the next wider signed type.
+unpacked, one per byte. Unsigned types that torch can't compute with are held in the next wider signed type. torch is
+imported by whoever asks for a type of it: a compiler doesn't.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
 class ScalarType:
     """One MIL scalar type.
 
-    Text name, protobuf number, bits when stored, numpy type of a constant, torch type in flight.
+    Text name, protobuf number, bits when stored, numpy type of a constant, name of the torch type in flight.
     """
 
     name: str
     number: int
     bits: int
     numpy: np.dtype
-    torch: torch.dtype
+    held: str
+
+    @property
+    def torch(self) -> torch.dtype:
+        """Return the torch type in flight."""
+        import torch
+
+        found: torch.dtype = getattr(torch, self.held)
+        return found
 
 
-def _scalar(name: str, number: int, bits: int, numpy: type, held: torch.dtype) -> ScalarType:
+def _scalar(name: str, number: int, bits: int, numpy: type, held: str) -> ScalarType:
     return ScalarType(name, number, bits, np.dtype(numpy), held)
 
 
 _SCALARS = (
-    _scalar("bool", 1, 8, np.bool_, torch.bool),
-    _scalar("string", 2, 0, np.object_, torch.uint8),
-    _scalar("fp16", 10, 16, np.float16, torch.float32),
-    _scalar("fp32", 11, 32, np.float32, torch.float32),
-    _scalar("fp64", 12, 64, np.float64, torch.float64),
-    _scalar("int8", 21, 8, np.int8, torch.int8),
-    _scalar("int16", 22, 16, np.int16, torch.int16),
-    _scalar("int32", 23, 32, np.int32, torch.int32),
-    _scalar("int64", 24, 64, np.int64, torch.int64),
-    _scalar("int4", 25, 4, np.int8, torch.int8),
-    _scalar("uint8", 31, 8, np.uint8, torch.uint8),
-    _scalar("uint16", 32, 16, np.uint16, torch.int32),
-    _scalar("uint32", 33, 32, np.uint32, torch.int64),
-    _scalar("uint64", 34, 64, np.uint64, torch.int64),
-    _scalar("uint4", 35, 4, np.uint8, torch.uint8),
-    _scalar("uint2", 36, 2, np.uint8, torch.uint8),
-    _scalar("uint1", 37, 1, np.uint8, torch.uint8),
-    _scalar("uint6", 38, 6, np.uint8, torch.uint8),
-    _scalar("uint3", 39, 3, np.uint8, torch.uint8),
+    _scalar("bool", 1, 8, np.bool_, "bool"),
+    _scalar("string", 2, 0, np.object_, "uint8"),
+    _scalar("fp16", 10, 16, np.float16, "float32"),
+    _scalar("fp32", 11, 32, np.float32, "float32"),
+    _scalar("fp64", 12, 64, np.float64, "float64"),
+    _scalar("int8", 21, 8, np.int8, "int8"),
+    _scalar("int16", 22, 16, np.int16, "int16"),
+    _scalar("int32", 23, 32, np.int32, "int32"),
+    _scalar("int64", 24, 64, np.int64, "int64"),
+    _scalar("int4", 25, 4, np.int8, "int8"),
+    _scalar("uint8", 31, 8, np.uint8, "uint8"),
+    _scalar("uint16", 32, 16, np.uint16, "int32"),
+    _scalar("uint32", 33, 32, np.uint32, "int64"),
+    _scalar("uint64", 34, 64, np.uint64, "int64"),
+    _scalar("uint4", 35, 4, np.uint8, "uint8"),
+    _scalar("uint2", 36, 2, np.uint8, "uint8"),
+    _scalar("uint1", 37, 1, np.uint8, "uint8"),
+    _scalar("uint6", 38, 6, np.uint8, "uint8"),
+    _scalar("uint3", 39, 3, np.uint8, "uint8"),
 )
 BY_NAME = {scalar.name: scalar for scalar in _SCALARS}
 BY_NUMBER = {scalar.number: scalar for scalar in _SCALARS}

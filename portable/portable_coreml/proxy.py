@@ -2,6 +2,8 @@
 
 Names and signatures match the calls in coremltools 9.0's Python code (models/model.py, _compiled_model.py,
 utils.py). `module()` builds the module object that install() puts in place of `coremltools.libcoremlpython`.
+
+What loads or judges a model imports torch, which takes most of a second; what compiles one does not need it.
 """
 
 from __future__ import annotations
@@ -15,27 +17,28 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from portable_coreml import compute_plan
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ExecutionError, InputError, PortableError, first_line
 from portable_coreml.files.blob import WeightLoader, resolve
 from portable_coreml.files.bundle import compile_model, load_model
-from portable_coreml.files.features import Signature, to_tensor
 from portable_coreml.files.model import MAX_SPEC_VERSION, LoadedModel, pick_function
-from portable_coreml.judge.loadable import check_loadable
-from portable_coreml.run.ane import options_of
-from portable_coreml.run.execute import Executable, declared_types
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from portable_coreml.run.execute import Executable
 
 HINTS = {
     "reshapeFrequency": ("Frequent", "Infrequent"),
     "specializationStrategy": ("Default", "FastPrediction"),
     "allowLowPrecisionAccumulationOnGPU": ("True", "False"),
 }
+PLAIN = ("fp32", "fp16")  # precisions without options
 _settings = {"precision": "fp32"}
 _inside: ContextVar[str] = ContextVar("precision", default="")
 
@@ -62,7 +65,10 @@ def loading_as(precision: str) -> Iterator[None]:
 
 
 def _checked(precision: str) -> str:
-    options_of(precision)
+    if precision not in PLAIN:
+        from portable_coreml.run.ane import options_of
+
+        options_of(precision)
     return precision
 
 
@@ -93,6 +99,8 @@ class MLStateProxy:
 
     def write_state(self, name: str, value: Any) -> None:
         """Replace a state by a copy of `value`. Raises InputError if the shape differs."""
+        from portable_coreml.run.signature import to_tensor
+
         self._check(name)
         array, kind = np.asarray(value), self.owner.states[name]
         if array.shape != tuple(self.values[name].shape):
@@ -111,6 +119,10 @@ class MLModelProxy:
         optimization_hints: Mapping[str, str] | None = None,
         asset: Any = None,
     ) -> None:
+        from portable_coreml.judge.loadable import check_loadable
+        from portable_coreml.run.execute import Executable, declared_types
+        from portable_coreml.run.signature import Signature
+
         start = time.perf_counter_ns()
         _check_hints(optimization_hints or {})
         self._model = asset.model() if asset is not None else load_model(Path(path))

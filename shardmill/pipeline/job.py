@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from shardmill import interrupt
 from shardmill.errors import GateError, ShardmillError
 from shardmill.files import digest, load_json, read_json, write_json
-from shardmill.imports import spare_coremltools
+from shardmill.imports import spare_imports
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine
 from shardmill.pipeline import code_digest, dag, resources, storage, table
 from shardmill.pipeline.cache import remote
@@ -204,7 +204,7 @@ def execute(snakemake: Any) -> None:
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # sums differ in the last digits if threads differ
     collect_rarely()
-    spare_coremltools()
+    spare_imports(torch=not table.STEPS[own].needs.torch)
     build = Path("build") / snakemake.wildcards.model
     withdrawal = partial(_withdraw, build) if own in dag.of_the_model(table.STEPS) else _nothing
     try:

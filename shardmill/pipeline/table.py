@@ -156,7 +156,7 @@ _ROWS = (  # each after the steps whose files it reads
         makes={"bundle": BUNDLE},
         takes={"package": PACKAGE},
         params={"bundles": lambda config: config.program.bundles, "engine": options.engine},
-        needs=Need(380, torch=1),
+        needs=Need(380),
         packages=("coremltools", "protobuf"),
         delivered=True,
         amount="# bundle",

@@ -323,14 +323,14 @@ def _progress(build: Path, show: Callable[[str], None]) -> Callable[[str], None]
 
 def main() -> None:
     """Load a model and answer calls until the parent has gone. Arguments: socket, memory, build, precision."""
-    from shardmill.imports import quiet_coremltools, spare_coremltools
+    from shardmill.imports import quiet_coremltools, spare_imports
     from shardmill.machine import collect_rarely, threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     handle, descriptor, build, precision = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
     connection, memory = Connection(handle), mmap.mmap(descriptor, 0)
     collect_rarely()
-    spare_coremltools()
+    spare_imports()
     with suppress(EOFError, OSError):  # the parent has gone
         try:
             with quiet_coremltools(), bundles.on_program_load(lambda name: connection.send((0, LOADING, name))):

@@ -75,7 +75,6 @@ MEASURED = {
     ("phi", "embedding", None): 269,
     ("phi", "convert", "layers_00_20"): 613,
     ("phi", "convert", "head_0"): 458,
-    ("phi", "compile", "layers_00_20"): 410,
     ("phi", "residency", "layers_00_20"): 417,
     ("phi", "reference", None): 1860,
     ("phi", "parity", "layers_00_20"): 4279,
@@ -169,10 +168,10 @@ def test_a_recurrence_has_the_logits_of_a_longer_text_too(kind: str) -> None:
 
 def test_what_importing_torch_takes_is_added_for_each_process_that_does() -> None:
     assert Need(100, torch=2, part=3).with_torch(250) == Need(600, part=3)
-    known = {"torch", "transformers", "coremltools"}  # the last two import the first
+    known = {"torch", "transformers", "coremltools"}  # the last two import the first; a compiler is spared it
     assert {name for name, step in STEPS.items() if step.needs.torch} == {
         name for name, step in STEPS.items() if known & {*step.packages}
-    }
+    } - {"compile"}
 
 
 def test_the_import_of_torch_is_measured_once_for_each_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ class Executable:
     def run(self, inputs: Mapping[str, Tensor], states: _States) -> tuple[Tensor, ...]:
         """Return outputs in program order.
 
-        `states` is updated. `inputs` must fit the parameters (features.py checks them).
+        `states` is updated. `inputs` must fit the parameters (signature.py checks them).
         """
         values = [inputs[item.name] for item in self.inputs]
         with torch.inference_mode(), one_thread():

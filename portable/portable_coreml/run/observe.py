@@ -11,11 +11,12 @@ import contextvars
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Observer = Callable[[str, str, Tensor], None]
+Observer = Callable[[str, str, "Tensor"], None]
 _CURRENT: contextvars.ContextVar[Observer | None] = contextvars.ContextVar("observer", default=None)
 
 
@@ -77,6 +78,6 @@ class FirstNonFinite:
 
     def __call__(self, name: str, kind: str, value: Tensor) -> None:
         """Look at one result."""
-        if self.found is not None or not value.is_floating_point() or bool(torch.isfinite(value).all()):
+        if self.found is not None or not value.is_floating_point() or bool(value.isfinite().all()):
             return
-        self.found = NonFinite(name, kind, "NaN" if bool(torch.isnan(value).any()) else "overflow")
+        self.found = NonFinite(name, kind, "NaN" if bool(value.isnan().any()) else "overflow")

@@ -49,8 +49,8 @@ def test_fp16_and_fp32_arrays_are_both_accepted(proxy: Any) -> None:
 def test_integer_inputs_take_whole_numbers_only() -> None:
     """A float array may feed an int32 input if nothing is lost."""
     from portable_coreml.errors import InputError
-    from portable_coreml.files.features import to_tensor
     from portable_coreml.program import TensorType
+    from portable_coreml.run.signature import to_tensor
 
     kind = TensorType("int32", (2,))
     assert to_tensor(np.array([1.0, -2.0]), kind, "ids", half=False).tolist() == [1, -2]
@@ -79,8 +79,8 @@ def test_scalars_come_back_with_one_element(build_program: Any) -> None:
 
 def test_arrays_may_lie_in_memory_in_any_order(proxy: Any) -> None:
     """Tokens first, as a table's rows do, without a copy; backwards or with gaps, with one."""
-    from portable_coreml.files.features import to_tensor
     from portable_coreml.program import TensorType
+    from portable_coreml.run.signature import to_tensor
 
     step = step_inputs(32, 8, 0, 3, 0)
     expected = proxy.predict(step)["hidden"]

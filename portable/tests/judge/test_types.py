@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from portable_coreml.errors import ExecutionError, InputError, ProgramError
 from portable_coreml.files.bundle import load_model
-from portable_coreml.files.features import to_tensor
 from portable_coreml.files.read_text import read_text
 from portable_coreml.judge.loadable import check_function
 from portable_coreml.program import Function, TensorType
 from portable_coreml.proxy import MLModelProxy
+from portable_coreml.run.signature import to_tensor
 
 from tests.test_hostile import X, Y, bundle
 
