@@ -73,7 +73,10 @@ def quiet_process() -> Iterator[None]:
 
 ASKING = "coremltools._deps"  # looks for the libraries that coremltools may use, and notes which are installed
 TRAINERS_TOO = "_IMPORT_CT_OPTIMIZE_TORCH"  # the flag in ASKING that makes coremltools import its trainers, too
-HIDDEN = {ASKING: ("transformers", "scipy"), "transformers": ("accelerate", "scipy")}  # module -> what it must not find
+HIDDEN: dict[str, tuple[str, ...]] = {
+    ASKING: ("transformers", "scipy"),
+    "transformers": ("accelerate", "scipy"),
+}  # module -> what it must not find
 
 
 def _leave_out_trainers(module: ModuleType) -> None:
