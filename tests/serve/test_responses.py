@@ -217,6 +217,7 @@ def test_what_codex_sends_is_taken(server: Running) -> None:
         None,
         *({"reasoning_effort": one} for one in ("low", "medium", "high")),
     ]
+    assert [message["role"] for message in seen[0][0]] == ["user", "assistant", "tool"]
     _, call, output = seen[0][0]
     assert call["tool_calls"][0]["function"] == {"name": "apply_patch", "arguments": {"input": "*** Begin\n"}}
     assert (output["role"], output["name"], output["content"]) == ("tool", "apply_patch", "ok")
