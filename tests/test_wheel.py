@@ -113,8 +113,9 @@ def test_it_names_the_others_whose_work_it_carries(wheel: Path) -> None:
     """NOTICE names every checkpoint in it, and nothing that is not in it."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-        (notice,) = (name for name in names if name.endswith(".dist-info/licenses/NOTICE"))
-        text = archive.read(notice).decode()
+        notices = [name for name in names if name.endswith(".dist-info/licenses/NOTICE")]
+        assert len(notices) == 1
+        text = archive.read(notices[0]).decode()
     assert text == (ROOT / "NOTICE").read_text()
     named = re.findall(r"^resources/([\w-]+)", text, re.MULTILINE)
     carried = {name.split("/")[3] for name in names if re.fullmatch(r".*/resources/[^/]+/config\.json", name)}
