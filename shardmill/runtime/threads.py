@@ -12,6 +12,7 @@ from shardmill.runtime.engine import Engine
 
 CHOSEN_BY_HAND = "OMP_NUM_THREADS"  # torch's own variable
 SECONDS = 0.15  # of measuring for each number of threads, or one pass of each width if that takes longer
+WARM = 3  # passes that don't count: the first is planned, and the third makes the engine's packed copies
 GAIN = 0.95  # more threads must reduce the time to at most this share: other work soon makes them slower
 
 
@@ -38,7 +39,8 @@ def seconds_for_passes(engine: Engine) -> float:
     total, widths = 0.0, {1, engine.verify}
     for width in widths:
         run = partial(engine.hidden, [0] * width, range(width), range(width))
-        run()  # the first run plans the pass
+        for _ in range(WARM):
+            run()
         total += min(timings(run, SECONDS / len(widths)))
     engine.reset()
     return total

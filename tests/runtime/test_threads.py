@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import tiny
 from bench.folder import build_folder
+from portable_coreml.run.fixed_point import EARNED
 
 from shardmill import machine
 from shardmill.models.host import NEVER
@@ -48,3 +49,15 @@ def test_a_person_s_choice_stands(built: tiny.Build, tmp_path: Path, monkeypatch
     fastest_threads(lambda: seconds_for_passes(loaded))
     assert chosen == [7]
     assert (loaded.host.held == NEVER).all()
+
+
+def test_passes_in_which_the_engine_prepares_do_not_count(
+    built: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packing a model's matrices takes as long as twenty passes, and one thread would pay for it, whoever is faster."""
+    loaded, passes, before = engine.load(build_folder(built, tmp_path)), list[int](), list[list[int]]()
+    monkeypatch.setattr(loaded, "hidden", lambda tokens, slots, positions: passes.append(len(tokens)))
+    monkeypatch.setattr(threads, "timings", lambda run, seconds: before.append([*passes]) or [1.0])
+    seconds_for_passes(loaded)
+    for width in {1, loaded.verify}:
+        assert [width] * (EARNED + 1) in [one[-EARNED - 1 :] for one in before]
