@@ -49,7 +49,7 @@ class Packed:
     """The packed copy of one matrix, which all functions that multiply with the matrix share.
 
     Attributes:
-        pieces: FBGEMM's copies of so many rows each; empty until they are earned.
+        pieces: FBGEMM's copies, each of `_piece` rows; empty until they are earned.
     """
 
     def __init__(self, source: np.ndarray | None = None) -> None:
@@ -142,7 +142,7 @@ class _Cuts:
 
 @cache
 def _cuts(bits: int) -> _Cuts:
-    """Return how integers are cut into digits of so many bits."""
+    """Return how integers are cut into digits of `bits` bits."""
     lower = range(0, 31 - bits, bits)  # where all digits but the last begin; the last has its sign from the integer
     half = 1 << (bits - 1)
     shifts, masks = [*lower, len(lower) * bits], [*(2 * half - 1 for _ in lower), -1]
@@ -153,7 +153,7 @@ def _cuts(bits: int) -> _Cuts:
 
 
 def to_fixed_point(rows: Tensor) -> FixedPoint | None:
-    """Return rows [n, in] in fixed point; None if there are none, they are too long, or a number is not finite."""
+    """Return rows [n, in] in fixed point; None without rows, with too long rows, or with a number not finite."""
     if not 0 < rows.shape[1] <= _MOST_INPUTS or not len(rows):
         return None
     numbers = rows.numpy()
@@ -171,7 +171,7 @@ def multiplies_in_fixed_point() -> bool:
 
 
 def takes_so_many(count: int) -> bool:
-    """Return whether so many rows are multiplied faster in fixed point than in float32."""
+    """Return whether `count` rows are multiplied faster in fixed point than in float32."""
     return vnni_is_used() or (count <= FEW and fbgemm_bits() > 0)
 
 
@@ -285,7 +285,7 @@ def _fbgemm(digits: Tensor, bits: int, piece: Any) -> Tensor:
 
 
 def _may_round(bits: int, inputs: int) -> bool:
-    """Return whether a sum of so many products of a digit and an int8 number may be larger than float32 holds."""
+    """Return whether `inputs` products of a digit and an int8 number may add up to more than float32 holds."""
     return inputs << (bits - 1 + 7) > _EXACT
 
 
@@ -295,7 +295,7 @@ def _piece(values: Tensor) -> int:
 
 
 def _pack(values: Tensor) -> tuple[Any, ...]:
-    """Return FBGEMM's copies of a matrix [out, in], of so many rows each."""
+    """Return FBGEMM's copies of a matrix [out, in], each of `_piece` rows."""
     size = _piece(values)
     made: list[Any] = [None] * -(-len(values) // size)
 
@@ -309,7 +309,7 @@ def _pack(values: Tensor) -> tuple[Any, ...]:
 
 @cache
 def packs() -> bool:
-    """Return whether FBGEMM is so much faster than oneDNN's kernel here that a copy is worth its memory.
+    """Return whether FBGEMM is faster than oneDNN's kernel here, by enough to be worth a copy's memory.
 
     Results do not depend on the answer, so it may be found with a stop-watch.
     """

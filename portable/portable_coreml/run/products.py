@@ -128,7 +128,7 @@ def _stored_product(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
 
 
 def takes_fixed_point(matrix: StoredMatrix | Tensor, count: int) -> bool:
-    """Return whether so many columns are multiplied in fixed point with a matrix here."""
+    """Return whether `count` columns are multiplied in fixed point with a matrix here."""
     if not isinstance(matrix, StoredMatrix) or matrix.scale is None or matrix.half:
         return False
     return matrix.values.dtype == torch.int8 and takes_so_many(count)
