@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from shardmill.checkpoint.tokenizer import ODD_TEXTS
 from shardmill.decode.drafters import create_drafter
 from shardmill.decode.sampler import Sampler, Sampling
 from shardmill.decode.session import Session
@@ -23,7 +24,7 @@ from shardmill.decode.text import TextStream
 from shardmill.models.host import KVLayout, packed_texts
 from shardmill.runtime.label import text_windows
 from shardmill.runtime.spans import TRANSITIONS, Span, bioes_spans, grouped_spans, likeliest
-from shardmill.serve.chat_format import TEXTS, Around, ChatFormat
+from shardmill.serve.chat_format import Around, ChatFormat
 
 VECTORS = Path(__file__).parents[1] / "Tests" / "Vectors"
 ROPE = {"inv_freq": [1.0, 0.31622776, 0.1, 0.0316], "scale": 1.19}
@@ -288,9 +289,9 @@ def chats() -> Iterator[dict[str, Any]]:
         found = ChatFormat(
             begin, instead, around["system"] if system else None, around["user"], around["assistant"], generate
         )
-        talks = [[("user", text)] for text in TEXTS]
-        talks.append([("assistant" if turn % 2 else "user", text) for turn, text in enumerate(TEXTS[:-1])])
-        talks += [[("system", text), *talks[-1][:3]] for text in TEXTS if system]
+        talks = [[("user", text)] for text in ODD_TEXTS]
+        talks.append([("assistant" if turn % 2 else "user", text) for turn, text in enumerate(ODD_TEXTS[:-1])])
+        talks += [[("system", text), *talks[-1][:3]] for text in ODD_TEXTS if system]
         yield {
             "format": found.as_json() | {"stop": []},
             "talks": [

@@ -14,11 +14,12 @@ from serve import templates
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from shardmill.checkpoint.tokenizer import ODD_TEXTS
 from shardmill.decode import Sampling, Session
 from shardmill.decode.generate import Options, TokenEvent, generate
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.runtime.engine import Engine
-from shardmill.serve.chat_format import TEXTS, chat_format
+from shardmill.serve.chat_format import chat_format
 
 from .programs import ROOT, demand_check, script
 from .test_texts import BUILDS, finished
@@ -83,8 +84,8 @@ def test_templates_of_the_usual_shapes(name: str, tmp_path: Path) -> None:
     manifest["chat"], why = chat_format(source)
     assert not why
     (build / "model.json").write_text(json.dumps(manifest))
-    told = {"instructions": TEXTS[2]} if "system" in manifest["chat"] else {}
-    questions = [text for text in TEXTS if text.isascii()]
+    told = {"instructions": ODD_TEXTS[2]} if "system" in manifest["chat"] else {}
+    questions = [text for text in ODD_TEXTS if text.isascii()]
     talks = [
         {"questions": questions[:3], "max_tokens": 12},
         {"questions": questions[3:6], "max_tokens": 12, "temperature": 0.9, "seed": 4, **told},

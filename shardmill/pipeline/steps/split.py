@@ -29,6 +29,7 @@ from shardmill.models.architecture import (
 from shardmill.models.contract import window_slots
 from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
+from shardmill.models.end_tokens import eos_token_ids
 from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE, interface
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
@@ -95,7 +96,7 @@ def split(
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models import family
-    from shardmill.models.hf_config import eos_token_ids, load_hf_config, model_description
+    from shardmill.models.hf_config import load_hf_config, model_description
     from shardmill.pipeline import traffic
 
     hf = load_hf_config(source)

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from shardmill import config, plan
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import dumps, read_json, write_json
-from shardmill.models.hf_config import eos_token_ids, load_hf_config
+from shardmill.models.end_tokens import eos_token_ids
+from shardmill.models.hf_config import load_hf_config
 from shardmill.pipeline import options
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import perform
