@@ -18,8 +18,6 @@ float32 (products.py) where VNNI is missing.
 from __future__ import annotations
 
 import math
-import mmap
-import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -31,6 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from portable_coreml.run.packed import Packed
 from portable_coreml.run.pieces import all_threads, in_pieces
 
 FEW = 8  # rows: with more, blocks in float32 are faster than FBGEMM without VNNI
@@ -43,55 +42,6 @@ _EXACT = float(1 << 24)  # FBGEMM gives its sums in float32, which holds integer
 _POINT = 30  # bits after the binary point of an input's integer
 _LEAST = -90  # least exponent of a row of inputs: programs do not compute with smaller numbers
 _FASTER = 1.2  # times, below which a copy is not worth its memory
-
-
-class Packed:
-    """The packed copy of one matrix, which all functions that multiply with the matrix share.
-
-    Attributes:
-        pieces: FBGEMM's copies, each of `_piece` rows; empty until they are earned.
-    """
-
-    def __init__(self, source: np.ndarray | None = None) -> None:
-        """`source`: the array that holds the matrix, if it may be mapped from a file."""
-        self.pieces: tuple[Any, ...] = ()
-        self._mapped = [] if source is None else _mapped(source)
-        self._products = 0
-        self._lock = threading.Lock()
-
-    def earned(self, values: Tensor) -> tuple[Any, ...]:
-        """Count a product with the matrix and return its copies, which are made with the product that earns them."""
-        if not self.pieces:
-            with self._lock:
-                self._products += 1
-                if self._products > EARNED and not self.pieces:
-                    self.pieces = _pack(values)
-                    self.give_back()
-        return self.pieces
-
-    def join(self, other: Packed) -> Packed:
-        """Serve another function's matrix, too: the same numbers, mapped once more."""
-        if other is not self:
-            self._mapped += other._mapped
-        return self
-
-    def give_back(self) -> None:
-        """Free the memory in which the mapped matrix lies, if there is a copy; the next use reads the file again."""
-        for file, first, size in self._mapped if self.pieces else ():
-            file.madvise(mmap.MADV_DONTNEED, first, size)
-
-
-def _mapped(array: np.ndarray) -> list[tuple[mmap.mmap, int, int]]:
-    """Return the file that an array is mapped from, and the first byte and size of the array's whole pages in it."""
-    file: Any = array
-    while isinstance(file, np.ndarray):
-        file = file.base
-    if not isinstance(file, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):
-        return []
-    start = array.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data
-    first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
-    size = (start + array.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE
-    return [(file, first, size)] if size > 0 else []
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +127,7 @@ def takes_so_many(count: int) -> bool:
 
 def fixed_point_product(values: Tensor, scale: Tensor, packed: Packed, rows: FixedPoint) -> Tensor:
     """Return rows @ (values * scale).T, [n, out] in float32, for values [out, in] in int8 and scale [out, 1]."""
-    pieces = packed.earned(values) if len(rows.integers) <= FEW and packs() else ()
+    pieces = packed.earned(EARNED, lambda: _pack(values)) if len(rows.integers) <= FEW and packs() else ()
     if pieces:
         return _by_fbgemm(pieces, values, scale, rows)
     return _by_onednn(values, scale, rows) if vnni_is_used() else _in_float64(values, scale, rows)

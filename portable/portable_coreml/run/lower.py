@@ -24,9 +24,11 @@ from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ProgramError, UnsupportedOp
 from portable_coreml.program import Binding, Block, Function, ListType, Named, Op, TensorType, Value
 from portable_coreml.run.ane import SCALES, deviating_kernel
-from portable_coreml.run.fixed_point import Packed, multiplies_in_fixed_point
+from portable_coreml.run.fixed_point import multiplies_in_fixed_point
+from portable_coreml.run.fp16_weights import fp16_copies_are_right
 from portable_coreml.run.lowered import Arg, Const, Lowered, LoweredStep, Ref, evaluate, mentions
 from portable_coreml.run.ops import KERNELS, Kernel, Param, extra_package, find_kernel
+from portable_coreml.run.packed import Packed
 from portable_coreml.run.products import (
     WEIGHTS,
     WIDE,
@@ -82,7 +84,8 @@ class _Lowering:
         self.keys: dict[str, Hashable] = {}  # of shared tensors, by the names of the constants
         self.half = half
         self.options = options
-        self.least = 1 if SCALES in options else least_stored(not half and multiplies_in_fixed_point())
+        fast = fp16_copies_are_right() if half else multiplies_in_fixed_point()
+        self.least = 1 if SCALES in options else least_stored(fast)
 
     def block(self, block: Block, inputs: Sequence[Named], outer: Scope) -> Lowered:
         scope: Scope = dict(outer)

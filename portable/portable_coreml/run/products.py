@@ -7,10 +7,11 @@ then, and the one rounding to fp16 may go the other way. In float64 the order no
 Products with constant matrices are 1x1 convolutions, linear layers, and every product whose matrix is large and left
 as it is stored (stored.py).
 
-A stored matrix is never expanded to float32 as a whole. There are two ways to multiply it:
-- In fixed point (fixed_point.py), which is exact until the last step rounds.
-- In blocks of rows, each expanded to float32 by the thread that multiplies it. This way is taken if weights are to be
-  rounded to fp16 or are not int8, if inputs are not finite, and where fixed point is slower.
+A stored matrix is never expanded to float32 as a whole. There are three ways to multiply it:
+- Weights of int8 in fixed point (fixed_point.py), which is exact until the last step rounds.
+- Weights of fp16, or rounded to fp16, by a kernel that reads fp16 (fp16_weights.py).
+- In blocks of rows, each expanded to float32 by the thread that multiplies it. This way is taken if inputs or weights
+  are not finite, where a processor lacks a kernel, and for many rows in float32 where fixed point is slower.
 
 Products in floating point are computed in blocks of rows, also those with matrices that are not stored. The blocks
 follow from the matrix alone, so the number of threads changes no bit of a result (pieces.py).
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from portable_coreml.run.fixed_point import FixedPoint, fixed_point_product, takes_so_many, to_fixed_point
+from portable_coreml.run.fp16_weights import fp16_product
 from portable_coreml.run.lowered import Arg, Const
 from portable_coreml.run.ops import KERNELS, Kernel
 from portable_coreml.run.pieces import in_pieces, one_thread
@@ -117,14 +119,21 @@ def by_fours(tokens: Tensor) -> Tensor:
 
 
 def _stored_product(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
-    """Return the product with a stored matrix; in fixed point it is steady in any case."""
+    """Return the product with a stored matrix; in fixed point and in fp16 it is steady in any case."""
     if takes_fixed_point(matrix, x.shape[1]):
         rows = to_fixed_point(x.t())
         if rows is not None:
             return matrix_in_fixed_point(matrix, rows).t()
-    found = _blockwise(matrix, x, steady)
-    matrix.packed.give_back()
+    found = _in_fp16(matrix, x) if _has_fp16_weights(matrix) else None
+    if found is None:
+        found = _blockwise(matrix, x, steady)
+        matrix.packed.give_back()
     return found
+
+
+def _has_fp16_weights(matrix: StoredMatrix) -> bool:
+    """Return whether each weight is an fp16 number."""
+    return matrix.half if matrix.scale is not None else matrix.values.dtype == torch.float16
 
 
 def takes_fixed_point(matrix: StoredMatrix | Tensor, count: int) -> bool:
@@ -166,10 +175,7 @@ def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
     out = torch.empty(len(tokens), len(values))
 
     def multiply(first: int, last: int) -> None:
-        block = _scratch.get(torch.float32, last - first, len(x)).copy_(values[first:last])
-        if scale is not None and matrix.half:
-            block.mul_(scale[first:last])
-            block.copy_(_scratch.get(torch.float16, last - first, len(x)).copy_(block))
+        block = _expanded(matrix, first, last)
         if len(tokens) % 4 == 0:
             _steady_mm(tokens, block.t(), out[:, first:last])
         else:
@@ -179,6 +185,26 @@ def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
     if scale is not None and not matrix.half:
         out.mul_(scale.t())  # after the sums: the results are fewer than the weights
     return out[: x.shape[1]].t()
+
+
+def _in_fp16(matrix: StoredMatrix, x: Tensor) -> Tensor | None:
+    """Return the product with a matrix whose weights are fp16 numbers; None if the kernel can't compute it."""
+    rows = by_fours(x.t()).contiguous()
+    found = fp16_product(rows, len(matrix.values), partial(_expanded, matrix), matrix.packed)
+    return None if found is None else found[: x.shape[1]].t()
+
+
+def _expanded(matrix: StoredMatrix, first: int, last: int) -> Tensor:
+    """Return rows of a matrix in float32, in this thread's scratch memory.
+
+    Scales are left to the caller if weights are not rounded.
+    """
+    width = matrix.values.shape[1]
+    block = _scratch.get(torch.float32, last - first, width).copy_(matrix.values[first:last])
+    if matrix.scale is not None and matrix.half:
+        block.mul_(matrix.scale[first:last])
+        block.copy_(_scratch.get(torch.float16, last - first, width).copy_(block))
+    return block
 
 
 def _pointwise(x: Tensor, weight: StoredMatrix | Tensor, bias: Tensor | None, *_: Any, steady: bool) -> Tensor:

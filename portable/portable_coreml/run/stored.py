@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from portable_coreml.program import Op, TensorType, Value
-from portable_coreml.run.fixed_point import Packed
+from portable_coreml.run.packed import Packed
 
-LARGE = 1 << 22  # elements; a smaller matrix is multiplied faster in float32, above all in fp16 mode
-# Elements of an integer matrix that is multiplied in fixed point: with one token it takes as long as in float32, with
-# four half as long, and a quarter of the memory.
-LARGE_IN_FIXED_POINT = 1 << 19
+LARGE = 1 << 22  # elements; a smaller matrix is multiplied faster in float32 than expanded block by block
+# Elements of a matrix for which there is a kernel that reads it as it is stored, or a packed copy. A smaller one takes
+# as long in float32, and its memory is not worth the saving.
+LARGE_WITH_KERNEL = 1 << 19
 SCALED = {"constexpr_blockwise_shift_scale": "data", "constexpr_affine_dequantize": "quantized_data"}
 LOOKED_UP = "constexpr_lut_to_dense"
 _INTEGERS = frozenset({"int4", "int8"})
@@ -45,12 +45,12 @@ class StoredMatrix:
     packed: Packed = field(default_factory=Packed)
 
 
-def least_stored(fixed_point: bool) -> int:
+def least_stored(kernel: bool) -> int:
     """Return the least number of elements of a matrix of integers that stays as it is stored.
 
-    `fixed_point`: whether int8 matrices are multiplied in fixed point.
+    `kernel`: whether such matrices are multiplied by a kernel of their own.
     """
-    return min(LARGE, LARGE_IN_FIXED_POINT) if fixed_point else LARGE
+    return min(LARGE, LARGE_WITH_KERNEL) if kernel else LARGE
 
 
 def is_compressed(kind: str, literals: _Literals, least: int) -> bool:

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 from portable_coreml.run import fixed_point, products
-from portable_coreml.run.fixed_point import FixedPoint, Packed, to_fixed_point
+from portable_coreml.run.fixed_point import FixedPoint, to_fixed_point
+from portable_coreml.run.packed import Packed
 from portable_coreml.run.stored import StoredMatrix
 from torch import Tensor
 

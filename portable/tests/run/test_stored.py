@@ -173,7 +173,7 @@ class Mapped:
         self.given = given
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self, 0, 4096))
+        return iter((lambda: self, 0, 4096))
 
     def madvise(self, advice: int, first: int, size: int) -> None:
         self.given.append(size)
@@ -253,7 +253,7 @@ def test_functions_of_one_program_share_what_they_expand(
     compressed: bool, build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program has one for each width of a pass, and their weights would be in memory as many times."""
-    monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", stored.LARGE)
+    monkeypatch.setattr(stored, "LARGE_WITH_KERNEL", stored.LARGE)
 
     def half(x: Any, mb: Any) -> Any:
         weight = np.random.default_rng(1).standard_normal((OUT, IN, 1, 1)).astype(np.float16)
@@ -281,15 +281,16 @@ def test_functions_of_one_program_share_what_they_expand(
 
 @pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_smaller_integer_matrices_stay_if_they_are_multiplied_in_fixed_point(
+def test_smaller_integer_matrices_stay_if_there_is_a_kernel_for_them(
     precision: str, fast: bool, build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In fp16 mode, and on processors without fast int8 products, they are multiplied faster in float32."""
-    monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", OUT * IN)
-    monkeypatch.setattr(lower, "multiplies_in_fixed_point", lambda: fast)
+    """Without one they are multiplied faster in float32."""
+    monkeypatch.setattr(stored, "LARGE_WITH_KERNEL", OUT * IN)
+    monkeypatch.setattr(lower, "multiplies_in_fixed_point", lambda: fast and precision == "fp32")
+    monkeypatch.setattr(lower, "fp16_copies_are_right", lambda: fast and precision == "fp16")
     model = loaded(built(build_program, linear, ROWS, tmp_path / "m.mlpackage"), precision)
-    assert len(stored_matrices(model)) == (fast and precision == "fp32")
-    monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", OUT * IN + 1)
+    assert len(stored_matrices(model)) == fast
+    monkeypatch.setattr(stored, "LARGE_WITH_KERNEL", OUT * IN + 1)
     assert not stored_matrices(loaded(tmp_path / "m.mlpackage", precision))
 
 
@@ -297,7 +298,7 @@ def test_products_of_the_same_rows_share_their_fixed_point_form(
     build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Making it takes as long as a product with a small matrix."""
-    monkeypatch.setattr(stored, "LARGE_IN_FIXED_POINT", 1)
+    monkeypatch.setattr(stored, "LARGE_WITH_KERNEL", 1)
     monkeypatch.setattr(lower, "multiplies_in_fixed_point", lambda: True)
     monkeypatch.setattr(products, "takes_so_many", lambda count: True)
 
