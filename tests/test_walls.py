@@ -40,18 +40,23 @@ MAY_USE: dict[str, set[str]] = {
     "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
     "draft": {"gates", "models"},
     "witness": {"gates", "models", "plan", "runtime"},
-    "serve": {"checkpoint", "decode", "runtime"},
+    "templates": {"checkpoint"},
+    "serve": {"checkpoint", "decode", "runtime", "templates"},
     "bench": {"checkpoint", "config", "decode", "kit_runner", "models", "plan", "runtime", "serve"},
+    "records": {"checkpoint", "evidence", "forms", "gates", "plan", "runtime"},
     "report": {"evidence", "forms", "gates"},
     "pipeline": {
         "bench", "checkpoint", "config", "convert", "decode", "evidence", "forms", "gates", "kit_runner",
-        "models", "plan", "precision", "report", "runtime", "serve", "topology", "witness",
+        "models", "plan", "precision", "records", "report", "runtime", "serve", "templates", "topology",
+        "witness",
     },
-    "release": {"checkpoint", "forms", "gates", "pipeline", "plan", "runtime"},
-    "device": {"checkpoint", "config", "evidence", "forms", "gates", "kit_runner", "models", "pipeline", "runtime"},
+    "release": {"checkpoint", "forms", "gates", "pipeline", "plan", "records", "runtime"},
+    "device": {
+        "checkpoint", "config", "evidence", "forms", "gates", "kit_runner", "models", "pipeline", "records", "runtime",
+    },
     "commands": {
         "bench", "checkpoint", "config", "decode", "device", "draft", "evidence", "forms", "gates",
-        "models", "pipeline", "plan", "precision", "release", "runtime", "serve", "witness",
+        "models", "pipeline", "plan", "precision", "records", "release", "runtime", "serve", "templates", "witness",
     },
     "cli": {"commands"},
     "portable": set(),
@@ -134,7 +139,7 @@ def test_nothing_is_used_over_a_wall() -> None:
 
 
 def test_only_the_pipeline_uses_its_steps() -> None:
-    """What others need of them has a module of its own, such as `pipeline/finished.py`."""
+    """What others need of them has a module of its own, such as `records/finished.py`."""
     steps = "shardmill.pipeline.steps."
     assert {
         name for name in MODULES if room(name) != "pipeline" for used in uses(name) if used.startswith(steps)

@@ -96,8 +96,8 @@ def _default_file(build: Path) -> Path:
     `verify` refuses a file that no record names, as of a config with `benchmark: false`, and other bytes in a build
     that is signed or published.
     """
-    from shardmill.pipeline.audit import BUNDLE
-    from shardmill.pipeline.task import RECEIPT
+    from shardmill.records.audit import BUNDLE
+    from shardmill.records.names import RECEIPT
 
     redrawn = (build / SPEED).with_suffix(RECEIPT).is_file() and not (build / BUNDLE).exists()
     return build / SPEED if redrawn else build.resolve().parent / f"{build.resolve().name}.speed.json"

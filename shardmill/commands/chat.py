@@ -101,7 +101,7 @@ def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Pa
         ShardmillError: the system prompt is not UTF-8 text.
         typer.BadParameter: the checkpoint has no chat template.
     """
-    from shardmill.serve.chat import has_template
+    from shardmill.templates.render import has_template
 
     checked_text(system, "--system")
     if chosen is None and not has_template((build / manifest["tokenizer"]["path"]).parent):

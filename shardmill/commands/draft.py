@@ -95,7 +95,7 @@ def encoded_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
     """
     from transformers import AutoTokenizer
 
-    from shardmill.serve.chat import rendered
+    from shardmill.templates.render import rendered
 
     tokenizer, found = AutoTokenizer.from_pretrained(source, trust_remote_code=False), list[list[int]]()
     lines = read_prompt_file(file).removesuffix("\n").split("\n")  # a string in JSON may hold other ends of lines

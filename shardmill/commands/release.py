@@ -46,7 +46,7 @@ def verify(
     them all. With --key they must be signed by one of the keys; without, compare the sha256 with one noted elsewhere.
     """
     from shardmill.checkpoint.hashing import hash_file
-    from shardmill.pipeline.finished import ATTESTATION
+    from shardmill.records.finished import ATTESTATION
     from shardmill.release.sign import read_public
     from shardmill.release.verify import prove
 

@@ -23,8 +23,8 @@ from shardmill.kit_runner import kit as runner
 from shardmill.kit_runner.kit import HOW, KIT, KIT_FORMAT
 from shardmill.models.contract import CACHE_ITEM_BYTES
 from shardmill.models.interface import EACH, ONE, own_bundle
-from shardmill.pipeline.finished import check_files
 from shardmill.printable import printable
+from shardmill.records.finished import check_files
 from shardmill.runtime.manifest import (
     COMPILER,
     COMPLETE,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmill.pipeline.resources import NOTHING, Need
-from shardmill.pipeline.task import RECEIPT, Task
+from shardmill.pipeline.task import Task
+from shardmill.records.names import RECEIPT
 
 if TYPE_CHECKING:
     from shardmill.config import Config

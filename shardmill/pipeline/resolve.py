@@ -23,8 +23,8 @@ from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.models.interface import HOST, MTP
-from shardmill.pipeline.attest import PATHS
 from shardmill.pipeline.code_digest import code_digest, model_type_in
+from shardmill.records.attest import PATHS
 
 if TYPE_CHECKING:
     from shardmill.models.architecture import Architecture, ModelDescription

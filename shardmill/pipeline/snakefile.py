@@ -25,8 +25,9 @@ from shardmill.pipeline.dag import receipt_of
 from shardmill.pipeline.resolve import expected, overlaps, parsed, read_corpus, resolve_config
 from shardmill.pipeline.scheduling import too_large
 from shardmill.pipeline.table import RECORD, STEPS
-from shardmill.pipeline.task import SOURCE, Tools
+from shardmill.pipeline.task import Tools
 from shardmill.printable import one_line
+from shardmill.records.names import SOURCE
 from shardmill.runtime.manifest import entries
 from shardmill.witness import installed
 
@@ -272,7 +273,7 @@ def resized(build: Path) -> list[str]:
 
 def _size(build: Path, entry: Mapping[str, Any]) -> int:
     """Return the bytes of an entry's files; a missing one has none."""
-    from shardmill.pipeline.finished import named_files  # no job needs it
+    from shardmill.records.finished import named_files  # no job needs it
 
     files = [build / name for name, _ in named_files(entry)]
     return sum(file.stat().st_size for file in files if file.is_file())

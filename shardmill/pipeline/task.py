@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.files import digest
+from shardmill.records.names import SOURCE
 
-SOURCE = "source"  # a build's folder with the checkpoint's files
-RECEIPT = ".receipt.json"  # ends the name of a receipt
 Tools = Mapping[str, Any]  # "code" and "packages" of an action, see `code_digest.tools`
 Work = Callable[[Mapping[str, Path]], None]
 

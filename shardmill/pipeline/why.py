@@ -27,7 +27,8 @@ from shardmill.pipeline.cache.store import Store, write_receipt
 from shardmill.pipeline.dag import Job
 from shardmill.pipeline.job import arguments, describe
 from shardmill.pipeline.table import RECORD, STEPS
-from shardmill.pipeline.task import RECEIPT, Action, Task, source_folder
+from shardmill.pipeline.task import Action, Task, source_folder
+from shardmill.records.names import RECEIPT
 
 
 @dataclass(frozen=True)

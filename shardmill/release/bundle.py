@@ -26,8 +26,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, replacing, sealed, write_json
 from shardmill.forms.recipe import called
-from shardmill.pipeline.attest import HOME, installed, read_provenance
-from shardmill.pipeline.audit import (
+from shardmill.records.attest import HOME, installed, read_provenance
+from shardmill.records.audit import (
     BUNDLE,
     CARD_RECORD,
     SNAKEMAKE_MARK,
@@ -37,8 +37,8 @@ from shardmill.pipeline.audit import (
     may_be_absent,
     records,
 )
-from shardmill.pipeline.finished import ATTESTATION
-from shardmill.pipeline.task import SOURCE
+from shardmill.records.finished import ATTESTATION
+from shardmill.records.names import SOURCE
 from shardmill.release.publishable import License
 
 if TYPE_CHECKING:

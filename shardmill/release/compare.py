@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import flattened, read_json
-from shardmill.pipeline.attest import read_provenance, versions
 from shardmill.pipeline.cache.store import key_differences
-from shardmill.pipeline.finished import ATTESTATION, Steps, steps_of, verdict_hashes
-from shardmill.pipeline.task import SOURCE
 from shardmill.plan import Part, load_part
+from shardmill.records.attest import read_provenance, versions
+from shardmill.records.finished import ATTESTATION, Steps, steps_of, verdict_hashes
+from shardmill.records.names import SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from shardmill.errors import ShardmillError
 from shardmill.files import SCRATCH, read_json, sealed, write_json, write_text
 from shardmill.forms.recipe import called
 from shardmill.gates.measurement import nearness
-from shardmill.pipeline.attest import HOME, PARITY_TEXT, read_provenance
-from shardmill.pipeline.audit import BUNDLE, CARD_RECORD, added
-from shardmill.pipeline.finished import ATTESTATION, steps_of, verdict_hashes
+from shardmill.records.attest import HOME, PARITY_TEXT, read_provenance
+from shardmill.records.audit import BUNDLE, CARD_RECORD, added
+from shardmill.records.finished import ATTESTATION, steps_of, verdict_hashes
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files
 from shardmill.release.publishable import License, check_leaks, check_license, license_of
 from shardmill.release.sign import (

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from shardmill.errors import ShardmillError
-from shardmill.pipeline.task import SOURCE
 from shardmill.printable import one_line
+from shardmill.records.names import SOURCE
 
 # Names that many machines and users share identify nobody, and are also plain words.
 COMMON = {"root", "user", "users", "admin", "runner", "ubuntu", "debian", "localhost", "builder", "build", "test"}

@@ -29,7 +29,11 @@ from shardmill.checkpoint.peft import WEIGHTS
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing
 from shardmill.machine import public_version
-from shardmill.pipeline.attest import (
+from shardmill.pipeline.cache import remote
+from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools
+from shardmill.pipeline.resolve import lay_out, workflow_root
+from shardmill.pipeline.table import RECORD, STEPS
+from shardmill.records.attest import (
     ADAPTER,
     BASE,
     BUILD_TYPE,
@@ -40,12 +44,8 @@ from shardmill.pipeline.attest import (
     read_provenance,
     versions,
 )
-from shardmill.pipeline.cache import remote
-from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools
-from shardmill.pipeline.finished import ATTESTATION, steps_of
-from shardmill.pipeline.resolve import lay_out, workflow_root
-from shardmill.pipeline.table import RECORD, STEPS
-from shardmill.pipeline.task import SOURCE
+from shardmill.records.finished import ATTESTATION, steps_of
+from shardmill.records.names import SOURCE
 from shardmill.release.bundle import check_build
 from shardmill.release.compare import explain_difference, subject_differences
 from shardmill.release.sign import ATTESTATIONS, PublicKey, read_private, write_envelopes

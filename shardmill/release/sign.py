@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from shardmill import files as shardmill_files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json, write_text
-from shardmill.pipeline.attest import PAYLOAD_TYPE
-from shardmill.pipeline.audit import CARD_RECORD, is_signature
-from shardmill.pipeline.finished import ATTESTATION, RESULTS
+from shardmill.records.attest import PAYLOAD_TYPE
+from shardmill.records.audit import CARD_RECORD, is_signature
+from shardmill.records.finished import ATTESTATION, RESULTS
 from shardmill.release.bundle import CARD, Include, assemble, bundle_files, remove_marks, signing_libraries, unsigned
 from shardmill.release.publishable import License
 

@@ -12,10 +12,10 @@ from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json, read_json
-from shardmill.pipeline.attest import PROVENANCE as PROVENANCE_TYPE
-from shardmill.pipeline.attest import read_provenance
-from shardmill.pipeline.audit import CARD_RECORD, Audit, audit, is_signature
-from shardmill.pipeline.finished import (
+from shardmill.records.attest import PROVENANCE as PROVENANCE_TYPE
+from shardmill.records.attest import read_provenance
+from shardmill.records.audit import CARD_RECORD, Audit, audit, is_signature
+from shardmill.records.finished import (
     ATTESTATION,
     RESULTS,
     Fault,

@@ -21,11 +21,11 @@ from shardmill.decode import (
     create_policy,
     generate,
 )
-from shardmill.serve.chat import Message
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import invalid
 from shardmill.serve.thoughts import ThoughtReader, answer_deltas, thought_fields
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
+from shardmill.templates.render import Message
 
 
 class Conversation:

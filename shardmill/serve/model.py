@@ -27,10 +27,10 @@ from shardmill.files import digest, load_json, parse_json
 from shardmill.runtime import process
 from shardmill.runtime.adapters import adapter_names
 from shardmill.runtime.manifest import read_manifest, verify_width
-from shardmill.serve.chat import ChatTemplate, TemplateFacts, load_template, turn_end
 from shardmill.serve.protocol import ChatRequest, GenerationRequest, invalid
 from shardmill.serve.thoughts import ThoughtFormat, find_thoughts
 from shardmill.serve.tools import ToolFormat, find_format
+from shardmill.templates.render import ChatTemplate, TemplateFacts, load_template, turn_end
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

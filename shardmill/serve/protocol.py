@@ -13,7 +13,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
 from shardmill.printable import one_line
 from shardmill.serve.thoughts import thought_fields
-from shardmill.serve.tools import NO_PARAMETERS
+from shardmill.templates.render import NO_PARAMETERS
 
 
 class ApiError(ShardmillError):

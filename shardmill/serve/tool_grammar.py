@@ -14,7 +14,8 @@ from typing import Any
 
 from shardmill.serve.call_texts import json_types
 from shardmill.serve.protocol import FunctionDefinition, invalid
-from shardmill.serve.tools import CALL_KEYS, NO_PARAMETERS, Style, ToolFormat
+from shardmill.serve.tools import CALL_KEYS, Style, ToolFormat
+from shardmill.templates.render import NO_PARAMETERS
 
 Schema = Mapping[str, Any]
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained

@@ -14,7 +14,6 @@ Schemas = Mapping[str, Mapping[str, Any]]  # function -> the JSON schema of its 
 CALL_KEYS = ("name", "arguments", "parameters", "type", "id", "function")  # a key of these begins a call in JSON
 LONGEST_NAME = 64  # characters of a function's name, as in OpenAI's API
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
-NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # schema of a function without arguments
 Style = Literal["json", "python", "gemma", "xml", "harmony"]
 
 

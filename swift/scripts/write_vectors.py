@@ -24,7 +24,7 @@ from shardmill.decode.text import TextStream
 from shardmill.models.host import KVLayout, packed_texts
 from shardmill.runtime.label import text_windows
 from shardmill.runtime.spans import TRANSITIONS, Span, bioes_spans, grouped_spans, likeliest
-from shardmill.serve.chat_format import Around, ChatFormat
+from shardmill.templates.chat_format import Around, ChatFormat
 
 VECTORS = Path(__file__).parents[1] / "Tests" / "Vectors"
 ROPE = {"inv_freq": [1.0, 0.31622776, 0.1, 0.0316], "scale": 1.19}

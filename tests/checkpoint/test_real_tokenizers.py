@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode.text import TextStream
-from shardmill.serve.chat import load_template, turn_end
+from shardmill.templates.render import load_template, turn_end
 
 ROOT = Path(__file__).parents[2] / "checkpoints"
 FOLDERS = sorted(file.parent for file in ROOT.glob("*/tokenizer.json"))

@@ -25,8 +25,8 @@ from shardmill.checkpoint.tokenizer import (
 from shardmill.decode.text import TextStream
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.pipeline.steps.reference import encode
-from shardmill.serve.chat import load_template
 from shardmill.serve.model import Model
+from shardmill.templates.render import load_template
 
 WORDS = [
     "the cat",

@@ -20,7 +20,7 @@ from pipeline.undisturbed import undisturbed
 from processes import succeeded
 from unprivileged import unprivileged
 
-from shardmill.pipeline.audit import audit
+from shardmill.records.audit import audit
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
 LONGEST = 4.0  # seconds at most from a stage's begin to a kill, in which two or three of its jobs end

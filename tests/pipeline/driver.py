@@ -22,7 +22,7 @@ from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import arguments, describe, perform, taken
 from shardmill.pipeline.resolve import resolve_config
 from shardmill.pipeline.table import RECORD, STEPS
-from shardmill.pipeline.task import RECEIPT
+from shardmill.records.names import RECEIPT
 
 from .project import Project, share_templates
 

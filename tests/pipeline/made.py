@@ -15,11 +15,11 @@ import shared
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import read_json, sealed, write_json
 from shardmill.pipeline.cache.store import Store
-from shardmill.pipeline.finished import gate_statements
 from shardmill.pipeline.job import read_artifact
 from shardmill.pipeline.steps import manifest, provenance
 from shardmill.pipeline.task import Action, paths_from
 from shardmill.plan import write_part
+from shardmill.records.finished import gate_statements
 
 from .made_forms import DECODER, ROPE, SLOTS, TOKENS, VOCAB, Form
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardmill.files import read_json
-from shardmill.pipeline.attest import read_provenance
-from shardmill.pipeline.finished import demand, read_records
+from shardmill.records.attest import read_provenance
+from shardmill.records.finished import demand, read_records
 from shardmill.release.verify import prove
 
 

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from shardmill.cli import app
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
-from shardmill.pipeline.attest import with_seal
-from shardmill.pipeline.audit import audit, is_out_of_scope
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.task import Action
+from shardmill.records.attest import with_seal
+from shardmill.records.audit import audit, is_out_of_scope
 
 from . import made
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
-from shardmill.pipeline.finished import manifest_files
+from shardmill.records.finished import manifest_files
 from shardmill.runtime.label import embed, load_reader
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 

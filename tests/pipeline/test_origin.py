@@ -11,8 +11,8 @@ import pytest
 
 from shardmill import config
 from shardmill.errors import ConfigError
-from shardmill.pipeline.attest import PATHS
 from shardmill.pipeline.resolve import grounded, load_resolved, workflow_root
+from shardmill.records.attest import PATHS
 
 THERE = "resources/demo/config.json"
 

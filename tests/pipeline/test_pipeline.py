@@ -14,7 +14,7 @@ from processes import succeeded
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.pipeline.audit import audit, is_out_of_scope
+from shardmill.records.audit import audit, is_out_of_scope
 
 from .project import Project
 from .proof import faults

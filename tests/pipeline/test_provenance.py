@@ -19,10 +19,10 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import UnreadableError
 from shardmill.files import digest, dumps, sealed, write_json
 from shardmill.gates.measurement import Measurement, compare
-from shardmill.pipeline import attest
-from shardmill.pipeline.attest import package_descriptors, parameters, read_provenance, versions
-from shardmill.pipeline.finished import gate_statements
 from shardmill.pipeline.steps.provenance import Records, _checkpoint, provenance
+from shardmill.records import attest
+from shardmill.records.attest import package_descriptors, parameters, read_provenance, versions
+from shardmill.records.finished import gate_statements
 
 STEPS = ["plan", "reference", "packages/head_0", "compiled/head_0", "residency/head_0", "parity/head_0", "parity/stack"]
 GATES = [name for name in STEPS if name.startswith(("residency/", "parity/"))]

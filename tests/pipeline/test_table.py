@@ -22,7 +22,7 @@ from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.files import write_json
-from shardmill.pipeline import code_digest, dag, finished, scheduling, snakefile, storage, why
+from shardmill.pipeline import code_digest, dag, scheduling, snakefile, storage, why
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.code_digest import OURS, normalized
@@ -30,6 +30,7 @@ from shardmill.pipeline.dag import Step
 from shardmill.pipeline.resources import Need
 from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
+from shardmill.records import finished
 from shardmill.witness import installed
 
 from . import workflows

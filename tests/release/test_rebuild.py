@@ -21,9 +21,9 @@ from processes import succeeded
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.machine import public_version
-from shardmill.pipeline.attest import with_seal
 from shardmill.pipeline.code_digest import tools
 from shardmill.pipeline.table import STEPS
+from shardmill.records.attest import with_seal
 from shardmill.release import rebuild
 from shardmill.release.compare import explain_difference
 from shardmill.release.rebuild import check_tools, compare_rebuilt, read_original, state

@@ -18,9 +18,9 @@ from pipeline import made
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.gates.thresholds import THRESHOLDS
-from shardmill.pipeline.attest import with_seal
-from shardmill.pipeline.audit import is_out_of_scope
-from shardmill.pipeline.finished import row_fault
+from shardmill.records.attest import with_seal
+from shardmill.records.audit import is_out_of_scope
+from shardmill.records.finished import row_fault
 from shardmill.release.sign import read_private, read_public, sign_build, signed_files
 from shardmill.release.verify import prove
 

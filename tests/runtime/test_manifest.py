@@ -13,8 +13,8 @@ from manifests import manifest
 from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
 from shardmill.models.host import KVLayout
-from shardmill.pipeline.audit import audit
-from shardmill.pipeline.finished import manifest_files
+from shardmill.records.audit import audit
+from shardmill.records.finished import manifest_files
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import (
     COMPLETE,

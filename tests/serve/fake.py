@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from patience import PATIENCE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from shardmill.serve.chat import Message
 from shardmill.serve.model import Model
 from shardmill.serve.thoughts import find_thoughts
 from shardmill.serve.tools import FORMATS
+from shardmill.templates.render import Message
 
 CHARACTERS = [c.encode() for c in "etaoin shrdlu.,ABé東🙂"]
 VOCAB = 257

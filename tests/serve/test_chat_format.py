@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from shardmill.errors import CheckpointError
-from shardmill.serve import chat_format as formats
-from shardmill.serve.chat import RenderError, has_template, own_template, rendered
-from shardmill.serve.chat_format import UnprovenError, chat_format, derive
+from shardmill.templates import chat_format as formats
+from shardmill.templates.chat_format import UnprovenError, chat_format, derive
+from shardmill.templates.render import RenderError, has_template, own_template, rendered
 
 from . import templates
 from .fake import byte_tokenizer

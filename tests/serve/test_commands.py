@@ -20,13 +20,13 @@ from shardmill.decode import DecodeError, GenerationResult, Sampling, Session, c
 from shardmill.errors import ShardmillError
 from shardmill.runtime import process
 from shardmill.serve import server
-from shardmill.serve.chat import load_template
 from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.engine_worker import Worker
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings, load_model
 from shardmill.serve.protocol import ApiError
 from shardmill.serve.tool_reader import AnswerDelta
+from shardmill.templates.render import load_template
 
 from .fake import END, NAME, Answerer, Speaker, byte_tokenizer, fake_model
 

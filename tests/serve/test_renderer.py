@@ -16,8 +16,8 @@ import psutil
 import pytest
 from patience import PATIENCE, wait_until
 
-from shardmill.serve import chat as serve_chat
-from shardmill.serve.chat import Renderer, RenderError
+from shardmill.templates import render as serve_chat
+from shardmill.templates.render import Renderer, RenderError
 
 from .fake import byte_tokenizer, fake_model
 from .running import ask, running

@@ -18,7 +18,6 @@ from transformers import PreTrainedTokenizerFast
 
 from shardmill.decode import GenerationResult, Sampling, TokenEvent, create_drafter
 from shardmill.serve.answer import Choice
-from shardmill.serve.chat import rendered, turn_end
 from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.model import Model, Settings, load_model
 from shardmill.serve.prepare import prepare
@@ -26,6 +25,7 @@ from shardmill.serve.protocol import ChatRequest
 from shardmill.serve.thoughts import find_thoughts, thought_fields
 from shardmill.serve.tool_reader import AnswerDelta
 from shardmill.serve.tools import find_format
+from shardmill.templates.render import rendered, turn_end
 
 from . import templates
 from .fake import END, NAME, Answerer, byte_tokenizer, fake_model, token_bytes

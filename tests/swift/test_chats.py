@@ -19,7 +19,7 @@ from shardmill.decode import Sampling, Session
 from shardmill.decode.generate import Options, TokenEvent, generate
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.runtime.engine import Engine
-from shardmill.serve.chat_format import chat_format
+from shardmill.templates.chat_format import chat_format
 
 from .programs import ROOT, demand_check, script
 from .test_texts import BUILDS, finished

@@ -11,11 +11,12 @@ from shardmill.checkpoint.layout import text_files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, read_json, write_json
 from shardmill.models.interface import BUNDLE, INFREQUENT
-from shardmill.pipeline.finished import check_files, named_files
-from shardmill.pipeline.task import RECEIPT, SOURCE, Artifact, Task
+from shardmill.pipeline.task import Artifact, Task
+from shardmill.records.finished import check_files, named_files
+from shardmill.records.names import RECEIPT, SOURCE
 from shardmill.runtime.manifest import COMPILER, SYSTEM, entries, runtime_manifest
-from shardmill.serve.chat import has_template
-from shardmill.serve.chat_format import chat_format
+from shardmill.templates.chat_format import chat_format
+from shardmill.templates.render import has_template
 
 log = logging.getLogger(__name__)
 TOKENIZER = "tokenizer.json"

@@ -19,7 +19,8 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.checkpoint.paths import RECORD_FILE
 from shardmill.files import dumps, read_json, read_sealed, write_json, write_text
 from shardmill.models.eagle3 import FOLDER
-from shardmill.pipeline.attest import (
+from shardmill.pipeline.task import Task
+from shardmill.records.attest import (
     ADAPTER,
     BASE,
     BUILD_TYPE,
@@ -36,8 +37,8 @@ from shardmill.pipeline.attest import (
     with_seal,
     workflow,
 )
-from shardmill.pipeline.finished import check_verdicts, gate_statements, manifest_files, verdict_hashes
-from shardmill.pipeline.task import RECEIPT, SOURCE, Task
+from shardmill.records.finished import check_verdicts, gate_statements, manifest_files, verdict_hashes
+from shardmill.records.names import RECEIPT, SOURCE
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 

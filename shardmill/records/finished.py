@@ -20,9 +20,9 @@ from shardmill.forms.recipe import RULES, SEARCH, Recipe, read_recipe
 from shardmill.gates import by_bits, required
 from shardmill.gates.required import Number
 from shardmill.gates.thresholds import Threshold
-from shardmill.pipeline.attest import gate_statement
-from shardmill.pipeline.task import RECEIPT, SOURCE
 from shardmill.plan import Part, load_part
+from shardmill.records.attest import gate_statement
+from shardmill.records.names import RECEIPT, SOURCE
 from shardmill.runtime.manifest import (
     COMPILER,
     COMPLETE,

@@ -29,7 +29,7 @@ from shardmill.checkpoint.tokenizer import (
 from shardmill.errors import CheckpointError, ShardmillError
 from shardmill.files import parse_json
 from shardmill.printable import first_line
-from shardmill.serve.chat import RenderError, limit_memory, own_template, rendered, turn_end
+from shardmill.templates.render import RenderError, limit_memory, own_template, rendered, turn_end
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,7 +40,7 @@ SECONDS = 5.0  # for one conversation; templates in use take milliseconds
 PROBE_SECONDS = 300.0  # for importing transformers and all probes on a busy machine
 LONGEST = 1 << 16  # characters of a format as JSON
 CHANGING = re.compile(r"strftime_now|\|\s*random|lipsum")  # what makes a template write something else each day
-MAIN = "import sys; from shardmill.serve.chat_format import main; main(sys.argv[1])"
+MAIN = "import sys; from shardmill.templates.chat_format import main; main(sys.argv[1])"
 ASKED, ANSWERED, AGAIN, TOLD = "Qa7xv", "Qb7xv", "Qc7xv", "Qd7xv"  # occur once in a rendered probe
 
 

@@ -24,9 +24,9 @@ from shardmill.checkpoint.hashing import THREADS, hash_file
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.evidence.folder import evidence_files
 from shardmill.files import is_left_by_macos, read_sealed
-from shardmill.pipeline.attest import read_provenance
-from shardmill.pipeline.finished import ATTESTATION, attested, recorded_outputs
-from shardmill.pipeline.task import RECEIPT, SOURCE
+from shardmill.records.attest import read_provenance
+from shardmill.records.finished import ATTESTATION, attested, recorded_outputs
+from shardmill.records.names import RECEIPT, SOURCE
 from shardmill.runtime.adapters import recorded_files
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 

@@ -20,12 +20,12 @@ from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json
 from shardmill.printable import first_line
-from shardmill.serve.tools import NO_PARAMETERS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Message = Mapping[str, Any]
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}  # schema of a function without arguments
 
 
 class ChatTemplate(Protocol):

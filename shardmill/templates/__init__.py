@@ -1,0 +1,1 @@
+"""Chat templates: rendered safely, and described for runtimes that have no Jinja."""
