@@ -1,4 +1,4 @@
-"""Runs coremltools' own ML Program tests on the portable engine and writes docs/conformance.md.
+"""Runs coremltools' own ML Program tests on the portable engine and writes lab/conformance.md.
 
     python benchmarks/conformance.py --slices 40 --procs 2        # everything; hours on a laptop
     python benchmarks/conformance.py --slices 40 --only 0,1,2     # every 40th case three times: a sample
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--only", help="comma-separated pieces to run; default all")
     parser.add_argument("--procs", type=int, default=2)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "conformance")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "conformance.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "lab" / "conformance.md")
     parser.add_argument("--report-only", action="store_true")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def explanations(cases: list[Case]) -> list[str]:
 
 
 def page(cases: list[Case], run: str) -> str:
-    """Return the text of docs/conformance.md."""
+    """Return the text of lab/conformance.md."""
     counts = Counter(case.result for case in cases)
     predicting = sum(case.result == "passed" and case.predictions > 0 for case in cases)
     applicable = counts["passed"] + counts["failed"]

@@ -4,7 +4,7 @@
 
 A layer of one head for each of RATES, with heads of 128 numbers as in Qwen3.5, is fed random tokens in passes of one
 width. The result of every operation is rounded to fp16, and what is below fp16's normal numbers becomes 0, as is
-reported of the Neural Engine (docs/ane-arithmetic.md). With `tables`, tanh and the sigmoid are read from its tables.
+reported of the Neural Engine (docs/precision.md). With `tables`, tanh and the sigmoid are read from its tables.
 Sums inside a product are in fp32. The error is relative to transformers' layer in fp32 with the same weights, after the
 gated norm, for each head and each quarter of the text.
 

@@ -22,7 +22,7 @@ bytes may grow by half a kilobyte for each answer that was read, and by 0.5 MB f
 of a kilobyte per answer is found if 1,100 answers are read then, and an hour has more. Requests that are refused or
 given up must leave nothing. Resident memory may grow by 16 MB. This limit finds what goes past the allocators, such as
 mapped files. A lower limit would find pages that allocators keep from the busiest moment: 1000 abandoned requests that
-waited at once left 11 MB (docs/benchmarks.md).
+waited at once left 11 MB (lab/benchmarks.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Texts of code and prose for docs/precision-measured.md, from the standard library of the Python that runs this.
+"""Texts of code and prose for lab/precision-measured.md, from the standard library of the Python that runs this.
 
     python benchmarks/texts.py calibration wikitext-2/valid.txt > mixed.txt
     python benchmarks/texts.py held > code.txt

@@ -10,7 +10,8 @@ from pathlib import Path
 from snakemake.cli import get_argument_parser
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("portable/**/*.md")])
+FOLDERS = ("docs", "lab", "configs", "resources", "portable")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 
 
 def anchors(page: Path) -> set[str]:
@@ -42,7 +43,7 @@ def snakemake_commands(page: Path) -> list[str]:
 def test_no_target_of_a_documented_command_is_taken_for_a_config() -> None:
     """Snakemake's --configfile takes every word that follows, up to the next option."""
     count, wrong = 0, []
-    for page in [*PAGES, *ROOT.glob("config*/*.md"), *ROOT.glob("resources/*/*.md")]:
+    for page in PAGES:
         for command in snakemake_commands(page):
             if "--configfile " not in command:
                 continue

@@ -247,7 +247,7 @@ def test_what_others_publish_is_named_by_its_digest() -> None:
 
 def pages() -> list[Path]:
     """What a reader is given."""
-    return [ROOT / "README.md", ROOT / "configs/README.md", *(ROOT / "docs").glob("*.md")]
+    return [ROOT / "README.md", ROOT / "configs/README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "lab").glob("*.md")]
 
 
 def test_commands_that_documents_name_exist() -> None:

@@ -25,7 +25,7 @@ def sign(
 ) -> None:
     """Sign a build: its attestations as DSSE envelopes, and all files that leave the machine with an OpenSSF signature.
 
-    Works without a network. Verify with `shardmill verify BUILD --key PUBLIC`, or with other tools: docs/signing.md.
+    Works without a network. Verify with `shardmill verify BUILD --key PUBLIC`, or with other tools: docs/releasing.md.
     """
     from shardmill.release.sign import sign_build
 

@@ -254,7 +254,7 @@ class Convert:
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 BUCKETS = (128, 512)  # of an encoder whose config leaves them open
 POINTS = ("chosen", INT4, INT8)  # sets of forms that are measured whatever the front is
-VERIFY = 8  # tokens of a decode pass where a config does not say, see docs/benchmarks.md#how-wide-a-pass-verifies
+VERIFY = 8  # tokens of a decode pass where a config does not say, see lab/benchmarks.md#how-wide-a-pass-verifies
 
 
 def _method(value: object) -> str:

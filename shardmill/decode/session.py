@@ -18,7 +18,7 @@ from shardmill.decode.engine import DecodeError, Engine, Logits, NotFiniteError,
 from shardmill.decode.layout import SINKS, ContextPolicy, choose_layout
 from shardmill.decode.prefixes import PrefixCache
 
-_PASS = 16  # cost of a call in tokens, added to its width; docs/benchmarks.md has the time of calls by width
+_PASS = 16  # cost of a call in tokens, added to its width; lab/benchmarks.md has the time of calls by width
 
 
 def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None:

@@ -42,7 +42,7 @@ from shardmill.printable import first_line
 THREADS = 2  # sums depend on it, so it is no setting of the machine
 BATCH = 8  # windows of a step
 UNROLLED = 5  # steps of a draft
-RATE = 6e-3 * 96  # over the head's width; 6e-3 was the best for a head that is 96 wide (docs/benchmarks.md)
+RATE = 6e-3 * 96  # over the head's width; 6e-3 was the best for a head that is 96 wide (lab/benchmarks.md)
 WARM = 0.05  # share of the steps in which the rate rises
 SAVED = 25  # steps between two files of progress
 MOST_ROWS = 32000  # tokens that a head drafts, as published heads have them

@@ -90,7 +90,7 @@ def _demand_one_model(contents: Mapping[str, Any]) -> None:
     named = {name: each["model"] for name, each in contents.items() if isinstance(each, Mapping) and "model" in each}
     if len({str(model) for model in named.values()}) > 1:
         both = " and ".join(f"{file} ({model})" for file, model in named.items())
-        raise ConfigError(f"{both} are configs of different models; list them in one under batch:, see docs/batch.md")
+        raise ConfigError(f"{both} are configs of different models; list them in one under batch:, see docs/many.md")
 
 
 def resolved(content: Any, name: str) -> Config:

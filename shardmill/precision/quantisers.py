@@ -5,7 +5,7 @@ calibration has seen. Every row is quantised independently.
 
 GPTQ (https://arxiv.org/abs/2210.17323) is coremltools' implementation, called with H and with scales from a search. Its
 default scales never clip, which makes the error of 4-bit codes up to two and a half times as large. Other attempts are
-in docs/precision-measured.md. Sums are made in a fixed order as long as PyTorch runs on a single thread.
+in lab/precision-measured.md. Sums are made in a fixed order as long as PyTorch runs on a single thread.
 """
 
 from __future__ import annotations

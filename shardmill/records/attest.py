@@ -26,7 +26,7 @@ from shardmill.errors import UnreadableError
 from shardmill.files import SEAL, digest, dumps, parse_json, read_json
 
 HOME = "https://github.com/shardmill/shardmill"
-PAGE = f"{HOME}/blob/main/docs/attestations.md"
+PAGE = f"{HOME}/blob/main/docs/trust.md"
 BUILD_TYPE = f"{PAGE}#build-type-v1"
 BUILDER = f"{PAGE}#builder"
 

@@ -1,4 +1,4 @@
-"""Each switch of the simulated Mac does what docs/simulated-mac.md says."""
+"""Each switch of the simulated Mac does what docs/linux.md says."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_a_silu_from_tanh_that_is_spelled_wrong_shows(mutant: Callable[[Tensor],
 
 
 def test_silu_from_tanh_in_fp16_is_close_near_zero_and_not_in_its_tail() -> None:
-    """Every operation rounded: docs/ane-arithmetic.md quotes both figures."""
+    """Every operation rounded: lab/ane-arithmetic.md quotes both figures."""
 
     def rounded(x: Tensor) -> Tensor:
         return x.half().float()

@@ -136,7 +136,7 @@ def test_a_store_that_checkouts_have_shared_by_a_link_is_left_alone(builds: Path
     (notes / "0").touch()
     assert gc.collect(builds, dry=True).entries == 1
     (notes / "1").touch()
-    with pytest.raises(ShardmillError, match=r"have shared it by a link; .* as docs/remote-store.md says; then remove"):
+    with pytest.raises(ShardmillError, match=r"have shared it by a link; .* as docs/sharing.md says; then remove"):
         gc.collect(builds)
     assert kept(builds, params={"topology": "old"})
 

@@ -90,6 +90,6 @@ print(counted, "subjects")
 
 
 def in_toto_alone(build: Path, public: Path) -> subprocess.CompletedProcess[str]:
-    """DSSE by securesystemslib and strict in-toto classes, in a process without shardmill, as in docs/signing.md."""
+    """DSSE by securesystemslib and strict in-toto classes, in a process without shardmill, as in docs/releasing.md."""
     command = [sys.executable, "-I", "-c", ALONE, str(build), str(public)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)

@@ -1,7 +1,7 @@
 """What is published of the Neural Engine's arithmetic, as options of the precision "ane".
 
 It predicts: nothing here was measured by this project. The precision "ane" is fp16 with OPTIONS that name a deviation
-each. "ane" alone has the options of DEFAULT, "ane:tables,sums" has the two that it names. docs/ane-arithmetic.md
+each. "ane" alone has the options of DEFAULT, "ane:tables,sums" has the two that it names. docs/precision.md
 compares them with the figures that their sources publish.
 """
 

@@ -93,7 +93,7 @@ def _refuse_sharing(store: Path) -> None:
     if len(notes) > 1:
         raise ShardmillError(
             f"{store}: several folders of builds have shared it by a link; give each its own store, and share results "
-            f"as docs/remote-store.md says; then remove {store / USERS} and collect again"
+            f"as docs/sharing.md says; then remove {store / USERS} and collect again"
         )
 
 

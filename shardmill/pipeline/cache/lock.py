@@ -84,5 +84,5 @@ def _flock(file: TextIO, kind: int) -> None:
             raise
         raise ShardmillError(
             f"{file.name}: its file system has no locks ({error.strerror}); mount it with them (Lustre: -o flock), or "
-            "build on another disk; docs/cluster.md says more"
+            "build on another disk; docs/many.md says more"
         ) from error

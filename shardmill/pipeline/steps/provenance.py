@@ -1,6 +1,6 @@
 """provenance: in-toto statements of a build: its inputs and tools as SLSA provenance, and the results of the gates.
 
-The statements do not vary from run to run; unknown values are absent. docs/attestations.md explains every field.
+The statements do not vary from run to run; unknown values are absent. docs/trust.md explains every field.
 """
 
 from __future__ import annotations
