@@ -1,23 +1,56 @@
-"""Links of the pages lead to files and headings that exist, and so do the names of files and classes."""
+"""Links lead to files and headings that exist, names to things that exist, and what users meet has its place."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
+import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any, cast
 
 from snakemake.cli import get_argument_parser
+from typer.main import get_command
+
+from shardmill.cli import app
+from shardmill.decode import PrefixCache
+from shardmill.serve.http import ENDPOINTS
+from shardmill.serve.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "lab", "configs", "resources", "portable")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 
 
-def anchors(page: Path) -> set[str]:
+@cache
+def tracked() -> tuple[Path, ...]:
+    """Return the repository's files."""
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
+    return tuple(ROOT / name for name in listed.stdout.decode().splitlines() if (ROOT / name).is_file())
+
+
+def readable(file: Path) -> str:
+    """Return a file's text; an empty one if it is not text, or data."""
+    try:
+        return file.read_text(encoding="utf-8") if file.stat().st_size < 10**6 else ""
+    except UnicodeDecodeError:
+        return ""
+
+
+def spans(page: Path) -> set[str]:
+    """Return what stands between backticks in a page's text, outside of blocks of code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
     """Return the anchors that GitHub gives a page's headings."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -31,6 +64,25 @@ def test_links_between_pages_lead_somewhere() -> None:
             if not file.exists() or (heading and file.suffix == ".md" and heading not in anchors(file)):
                 lost.append(f"{page.relative_to(ROOT)}: {target}")
     assert len(PAGES) > 20 and not lost
+
+
+# A page of another project, which our code cites: its repository stands before it.
+CITED = re.compile(r"(?:[\w.-]+/[\w.-]+|ANEForge|Anemll), $")
+
+
+def test_pages_that_code_names_exist() -> None:
+    """An error, a comment or the change log that names a page of docs/ or lab/, and a heading of it."""
+    lost, count = [], 0
+    for file in tracked():
+        text = "" if file.suffix == ".md" and file.name != "CHANGELOG.md" else readable(file)
+        for found in re.finditer(r"(?<![\w/])(?:docs|lab)/[\w.-]+\.md(?:#[\w-]+)?", text):
+            page, _, heading = found[0].partition("#")
+            if CITED.search(" ".join(text[max(0, found.start() - 60) : found.start()].split(" "))):
+                continue
+            count += 1
+            if not (ROOT / page).exists() or (heading and heading not in anchors(ROOT / page)):
+                lost.append(f"{file.relative_to(ROOT)}: {found[0]}")
+    assert count > 50 and lost == []
 
 
 def snakemake_commands(page: Path) -> list[str]:
@@ -84,6 +136,7 @@ FOREIGN = {
     "MinJobAge": "a setting of Slurm",
     "RateLimit": "a header of HTTP",
     "ResolutionImpossible": "an error of pip",
+    "Phi3ForCausalLM": "a class of transformers",
     "TorchConverter": "a class of coreai-torch",
 }
 A_FILE, A_CLASS = re.compile(r"[\w./-]*\w\.py\b"), re.compile(r"[A-Z][a-z0-9]+(?:[A-Z][a-z0-9]*)*")
@@ -110,12 +163,159 @@ def test_files_and_classes_in_pages_exist() -> None:
         node.name for file in OURS for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)
     }
     swift = "".join(file.read_text() for folder in ("swift", "swift-any") for file in (ROOT / folder).rglob("*.swift"))
-    kinds = re.findall(r"\b(?:class|struct|enum|actor|protocol) (\w+)", swift)
+    kinds = re.findall(r"\b(?:class|struct|enum|actor|protocol|typealias) (\w+)", swift)
     products = re.findall(r'name: "(\w+)"', (ROOT / "Package.swift").read_text())
     classes, lost = {*python, *kinds, *products, *(file.name for file in ROOT.iterdir())}, []
     for page in PAGES:
-        text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        for name in {*re.findall(r"`([^`\n]+)`", text)} - FOREIGN.keys():
+        for name in spans(page) - FOREIGN.keys():
             known = is_ours(name) if A_FILE.fullmatch(name) else name in classes or not A_CLASS.fullmatch(name)
             lost += [] if known else [f"{page.relative_to(ROOT)}: {name}"]
+    assert lost == []
+
+
+# Names in pages that nothing of ours contains.
+OTHERS_NAMES = {
+    "_hf_hub_download_to_cache_dir": "huggingface_hub's",
+    "_http_backoff_base": "huggingface_hub's",
+    "snapshot_download": "huggingface_hub's",
+    "Linked": "X-Linked-Etag, a header of HTTP",
+    "hf_xet": "a package of huggingface_hub",
+    "broadcasting_batch_matmul": "an operation of Core AI",
+    "f3_lut_m6": "a file of the M6 report",
+    "06_numerics": "a folder of the M6 report",
+    "sentence_bert_config": "a file of sentence-transformers",
+    "3_Dense": "a folder of sentence-transformers",
+    "target_parameters": "a key of PEFT",
+    "modules_to_save": "a key of PEFT",
+    "web_search": "a tool of OpenAI's",
+    "local_shell": "a tool of OpenAI's",
+    "abfs": "a file system of Azure's",
+    "aws": "the folder ~/.aws",
+    "AWS_PROFILE": "a variable of Amazon's",
+    "sacct": "a command of Slurm",
+    "scancel": "a command of Slurm",
+    "srun": "a command of Slurm",
+    "slurm_logs": "a folder of Snakemake's plugin",
+    "--slurm-init-seconds-before-status-checks": "an option of Snakemake's plugin",
+    "--slurm-no-account": "an option of Snakemake's plugin",
+    "--slurm-status-command": "an option of Snakemake's plugin",
+    "tmux": "a program",
+    "local_lock": "an option of NFS",
+    "infer": "a name that another runtime may use",
+    "pytorch_model": "a file of PyTorch's, which is refused",
+    "audio": "a kind of a message's parts in OpenAI's API",
+    "_trace": "a file of PyTorch's",
+    "--extra-index-url": "an option of pip",
+}
+EXAMPLES = re.compile(r"(layers|head|experts|front|c\d+)_[\dt_]+|t\d|[a-zA-Z_]+_I|\w*[A-Z]{4}|\d+|shardmill_\w+")
+
+
+def options() -> dict[str, set[str]]:
+    """Return every command's options, by their first long name."""
+
+    def walk(command: Any, name: str) -> Iterator[tuple[str, set[str]]]:
+        if hasattr(command, "commands"):
+            for word, inner in command.commands.items():
+                yield from walk(inner, f"{name} {word}")
+        else:
+            named = [next((text for text in one.opts if text.startswith("--")), "") for one in command.params]
+            yield name, {*named} - {"", "--help"}
+
+    return dict(walk(get_command(app), "shardmill"))
+
+
+def test_every_command_and_option_has_its_row() -> None:
+    """And docs/commands.md names no other ones."""
+    shown: dict[str, set[str]] = {}
+    for row in re.findall(r"^\| `shardmill .*$", (ROOT / "docs/commands.md").read_text(), re.MULTILINE):
+        first, *_, last = row.strip("| ").split(" | ") if row.count(" | ") > 1 else (*row.strip("| ").split(" | "), "")
+        for command in re.findall(r"`(shardmill(?: [a-z][a-z-]+(?![\w/]))+)", first):
+            shown[command] = set(re.findall(r"`(--[\w-]+)`", last))
+    assert shown == options()
+
+
+def test_every_rule_has_its_row() -> None:
+    """In docs/architecture.md, in the table of the steps; `all` and `refused` make nothing of a model."""
+    text = "\n".join(file.read_text() for file in [ROOT / "Snakefile", *(ROOT / "rules").glob("*.smk")])
+    rules = set(re.findall(r"^ *(?:rule|checkpoint) (\w+):|^ *use rule \w+ as (\w+) with:", text, re.MULTILINE))
+    table = (ROOT / "docs/architecture.md").read_text().partition("| step | makes | from |\n")[2].partition("\n\n")[0]
+    shown = {name for row in table.splitlines()[1:] for name in row.strip("| ").split(" | ")[0].split(", ")}
+    made = {one or other for one, other in rules}
+    assert len(made) > 15 and made - {"all", "refused", "step"} <= shown
+    assert {name for name in shown if not re.search(rf"\b{name}\b", text)} == set()
+
+
+def test_the_drawing_of_the_rules_leaves_out_what_others_imply() -> None:
+    """In whatever order Snakemake lists them. `tools/draw_dag.py --check`, which CI runs, compares the page's."""
+    spec = importlib.util.spec_from_file_location("draw_dag", ROOT / "tools/draw_dag.py")
+    assert spec is not None and spec.loader is not None
+    draw_dag = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw_dag)
+    names = ["id0[report]", "id1[fetch]", "id2[convert]", "id3[split]"]
+    arrows = ["id1 --> id3", "id3 --> id2", "id1 --> id2", "id2 --> id0", "id1 --> id0"]
+    drawn = draw_dag.drawing("\n".join([*names, *arrows]))
+    shown = ["    convert --> report", "    fetch --> split", "    split --> convert"]
+    assert drawn == "\n".join(["```mermaid", "flowchart LR", *shown, "```\n"])
+    assert drawn == draw_dag.drawing("\n".join([*reversed(names), *reversed(arrows)]))
+    assert draw_dag.BLOCK.search((ROOT / "docs/architecture.md").read_text())
+
+
+def test_every_thread_of_the_server_is_in_its_drawing() -> None:
+    page = (ROOT / "docs/architecture.md").read_text().partition("## The server's threads\n")[2].partition("\n## ")[0]
+    code = "".join(file.read_text() for file in (ROOT / "shardmill/serve").glob("*.py"))
+    names = re.findall(r'Thread\(.*name="(\w+)"|ThreadPoolExecutor\(\d+, "(\w+)"', code)
+    assert len(names) > 3 and code.count("Thread(") + code.count("ThreadPoolExecutor(") == len(names)
+    assert {f"`{one or other}`" for one, other in names} <= {*re.findall(r"`\w+`", page)}
+
+
+def test_every_address_of_the_server_has_its_row() -> None:
+    text = (ROOT / "docs/serving.md").read_text().partition("## Addresses\n")[2].partition("\n## ")[0]
+    assert {name.removesuffix("/NAME") for name in re.findall(r"`(?:GET|POST) (/[\w/]+)`", text)} == set(ENDPOINTS)
+
+
+def test_every_metric_has_its_row() -> None:
+    metrics = Metrics()
+    metrics.watch(PrefixCache(cast(Any, None), 0))
+    shown = re.findall(r"shardmill_\w+", (ROOT / "docs/serving.md").read_text())
+    assert {name.removesuffix("_total") for name in shown} == {family.name for family in metrics.registry.collect()}
+
+
+def test_every_public_type_of_the_swift_package_has_its_row() -> None:
+    """In docs/swift.md, beside its module; what a type can do is in its comments, which DocC makes pages of."""
+    kinds = r"^public (?:final )?(?:class|struct|enum|actor|protocol|typealias) (\w+)"
+    rows = {
+        row[1]: row[0] for row in re.finditer(r"^\| `(\w+)` \|.*$", (ROOT / "docs/swift.md").read_text(), re.MULTILINE)
+    }
+    package = (ROOT / "Package.swift").read_text()
+    modules = dict(re.findall(r'\.target\(\s*name: "(Shardmill\w*)",.*?path: "(swift[^"]+)"', package, re.DOTALL))
+    assert len(modules) > 5
+    for module, folder in modules.items():
+        for file in sorted((ROOT / folder).rglob("*.swift")):
+            for name in re.findall(kinds, file.read_text(), re.MULTILINE):
+                assert f"`{name}`" in rows[module], f"{name} of {module}"
+
+
+def test_names_in_pages_exist() -> None:
+    """Whatever stands between backticks: each of its words is one of our files' or commands', or an example's.
+
+    Pages of lab/ may quote a commit that had other names.
+    """
+    words, known = set(), {one for command in options().values() for one in command}
+    known |= {name for action in get_argument_parser()._actions for name in action.option_strings}
+    for file in tracked():
+        text = "" if file.suffix == ".md" or file.name.startswith("test_") else readable(file)
+        words |= {*re.findall(r"\w+", text), *re.findall(r"--[a-z][\w-]*", text)}
+        words |= {*re.findall(r"\w+", file.relative_to(ROOT).as_posix())}
+    lost = []
+    for page in (
+        page for page in PAGES if page.name not in {"CHANGELOG.md", "ane-rules.md"} and page.parent.name != "lab"
+    ):
+        for span in spans(page):
+            named = re.findall(r"(?<!\w)--[a-z][\w-]*" + (r"|\w+" if " " not in span else ""), span)
+            lost += [
+                f"{page.relative_to(ROOT)}: {name} in `{span}`"
+                for name in named
+                if not (name in words or name in known or name in OTHERS_NAMES or name in FOREIGN)
+                and not EXAMPLES.fullmatch(name)
+            ]
     assert lost == []
