@@ -201,13 +201,19 @@ OTHERS_NAMES = {
     "--slurm-status-command": "an option of Snakemake's plugin",
     "tmux": "a program",
     "local_lock": "an option of NFS",
+    "moe": "a kind of layer of Nemotron-H's",
+    "execution-model": "a folder of cadamcat's",
+    "attest-build-provenance": "an action of GitHub's",
+    "model-index": "a key of a hub's cards",
+    "models--owner--name": "a folder of huggingface_hub's cache",
     "infer": "a name that another runtime may use",
     "pytorch_model": "a file of PyTorch's, which is refused",
     "audio": "a kind of a message's parts in OpenAI's API",
     "_trace": "a file of PyTorch's",
     "--extra-index-url": "an option of pip",
 }
-EXAMPLES = re.compile(r"(layers|head|experts|front|c\d+)_[\dt_]+|t\d|[a-zA-Z_]+_I|\w*[A-Z]{4}|\d+|shardmill_\w+")
+NAME = re.compile(r"-{0,2}\w[\w-]*")
+EXAMPLES = re.compile(r"(layers|head|experts|front|c\d+)_[\dt_]+|t\d|[a-zA-Z_]+_I|[\w-]*[A-Z]{3,}|\d+|shardmill_\w+")
 
 
 def options() -> dict[str, set[str]]:
@@ -304,14 +310,13 @@ def test_names_in_pages_exist() -> None:
     known |= {name for action in get_argument_parser()._actions for name in action.option_strings}
     for file in tracked():
         text = "" if file.suffix == ".md" or file.name.startswith("test_") else readable(file)
-        words |= {*re.findall(r"\w+", text), *re.findall(r"--[a-z][\w-]*", text)}
-        words |= {*re.findall(r"\w+", file.relative_to(ROOT).as_posix())}
+        words |= {*NAME.findall(text), *NAME.findall(file.relative_to(ROOT).as_posix())}
     lost = []
     for page in (
         page for page in PAGES if page.name not in {"CHANGELOG.md", "ane-rules.md"} and page.parent.name != "lab"
     ):
         for span in spans(page):
-            named = re.findall(r"(?<!\w)--[a-z][\w-]*" + (r"|\w+" if " " not in span else ""), span)
+            named = NAME.findall(span) if " " not in span else re.findall(r"(?<!\S)--[a-z][\w-]*", span)
             lost += [
                 f"{page.relative_to(ROOT)}: {name} in `{span}`"
                 for name in named
