@@ -173,6 +173,31 @@ def test_files_and_classes_in_pages_exist() -> None:
     assert lost == []
 
 
+# Words of docs/glossary.md, by their headings there, that stand for one thing wherever they are written.
+WORDS = {
+    **{word: f"{word}s?" for word in ("bundle", "drafter", "gate", "kit", "receipt", "recipe", "ring", "verdict")},
+    "portable-engine": r"portable\s+engine",
+    "residency": "residency",
+}
+NO_LINKS = ("ane-rules", "commands", "glossary", "upstream")
+NO_PROSE = re.compile(
+    r"^ *```.*?^ *```|^(?:#|\||    |<!--)[^\n]*|`[^`\n]+`|\[[^\]]*\]\((?!glossary\.md#)[^)]*\)",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def test_the_first_use_of_a_word_of_the_glossary_is_a_link_to_it() -> None:
+    """In sentences. The report of others' problems is to be sent, and two pages are lists."""
+    unlinked = []
+    for page in {*(ROOT / "docs").glob("*.md")} - {ROOT / "docs" / f"{name}.md" for name in NO_LINKS}:
+        prose = NO_PROSE.sub("", page.read_text(encoding="utf-8"))
+        for heading, spelled in WORDS.items():
+            first = re.search(rf"(?<![\w-])(?:{spelled})(?![\w-])", prose, re.IGNORECASE)
+            if first and not prose[first.end() :].startswith(f"](glossary.md#{heading})"):
+                unlinked.append(f"{page.name}: {first[0]}")
+    assert sorted(unlinked) == [] and WORDS.keys() <= anchors(ROOT / "docs/glossary.md")
+
+
 # Names in pages that nothing of ours contains.
 OTHERS_NAMES = {
     "_hf_hub_download_to_cache_dir": "huggingface_hub's",
