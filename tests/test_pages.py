@@ -22,7 +22,8 @@ from shardmill.serve.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("docs", "lab", "configs", "resources", "portable")
-PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
+FOUND = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
+PAGES = [page for page in FOUND if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)]  # no caches
 
 
 @cache
