@@ -28,14 +28,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
-from shardmill.models.architecture import Graph
-from shardmill.models.attention import Shared
+from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import BLOCK, DECAY_SCALE, GraphSpec, caches
 from shardmill.models.delta_net import GatedDeltaNet
 from shardmill.models.families.qwen3_5_text import KINDS
 from shardmill.models.host import KVLayout
 from shardmill.models.part_constants import computed
 from shardmill.models.recurrences import DeltaNet
+from shardmill.models.shared import LayerCaches, Shared
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # -g of a token, on average: what each head forgets
 HEAD, EPS, LEAST = 128, 1e-6, 2.0**-14
@@ -100,7 +100,7 @@ def ours(theirs: Any) -> tuple[GatedDeltaNet, GraphSpec]:
     weights = found | {f"tap_{j}": taps[:, j] for j in range(SIZES.taps)}
     weights["in_proj_ba.weight"] = torch.cat([weights.pop("in_proj_b.weight"), weights.pop("in_proj_a.weight")])
     weights["rate"] = -DECAY_SCALE * weights.pop("A_log").exp()
-    mixer = GatedDeltaNet(graph, weights, "")
+    mixer = GatedDeltaNet(graph, LayerSpec("delta"), weights, "")
     for held in (*mixer.parameters(), *mixer.buffers()):
         held.data = rounded(held.data)
     return mixer, spec
@@ -112,7 +112,7 @@ def fed(theirs: Any, x: Tensor, width: int, tables: bool = False, host: type[KVL
     mixer, spec = ours(theirs)
     runtime = {"context": len(x) + BLOCK, "rope": {}, "window": None, "window_slots": 0, "conv_taps": 0}
     layout = host(runtime | {"recurrent": {"block": BLOCK, "taps": SIZES.taps}})
-    ring, state = (torch.zeros(shape) for shape in caches(spec).values())
+    held = LayerCaches({name[0]: torch.zeros(shape) for name, shape in caches(spec).items()}, False)
     constants = {name: rounded(torch.from_numpy(values)) for name, values in computed(spec).items()}
     found = []
     with Rounded(tables):
@@ -120,7 +120,7 @@ def fed(theirs: Any, x: Tensor, width: int, tables: bool = False, host: type[KVL
             at = range(start, min(start + width, len(x)))
             arrays = {name: torch.from_numpy(values) for name, values in layout.arrays(at, at).items()}
             rows = x[at.start : at.stop].T[None, :, :, None]
-            found.append(mixer(rows, Shared(spec, arrays, constants), ring, state)[0, :, :, 0].T)
+            found.append(mixer(rows, Shared(spec, arrays, constants), held)[0, :, :, 0].T)
     return torch.cat(found)
 
 

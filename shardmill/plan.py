@@ -30,9 +30,10 @@ from shardmill.models.architecture import (
     blocks,
     cache_source,
 )
+from shardmill.models.caches import Shape
 from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, caches, window_slots
 from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, HOST, LABELS, MTP, EntryPoints
-from shardmill.models.layer_constants import Shape, role_in_layer
+from shardmill.models.layer_constants import role_in_layer
 from shardmill.models.part_constants import constants, model_constants, table_constants
 from shardmill.models.recurrences import DeltaNet, Mamba2
 

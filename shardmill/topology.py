@@ -36,10 +36,10 @@ from shardmill.models.architecture import (
     with_experts,
     with_tanh,
 )
-from shardmill.models.contract import BLOCK, RING, GraphSpec, most_tokens, window_slots
+from shardmill.models.caches import RING, Shape
+from shardmill.models.contract import BLOCK, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import FIXED, HOST, TANH
-from shardmill.models.layer_constants import Shape
 from shardmill.models.part_constants import constants, whole_blueprint
 from shardmill.plan import empty_parts
 

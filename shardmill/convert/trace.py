@@ -20,9 +20,9 @@ from coremltools.converters.mil.mil.passes.pass_registry import register_pass
 from torch import Tensor
 
 from shardmill.forms.form import INT8
-from shardmill.models.contract import T, new_rows, output, states, taps, traced_inputs
+from shardmill.models.caches import Shape, T
+from shardmill.models.contract import new_rows, output, states, taps, traced_inputs
 from shardmill.models.interface import FIXED
-from shardmill.models.layer_constants import Shape
 from shardmill.models.parts import build
 from shardmill.plan import Part
 

@@ -25,6 +25,7 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.kit_runner.figures import psnr
 from shardmill.kit_runner.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
+from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import caches, lent_caches, pass_inputs
 from shardmill.models.host import Floats, KVLayout
 from shardmill.models.interface import LABELS, interface
@@ -248,9 +249,12 @@ class PartRunner:
         """
         found, g = {}, self.part.graph
         taps = g.recurrence.taps if g.recurrence else g.conv_taps
-        for name in (name for name in caches(self.part.blueprint) if not name.startswith("s_")):
+        for name in caches(self.part.blueprint):
+            kind = cache_kind(name)
+            if kind is CacheKind.STATE:
+                continue
             values = program.kept(name)
-            if name.startswith("c_"):
+            if kind is CacheKind.RING:
                 found[name] = values[0, 0][:, host.ring_slots(range(max(used - taps + 1, 0), used))].T
             elif (slots := values.shape[2]) == self.runtime["window_slots"]:
                 found[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]

@@ -14,6 +14,7 @@ from typing import Any
 from shardmill.gates.passes import MOVING, REJECTED, at_lengths, compared_widths, schedules
 from shardmill.models import ENCODER
 from shardmill.models.architecture import EMBED, LABEL
+from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import caches
 from shardmill.plan import Part
 from shardmill.runtime.manifest import MARK, lengths, verify_width
@@ -65,7 +66,7 @@ def part_numbers(part: Part, verify: int, portable: bool, coded: bool) -> Iterat
         yield from _widths(_ways(part, verify), portable)
     if portable and part.kind == "layers":
         plain = schedules(1, verify, part.tokens)
-        if any(not name.startswith("s_") for name in caches(part.blueprint)):
+        if any(cache_kind(name) is not CacheKind.STATE for name in caches(part.blueprint)):
             yield from (Number("width_state_error", f"state, {name}") for name in plain)
         if any(kind.ffn == "experts" for kind in part.kinds):
             yield Number("experts_agreement")

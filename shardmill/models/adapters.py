@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardmill.models.architecture import Architecture, Graph, LayerSpec
-from shardmill.models.layer_constants import Shape
+from shardmill.models.caches import Shape
 
 MOST_RANK = 64
 ADAPTER = "adapter_"  # begins the names of the inputs

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import Graph, LayerSpec
-from shardmill.models.contract import BLOCK, ORDER, RING, GraphSpec, rope_inputs
-from shardmill.models.layer_constants import cca_widths, missing_projections
-from shardmill.models.low_rank import LayerAdapter
+from shardmill.models.mixers import cca_widths, missing_projections
 from shardmill.models.primitives import (
     RMSNorm,
     UnitNorm,
@@ -29,55 +27,10 @@ from shardmill.models.primitives import (
     scale,
     sigmoid_by_tanh,
     vector,
-    write_cache,
-    write_ring,
 )
+from shardmill.models.shared import LayerCaches, Shared
 
 Weights = Mapping[str, Tensor]
-
-
-class Shared:
-    """The inputs of a part as its layers need them, computed once per part."""
-
-    def __init__(self, blueprint: GraphSpec, given: Mapping[str, Tensor], constants: Mapping[str, Tensor]) -> None:
-        self.constants = constants  # that no checkpoint decides, by name
-        self.order = constants.get(ORDER)  # of the experts, [1, classes, 1, 1]
-        self.rows: list[Tensor] | None = [] if blueprint.hosted else None  # what the tokens add to the caches, in turn
-        self.ropes: dict[str, tuple[Tensor, Tensor]] = {}
-        for table in blueprint.ropes:
-            cos, sin = (given[name] for name in rope_inputs(table))
-            self.ropes[table] = cos.transpose(0, 1), sin.transpose(0, 1)  # each [rope_dim / 2, T]
-        self.embedded = given.get("embedded")  # the tokens' embedding, [1, d, T, 1]
-        self.row: Tensor | None = None  # the tokens' row for the present layer, [1, P, T, 1]
-        self.adapter: LayerAdapter | None = None  # of the present layer
-        self.cached: tuple[Tensor, ...] = ()  # keys and values that the present layer has read
-        groups = {(kind.mask, blueprint.graph.of(kind).group) for _, kind in blueprint.layers if kind.attends}
-        self.masks: dict[tuple[str, int], Tensor] = {}
-        for name, group in sorted(groups):
-            mask = torch.cat([given[name]] * group, dim=2)  # [1, 1, group * T, S]
-            if len(groups) > 1:
-                # torch.jit names a value where it is used first. Without this use, the kind of the first layer would
-                # decide which mask gets which name. Nothing uses the sum, so no program has it.
-                _ = mask + 0
-            self.masks[name, group] = mask
-        # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
-        cached = () if blueprint.kind == "encoder" else blueprint.written_masks
-        written = {name: given[name] for name in sorted({blueprint.write_mask(mask) for mask in cached})}
-        kept = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
-        self.writes = {mask: (written[name], kept[name]) for mask in cached for name in [blueprint.write_mask(mask)]}
-        if blueprint.convolves or blueprint.recurs:
-            self.ring_write = given["conv_write_mask"]  # [1, 1, T, R]
-            self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)  # [1, 1, 1, R]
-        if blueprint.recurs and (sizes := blueprint.graph.recurrence):  # at the first token, and zeros at the others
-            columns = 2 * (BLOCK + sizes.taps - 1)
-            self.windows = given["recurrent_read_mask"].sum(dim=3, keepdim=True).reshape(1, 1, columns, RING)
-            self.column = given["recurrent_out_mask"]  # [1, 1, T, B]
-            self.blocks = blueprint.blocks
-            firsts = range(BLOCK, BLOCK * blueprint.blocks, BLOCK)
-            self.follows = [self.column[:, :, i : i + 1, 0:1] for i in firsts]  # for each block but the last
-            self.goes_on = given["recurrent_keep_mask"].sum(dim=3, keepdim=True)  # [1, 1, 1, 1]
-        if blueprint.convolves:
-            self.ring_read = torch.split(given["conv_read_mask"], 1, dim=1)  # L - 1 of [1, 1, R, T]
 
 
 class Attention(nn.Module):
@@ -105,27 +58,18 @@ class Attention(nn.Module):
         self.o_proj = projection(weights[f"{path}o_proj.weight"], weights.get(f"{path}o_proj.bias"))
         self.gate_proj = projection(weights[f"{path}gate_proj.weight"]) if g.output_gate else nn.Identity()
 
-    def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, caches: LayerCaches | None = None) -> Tensor:
         q, k, v = self.fused(x, shared) if self.g.fused else self.separate(x, shared)  # each [1, heads, T, head_dim]
-        y = self.mixed(q, k, v, shared, *cache)
+        y = self.mixed(q, k, v, shared, caches)
         y = y * sigmoid_by_tanh(self.gate_proj(x)) if self.g.output_gate else y
         y = scale(y, self.g.output_scale)
         out: Tensor = self.o_proj(y)
         return out + shared.adapter.attended(y) if shared.adapter else out
 
-    def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
+    def mixed(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared, caches: LayerCaches | None) -> Tensor:
         """Return the heads' output over the cache, [1, heads * head_dim, T, 1], after the new tokens are written."""
-        if cache and shared.rows is not None:
-            shared.rows += [k, v]
-            k, v = (
-                write_cache(old, new, *shared.writes[self.kind.mask]) for old, new in zip(cache, (k, v), strict=True)
-            )
-        elif cache:
-            k_cache, v_cache = cache
-            k_cache[:] = write_cache(k_cache, k, *shared.writes[self.kind.mask])
-            v_cache[:] = write_cache(v_cache, v, *shared.writes[self.kind.mask])
-            k, v = cache
-        shared.cached = k, v
+        if caches is not None:
+            k, v = (caches.put(letter, new, *shared.writes[self.kind.mask]) for letter, new in (("k", k), ("v", v)))
         return self.attended(q, k, v, shared)
 
     def attended(self, q: Tensor, k: Tensor, v: Tensor, shared: Shared) -> Tensor:
@@ -183,10 +127,11 @@ class Attention(nn.Module):
 class SharingAttention(Attention):
     """Attention over the cache of an earlier layer, in which the new tokens are already."""
 
-    def forward(self, x: Tensor, shared: Shared, *cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, caches: LayerCaches | None = None) -> Tensor:
+        assert caches is not None
         q = self.q_proj(x).reshape(1, self.g.heads, self.g.head_dim, -1)
-        q, (k, v) = self.turn(self.q_norm(q), shared).transpose(2, 3), cache
-        out: Tensor = self.o_proj(self.attended(q, k, v, shared))
+        q = self.turn(self.q_norm(q), shared).transpose(2, 3)
+        out: Tensor = self.o_proj(self.attended(q, caches["k"], caches["v"], shared))
         return out
 
 
@@ -208,24 +153,21 @@ class ConvolvedAttention(Attention):
         self.k_gain = nn.Parameter(gain, requires_grad=False)
         self.unit = UnitNorm()
 
-    def forward(self, x: Tensor, shared: Shared, *states: Tensor) -> Tensor:
-        k_cache, v_cache, *ring = states
-        q, k, v = self.convolved(x, shared, ring[0])  # each [1, heads, head_dim, T]
+    def forward(self, x: Tensor, shared: Shared, caches: LayerCaches | None = None) -> Tensor:
+        assert caches is not None
+        q, k, v = self.convolved(x, shared, caches)  # each [1, heads, head_dim, T]
         q, k = self.turn(q, shared).transpose(2, 3), self.turn(k, shared).transpose(2, 3)
-        out: Tensor = self.o_proj(self.mixed(q, k, v.transpose(2, 3), shared, k_cache, v_cache))
+        out: Tensor = self.o_proj(self.mixed(q, k, v.transpose(2, 3), shared, caches))
         return out
 
-    def convolved(self, x: Tensor, shared: Shared, ring: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value of x [1, d, T, 1], given the ring [1, 1, channels, R]."""
+    def convolved(self, x: Tensor, shared: Shared, caches: LayerCaches) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value of x [1, d, T, 1]; the ring is [1, 1, channels, R]."""
         g, width = self.g, self.width
         q, k = self.q_proj(x), self.k_proj(x)
         now = torch.cat([q, k], dim=1)
         own = torch.cat([now, self.v_proj_delayed(x)], dim=1)
-        if shared.rows is None:
-            ring[:] = write_ring(ring, own.reshape(1, 1, width + self.delayed, -1), shared.ring_write, shared.ring_keep)
-        else:
-            shared.rows.append(own.reshape(1, 1, width + self.delayed, -1))
-            ring = write_ring(ring, shared.rows[-1], shared.ring_write, shared.ring_keep)
+        added = own.reshape(1, 1, width + self.delayed, -1)
+        ring = caches.put("c", added, shared.ring_write, shared.ring_keep)
         one, two = (read_ring(ring, read, width + self.delayed) for read in shared.ring_read)
         before, delayed = torch.split(one, [width, self.delayed], dim=1)
         mixed = self.grouped(self.depthwise(two[:, :width], before), self.depthwise(before, now))

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.architecture import XIELU, Graph, LayerSpec
-from shardmill.models.attention import Attention, ConvolvedAttention, Shared, SharingAttention
+from shardmill.models.attention import Attention, ConvolvedAttention, SharingAttention
 from shardmill.models.delta_net import GatedDeltaNet
 from shardmill.models.low_rank import LayerAdapter
 from shardmill.models.mamba import MambaMixer
+from shardmill.models.mixers import MIXERS
 from shardmill.models.mixture import ExpertChoice, Mixture, Router
 from shardmill.models.primitives import (
     ACTIVATIONS,
@@ -27,20 +28,16 @@ from shardmill.models.primitives import (
     scale,
     sigmoid_by_tanh,
     vector,
-    write_ring,
 )
+from shardmill.models.shared import LayerCaches, Shared
 
 Weights = Mapping[str, Tensor]
-# A mixer's path in its layer.
-MIXERS, ATTENTION = {"conv": "conv", "delta": "linear_attn", "mamba": "mamba"}, "self_attn"
-# The first letters of the names of a mixer's caches.
-CACHES = {"conv": "c", "attention": "kv", "cca": "kvc", "delta": "cs", "mamba": "cs", "": ""}
 
 
 class ShortConv(nn.Module):
     """A gated causal convolution of a few taps over a ring of its inputs (transformers, models/lfm2)."""
 
-    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__()
         self.hidden, self.taps = g.hidden, g.conv_taps
         self.in_proj = projection(weights[f"{path}in_proj.weight"])
@@ -49,14 +46,10 @@ class ShortConv(nn.Module):
             tap = weights[f"{path}tap_{j}"].reshape(1, -1, 1, 1)
             setattr(self, f"tap_{j}", nn.Parameter(tap, requires_grad=False))
 
-    def forward(self, x: Tensor, shared: Shared, ring: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, caches: LayerCaches) -> Tensor:
         b, c, x = torch.split(self.in_proj(x), self.hidden, dim=1)  # each [1, d, T, 1]
         u = b * x
-        if shared.rows is None:
-            ring[:] = write_ring(ring, u.reshape(1, 1, self.hidden, -1), shared.ring_write, shared.ring_keep)
-        else:
-            shared.rows.append(u.reshape(1, 1, self.hidden, -1))
-            ring = write_ring(ring, shared.rows[-1], shared.ring_write, shared.ring_keep)
+        ring = caches.put("c", u.reshape(1, 1, self.hidden, -1), shared.ring_write, shared.ring_keep)
         # The last tap is this token's; tap L - 1 - j reads j tokens back.
         y = getattr(self, f"tap_{self.taps - 1}") * u
         for j, read in enumerate(shared.ring_read, start=1):
@@ -162,16 +155,19 @@ class TokenRow(nn.Module):
         return out
 
 
-def _mixer(g: Graph, kind: LayerSpec, weights: Weights, path: str) -> nn.Module:
-    """Return the mixer of a layer, whose weights begin with `path`."""
-    if kind.mixer == "conv":
-        return ShortConv(g, weights, path + "conv.")
-    if kind.mixer == "delta":
-        return GatedDeltaNet(g, weights, path + "linear_attn.")
-    if kind.mixer == "mamba":
-        return MambaMixer(g, weights, path + "mamba.")
-    attention = ConvolvedAttention if kind.mixer == "cca" else SharingAttention if kind.shares else Attention
-    return attention(g, kind, weights, path + "self_attn.")
+MODULES: Mapping[str, Callable[[Graph, LayerSpec, Weights, str], nn.Module]] = {
+    "attention": lambda g, kind, *of: (SharingAttention if kind.shares else Attention)(g, kind, *of),
+    "cca": ConvolvedAttention,
+    "conv": ShortConv,
+    "delta": GatedDeltaNet,
+    "mamba": MambaMixer,
+}
+
+
+def _add_mixer(layer: nn.Module, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
+    """Give a layer, whose weights begin with `path`, its mixer."""
+    name = MIXERS[kind.mixer].path
+    setattr(layer, name, MODULES[kind.mixer](g, kind, weights, f"{path}{name}."))
 
 
 class SingleLayer(nn.Module):
@@ -182,16 +178,16 @@ class SingleLayer(nn.Module):
         path, self.g, self.kind = f"layers.{index}.", g.of(kind), kind
         if kind.mixer:
             self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
-            setattr(self, MIXERS.get(kind.mixer, ATTENTION), _mixer(self.g, kind, weights, path))
+            _add_mixer(self, self.g, kind, weights, path)
         else:
             self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", g.stream_eps)
             self.mlp = (GatedMLP if g.gated else PlainMLP)(self.g, weights, path + "mlp.")
 
-    def forward(self, x: Tensor, shared: Shared, *states: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, caches: LayerCaches | None = None) -> Tensor:
         if not self.kind.mixer:
             return x + scale(self.mlp(self.post_attention_layernorm(x), shared.adapter), self.g.branch_scale)
-        mixer = getattr(self, MIXERS.get(self.kind.mixer, ATTENTION))
-        return x + scale(mixer(self.input_layernorm(x), shared, *states), self.g.branch_scale)
+        mixer = getattr(self, MIXERS[self.kind.mixer].path)
+        return x + scale(mixer(self.input_layernorm(x), shared, caches), self.g.branch_scale)
 
 
 class Layer(nn.Module):
@@ -207,7 +203,7 @@ class Layer(nn.Module):
             self.input_layernorm = norm(g, weights, path + "input_layernorm", g.stream_eps)
         if kind.paired:
             self.hidden_norm = norm(g, weights, path + "hidden_norm", g.stream_eps)
-        setattr(self, MIXERS.get(kind.mixer, ATTENTION), _mixer(g, kind, weights, path))
+        _add_mixer(self, g, kind, weights, path)
         eps = g.rms_norm_eps if g.post_norms else g.stream_eps
         if not g.parallel:
             self.post_attention_layernorm = norm(g, weights, path + "post_attention_layernorm", eps)
@@ -235,19 +231,19 @@ class Layer(nn.Module):
             self.post_attention_residual_scale = ResidualScale(weights, path + "post_attention_residual_scale.")
             self.post_mlp_residual_scale = ResidualScale(weights, path + "post_mlp_residual_scale.")
 
-    def forward(self, x: Tensor, shared: Shared, *states: Tensor) -> Tensor:
-        mixer = getattr(self, MIXERS.get(self.kind.mixer, ATTENTION))
+    def forward(self, x: Tensor, shared: Shared, caches: LayerCaches | None = None) -> Tensor:
+        mixer = getattr(self, MIXERS[self.kind.mixer].path)
         if self.g.residual_scales:
-            return self.scaled(x, mixer, shared, states)
+            return self.scaled(x, mixer, shared, caches)
         if self.g.outer_norms:
-            x = self.post_attention_layernorm(x + mixer(x, shared, *states))
+            x = self.post_attention_layernorm(x + mixer(x, shared, caches))
             out: Tensor = self.post_feedforward_layernorm(x + self.feed_forward(x, shared))
             return out
         if self.g.post_norms:
-            return self.between(x, mixer, shared, states)
+            return self.between(x, mixer, shared, caches)
         if self.g.parallel:
             y = self.input_layernorm(x)
-            return x + scale(mixer(y, shared, *states) + self.feed_forward(y, shared), self.g.branch_scale)
+            return x + scale(mixer(y, shared, caches) + self.feed_forward(y, shared), self.g.branch_scale)
         if self.kind.paired:
             embedding, x = torch.split(x, self.g.hidden, dim=1)  # each [1, d, T, 1]
             y = self.hidden_norm(x)
@@ -255,7 +251,7 @@ class Layer(nn.Module):
             x = scale(y, self.g.stream_scale) if self.kind.norm_before_residual else x
         else:
             z = self.input_layernorm(x)
-        x = x + scale(mixer(z, shared, *states), self.g.branch_scale)
+        x = x + scale(mixer(z, shared, caches), self.g.branch_scale)
         y = self.post_attention_layernorm(x)
         if self.routed:
             x = x + scale(self.aside(y), self.g.branch_scale) if self.beside else x
@@ -273,20 +269,20 @@ class Layer(nn.Module):
         out: Tensor = self.shared_mlp(x)
         return out if self.shared_mlp_gate is None else out * sigmoid_by_tanh(self.shared_mlp_gate(x))
 
-    def between(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
+    def between(self, x: Tensor, mixer: nn.Module, shared: Shared, caches: LayerCaches | None) -> Tensor:
         """Return the layer with norms on its branches' outputs, and before them where the family has those too."""
         y = self.input_layernorm(x) if self.g.pre_norms else x
-        x = x + self.post_attention_layernorm(mixer(y, shared, *states))
+        x = x + self.post_attention_layernorm(mixer(y, shared, caches))
         y = self.pre_feedforward_layernorm(x) if self.g.pre_norms else x
         x = x + self.post_feedforward_layernorm(self.feed_forward(y, shared))
         if self.g.per_layer:
             x = x + self.per_layer(x, shared)
         return x * self.layer_scale if self.g.layer_scale else x
 
-    def scaled(self, x: Tensor, mixer: nn.Module, shared: Shared, states: tuple[Tensor, ...]) -> Tensor:
+    def scaled(self, x: Tensor, mixer: nn.Module, shared: Shared, caches: LayerCaches | None) -> Tensor:
         """Return the layer with scaled branches and stream, and its router's state after the stream's channels."""
         x, before = torch.split(x, [self.g.hidden, self.g.carry], dim=1)
-        x = self.post_attention_residual_scale(mixer(self.input_layernorm(x), shared, *states), x)
+        x = self.post_attention_residual_scale(mixer(self.input_layernorm(x), shared, caches), x)
         z = self.post_attention_layernorm(x)
         y, state = self.mlp(z, shared.order, before)
         if self.routed:  # y are the experts' weights, and the branch holds only what is added to it

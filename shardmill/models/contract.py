@@ -90,8 +90,9 @@ outputs, which the host writes into its caches: k_i_new, v_i_new [1, kv_heads, T
 output s_i_new replaces s_i.
 
 The weights of a layer are defined in models/layer_constants.py, the weights of whole programs in
-models/part_constants.py. This file defines everything else for conversion, engine, gates and manifest. models/host.py
-computes the masks and the rotary rows of a pass, also for encoders.
+models/part_constants.py. models/mixers.py says what each mixer keeps, and models/caches.py how a pass changes it. This
+file defines everything else for conversion, engine, gates and manifest. models/host.py computes the masks and the
+rotary rows of a pass, also for encoders.
 """
 
 from __future__ import annotations
@@ -102,11 +103,10 @@ from math import prod
 from shardmill.errors import ShardmillError
 from shardmill.models.adapters import adapter_inputs, slices
 from shardmill.models.architecture import SLIDING_MASK, EncoderIO, Graph, LayerSpec, cache_source
-from shardmill.models.layer_constants import Shape, cca_widths
+from shardmill.models.caches import RING, CacheKind, Shape, T, cache_kind, new_shape
+from shardmill.models.mixers import MIXERS
 
-T = -1  # stands for the token axis in shapes
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
-RING = 32  # slots of a convolution's ring: the narrowest state that the Neural Engine takes (rule S8)
 DECAY_SCALE = 64.0  # of a recurrence's decays or steps in its ring: a slow head's are subnormal in fp16
 BLOCK = 8  # B, the most tokens that a recurrence folds at once
 TAP = "tap_"  # begins the name of an output that other programs read
@@ -290,13 +290,7 @@ def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
     """
     if not blueprint.hosted:
         return {}
-
-    def new(name: str, shape: Shape) -> Shape:
-        if name.startswith("s_"):
-            return shape
-        return (*shape[:3], T) if name.startswith("c_") else (*shape[:2], T, shape[3])
-
-    return {new_name(name): new(name, shape) for name, shape in caches(blueprint).items()}
+    return {new_name(name): new_shape(name, shape) for name, shape in caches(blueprint).items()}
 
 
 def taps(blueprint: GraphSpec) -> dict[str, Shape]:
@@ -324,13 +318,10 @@ def caches(blueprint: GraphSpec) -> dict[str, Shape]:
     g = blueprint.graph
     found: dict[str, Shape] = {}
     for i, kind in () if blueprint.kind == "encoder" else blueprint.layers:
-        if kind.attends and not kind.shares:
-            own = g.of(kind)
-            found |= {f"{name}_{i}": (1, own.kv_heads, blueprint.kept(kind.mask), own.head_dim) for name in "kv"}
-        if kind.mixer in ("conv", "cca"):
-            found[f"c_{i}"] = (1, 1, g.hidden if kind.mixer == "conv" else sum(cca_widths(g)), RING)
-        if kind.recurs and g.recurrence:
-            found |= {f"c_{i}": (1, 1, g.recurrence.pending, RING), f"s_{i}": (1, *g.recurrence.state)}
+        kept = (
+            MIXERS[kind.mixer].caches(g.of(kind), blueprint.kept(kind.mask)) if kind.mixer and not kind.shares else {}
+        )
+        found |= {f"{letter}_{i}": shape for letter, shape in kept.items()}
     return found
 
 
@@ -345,7 +336,7 @@ def has_positions(name: str, shape: Shape, slots: int) -> bool:
         shape: its shape in the whole context.
         slots: the whole context, S.
     """
-    return name.startswith(("k_", "v_")) and shape[2] == slots
+    return cache_kind(name) is CacheKind.KV and shape[2] == slots
 
 
 def cache_bytes(blueprint: GraphSpec) -> int:

@@ -31,8 +31,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.architecture import Graph
-from shardmill.models.attention import Shared
+from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import BLOCK
 from shardmill.models.primitives import (
     L2Norm,
@@ -45,9 +44,9 @@ from shardmill.models.primitives import (
     softplus,
     unquantized,
     vector,
-    write_ring,
 )
 from shardmill.models.recurrences import DeltaNet, Mamba2
+from shardmill.models.shared import LayerCaches, Shared
 
 Weights = Mapping[str, Tensor]
 Q_SCALE, V_SCALE = 16.0, 64.0  # of queries; of values, and so of the state
@@ -72,7 +71,7 @@ class Solved:
 class GatedDeltaNet(nn.Module):
     """The mixer: x [1, d, T, 1] -> [1, d, T, 1], with the ring [1, 1, C, R] and the state [1, heads, ., .]."""
 
-    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__()
         assert g.delta is not None
         self.sizes = delta = g.delta
@@ -94,25 +93,19 @@ class GatedDeltaNet(nn.Module):
         keys = delta.key_heads * delta.key_dim
         return keys, keys, delta.value_heads * delta.value_dim
 
-    def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, caches: LayerCaches) -> Tensor:
         delta, own = self.sizes, self.own(x)
-        read = put_into_ring(own, ring, shared)
+        read = put_into_ring(own, caches, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
         q, k, v, beta, decay = self.heads(cut(read, own, n, delta), n)
         blocks = self.solved(k, v, beta, decay, shared.constants, n)
-        folded = self.folded(state, blocks.block(0), shared.goes_on)
-        if shared.rows is None:
-            state[:] = folded
-            folded = state
+        folded = caches.put("s", self.folded(caches["s"], blocks.block(0), shared.goes_on))
         q = spread(q[1:n], n - 1, delta.key_heads, delta.value_heads, (BLOCK, delta.key_dim))
         if shared.blocks == 1:
             y = torch.matmul(shared.column, self.seen(folded, q, blocks.block(1)))  # [1, heads, T, value_dim]
         else:
             y, folded = self.in_turn(folded, q, blocks, shared.follows)
-            if shared.rows is None:
-                state[:] = folded
-        if shared.rows is not None:
-            shared.rows.append(folded)
+            caches.put("s", folded)
         gate = self.in_proj_z(x).reshape(1, delta.value_heads, delta.value_dim, -1)
         out: Tensor = self.out_proj(self.gated(y, gate).reshape(1, self.widths[2], -1, 1))
         return out
@@ -198,22 +191,18 @@ class GatedDeltaNet(nn.Module):
         return torch.matmul(q * block.since, state) + torch.matmul(own, block.u - torch.matmul(block.w, state))
 
 
-def put_into_ring(own: Tensor, ring: Tensor, shared: Shared) -> Tensor:
+def put_into_ring(own: Tensor, caches: LayerCaches, shared: Shared) -> Tensor:
     """Put what the tokens of a pass would add into the ring of a recurrence, and read both windows.
 
     Args:
         own: what the tokens would add, [1, 1, C, T].
-        ring: the ring before the pass, [1, 1, C, R].
+        caches: the layer's; the ring is [1, 1, C, R].
         shared: the inputs of the part.
 
     Returns:
         The positions of both windows, [1, 1, 2 (B + taps - 1), C].
     """
-    if shared.rows is None:
-        ring[:] = write_ring(ring, own, shared.ring_write, shared.ring_keep)
-    else:
-        shared.rows.append(own)
-        ring = write_ring(ring, own, shared.ring_write, shared.ring_keep)
+    ring = caches.put("c", own, shared.ring_write, shared.ring_keep)
     return torch.matmul(shared.windows, ring.transpose(2, 3))
 
 

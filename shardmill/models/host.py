@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.models.architecture import MASK, SLIDING_MASK
-from shardmill.models.contract import RING, rope_inputs
+from shardmill.models.caches import RING
+from shardmill.models.contract import rope_inputs
 
 Floats = NDArray[np.float32]
 

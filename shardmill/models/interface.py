@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.models.adapters import adapted_layers
-from shardmill.models.contract import GraphSpec, T, caches, inputs, lent_caches, new_name, output, states, tap_name
+from shardmill.models.caches import T
+from shardmill.models.contract import GraphSpec, caches, inputs, lent_caches, new_name, output, states, tap_name
 
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"

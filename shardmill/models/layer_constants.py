@@ -5,19 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardmill.models.architecture import XIELU, Experts, Graph, LayerSpec
+from shardmill.models.caches import Shape
+from shardmill.models.mixers import MIXERS, projection_constants
 
-Shape = tuple[int, ...]
 EXPERT = "experts."
 # Constants of a group of experts that belong to no single expert -> their paths in the layer.
 OF_GROUP = {"down_bias": "mlp.down_bias", "branch_scale": "post_mlp_residual_scale.hidden_states_scale"}
-
-
-def cca_widths(g: Graph) -> tuple[int, int]:
-    """Return channels of ZAYA's attention that its ring keeps.
-
-    Query and key together, and the delayed half of the value.
-    """
-    return (g.heads + g.kv_heads) * g.head_dim, g.kv_heads * g.head_dim // 2
 
 
 def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
@@ -27,10 +20,10 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     grouped convolution's, is a factor of a matrix product: it stays in fp16.
     """
     g = g.of(kind)
-    others = {"conv": _convolution, "cca": _cca, "delta": _delta, "mamba": _mamba}
     if not kind.mixer:
         return {**norm_constants("post_attention_layernorm", g), **_feed_forward(g, "mlp.")}
-    mixer = _attention(g, kind) if kind.mixer == "attention" else others[kind.mixer](g)
+    found = MIXERS[kind.mixer]
+    mixer = {f"{found.path}.{name}": shape for name, shape in found.constants(g, kind).items()}
     first = norm_constants("input_layernorm", g) if kind.normed else {}
     if not kind.ffn:
         return {**first, **mixer}
@@ -106,78 +99,6 @@ def _per_layer(g: Graph) -> dict[str, Shape]:
     }
 
 
-def _attention(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
-    q, kv, p = g.heads * g.head_dim, g.kv_heads * g.head_dim, "self_attn."
-    rows = {"qkv": q + 2 * kv} if g.fused else {"q": q, "k": kv, "v": kv}
-    rows = {name: rows[name] for name in rows if name not in missing_projections(kind)}
-    columns = 2 * g.hidden if kind.paired else g.hidden
-    found: dict[str, Shape] = {}
-    for name, count in rows.items():
-        found |= projection_constants(f"{p}{name}_proj", count, columns, g.qkv_bias)
-    if g.qk_norm:
-        widths = (q, kv) if g.qk_norm == "wide" else (g.head_dim, g.head_dim)
-        found |= {f"{p}q_norm.weight": widths[:1]}
-        found |= {} if kind.shares else {f"{p}k_norm.weight": widths[1:]}
-    sinks: dict[str, Shape] = {f"{p}sinks": (g.heads,)} if g.sinks else {}
-    sinks |= projection_constants(f"{p}gate_proj", q, g.hidden, False) if g.output_gate else {}
-    return found | sinks | projection_constants(f"{p}o_proj", g.hidden, q, g.o_bias)
-
-
-def missing_projections(kind: LayerSpec) -> str:
-    """Return which of the projections q, k and v an attention layer lacks."""
-    return "kv" if kind.shares else "v" if kind.key_is_value else ""
-
-
-def _cca(g: Graph) -> dict[str, Shape]:
-    q, kv, p = g.heads * g.head_dim, g.kv_heads * g.head_dim, "self_attn."
-    rows = {"q_proj": q, "k_proj": kv, "v_proj_current": kv // 2, "v_proj_delayed": kv // 2}
-    found: dict[str, Shape] = {f"{p}{name}.weight": (count, g.hidden) for name, count in rows.items()}
-    found |= {f"{p}depthwise.{name}": (q + kv,) for name in ("tap_0", "tap_1", "bias")}
-    found |= {f"{p}grouped.tap_{j}": (g.heads + g.kv_heads, g.head_dim, g.head_dim) for j in range(2)}
-    return found | {f"{p}grouped.bias": (q + kv,), f"{p}k_gain": (kv,), f"{p}o_proj.weight": (g.hidden, q)}
-
-
-def _convolution(g: Graph) -> dict[str, Shape]:
-    taps: dict[str, Shape] = {f"conv.tap_{j}": (g.hidden,) for j in range(g.conv_taps)}
-    return {
-        **projection_constants("conv.in_proj", 3 * g.hidden, g.hidden, False),
-        **taps,
-        **projection_constants("conv.out_proj", g.hidden, g.hidden, False),
-    }
-
-
-def _delta(g: Graph) -> dict[str, Shape]:
-    delta, p = g.delta, "linear_attn."
-    assert delta is not None
-    wide, heads = delta.value_heads * delta.value_dim, delta.value_heads
-    return {
-        **projection_constants(f"{p}in_proj_qkv", delta.mixed, g.hidden, False),
-        f"{p}in_proj_ba.weight": (1, 2 * heads, g.hidden),
-        f"{p}dt_bias": (heads,),
-        f"{p}rate": (heads,),
-        **{f"{p}tap_{j}": (delta.mixed,) for j in range(delta.taps)},
-        f"{p}norm.weight": (delta.value_dim,),
-        **projection_constants(f"{p}in_proj_z", wide, g.hidden, False),
-        **projection_constants(f"{p}out_proj", g.hidden, wide, False),
-    }
-
-
-def _mamba(g: Graph) -> dict[str, Shape]:
-    mamba, p = g.mamba, "mamba."
-    assert mamba is not None
-    bias: dict[str, Shape] = {f"{p}conv_bias": (mamba.mixed,)} if mamba.conv_bias else {}
-    return {
-        **projection_constants(f"{p}in_proj_xbc", mamba.mixed, g.hidden, False),
-        f"{p}in_proj_dt.weight": (1, mamba.heads, g.hidden),
-        **{f"{p}{name}": (mamba.heads,) for name in ("dt_bias", "rate", "skip")},
-        **{f"{p}tap_{j}": (mamba.mixed,) for j in range(mamba.taps)},
-        **bias,
-        **projection_constants(f"{p}in_proj_z", mamba.width, g.hidden, False),
-        f"{p}norm.weight": (mamba.width,),
-        **projection_constants(f"{p}out_proj", g.hidden, mamba.width, False),
-    }
-
-
 def _feed_forward(g: Graph, path: str) -> dict[str, Shape]:
     rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn} if g.gated else {"up": g.ffn}
     found: dict[str, Shape] = {}
@@ -225,9 +146,3 @@ def _mlp_router(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     for name in ("fc1", "fc2"):
         found |= {f"{p}{name}.weight": (1, width, width), f"{p}{name}.bias": (width,)}
     return found | {f"{p}out_proj.weight": (1, g.experts.classes, width)}
-
-
-def projection_constants(path: str, rows: int, columns: int, bias: bool) -> dict[str, Shape]:
-    """Return the weights of a projection."""
-    weight: dict[str, Shape] = {f"{path}.weight": (rows, columns)}
-    return weight | ({f"{path}.bias": (rows,)} if bias else {})

@@ -27,11 +27,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.architecture import Graph
-from shardmill.models.attention import Shared
+from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import BLOCK, DECAY_SCALE
 from shardmill.models.delta_net import convolved, cut, decayed, put_into_ring
 from shardmill.models.primitives import RMSNorm, multiply, projection, scale, softplus, unquantized, vector
+from shardmill.models.shared import LayerCaches, Shared
 
 Weights = Mapping[str, Tensor]
 X_SCALE = 0.25
@@ -43,7 +43,7 @@ MOST_DECAY = 6e4  # of a token, times DECAY_SCALE: exp(-937) is 0 in any precisi
 class MambaMixer(nn.Module):
     """The mixer: x [1, d, T, 1] -> [1, d, T, 1], with the ring [1, 1, C, R] and the state [1, heads, P, N]."""
 
-    def __init__(self, g: Graph, weights: Weights, path: str) -> None:
+    def __init__(self, g: Graph, kind: LayerSpec, weights: Weights, path: str) -> None:
         super().__init__()
         assert g.mamba is not None
         self.sizes = mamba = g.mamba
@@ -60,20 +60,16 @@ class MambaMixer(nn.Module):
         self.norm.weight = nn.Parameter(gains, requires_grad=False)
         self.out_proj = projection(weights[f"{path}out_proj.weight"])
 
-    def forward(self, x: Tensor, shared: Shared, ring: Tensor, state: Tensor) -> Tensor:
+    def forward(self, x: Tensor, shared: Shared, caches: LayerCaches) -> Tensor:
         mamba, own = self.sizes, self.own(x)
-        read = put_into_ring(own, ring, shared)
+        read = put_into_ring(own, caches, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
         v, b, c, dt = self.heads(cut(read, own, n, mamba), n)
         decay = torch.maximum(dt * self.rate, torch.full((1, 1, 1, 1), -MOST_DECAY, dtype=dt.dtype))
         pairs, since, until, lost = decayed(decay, n, mamba.heads, shared.constants)
         u = v * dt
-        states = self.in_turn(state, u, b, until, lost, shared)
-        if shared.rows is None:
-            state[:] = states[-1]
-            states[-1] = state
-        else:
-            shared.rows.append(states[-1])
+        states = self.in_turn(caches["s"], u, b, until, lost, shared)
+        states[-1] = caches.put("s", states[-1])
         alike = torch.matmul(c[1:n], b[1:n].transpose(2, 3))  # [n - 1, groups, B, B]
         c = self.spread(c[1:n], since[1:n], (mamba.state_dim, 1), n - 1)
         seen = torch.matmul(c, (states[0] if n == 2 else torch.cat(states)).transpose(2, 3))

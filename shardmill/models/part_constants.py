@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shardmill.models.architecture import Architecture, EncoderIO
+from shardmill.models.caches import Shape
 from shardmill.models.contract import BLOCK, DECAY_SCALE, MODEL_NORM, ORDER, PER_LAYER, GraphSpec
-from shardmill.models.layer_constants import (
-    Shape,
-    group_constants,
-    layer_constants,
-    mixer_constants,
-    norm_constants,
-    projection_constants,
-)
+from shardmill.models.layer_constants import group_constants, layer_constants, mixer_constants, norm_constants
+from shardmill.models.mixers import projection_constants
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from shardmill.models.attention import Shared
-from shardmill.models.blocks import CACHES, Layer, Weights, create_layer, norm
-from shardmill.models.contract import MODEL_NORM, GraphSpec, inputs, new_name, new_rows, states, traced_inputs
+from shardmill.models.blocks import Layer, Weights, create_layer, norm
+from shardmill.models.contract import MODEL_NORM, GraphSpec, caches, inputs, new_name, new_rows, states, traced_inputs
 from shardmill.models.low_rank import layer_adapter
 from shardmill.models.mixture import RoutedExperts
 from shardmill.models.part_constants import computed
 from shardmill.models.primitives import ACTIVATIONS, cap, projection, scale
+from shardmill.models.shared import LayerCaches, Shared
 
 
 def _register_computed(part: nn.Module, blueprint: GraphSpec) -> None:
@@ -40,40 +40,25 @@ class LayersPart(nn.Module):
         _register_computed(self, blueprint)
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
-        given = dict(zip(self.names[1:], rest, strict=True))
-        if self.blueprint.hosted:
-            return self.hosted(x, given)
-        shared, seen = Shared(self.blueprint, given, _registered(self, self.blueprint)), self._lent(given)
+        """Return the last output, what is new to each cache that the host owns, and the taps."""
+        spec, given = self.blueprint, dict(zip(self.names[1:], rest, strict=True))
+        shared = Shared(spec, given, _registered(self, spec))
+        by_layer = {i: LayerCaches({"k": given[f"k_{i}"], "v": given[f"v_{i}"]}, spec.hosted) for i, _ in spec.lent}
         tapped: list[Tensor] = []
-        for i, kind in self.blueprint.layers:
-            tapped += [x] if i in self.blueprint.taps else []
-            shared.row, shared.adapter = given.get(f"p_{i}"), layer_adapter(self.blueprint, given, i)
-            held = (getattr(self, f"{name}_{i}") for name in CACHES[kind.mixer] if not kind.shares)
-            x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
-            seen[i] = shared.cached
-        return (x, *tapped) if tapped else x
+        for i, kind in spec.layers:
+            tapped += [x] if i in spec.taps else []
+            shared.row, shared.adapter = given.get(f"p_{i}"), layer_adapter(spec, given, i)
+            by_layer[i] = by_layer[spec.source(i)] if kind.shares else self._caches(given, i)
+            x = self.layers[str(i)](x, shared, by_layer[i])
+        rows = {new_name(f"{letter}_{i}"): row for i, held in by_layer.items() for letter, row in held.new.items()}
+        out = (x, *(rows[name] for name in new_rows(spec)), *tapped)
+        return out if len(out) > 1 else x
 
-    def hosted(self, x: Tensor, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Return the same where the host gives the caches: the last output, what is new to each cache, and the taps."""
-        shared, rows = Shared(self.blueprint, given, _registered(self, self.blueprint)), dict[str, Tensor]()
-        seen = self._lent(given)
-        tapped: list[Tensor] = []
-        for i, kind in self.blueprint.layers:
-            tapped += [x] if i in self.blueprint.taps else []
-            shared.rows, shared.row = [], given.get(f"p_{i}")
-            shared.adapter = layer_adapter(self.blueprint, given, i)
-            held = (given[f"{name}_{i}"] for name in CACHES[kind.mixer] if not kind.shares)
-            x = self.layers[str(i)](x, shared, *(seen[self.blueprint.source(i)] if kind.shares else held))
-            seen[i] = shared.cached
-            if kind.shares:
-                continue
-            made = "ckv" if kind.mixer == "cca" else CACHES[kind.mixer]  # in the order in which they are made
-            rows |= {new_name(f"{name}_{i}"): row for name, row in zip(made, shared.rows, strict=True)}
-        return (x, *(rows[name] for name in new_rows(self.blueprint)), *tapped)
-
-    def _lent(self, given: Mapping[str, Tensor]) -> dict[int, tuple[Tensor, ...]]:
-        """Return the caches of other parts by their layers."""
-        return {i: (given[f"k_{i}"], given[f"v_{i}"]) for i, _ in self.blueprint.lent}
+    def _caches(self, given: Mapping[str, Tensor], layer: int) -> LayerCaches:
+        """Return the caches of a layer of this part."""
+        names = [name for name in caches(self.blueprint) if name.endswith(f"_{layer}")]
+        held = given if self.blueprint.hosted else dict(self.named_buffers(recurse=False))
+        return LayerCaches({name[0]: held[name] for name in names}, self.blueprint.hosted)
 
 
 class HeadPart(nn.Module):

@@ -19,9 +19,10 @@ from shardmill.errors import CheckpointError, ConfigError
 from shardmill.forms.form import FP16, stored_bytes
 from shardmill.models.adapters import adapter_inputs
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
+from shardmill.models.caches import Shape
 from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, lent_caches
 from shardmill.models.interface import APART, FIXED
-from shardmill.models.layer_constants import Shape
+from shardmill.models.mixers import MIXERS
 from shardmill.models.part_constants import table_constants
 from shardmill.pipeline.resolve import check_labels, describe, describe_drafter, fitted
 from shardmill.pipeline.snakefile import file_problems
@@ -257,12 +258,10 @@ def _program(part: Part, config: Config) -> PlannedProgram:
 
 def _kind_name(kind: LayerSpec) -> str:
     """Return a readable name of a kind of layer."""
-    if kind.mixer == "conv":
-        return "convolution"
     if not kind.mixer:
         return "feed-forward block"
-    if kind.recurs:
-        return {"delta": "gated DeltaNet", "mamba": "Mamba-2"}[kind.mixer]
+    if not kind.attends:
+        return MIXERS[kind.mixer].title
     name = "sliding attention" if kind.mask == SLIDING_MASK else "attention"
     return name if kind.rope else f"{name} without rotation"
 

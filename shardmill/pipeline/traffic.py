@@ -11,6 +11,7 @@ from shardmill.config import Config
 from shardmill.forms.form import matrices
 from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, with_experts
+from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import cache_bytes, caches
 from shardmill.models.interface import LABELS
 from shardmill.plan import Part, empty_parts
@@ -121,7 +122,7 @@ def _operations(part: Part) -> int:
     """
     program, numbers = part.blueprint, sum(map(prod, matrices(part.shapes).values()))
     attending = [kind for _, kind in program.layers if kind.attends]
-    recurring = sum(prod(shape) for name, shape in caches(program).items() if name.startswith("s_"))
+    recurring = sum(prod(shape) for name, shape in caches(program).items() if cache_kind(name) is CacheKind.STATE)
     seen = sum(program.kept(kind.mask) * part.graph.of(kind).head_dim for kind in attending)
     return 2 * (numbers + 2 * seen * part.graph.heads + 4 * recurring)
 

@@ -15,7 +15,8 @@ from shardmill.checkpoint.peft import LoraModule, Matrix
 from shardmill.errors import CheckpointError
 from shardmill.models.adapters import DOWN, Factor, layer_stacks
 from shardmill.models.architecture import Graph, LayerSpec, Sources, TensorSource, blocks
-from shardmill.models.layer_constants import Shape, mixer_constants
+from shardmill.models.caches import Shape
+from shardmill.models.layer_constants import mixer_constants
 from shardmill.printable import printable
 
 HALF_MAX = 65504.0  # the largest fp16 number

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from shardmill.errors import LoadError, ShardmillError
 from shardmill.machine import is_portable, load_programs_as, native_call, precision
+from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import has_positions
 from shardmill.models.host import Floats
 from shardmill.models.interface import own_bundle
@@ -121,9 +122,10 @@ class HostCaches:
             if rows.dtype != self.arrays[name].dtype:  # an engine that computes in fp32 shows it in its first output
                 self.arrays[name] = self.arrays[name].astype(rows.dtype)
             cache = self.arrays[name]
-            if name.startswith("s_"):  # a recurrence's state, new as a whole
+            kind = cache_kind(name)
+            if kind is CacheKind.STATE:
                 np.copyto(cache, rows)
-            elif name.startswith("c_"):
+            elif kind is CacheKind.RING:
                 tokens, slots = np.nonzero(given[RINGS][0, 0])  # a recurrence's ring does not get every token
                 cache[..., slots] = rows[..., tokens]
             else:

@@ -28,7 +28,8 @@ from torch.export import ExportedProgram
 from shardmill.gates.stored import Stored
 from shardmill.imports import quiet_process
 from shardmill.models.architecture import LayerSpec, joints
-from shardmill.models.contract import GraphSpec, T, inputs, output, states
+from shardmill.models.caches import T
+from shardmill.models.contract import GraphSpec, inputs, output, states
 from shardmill.models.host import Floats
 from shardmill.models.part_constants import constants
 from shardmill.models.parts import build

@@ -23,7 +23,8 @@ from models.tiny_families import SLOTS
 from shardmill.convert import package, trace
 from shardmill.convert.stamped import convert_stamped
 from shardmill.models import family
-from shardmill.models.contract import T, inputs
+from shardmill.models.caches import T
+from shardmill.models.contract import inputs
 from shardmill.models.part_constants import constants
 from shardmill.plan import Part
 

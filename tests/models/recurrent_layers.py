@@ -18,10 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardmill.models.attention import Shared
-from shardmill.models.contract import BLOCK, RING, GraphSpec, caches
+from shardmill.models.caches import RING
+from shardmill.models.contract import BLOCK, GraphSpec, caches
 from shardmill.models.host import Floats, KVLayout
 from shardmill.models.part_constants import computed
+from shardmill.models.shared import LayerCaches, Shared
 
 from . import hosts
 
@@ -55,7 +56,7 @@ def fed(mixer: Any, x: Tensor, spec: GraphSpec, seed: int, widths: tuple[int, ..
     assert spec.graph.recurrence
     narrow = {"narrow": BLOCK} if WIDE in widths else {}
     host = hosts.recurrent(spec.slots, spec.graph.recurrence.taps, **narrow)
-    ring, state = (torch.zeros(shape, dtype=x.dtype) for shape in caches(spec).values())
+    held = LayerCaches({name[0]: torch.zeros(shape, dtype=x.dtype) for name, shape in caches(spec).items()}, False)
     constants = {name: torch.from_numpy(values).to(x.dtype) for name, values in computed(spec).items()}
     while start < len(x):
         width = int(rng.choice(widths))
@@ -68,7 +69,7 @@ def fed(mixer: Any, x: Tensor, spec: GraphSpec, seed: int, widths: tuple[int, ..
         rows = torch.cat([x[start : start + kept], wrong])
         rows = torch.cat([rows, rows[-1:].expand(width - count, -1)]).T[None, :, :, None]
         wide = replace(spec, blocks=max(width // BLOCK, 1))
-        found.append(mixer(rows, Shared(wide, given, constants), ring, state)[0, :, :kept, 0].T)
+        found.append(mixer(rows, Shared(wide, given, constants), held)[0, :, :kept, 0].T)
         start += kept
     return torch.cat(found)
 

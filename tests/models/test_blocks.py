@@ -15,12 +15,14 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 from transformers.models.phi3.modeling_phi3 import Phi3MLP
 
 from shardmill.models import family
-from shardmill.models.architecture import Graph
+from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.blocks import GatedMLP, ShortConv
-from shardmill.models.contract import RING, GraphSpec, inputs, output, states
+from shardmill.models.caches import RING
+from shardmill.models.contract import GraphSpec, inputs, output, states
 from shardmill.models.host import KVLayout
 from shardmill.models.part_constants import constants
 from shardmill.models.parts import build
+from shardmill.models.shared import LayerCaches
 
 from .small_configs import FAMILIES, small_config
 
@@ -61,14 +63,15 @@ def test_a_short_convolution_over_its_ring_is_transformers(taps: int, widths: li
     theirs, x = filled(Lfm2ShortConv(config, 0)), draw(1, 9, config.hidden_size, seed=5)
     weights = theirs.state_dict()
     weights |= {f"tap_{j}": weights["conv.weight"][:, 0, j] for j in range(taps)}
-    ours, ring = ShortConv(graph_of(config), weights, "").eval(), draw(1, 1, config.hidden_size, RING)
+    ours = ShortConv(graph_of(config), LayerSpec("conv"), weights, "").eval()
+    caches = LayerCaches({"c": draw(1, 1, config.hidden_size, RING)}, hosted=False)
     host = KVLayout({"context": 64, "rope": {}, "window": None, "window_slots": 0, "conv_taps": taps})
     first, rows = 0, []
     with torch.no_grad():
         for width in widths:
             at = range(first, first + width)
             arrays = {name: torch.from_numpy(values) for name, values in host.arrays(at, at).items()}
-            rows.append(ours(x[:, list(at)].transpose(1, 2)[..., None], RingMasks(arrays), ring))
+            rows.append(ours(x[:, list(at)].transpose(1, 2)[..., None], RingMasks(arrays), caches))
             first += width
         expected = theirs(x)
     limit = limits.sums("fp32", config.hidden_size, 4)  # projection, gate, taps, projection
@@ -79,7 +82,6 @@ class RingMasks:
     """What a convolution asks of a part's shared values."""
 
     def __init__(self, arrays: dict[str, Tensor]) -> None:
-        self.rows = None  # the ring is a state
         self.ring_write = arrays["conv_write_mask"]
         self.ring_keep = 1 - self.ring_write.sum(dim=2, keepdim=True)
         self.ring_read = torch.split(arrays["conv_read_mask"], 1, dim=1)

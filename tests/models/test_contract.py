@@ -10,17 +10,8 @@ import pytest
 
 from models.hosts import host
 from shardmill.models.architecture import LOCAL_ROPE, SLIDING_MASK, Graph, LayerSpec
-from shardmill.models.contract import (
-    RING,
-    GraphSpec,
-    T,
-    has_positions,
-    inputs,
-    output,
-    rope_inputs,
-    states,
-    window_slots,
-)
+from shardmill.models.caches import RING, T
+from shardmill.models.contract import GraphSpec, has_positions, inputs, output, rope_inputs, states, window_slots
 from shardmill.models.layer_constants import layer_constants
 from shardmill.models.part_constants import constants, stem
 

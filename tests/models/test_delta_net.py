@@ -14,7 +14,7 @@ from torch import Tensor
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import delta_net
-from shardmill.models.architecture import Graph
+from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import BLOCK, DECAY_SCALE, GraphSpec
 from shardmill.models.delta_net import GatedDeltaNet, Solved, substituted
 from shardmill.models.families.qwen3_5_text import KINDS
@@ -57,7 +57,7 @@ def ours(layer: Any) -> GatedDeltaNet:
     weights = {f"tap_{j}": taps[:, j] for j in range(SIZES.taps)}
     weights["in_proj_ba.weight"] = torch.cat([found.pop("in_proj_b.weight"), found.pop("in_proj_a.weight")])
     weights["rate"] = -DECAY_SCALE * found.pop("A_log").exp()
-    mixer = GatedDeltaNet(SPEC.graph, {**weights, **found}, "").double()
+    mixer = GatedDeltaNet(SPEC.graph, LayerSpec("delta"), {**weights, **found}, "").double()
     mixer.unit.root_eps.fill_(1e-3)
     mixer.norm.root_eps.fill_(1e-3 * delta_net.Q_SCALE * delta_net.V_SCALE)
     mixer.norm.factors = []
@@ -187,8 +187,8 @@ def without_correction(_: Any) -> Any:
 
 
 def plain_epsilon(real: Any) -> Any:
-    def init(self: Any, g: Graph, weights: Any, path: str) -> None:
-        real(self, g, weights, path)
+    def init(self: Any, g: Graph, kind: LayerSpec, weights: Any, path: str) -> None:
+        real(self, g, kind, weights, path)
         self.norm = RMSNorm(weights[f"{path}norm.weight"], g.rms_norm_eps, axis=3)  # not scaled with queries and values
 
     return init

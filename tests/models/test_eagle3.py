@@ -19,10 +19,10 @@ from shardmill import config
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import Architecture, Graph, LayerSpec, TensorSource
-from shardmill.models.attention import Shared
 from shardmill.models.blocks import Layer
 from shardmill.models.contract import GraphSpec
 from shardmill.models.eagle3 import LAYER_IDS, default_taps, describe, load_head_config
+from shardmill.models.shared import Shared
 
 
 @pytest.fixture(scope="module")
@@ -229,5 +229,5 @@ def test_a_head_s_stream_has_the_units_of_its_model(tmp_path: Path, norm_first: 
 class NoAttention(torch.nn.Module):
     """A mixer that adds nothing."""
 
-    def forward(self, z: torch.Tensor, shared: Any) -> torch.Tensor:
+    def forward(self, z: torch.Tensor, shared: Any, caches: Any) -> torch.Tensor:
         return 0 * z[:, : tiny.HIDDEN]

@@ -11,9 +11,9 @@ import torch
 
 from shardmill.gates.parity import relative_error
 from shardmill.models.architecture import Architecture, EncoderIO, LayerSpec, ModelDescription, TensorSource, blocks
-from shardmill.models.attention import Shared
 from shardmill.models.blocks import TokenRow
 from shardmill.models.experts import transposed
+from shardmill.models.shared import Shared
 
 from . import tiny_encoders as tiny
 from .tiny_families import limit_of

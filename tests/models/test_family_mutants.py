@@ -23,7 +23,8 @@ from shardmill.models import blocks as graph_blocks
 from shardmill.models.architecture import LOCAL_ROPE, ROPE, Graph, LayerSpec, ModelDescription, TensorSource, blocks
 from shardmill.models.attention import Attention
 from shardmill.models.blocks import Layer, TokenRow
-from shardmill.models.contract import RING, GraphSpec
+from shardmill.models.caches import RING
+from shardmill.models.contract import GraphSpec
 from shardmill.models.host import Floats, KVLayout
 
 from . import tiny_families as tiny

@@ -66,7 +66,7 @@ def ours(layer: Any, sizes: Mamba2, hidden: int = HIDDEN, text: int = TEXT) -> t
     weights |= {f"tap_{j}": taps[:, j] for j in range(sizes.taps)}
     weights |= {"conv_bias": found.pop("conv1d.bias")} if sizes.conv_bias else {}
     weights |= {"rate": -found.pop("A_log").exp(), "skip": DECAY_SCALE * found.pop("D")}
-    mixer = MambaMixer(spec.graph, {**weights, **found}, "").double()
+    mixer = MambaMixer(spec.graph, MAMBA_LAYER, {**weights, **found}, "").double()
     mixer.norm.root_eps.fill_(EPS**0.5)
     mixer.norm.factors = []
     return mixer, spec

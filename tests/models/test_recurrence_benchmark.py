@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardmill.models import delta_net
-from shardmill.models.contract import RING
+from shardmill.models.caches import RING
 from shardmill.models.delta_net import GatedDeltaNet, Solved
 from shardmill.models.host import Floats, KVLayout
 

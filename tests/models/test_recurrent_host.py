@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from shardmill.decode import Session
 from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
-from shardmill.models.contract import BLOCK, RING
+from shardmill.models.caches import RING
+from shardmill.models.contract import BLOCK
 from shardmill.models.host import Floats, KVLayout
 
 from . import tiny_families as tiny

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.hosts import host
-from shardmill.models.contract import RING, most_tokens, window_slots
+from shardmill.models.caches import RING
+from shardmill.models.contract import most_tokens, window_slots
 from shardmill.models.host import Floats
 
 # The sliding layers' ring.
