@@ -76,9 +76,9 @@ def test_pages_that_code_names_exist() -> None:
     lost, count = [], 0
     for file in tracked():
         text = "" if file.suffix == ".md" and file.name != "CHANGELOG.md" else readable(file)
-        for found in re.finditer(r"(?<![\w/])(?:docs|lab)/[\w.-]+\.md(?:#[\w-]+)?", text):
+        for found in re.finditer(r"(?:(?<![\w/])|(?<=blob/main/))(?:docs|lab)/[\w.-]+\.md(?:#[\w-]+)?", text):
             page, _, heading = found[0].partition("#")
-            if CITED.search(" ".join(text[max(0, found.start() - 60) : found.start()].split(" "))):
+            if CITED.search(text[max(0, found.start() - 60) : found.start()]):
                 continue
             count += 1
             if not (ROOT / page).exists() or (heading and heading not in anchors(ROOT / page)):
@@ -238,6 +238,7 @@ OTHERS_NAMES = {
     "_trace": "a file of PyTorch's",
     "--extra-index-url": "an option of pip",
 }
+ALIASES = {"--max-tokens"}  # of --max-new-tokens
 NAME = re.compile(r"-{0,2}\w[\w-]*")
 EXAMPLES = re.compile(r"(layers|head|experts|front|c\d+)_[\dt_]+|t\d|[a-zA-Z_]+_I|[\w-]*[A-Z]{3,}|\d+|shardmill_\w+")
 
@@ -264,6 +265,26 @@ def test_every_command_and_option_has_its_row() -> None:
         for command in re.findall(r"`(shardmill(?: [a-z][a-z-]+(?![\w/]))+)", first):
             shown[command] = set(re.findall(r"`(--[\w-]+)`", last))
     assert shown == options()
+
+
+def test_commands_that_pages_show_exist_with_their_options() -> None:
+    """In code, or at the beginning of a line of it. `shardmill serve --warm` must be an option of `serve`."""
+    known, wrong, count = options(), [], 0
+    alone = {one for command in get_command(app).params for one in command.opts}
+    for page in PAGES:
+        text = re.sub(r"\\\n", " ", page.read_text(encoding="utf-8"))
+        code = re.findall(r"```bash\n(.*?)```|`([^`\n]+)`|^    (.*)$", text, re.DOTALL | re.MULTILINE)
+        for line in (line for found in code for line in "".join(found).splitlines()):
+            named = re.match(r"\s*(?:sudo )?(?:\.venv/bin/)?shardmill ((?:[a-z][a-z-]*(?: |$))+)([^#|&]*)", line)
+            if not named:
+                continue
+            words, count = named[1].split(), count + 1
+            command = next((name for n in (2, 1) if (name := " ".join(["shardmill", *words[:n]])) in known), "")
+            group = any(name.startswith(f"shardmill {words[0]} ") for name in known)
+            extra = {*re.findall(r"(?<!\S)(--[a-z-]+)", line)} - alone - {"--help"}
+            if not (command or group) or (command and not extra <= known[command] | ALIASES):
+                wrong.append(f"{page.relative_to(ROOT)}: {line}")
+    assert count > 100 and wrong == []
 
 
 def test_every_rule_has_its_row() -> None:

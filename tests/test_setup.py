@@ -17,7 +17,6 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from typer.main import get_command
 
 from shardmill.witness import installed
 
@@ -243,29 +242,3 @@ def test_what_others_publish_is_named_by_its_digest() -> None:
     assert images and all(re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", name) for name in images)
     updates = yaml.safe_load((ROOT / ".github/dependabot.yml").read_text())["updates"]
     assert {one["package-ecosystem"] for one in updates} == {"github-actions", "docker", "pip"}
-
-
-def pages() -> list[Path]:
-    """What a reader is given."""
-    return [ROOT / "README.md", ROOT / "configs/README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "lab").glob("*.md")]
-
-
-def test_commands_that_documents_name_exist() -> None:
-    """In code, or at the beginning of a line of it."""
-    from shardmill.cli import app
-
-    known = get_command(app).commands
-    for page in pages():
-        code = re.findall(r"```bash\n(.*?)```|`([^`\n]+)`", page.read_text(), re.DOTALL)
-        for line in (line for block, span in code for line in (block or span).splitlines()):
-            named = re.match(r"(?:sudo )?shardmill ([a-z][a-z-]*)", line)
-            assert not named or named[1] in known, f"{page.name} names {line!r}"
-
-
-def test_files_that_documents_name_exist() -> None:
-    """A link or a path in README and docs/ leads somewhere."""
-    for page in pages():
-        text = page.read_text()
-        for target in re.findall(r"\]\(([^)#]+)\)", text):
-            if not target.startswith("http"):
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
