@@ -123,7 +123,7 @@ def test_what_no_apple_hardware_has_run_is_said_first() -> None:
 
 # Names of our own files and classes, in pages and docstrings.
 
-CODE = ("shardmill", "portable", "tests", "tools", "benchmarks", "scripts", "swift", "hatch_build.py")
+CODE = ("shardmill", "portable", "tests", "tools", "lab", "scripts", "swift", "hatch_build.py")
 OURS = {file for name in CODE for file in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
 # A docstring that names one of these may name their files; they are read in another place than here.
 OTHERS = re.compile(r"transformers|coremltools|SafeAILab|vLLM|vllm|PEFT|peft|speculators|ExecuTorch")

@@ -4,7 +4,7 @@
 
 The texts are the docstrings of Python's standard library, one text per module, tokenised with mistral-common's Tekken
 tokenizer: a text's first tokens stand for a prompt, the rest for the output. No recorded chat is among them, so the
-chats that benchmarks/drafters.py replays are new to the weights. A text is replayed with a table of the other texts
+chats that lab/drafters.py replays are new to the weights. A text is replayed with a table of the other texts
 of its group, in tenths, and once more without a table; what was known of each drafted token, up to the first wrong
 one of a pass, is a sample. The weights maximise the likelihood of the right tokens: first those of contexts and
 bonuses alone, then, on samples of a replay with these, the trust by situation too. Takes some minutes.

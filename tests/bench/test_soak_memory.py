@@ -1,4 +1,4 @@
-"""Bytes in use, as benchmarks/soak.py compares them: they show a leak of a kilobyte per request, and no kept pages."""
+"""Bytes in use, as lab/soak.py compares them: they show a leak of a kilobyte per request, and no kept pages."""
 
 from __future__ import annotations
 

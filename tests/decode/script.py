@@ -1,4 +1,4 @@
-"""Loads a script of benchmarks/ as a module."""
+"""Loads a script of lab/ as a module."""
 
 import importlib.util
 import sys
@@ -7,10 +7,8 @@ from types import ModuleType
 
 
 def load_script(name: str) -> ModuleType:
-    """benchmarks/NAME.py."""
-    spec = importlib.util.spec_from_file_location(
-        f"{name}_benchmark", Path(__file__).parents[2] / f"benchmarks/{name}.py"
-    )
+    """lab/NAME.py."""
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", Path(__file__).parents[2] / f"lab/{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -1,6 +1,6 @@
 """Are greedy tokens the same whatever drafts, and the same as transformers'?
 
-    python benchmarks/exactness.py build/demo [--apart --guard-margin 0.06] [--record OUT.jsonl]
+    python lab/exactness.py build/demo [--apart --guard-margin 0.06] [--record OUT.jsonl]
 
 Prompts are those of the benchmark's tasks, each in four lengths: its last 50 tokens, as it is, and behind enough of
 the other prompts to make 400 and 800. For each, plain decoding of one token a pass says what is right; then every
@@ -272,7 +272,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--guard-margin", type=float, nargs="*", default=[0.0], help="re-verify rows whose top-2 margin is less"
     )
     parser.add_argument("--drafters", nargs="*", choices=DRAFTERS, default=DRAFTERS)
-    parser.add_argument("--record", type=Path, help="write prompts and tokens here, for benchmarks/drafters.py")
+    parser.add_argument("--record", type=Path, help="write prompts and tokens here, for lab/drafters.py")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     return parser.parse_args(arguments)
 

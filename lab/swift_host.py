@@ -1,6 +1,6 @@
 """How long does the host take for a pass, in Swift and in Python?
 
-    python benchmarks/swift_host.py [--command .build/release/shardmill-check] [--vocab 151936] [--repeats 30]
+    python lab/swift_host.py [--command .build/release/shardmill-check] [--vocab 151936] [--repeats 30]
 
 Both runtimes decode with programs that return at once, the same logits for every token. What is left is the host's
 work: embeddings, masks, rotary rows, chaining, choosing tokens, acceptance. The model has the sizes of Qwen2.5 0.5B,

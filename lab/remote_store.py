@@ -1,8 +1,8 @@
 """What a remote store saves and costs: a build from a warm one, and an entry against a plain download of its files.
 
     pip install -c constraints.txt -e '.[test]'
-    python benchmarks/remote_store.py configs/demo.yaml
-    python benchmarks/remote_store.py configs/demo.yaml --megabytes 2000 --scratch /somewhere/with/10GB
+    python lab/remote_store.py configs/demo.yaml
+    python lab/remote_store.py configs/demo.yaml --megabytes 2000 --scratch /somewhere/with/10GB
 
 moto's server, on this machine, stands for S3. A first folder builds with an empty store, a second one with what the
 first has sent; no step may work there and both must hold the same files, or the exit code is 1.

@@ -1,6 +1,6 @@
 """Measure decisions a second: the probabilities of labels after texts, against writing a label token by token.
 
-    python benchmarks/decide.py build/demo [--texts 24] [--length 60] [--instruction 200]
+    python lab/decide.py build/demo [--texts 24] [--length 60] [--instruction 200]
 
 Every text stands after one instruction, which the session keeps, as a moderator's or a router's requests do. The texts
 are pieces of `--file`, by default of Python's json module. "written" generates as many tokens as the longest label has.

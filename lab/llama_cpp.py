@@ -1,7 +1,7 @@
 """Measures decode and prefill beside llama.cpp, which computes with the same checkpoint in Q8_0 on the same threads.
 
     pip install xllamacpp gguf
-    python benchmarks/llama_cpp.py build/qwen2.5-coder-0.5b --gguf model.gguf --threads 2
+    python lab/llama_cpp.py build/qwen2.5-coder-0.5b --gguf model.gguf --threads 2
 
 `model.gguf` is the checkpoint in any of llama.cpp's forms; matrices are brought to Q8_0 first, in a file beside it. The
 two take turns. Prints one JSON object: milliseconds for a token, the best of the turns, and ratios to llama.cpp's.

@@ -1,6 +1,6 @@
 """The time to the first token when conversations take turns, with kept prefixes and without.
 
-    python benchmarks/prefixes.py BUILD [--shared 2000] [--agents 2] [--conversations 8] [--turns 3]
+    python lab/prefixes.py BUILD [--shared 2000] [--agents 2] [--conversations 8] [--turns 3]
 
 Every agent has instructions of `--shared` tokens, and every conversation begins with the instructions of an agent. In
 each turn a conversation adds 20 tokens to its text and gets 8, and then another agent's conversation is next. "one

@@ -1,6 +1,6 @@
 """Tokens per pass of a build's own head on a text, against the drafters that need nothing but text.
 
-    python benchmarks/heads.py BUILD TEXT [--head FOLDER] [--prompts 12] [--json OUT.json]
+    python lab/heads.py BUILD TEXT [--head FOLDER] [--prompts 12] [--json OUT.json]
 
 The prompts are the beginnings of paragraphs of TEXT, spread over it, or the prompts of JSON Lines in the model's chat
 template, or, if TEXT is a folder, the prompts of tasks in it. The head must not have been trained on them. Each is

@@ -1,6 +1,6 @@
 """Measures the portable engine's decode against transformers eager, at T=1 and T=4, on the same threads.
 
-    python benchmarks/portable_decode.py build/demo --checkpoint resources/demo --threads 2
+    python lab/portable_decode.py build/demo --checkpoint resources/demo --threads 2
 
 `build/demo` is a built model: its layer and head packages are run one after the other as a runtime
 does, without sampling. transformers runs the same checkpoint in float32 with its own cache, filled to the same length.

@@ -1,6 +1,6 @@
 """Measures what fp16 does to a gated DeltaNet layer over a long text, by how fast its heads forget.
 
-    python benchmarks/recurrence.py [--tokens 4000] [--widths 1 8]
+    python lab/recurrence.py [--tokens 4000] [--widths 1 8]
 
 A layer of one head for each of RATES, with heads of 128 numbers as in Qwen3.5, is fed random tokens in passes of one
 width. The result of every operation is rounded to fp16, and what is below fp16's normal numbers becomes 0, as is

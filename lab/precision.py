@@ -1,6 +1,6 @@
 """What forms of the matrices cost on a text: rounding, scales that cut off, GPTQ, and what the search buys.
 
-    python benchmarks/precision.py build/MODEL TEXT_FILE [--tokens 8192] [--every 8] [--growths 1.01 1.03 1.05 1.1]
+    python lab/precision.py build/MODEL TEXT_FILE [--tokens 8192] [--every 8] [--growths 1.01 1.03 1.05 1.1]
         [--json OUT.json]
 
 For a build with `convert: {precision: search}`: its codes, and what its matrices cost, are read from it, so that no

@@ -1,7 +1,7 @@
 """Builds a config twice under conditions that must not matter, and compares what came out, byte for byte.
 
-    python benchmarks/reproducible.py configs/demo.yaml
-    python benchmarks/reproducible.py configs/phi-4-mini-synthetic.yaml --scratch /somewhere/with/15GB
+    python lab/reproducible.py configs/demo.yaml
+    python lab/reproducible.py configs/phi-4-mini-synthetic.yaml --scratch /somewhere/with/15GB
 
 The builds differ in their folder, PYTHONHASHSEED, number of cores, locale and time zone. Of the first only hashes are
 kept when the second begins. Logs, times (benchmark/) and the page that shows them are not compared. Exit code 1 if a

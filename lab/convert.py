@@ -1,7 +1,7 @@
 """Compare stamping with coremltools alone, and the conversion of a whole model with copying the same bytes.
 
     shardmill synth-checkpoint --like configs/phi-4-mini.yaml checkpoints/phi-4-mini-synthetic    # 7.7 GB, once
-    python benchmarks/convert.py checkpoints/phi-4-mini-synthetic --scratch /somewhere/with/30GB --json results.json
+    python lab/convert.py checkpoints/phi-4-mini-synthetic --scratch /somewhere/with/30GB --json results.json
 
 `--only whole` is for a checkpoint of any family; the other comparisons want 32 layers of one kind.
 

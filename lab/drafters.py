@@ -1,6 +1,6 @@
 """Replays recorded LLM outputs through each drafter and through transformers' prompt lookup.
 
-    python benchmarks/drafters.py [RECORDED.jsonl] [--json OUT.json] [--check]
+    python lab/drafters.py [RECORDED.jsonl] [--json OUT.json] [--check]
 
 Each line of the input holds a "prompt" and an "output" as text, tokenised with mistral-common's Tekken
 tokenizer, or "prompt_tokens" and "output_tokens" as they are. A pass verifies at most --drafts tokens,

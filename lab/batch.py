@@ -1,8 +1,8 @@
 """Many models in one run of Snakemake: how long planning, building and a run with nothing to do take.
 
-    python benchmarks/batch.py 10
-    python benchmarks/batch.py 100 --copies
-    python benchmarks/batch.py 100 --like configs/demo.yaml
+    python lab/batch.py 10
+    python lab/batch.py 100 --copies
+    python lab/batch.py 100 --like configs/demo.yaml
 
 The models are tiny, with seeded random weights, and of one more the weights are cut short. `--different` says how many
 checkpoints there are: models that share one share what is made of it. With `--copies` only the first and the broken one

@@ -1,6 +1,6 @@
 """Checks a server under many clients at once: no error but 429, every answer as if asked alone, no leak.
 
-    python benchmarks/soak.py build/demo [--minutes 5] [--clients 64]
+    python lab/soak.py build/demo [--minutes 5] [--clients 64]
 
 The build must take adapters (`program: {shapes: fixed, adapters: 8}`). Two random ones are written with PEFT and laid
 into the build for the time of the run. A server that keeps no prefixes answers every request alone: completions with

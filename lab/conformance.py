@@ -1,8 +1,8 @@
 """Runs coremltools' own ML Program tests on the portable engine and writes lab/conformance.md.
 
-    python benchmarks/conformance.py --slices 40 --procs 2        # everything; hours on a laptop
-    python benchmarks/conformance.py --slices 40 --only 0,1,2     # every 40th case three times: a sample
-    python benchmarks/conformance.py --report-only                # the page from what earlier runs left
+    python lab/conformance.py --slices 40 --procs 2        # everything; hours on a laptop
+    python lab/conformance.py --slices 40 --only 0,1,2     # every 40th case three times: a sample
+    python lab/conformance.py --report-only                # the page from what earlier runs left
 
 Outcomes stay in --work as JSON lines, so a run can be interrupted and continued.
 """
@@ -31,7 +31,7 @@ from tests.conformance.suites import (  # noqa: E402
 INTRODUCTION = (
     "These are coremltools' own tests of PyTorch operations (through TorchScript, the frontend that shardmill converts "
     "with), of stateful models and of MIL operations. They run unmodified on the portable engine in fp32 mode. "
-    "`benchmarks/conformance.py` writes this page; "
+    "`lab/conformance.py` writes this page; "
     "[`portable/tests/conformance/plugin.py`](../portable/tests/conformance/plugin.py) says what the tests are told "
     "about their surroundings."
 )

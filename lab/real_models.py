@@ -1,6 +1,6 @@
 """Does a built model say what its checkpoint says, at the cost in perplexity that its gate promises?
 
-    python benchmarks/real_models.py build/MODEL TEXT_FILE [--tokens 20000] [--prompts 20] [--new-tokens 100]
+    python lab/real_models.py build/MODEL TEXT_FILE [--tokens 20000] [--prompts 20] [--new-tokens 100]
 
 Two answers. Text: greedy tokens with the ngram drafter, in fp32, against those of transformers in fp32 with the weights
 as the packages hold them; no token ends a text. Perplexity: the build as shipped (those weights, fp16 arithmetic)

@@ -1,6 +1,6 @@
 """Write prompts of a chat as JSON Lines, for `shardmill draft train`.
 
-    python benchmarks/chat_prompts.py WIKITEXT/valid.txt PROMPTS.jsonl [--count 3000]
+    python lab/chat_prompts.py WIKITEXT/valid.txt PROMPTS.jsonl [--count 3000]
 
 Two of five prompts are about documented functions of the standard library of the Python that runs this: to write,
 explain, document or test them. The others are about what the articles of a text in WikiText-2's form name.

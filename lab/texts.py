@@ -1,7 +1,7 @@
 """Texts of code and prose for lab/precision-measured.md, from the standard library of the Python that runs this.
 
-    python benchmarks/texts.py calibration wikitext-2/valid.txt > mixed.txt
-    python benchmarks/texts.py held > code.txt
+    python lab/texts.py calibration wikitext-2/valid.txt > mixed.txt
+    python lab/texts.py held > code.txt
 
 `calibration` takes pieces of some modules and of a text of prose in turn; `held` is other modules, which nothing was
 calibrated or searched with. Other versions of Python have other texts.

@@ -1,6 +1,6 @@
 """Measures how fast a build's layers take a prompt in passes of one width and of another, without the LM head.
 
-    python benchmarks/prompt_passes.py BUILD [--widths 8 64] [--tokens 448] [--repeats 5]
+    python lab/prompt_passes.py BUILD [--widths 8 64] [--tokens 448] [--repeats 5]
 
 The widths take turns, and the fastest turn of each counts. The last hidden states must agree, or the script fails.
 """
