@@ -65,18 +65,21 @@ def test_a_product_is_as_exact_as_in_float32(way: str, kind: str) -> None:
 def test_a_row_does_not_depend_on_how_many_there_are_nor_on_how_often(way: str, kind: str) -> None:
     m, x = MATRICES[kind](), rows(67).t()
     together = products.product(m, x, steady=True)
-    for count in (1, 2, 3, 4, 5, 6, 8, 64):
-        assert torch.equal(products.product(m, x[:, :count], steady=True), together[:, :count]), count
+    for count in (1, 2, 3, 4, 5, 6, 8, 32, 64):
+        first, last = (products.product(m, some, steady=True) for some in (x[:, :count], x[:, -count:]))
+        assert torch.equal(first, together[:, :count]) and torch.equal(last, together[:, -count:]), count
     assert torch.equal(products.product(m, x, steady=True), together)
 
 
-def test_an_infinite_weight_stays_one(way: str) -> None:
-    """The kernel's copy would hold the largest fp16 number in its place."""
-    m = matrix(largest=1000.0)
+def test_an_infinite_weight_stays_one(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's copy would hold the largest fp16 number in its place. That no copy can be made is found out once."""
+    m, pack, asked = matrix(largest=1000.0), fp16_weights._pack, list[int]()
+    monkeypatch.setattr(fp16_weights, "_pack", lambda *given: asked.append(1) or pack(*given))
     assert 0 < int(weights(m).isinf().any(1).sum()) < OUT
     found = products.product(m, torch.ones(IN, 1), steady=True)[:, 0]
     assert torch.equal(found.isfinite(), weights(m).isfinite().all(1))
-    assert not m.packed.pieces
+    assert torch.equal(products.product(m, torch.ones(IN, 1), steady=True)[:, 0].isfinite(), found.isfinite())
+    assert not m.packed.pieces and len(asked) == (way == "kernel")
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
