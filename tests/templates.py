@@ -1,6 +1,6 @@
-"""One folder for the samples that all tests of a run convert: coremltools converts each once, not once in every file.
+"""One folder for the templates that all tests of a run convert: coremltools converts each once, not in every file.
 
-What a sample depends on is in its name, and the library stays the same while the tests run. Tests that change it, or
+What a template depends on is in its name, and the library stays the same while the tests run. Tests that change it, or
 count conversions, have a folder of their own.
 """
 

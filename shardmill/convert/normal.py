@@ -14,29 +14,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-from shardmill.convert.package import (
-    REMEDY,
-    StampError,
-    call,
-    copied,
-    main_block,
-    main_function,
-    named_arguments,
-    stored_values,
-)
+from shardmill.convert.package import call, copied, main_block, main_function, named_arguments, stored_values
 from shardmill.models.adapters import ADAPTER
 from shardmill.models.contract import TAP, tap_name
 
 WEIGHT = re.compile(r"layers_(\d+)_")  # how the name of a layer's weight begins
 STATE = re.compile(rf"(?:[a-z]|{ADAPTER}[a-z_]+)_(\d+)")  # what belongs to one layer: a cache, rows, an adapter
-WHOLE = "whole"  # the only piece of a head, a group of experts or an encoder
 LETTERS = str.maketrans("0123456789abcdef", "ghijklmnopabcdef")  # no digit of a digest shall be read as a layer's index
 Named = Mapping[str, Any]  # operations by the name of their first result
+Divide = Callable[[Sequence[Any], Collection[str], Collection[str], str], Mapping[str, Sequence[Any]]]
 
 
 @dataclass(frozen=True)
@@ -73,13 +63,16 @@ class Normal:
             stream = left_as
 
 
-def normal_form(spec: Any) -> Normal:
+def normal_form(spec: Any, divide: Divide) -> Normal:
     """Return the operations of a program, copied.
 
-    Weights that the program itself holds must be replaced by references to the weight file (`placing.clear_inline`).
+    All weights must be references to the weight file, though in the end the program itself holds the shortest.
 
-    Raises:
-        StampError: if more than one value leads from a piece to the next.
+    Args:
+        spec: Model_pb2.Model.
+        divide: returns the operations of each piece by the piece's name. It gets the operations in order, without
+            constants and without those that depend on neither stream, state nor weight, and the names of the program's
+            weights, of its states or the inputs in their place, and of the stream.
     """
     operations, inputs = list(main_block(spec).operations), [value.name for value in main_function(spec).inputs]
     stream = inputs[0]
@@ -92,71 +85,11 @@ def normal_form(spec: Any) -> Normal:
     kept = {name for name in main_block(spec).outputs[1:] if not name.startswith(TAP)}
     left = {name: op for name, op in weights.items() if WEIGHT.match(name)}
     moving = _with_rows_early(moving, kept)
-    # Layers without caches have the stream alone; an encoder has masks, too, and belongs together.
-    layered = bool(states) or (len(inputs) == 1 and bool(left))
-    for piece, its_steps in (pieces_of(moving, weights, states, stream) if layered else {WHOLE: moving}).items():
+    for piece, its_steps in divide(moving, weights, states, stream).items():
         names[stream] = f"{piece}_in"
         pieces[piece] = tuple(_piece(piece, its_steps, constants, left, names, kept))
         stream = its_steps[-1].outputs[0].name
     return Normal(shared, {name: op for name, op in weights.items() if not WEIGHT.match(name)}, pieces)
-
-
-def pieces_of(
-    steps: Sequence[Any], weights: Collection[str], states: Collection[str], stream: str
-) -> dict[str, Sequence[Any]]:
-    """Return the operations of each layer by the name of its piece.
-
-    A layer ends at the last place before the next layer's first weight or state where only one value leads on, caches
-    aside.
-
-    Args:
-        steps: operations in order, without constants and without steps that depend on neither stream, state nor weight.
-        weights: names of the program's weights.
-        states: names of the program's states, or of the inputs in their place.
-        stream: name of the input that the first piece reads.
-
-    Raises:
-        StampError: if more than one value leads from a layer to the next.
-    """
-    own = {int(found[1]) for found in map(WEIGHT.match, weights) if found}  # lent caches belong to no layer here
-    first: dict[int, int] = {}  # place of the first step that reads a layer's weight or state
-    for place, step in enumerate(steps):
-        for name in _reads(step):
-            found = WEIGHT.match(name) if name in weights else STATE.fullmatch(name) if name in states else None
-            if found and (int(found[1]) in own or not own):
-                first.setdefault(int(found[1]), place)
-    joints, indices, ends = list(_joints(steps, stream, _caches(steps, states))), sorted(first), [0]
-    for index in indices[1:]:
-        end = 1 + max((place for place in joints if place < first[index]), default=-1)
-        if end <= ends[-1]:
-            raise StampError(f"layer {index}: more than one value leads to it; {REMEDY}")
-        ends.append(end)
-    bounds = pairwise([*ends, len(steps)])
-    return {f"layer_{index}": steps[start:end] for index, (start, end) in zip(indices, bounds, strict=True)}
-
-
-def _caches(steps: Sequence[Any], states: Collection[str]) -> set[str]:
-    """Return the values that are a cache with the new tokens in it; a later layer may read them, too.
-
-    Such a value is what is read from a state or, if the host has the caches, the sum of new rows and of a product with
-    the old cache.
-    """
-    kept = {step.outputs[0].name for step in steps if step.type == "mul" and {*_reads(step)} & {*states}}
-    sums = {step.outputs[0].name for step in steps if step.type == "add" and {*_reads(step)} & kept}
-    return sums | {step.outputs[0].name for step in steps if step.type == "read_state"}
-
-
-def _joints(steps: Sequence[Any], stream: str, caches: Collection[str]) -> Iterator[int]:
-    """Yield the places of one-result operations after which neither the stream nor an earlier result is read.
-
-    Results in `caches` do not count.
-    """
-    last = {name: place for place, step in enumerate(steps) for name in _reads(step) if name not in caches}
-    open_until = last[stream]
-    for place, step in enumerate(steps):
-        if open_until <= place and len(step.outputs) == 1:
-            yield place
-        open_until = max([open_until, *(last.get(output.name, place) for output in step.outputs)])
 
 
 def _with_rows_early(steps: Sequence[Any], rows: Collection[str]) -> list[Any]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from coremltools.proto import Model_pb2
+from coremltools.proto import MIL_pb2, Model_pb2
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
@@ -22,6 +22,7 @@ from shardmill.models.interface import MAIN
 
 MODEL_FILE = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHT_FILE = Path("Data/com.apple.CoreML/weights/weight.bin")
+HALF = "_to_fp16"  # how coremltools ends the name of a constant of fp16
 DATE, TRACER = (f"com.github.apple.coremltools.{entry}" for entry in ("conversion_date", "source"))
 REMEDY = "shardmill can't convert this model yet"
 
@@ -97,6 +98,17 @@ def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:
     for operation in main_block(spec).operations:
         if values := stored_values(operation):
             yield re.sub("_to_fp16(_quantized|_palettized)?$", "", operation.outputs[0].name), values
+
+
+def constant(name: str, value: Any) -> Any:
+    """Return the constant of a program with this protobuf value."""
+    from coremltools.converters.mil.backend.mil.helper import create_scalar_value
+
+    operation = MIL_pb2.Operation(type="const")
+    operation.outputs.add(name=name, type=value.type)
+    operation.attributes["val"].CopyFrom(value)
+    operation.attributes["name"].CopyFrom(create_scalar_value(name))
+    return operation
 
 
 def call(operation: Any, name: str) -> None:

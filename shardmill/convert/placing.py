@@ -11,7 +11,7 @@ import numpy as np
 
 from shardmill.convert import blob
 from shardmill.convert.codes import Codes
-from shardmill.convert.package import StampError, main_block, weight_sites
+from shardmill.convert.package import HALF, StampError, main_block, weight_sites
 from shardmill.convert.stream import Content, LiteralWeight, Palette, Weight, bands
 from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import FP16, form
@@ -33,18 +33,7 @@ def inline_constants(part: Part) -> dict[str, str]:
     """Return the paths of the weights that the program itself holds, by the constants' names in it."""
     lengths = {path: math.prod(shape) for path, shape in part.shapes.items()}
     lengths |= {path: values.size for path, values in computed(part.blueprint).items()}
-    return {f"{stem(path)}_to_fp16": path for path, length in lengths.items() if length < blob.SMALLEST}
-
-
-def clear_inline(spec: Any, part: Part) -> None:
-    """Replace the numbers of short weights in a program by references to the weight file.
-
-    Two samples then have equal operations there, and code that finds weights by such references finds all weights.
-    """
-    names = inline_constants(part)
-    for operation in main_block(spec).operations:
-        if operation.type == "const" and operation.outputs[0].name in names:
-            operation.attributes["val"].blobFileValue.SetInParent()
+    return {f"{stem(path)}{HALF}": path for path, length in lengths.items() if length < blob.SMALLEST}
 
 
 def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from coremltools.proto import MIL_pb2
 
-from shardmill.convert.package import copied, main_block, main_function, named_arguments
+from shardmill.convert.package import constant, copied, main_block, main_function, named_arguments
 from shardmill.models.adapters import adapted_layers, adapter_inputs
 from shardmill.models.contract import GraphSpec
 
@@ -64,18 +64,12 @@ def _taken_apart(name: str, slices: list[str], kind: Any) -> list[Any]:
     """Return the operations that take the stack `name` apart into slices of the type `kind`: constants and a split."""
     from coremltools.converters.mil.backend.mil.helper import create_scalar_value
 
-    found: list[Any] = []
     split = MIL_pb2.Operation(type="split")
+    split.attributes["name"].CopyFrom(create_scalar_value(f"{name}_slices"))
     split.inputs["x"].arguments.add(name=name)
-    for parameter, number in (("axis", LAYER_AXIS), ("num_splits", len(slices))):
-        constant, value = MIL_pb2.Operation(type="const"), create_scalar_value(number)
-        constant.outputs.add(name=f"{name}_{parameter}", type=value.type)
-        constant.attributes["val"].CopyFrom(value)
-        found.append(constant)
-        split.inputs[parameter].arguments.add(name=constant.outputs[0].name)
+    numbers = {"axis": LAYER_AXIS, "num_splits": len(slices)}
+    for parameter in numbers:
+        split.inputs[parameter].arguments.add(name=f"{name}_{parameter}")
     for one in slices:
         split.outputs.add(name=one, type=kind)
-    found.append(split)
-    for operation, title in zip(found, (f"{name}_axis", f"{name}_num_splits", f"{name}_slices"), strict=True):
-        operation.attributes["name"].CopyFrom(create_scalar_value(title))
-    return found
+    return [*(constant(f"{name}_{key}", create_scalar_value(number)) for key, number in numbers.items()), split]

@@ -1,10 +1,10 @@
-"""Stamped conversion: coremltools converts a few small layers once, and every part is composed from the result.
+"""Stamped conversion: coremltools converts one layer of each kind, and every part is composed from the result.
 
 Layers of one kind share one graph, and only their weights differ. So a part's program is stamped from the templates of
-its layers' kinds, and its weights are streamed from the checkpoint into the weight file. coremltools alone gives the
-same package in normal form, byte for byte, with one exception. It drops or merges some operations because of a weight's
-values: a norm weight of nothing but ones, or two layers with the same norm weight. Here programs never depend on
-weights.
+its layers' kinds. Each matrix gets its form, and the weights are streamed from the checkpoint into the weight file.
+coremltools alone gives the same package in normal form, byte for byte, with one exception. It drops or merges some
+operations because of a weight's values: a norm weight of nothing but ones, or two layers with the same norm weight.
+Here programs never depend on weights.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 
 from coremltools.proto import MIL_pb2
 
-from shardmill.convert import sample, stream
+from shardmill.convert import stream, template
 from shardmill.convert.codes import Codes
 from shardmill.convert.package import (
+    HALF,
     WEIGHT_FILE,
     StampError,
     call,
@@ -27,15 +28,14 @@ from shardmill.convert.package import (
     copied,
     main_block,
     main_function,
+    named_arguments,
     weight_sites,
 )
 from shardmill.convert.placing import fill_inline, place
-from shardmill.forms.form import FP16, INT8, Form, form, spread
+from shardmill.forms.form import FP16, Form, form, spread
 from shardmill.models.interface import ENUMERATED, FIXED, MAIN
 from shardmill.models.part_constants import stem
 from shardmill.plan import Part
-
-HALF, QUANTIZED, PALETTIZED = "_to_fp16", "_to_fp16_quantized", "_to_fp16_palettized"
 
 
 def convert_stamped(
@@ -66,13 +66,11 @@ def convert_stamped(
     import coremltools as ct
 
     chosen = spread(forms, part.shapes)
-    base = FP16 if set(chosen.values()) <= {FP16} else INT8
     one_each = dict(by_function(part)) or {MAIN: part}
-    specs = {name: sample.program(one, base, cache) for name, one in one_each.items()}
+    specs = {name: template.program(one, cache) for name, one in one_each.items()}
     known = Codes(codes, part, chosen) if codes else None
     for name, each in specs.items():
-        if base == INT8:
-            _reform(each, chosen)
+        set_forms(each, chosen)
         fill_inline(each, one_each[name], source, known)
     spec, *others = specs.values()
     blobs, contents = place(spec, part, chosen, known)
@@ -87,48 +85,44 @@ def convert_stamped(
     canonicalize(path)
 
 
-def _reform(spec: Any, forms: Mapping[str, str]) -> None:
-    """Change the forms of a program's matrices, in place.
+def set_forms(spec: Any, forms: Mapping[str, str]) -> None:
+    """Give the matrices of a program their forms, in place.
 
     Args:
-        spec: a program whose matrices are all INT8.
-        forms: the new forms of its matrices, by path.
+        spec: a program whose weights are all constants of fp16.
+        forms: the forms of its matrices, by path.
     """
-    wanted = {f"{stem(path)}{QUANTIZED}": form(name) for path, name in forms.items() if name != INT8}
+    wanted = {f"{stem(path)}{HALF}": form(name) for path, name in forms.items() if name != FP16}
     renamed: dict[str, str] = {}
     for operation in main_block(spec).operations:
         old = operation.outputs[0].name if operation.outputs else ""
         if old in wanted:
-            _reform_operation(operation, wanted[old], old.removesuffix(QUANTIZED))
+            _set_form(operation, wanted[old])
             renamed[old] = operation.outputs[0].name
-            continue
-        for key in operation.inputs:
-            for argument in operation.inputs[key].arguments:
-                if argument.name in renamed:
-                    argument.name = renamed[argument.name]
+        for _, argument in named_arguments(operation):
+            argument.name = renamed.get(argument.name, argument.name)
+    if wanted:
+        spec.mlProgram.ClearField("attributes")  # coremltools' own compression drops the record of the build's tools
 
 
-def _reform_operation(operation: Any, wanted: Form, name: str) -> None:
-    """Change the form of a matrix in the operation that expands it from INT8."""
+def _set_form(operation: Any, wanted: Form) -> None:
+    """Turn a constant of fp16 into the operation that expands a matrix of another form."""
+    name, data = operation.outputs[0].name, copied(operation.attributes["val"])
+    beside = copied(data)
+    del operation.attributes["val"]
+    rows, *others = (dimension.constant.size for dimension in data.type.tensorType.dimensions)
+    ones = [1] * len(others)
     if wanted.kind == "int":
-        _retyped(operation.inputs["data"].arguments[0].value, "INT4")
-        return
-    data = copied(operation.inputs["data"].arguments[0].value)
-    lut = copied(operation.inputs["scale"].arguments[0].value)
-    operation.ClearField("inputs")
-    if wanted.kind == "fp16":
-        operation.type = "const"
-        _retyped(data, "FLOAT16")
-        operation.attributes["val"].CopyFrom(data)
-        call(operation, f"{name}{HALF}")
-        return
-    operation.type = "constexpr_lut_to_dense"
-    _retyped(data, f"UINT{wanted.bits}")
-    rows = data.type.tensorType.dimensions[0].constant.size
-    _reshaped(lut, (wanted.tables(rows), *[1] * (data.type.tensorType.rank - 1), 2**wanted.bits, 1))
-    for key, value in (("indices", data), ("lut", lut)):
+        operation.type, keys, ending = "constexpr_blockwise_shift_scale", ("data", "scale"), "_quantized"
+        _retyped(data, f"INT{wanted.bits}")
+        _reshaped(beside, (rows, *ones))
+    else:
+        operation.type, keys, ending = "constexpr_lut_to_dense", ("indices", "lut"), "_palettized"
+        _retyped(data, f"UINT{wanted.bits}")
+        _reshaped(beside, (wanted.tables(rows), *ones, 2**wanted.bits, 1))
+    for key, value in zip(keys, (data, beside), strict=True):
         operation.inputs[key].arguments.add().value.CopyFrom(value)
-    call(operation, f"{name}{PALETTIZED}")
+    call(operation, f"{name}{ending}")
 
 
 def _retyped(value: Any, dtype: str) -> None:

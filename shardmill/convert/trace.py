@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import coremltools as ct
-import coremltools.optimize.coreml as cto
 import numpy as np
 import torch
 from coremltools.converters.mil import Builder as mb
-from coremltools.converters.mil.mil import Block, Program
+from coremltools.converters.mil.mil import Program
 from coremltools.converters.mil.mil.ops.defs.iOS15 import tensor_transformation
 from coremltools.converters.mil.mil.passes.graph_pass import AbstractGraphPass
 from coremltools.converters.mil.mil.passes.pass_registry import register_pass
+from coremltools.proto import MIL_pb2
 from torch import Tensor
 
-from shardmill.forms.form import INT8
+from shardmill.convert.package import HALF, constant, copied, main_block, main_function, named_arguments, neutralize
 from shardmill.models.caches import Shape, T
 from shardmill.models.contract import new_rows, output, states, taps, traced_inputs
 from shardmill.models.interface import FIXED
+from shardmill.models.part_constants import computed, constants, stem
 from shardmill.models.parts import build
 from shardmill.plan import Part
 
@@ -65,44 +66,70 @@ def _covers_everything(op: Any) -> bool:
 
 logging.getLogger("coremltools").setLevel(logging.ERROR)
 TARGET = ct.target.iOS18  # the first target with states
-# These passes fold constants of the graph into weights, which would then no longer be the checkpoint's rows.
-FOLDING = {
-    "common::fuse_conv_scale",
-    "common::fuse_conv_bias",
-    "common::fuse_conv_batchnorm",
-    "common::fuse_elementwise_to_batchnorm",
-}
-QUANTIZED = "compression::linear_quantize_weights"
 BOTH_SIDES = 2  # terms of an equation of two symbols
 
 
-def convert(part: Part, weights: Mapping[str, Tensor], quantization: str) -> Any:
-    """Return the Model_pb2.Model of a part, in a third of the time that coremltools alone would take.
+def convert(part: Part) -> Any:
+    """Return the Model_pb2.Model of a part, whose weights are constants of fp16 without a place.
 
-    Passes are `hurried`, and a last pass quantises the weights. coremltools' own quantisation step would run all passes
-    once more.
+    coremltools gets the weights as inputs. So no pass sees their values, or folds one into another, and they take no
+    memory but for the one matrix that PyTorch multiplies by. Then each of these inputs becomes a constant, before the
+    first operation that reads it.
 
     Args:
         part: the part; if its shapes are fixed, it has one width.
-        weights: the weights in fp32, by the contract's paths.
-        quantization: "int8" or "fp16", for all matrices.
     """
-    pipeline = passes()
-    if quantization == INT8:
-        pipeline.append_pass(QUANTIZED)
-        pipeline.set_options(QUANTIZED, {"config": cto.OptimizationConfig(op_type_configs={"conv": integers(8)})})
-    with hurried():
-        spec = converted(part, weights, pipeline).get_spec()
-    if quantization == INT8:  # coremltools' own step drops the record of the build's tools, too
-        spec.mlProgram.ClearField("attributes")
+    shapes = constants(part.blueprint)
+    module = build(part.blueprint, {path: torch.zeros(1).expand(shape) for path, shape in shapes.items()})
+    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    weights = {path: held[path].data for path in (*shapes, *computed(part.blueprint))}
+    _take_as_inputs(module, weights, len(traced_inputs(part.blueprint)))
+    named = {f"{stem(path)}{HALF}": value for path, value in weights.items()}
+    # oneDNN would copy each matrix twice, and the answers do not matter here.
+    with hurried(), _replaced((torch.backends.mkldnn, "enabled", False)):
+        spec = converted(part, module, named, passes()).get_spec()
+    _make_constant(spec, named)
+    neutralize(spec)
     return spec
 
 
-def integers(bits: int) -> Any:
-    """Return the configuration for symmetric integers with one scale per output channel (rules W6 and W7)."""
-    return cto.OpLinearQuantizerConfig(
-        mode="linear_symmetric", dtype=f"int{bits}", granularity="per_channel", weight_threshold=0
-    )
+def _take_as_inputs(module: torch.nn.Module, paths: Iterable[str], count: int) -> None:
+    """Let a module take its parameters and buffers at `paths` as further arguments, after `count` of its own."""
+    places = [(module.get_submodule(owner), leaf) for owner, _, leaf in (path.rpartition(".") for path in paths)]
+    for owner, leaf in places:
+        delattr(owner, leaf)
+    kind: Any = type(module)
+
+    def forward(self: torch.nn.Module, *given: Tensor) -> Any:
+        for (owner, leaf), value in zip(places, given[count:], strict=True):
+            setattr(owner, leaf, value)
+        return kind.forward(self, *given[:count])
+
+    module.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+
+
+def _make_constant(spec: Any, names: Collection[str]) -> None:
+    """Replace inputs of a program by constants in the weight file, each before its first use, in place.
+
+    coremltools puts a convolution's weight before its bias.
+    """
+    function, block = main_function(spec), main_block(spec)
+    kinds = {value.name: value.type for value in function.inputs}
+    left, operations = set(names), [copied(operation) for operation in block.operations]
+    del block.operations[:]
+    for operation in operations:
+        read = [argument.name for _, argument in named_arguments(operation)]
+        for name in sorted(read, key=lambda name: name.endswith(f"_bias{HALF}")):
+            if name in left:
+                left.remove(name)
+                value = MIL_pb2.Value(type=kinds[name])
+                value.blobFileValue.fileName = "@model_path/weights/weight.bin"
+                block.operations.append(constant(name, value))
+        block.operations.append(operation)
+    for inputs in (function.inputs, spec.description.input):
+        kept = [copied(value) for value in inputs if value.name not in names]
+        del inputs[:]
+        inputs.extend(kept)
 
 
 @contextmanager
@@ -110,16 +137,10 @@ def hurried() -> Iterator[None]:
     """Skip coremltools' work that changes no program, inside the `with` block.
 
     coremltools has no option for this. It then does not check a program after each of its ninety passes, nor print the
-    program for a log level that nobody sees. On each insertion, it searches for operations that depend on compressed
-    constants only if the program has compressed constants. A program gets compressed constants at the end. The
-    n a = n b of every reshape is solved without sympy. After a conversion, coremltools does not search all objects of
-    the process for dead cycles; Python's own searches find them.
+    program for a log level that nobody sees. The n a = n b of every reshape is solved without sympy. After a
+    conversion, coremltools does not search all objects of the process for dead cycles; Python's own searches find them.
     """
-    spread, solve = Block._propagate_nonreplaceable_vars, tensor_transformation.sm.solve
-
-    def spread_if_any(block: Block) -> None:
-        if any(op.op_type.startswith("constexpr_") for op in _all_operations(block)):
-            spread(block)
+    solve = tensor_transformation.sm.solve
 
     def solve_at_sight(equations: Sequence[Any], unknowns: Sequence[Any], **options: Any) -> Any:
         terms = equations[0].as_coefficients_dict() if len(equations) == len(unknowns) == 1 else {}
@@ -131,7 +152,6 @@ def hurried() -> Iterator[None]:
     with _replaced(
         (Program, "validate", lambda *_, **__: None),
         (Program, "__str__", object.__repr__),
-        (Block, "_propagate_nonreplaceable_vars", spread_if_any),
         (tensor_transformation.sm, "solve", solve_at_sight),
         (gc, "collect", lambda *_, **__: 0),
     ):
@@ -148,34 +168,27 @@ def _replaced(*attributes: tuple[Any, str, Any]) -> Iterator[None]:
         yield
 
 
-def _all_operations(block: Block) -> Iterator[Any]:
-    """Yield the operations of a block and of its inner blocks."""
-    for op in block.operations:
-        yield op
-        for inner in op.blocks:
-            yield from _all_operations(inner)
-
-
 def passes() -> Any:
-    """Return coremltools' passes without the folding passes, and with `whole_state_update`."""
+    """Return coremltools' passes, and `whole_state_update` before them."""
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.insert_pass(0, WHOLE_STATE_UPDATE)
-    pipeline.remove_passes(FOLDING)
     return pipeline
 
 
-def converted(part: Part, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
-    """Return the MLModel with weights of fp16."""
-    module, blueprint = build(part.blueprint, weights), part.blueprint
+def converted(part: Part, module: torch.nn.Module, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
+    """Return the MLModel of a part's module, which takes `weights` after the contract's inputs."""
+    blueprint = part.blueprint
     shapes, outputs = traced_inputs(blueprint), (output(blueprint), *new_rows(blueprint), *taps(blueprint))
-    example = [torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()]
+    example = [*(torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()), *weights.values()]
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
     # Reading a program leaves counters that would number this program's operations differently than a fresh process.
     mb.name_count.clear()
+    fixed = part.kind == "encoder" or part.calls.shapes == FIXED
+    given = {name: tuple(value.shape) for name, value in weights.items()}
     return ct.convert(
         traced,
-        inputs=_core_ml_inputs(shapes, part.tokens, fixed=part.kind == "encoder" or part.calls.shapes == FIXED),
+        inputs=_core_ml_inputs({**shapes, **given}, part.tokens, fixed),
         outputs=[ct.TensorType(name, dtype=np.float16) for name in outputs],
         states=_core_ml_states(states(blueprint)) or None,
         minimum_deployment_target=TARGET,

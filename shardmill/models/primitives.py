@@ -305,7 +305,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 def projection(weight: Tensor, bias: Tensor | None = None) -> nn.Conv2d:
     """Return a linear layer of [out, in] weights as the 1x1 convolution over [1, in, T, 1]."""
     rows, columns = weight.shape
-    conv = nn.Conv2d(columns, rows, kernel_size=1, bias=bias is not None)
+    conv = nn.Conv2d(columns, rows, kernel_size=1, bias=bias is not None, device="meta")  # of no numbers of its own
     conv.weight = nn.Parameter(weight[:, :, None, None], requires_grad=False)
     if bias is not None:
         conv.bias = nn.Parameter(bias, requires_grad=False)

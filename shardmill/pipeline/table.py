@@ -145,7 +145,7 @@ _ROWS = (  # each after the steps whose files it reads
         makes={"package": PACKAGE},
         reads={"part": PART, "record": RECORD},
         takes={"recipe": RECIPE, "codes": dag.outputs_of_step("codes")},
-        needs=Need(580, torch=1, part=0.05, bucket=900_000),  # blocks of rows; samples of a bucket's size
+        needs=Need(580, torch=1, part=0.05, largest=4, bucket=900_000),  # blocks of rows; templates, traced in fp32
         packages=("coremltools", "numpy", "protobuf", "torch"),
         exact=True,
         delivered=True,

@@ -75,8 +75,8 @@ def test_json_without_end_is_damaged_json(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_so_is_what_jobs_read(tmp_path: Path) -> None:
-    """A plan, a part, a template's samples, a recipe: the one that made it is told to make it again, or it is made."""
-    from shardmill.convert import sample
+    """A plan, a part, a template, a recipe: the one that made it is told to make it again, or it is made."""
+    from shardmill.convert.cache import read_program
     from shardmill.errors import ConfigError, UnreadableError
     from shardmill.files import load_json
     from shardmill.forms.recipe import recipe
@@ -84,11 +84,11 @@ def test_so_is_what_jobs_read(tmp_path: Path) -> None:
     from shardmill.pipeline.resources import Need, declared, known_sizes
     from shardmill.plan import load_part
 
-    for name in ("plan.json", "part.json", "samples.json", "recipe.json"):
+    for name in ("plan.json", "part.json", "template.json", "recipe.json"):
         (tmp_path / name).write_text(DEEP)
     with pytest.raises(UnreadableError, match="nested too deeply"):
         load_part(tmp_path / "part.json")
-    assert sample.read_sample(tmp_path / "samples.json") is None
+    assert read_program(tmp_path / "template.json") is None
     with pytest.raises(ConfigError, match="nested too deeply"):
         recipe(str(tmp_path / "recipe.json"))
     (tmp_path / "sizes.json").write_text(DEEP)

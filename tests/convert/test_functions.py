@@ -16,7 +16,7 @@ import pytest
 import templates
 from oracle import convert_plain, converted, save
 
-from shardmill.convert import package, sample
+from shardmill.convert import package, template
 from shardmill.convert.package import WEIGHT_FILE, StampError, main_block
 from shardmill.convert.stamped import by_function, convert_stamped, share_places
 from shardmill.convert.weights import PartWeights
@@ -138,7 +138,7 @@ def test_shorter_contexts_are_those_that_coremltools_combines(checkpoint: Path, 
 
 def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path) -> None:
     one, other = (
-        sample.program(part, "int8", templates.FOLDER) for _, part in by_function(fixed(layers_part(checkpoint, 1, 3)))
+        template.program(part, templates.FOLDER) for _, part in by_function(fixed(layers_part(checkpoint, 1, 3)))
     )
     for op in main_block(other).operations:
         if op.outputs and op.outputs[0].name.startswith("layers_2_mlp_down_proj_weight"):

@@ -20,7 +20,7 @@ from torch.torch_version import TorchVersion
 
 from shardmill import plan
 from shardmill.checkpoint.hashing import tree_hash
-from shardmill.convert import package, sample
+from shardmill.convert import package, template
 from shardmill.convert.stamped import convert_stamped
 from shardmill.kit_runner.packages import with_default_tokens
 from shardmill.machine import load_programs_as
@@ -39,7 +39,7 @@ for part in sys.argv[3:]:
 
 @pytest.mark.thorough
 def test_another_process_makes_the_same_bytes(built: tiny.Build, tmp_path: Path) -> None:
-    """Under another hash seed, locale and time zone, in another folder, with other threads and new samples."""
+    """Under another hash seed, locale and time zone, in another folder, with other threads and new templates."""
     names = ("layers_02_03", "head_1")
     for name in names:
         plan.write_part(tmp_path / f"{name}.json", built.parts[name])
@@ -57,7 +57,7 @@ def test_another_build_of_torch_makes_the_same_bytes(
     built: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """coremltools writes torch's own version into each program, and every way to install torch has another."""
-    monkeypatch.setattr(sample, "template", sample.template.__wrapped__)  # which keeps samples
+    monkeypatch.setattr(template, "template", template.template.__wrapped__)  # which keeps templates
     public, found = torch.__version__.partition("+")[0], []
     for build in (public, f"{public}+cpu", f"{public}+cu130"):
         monkeypatch.setattr(torch, "__version__", TorchVersion(build))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from oracle import convert_plain
 
 from shardmill.checkpoint.hashing import tree_hash
-from shardmill.convert import sample, weights
+from shardmill.convert import template, trace, weights
 from shardmill.convert.stamped import convert_stamped
 from shardmill.errors import CheckpointError
 from shardmill.plan import Part
@@ -113,41 +114,41 @@ def test_templates_are_kept_between_processes_and_damaged_ones_made_again(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
-    original = sample.convert_sample
+    original = trace.convert
 
-    def counted(*arguments: object) -> bytes:
+    def counted(part: Part) -> Any:
         made.append(1)
-        return original(*arguments)  # type: ignore[arg-type]
+        return original(part)
 
-    monkeypatch.setattr(sample, "convert_sample", counted)
+    monkeypatch.setattr(trace, "convert", counted)
     part, hashes = head_part(checkpoint, 0, 32), set()
 
     def convert(name: str) -> int:
-        sample.template.cache_clear()  # as a new process would start
+        template.template.cache_clear()  # as a new process would start
         made.clear()
         convert_stamped(part, checkpoint, "int8", tmp_path / name, tmp_path / "cache")
         hashes.add(tree_hash(tmp_path / name))
         return len(made)
 
-    assert convert("first.mlpackage") == 2  # two samples
+    assert convert("first.mlpackage") == 1
     assert convert("second.mlpackage") == 0
     (file,) = (tmp_path / "cache").rglob("*.json")
     file.write_text(file.read_text().replace("A", "B", 1))
-    assert convert("third.mlpackage") == 2
+    assert convert("third.mlpackage") == 1
     assert convert("fourth.mlpackage") == 0
     assert len(hashes) == 1
 
 
-def test_a_sample_serves_every_width_and_part_of_its_kind_only(checkpoint: Path) -> None:
+def test_a_template_serves_every_part_of_its_kind_and_widths_only(checkpoint: Path) -> None:
     part = layers_part(checkpoint, 1, 3)
-    wider = replace(part, graph=replace(part.graph, hidden=128, ffn=512))
-    same = [part, layers_part(checkpoint, 2, 6), layers_part(checkpoint, 1, 2), wider]
+    same = [part, layers_part(checkpoint, 2, 6), layers_part(checkpoint, 1, 2), replace(part, taps=(2,))]
     other = [
         head_part(checkpoint, 0, 32),
         replace(part, slots=96),
         replace(part, tokens=1),
         replace(part, graph=replace(part.graph, rms_norm_eps=1e-6)),
+        replace(part, graph=replace(part.graph, hidden=128)),
     ]
-    sampled = [sample.bare(each, each.kinds[:1]) for each in (*same, *other)]
-    assert len(set(sampled[: len(same)])) == 1
-    assert len(set(sampled)) == 1 + len(other)
+    found = [template.bare(each, each.kinds[:1]) for each in (*same, *other)]
+    assert len(set(found[: len(same)])) == 1
+    assert len(set(found)) == 1 + len(other)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardmill.convert import sample, stream
+from shardmill.convert import stream, template
 from shardmill.convert.package import StampError, weight_sites
 from shardmill.convert.placing import place
+from shardmill.convert.stamped import set_forms
 from shardmill.convert.weights import block
 from shardmill.models.architecture import TensorSource
 from shardmill.plan import Constant, Part
@@ -28,7 +29,9 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> tuple[Part, Path]:
 
 
 def composed(part: Part) -> object:
-    return sample.program(part, "int8", None)
+    spec = template.program(part, None)
+    set_forms(spec, INT8)
+    return spec
 
 
 def test_a_tensor_that_the_program_does_not_use_is_told(head: tuple[Part, Path]) -> None:

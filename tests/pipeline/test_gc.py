@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from unprivileged import unprivileged
 
 from shardmill.cli import app
-from shardmill.convert import sample
+from shardmill.convert.cache import cached
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.cache import gc, lock
 from shardmill.pipeline.cache.store import TEMPLATES, Store
@@ -82,7 +82,7 @@ def test_templates_of_these_tools_stay_and_those_of_others_go(builds: Path) -> N
     """They belong to no build: whatever is converted next may need them."""
     folder = builds / ".store" / TEMPLATES
     (current,) = gc.current_templates()
-    sample.shared(folder / current, {"kind": 1}, lambda: [b"sample"])
+    cached(folder / current, {"kind": 1}, lambda: b"program")
     (folder / "of other tools").mkdir()
     (folder / "of other tools" / "a.json").write_text("{}")
     (folder / "of an older layout.json").write_text("{}")
