@@ -20,7 +20,7 @@ from statistics import median
 
 from shardmill.decode import GenerationResult, PrefillEvent, PrefixCache, Session, generate
 from shardmill.machine import machine
-from shardmill.runtime.process import EngineProcess
+from shardmill.runtime.process import start_engine
 
 ADDED, NEW = 20, 8  # tokens of a turn: the user's and the model's
 
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--agents", type=int, default=2, help="how many different instructions there are")
     parser.add_argument("--bytes", type=int, default=1 << 30, help="the budget of the copies")
     args = parser.parse_args(arguments)
-    engine = EngineProcess(args.build, "fp32")
+    engine = start_engine(args.build, "fp32")
     longest = args.shared + args.turns * (ADDED + NEW) + engine.verify
     if longest > engine.slots:
         raise SystemExit(f"{args.build}: a context of {engine.slots}, and {longest} are needed: ask for fewer turns")

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from shardmill import cli
+from shardmill.decode.engine import PlainEngine
 from shardmill.runtime import process
 
 PROMPT, CONTINUATION = "def ", "naïve() → “é”  # 東京\n"
@@ -30,7 +31,7 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-class Reciter:
+class Reciter(PlainEngine):
     """An engine that knows one text by heart: after position p comes its token p + 1."""
 
     slots, widths, vocab = 256, (1, 4), 257

@@ -8,7 +8,7 @@ from shardmill.decode.constraint import Constraint, Grammar, GrammarTokenizer, J
 from shardmill.decode.decide import LabelCalibration, LabelScores, label_probabilities, score_labels
 from shardmill.decode.drafters import DRAFTERS, Drafter, create_drafter
 from shardmill.decode.drafters.learned import LearnedDrafter
-from shardmill.decode.engine import Copying, DecodeError, Engine, NotFiniteError
+from shardmill.decode.engine import DecodeError, Engine, NotFiniteError, PlainEngine
 from shardmill.decode.generate import generate, run
 from shardmill.decode.layout import ContextPolicy, choose_layout
 from shardmill.decode.policies import POLICIES, DraftPolicy, create_policy, measure_widths
@@ -25,7 +25,6 @@ __all__ = [
     "LabelCalibration",
     "Constraint",
     "ContextPolicy",
-    "Copying",
     "DecodeError",
     "NotFiniteError",
     "Detokenize",
@@ -40,6 +39,7 @@ __all__ = [
     "JsonSchema",
     "LabelScores",
     "Options",
+    "PlainEngine",
     "PrefillEvent",
     "PrefixCache",
     "Sampling",

@@ -87,7 +87,7 @@ def score_labels(
     if not all(0 <= token < session.engine.vocab for label in labels for token in label):
         raise DecodeError(f"a label holds a token outside the vocabulary of {session.engine.vocab}")
     logs: Logs = {}
-    known = {token: row for row, token in enumerate(getattr(session.engine, "labels", ()))}
+    known = {token: row for row, token in enumerate(session.engine.labels)}
     few = not logprobs and {*wanted} == {()} and wanted[()] <= known.keys()
     for prefill in session.prefill_passes(prompt, labels=few):
         yield PrefillEvent(prefill.held, len(prompt))

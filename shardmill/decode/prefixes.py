@@ -4,7 +4,7 @@ A text is cut into blocks of `BLOCK` tokens, and each block follows the block be
 the blocks of their beginning, and all blocks form a tree, as in the prefix caching of vLLM and SGLang. A block is a
 copy of the slots of its positions.
 
-Some models also keep a rest, see `decode.engine.Copying`. They can only go on where the rest was copied: at an end. An
+Some models also keep a rest, see `decode.engine.Engine`. They can only go on where the rest was copied: at an end. An
 end follows a block, and has the text's tokens after that block.
 
 Copies have a budget of bytes. Copies that were not used for the longest time are freed first, the end of a text before
@@ -20,7 +20,7 @@ from functools import cached_property
 from itertools import count
 from pathlib import Path
 
-from shardmill.decode.engine import Copying
+from shardmill.decode.engine import Engine
 
 BLOCK = 32  # tokens
 
@@ -84,7 +84,7 @@ class PrefixCache:
         evicted: copies that were freed for others.
     """
 
-    def __init__(self, engine: Copying, budget: int) -> None:
+    def __init__(self, engine: Engine, budget: int) -> None:
         self._engine = engine
         self._budget = budget
         self._keys = count(1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from shardmill.decode.engine import DecodeError, Engine, Logits, NotFiniteError,
 from shardmill.decode.layout import SINKS, ContextPolicy, choose_layout
 from shardmill.decode.prefixes import PrefixCache
 
+Result = TypeVar("Result")
 _PASS = 16  # cost of a call in tokens, added to its width; lab/benchmarks.md has the time of calls by width
 
 
@@ -95,8 +96,7 @@ class Session:
         self._first = self._layout.first_visible(0)  # first position, besides the sinks, that has not been evicted
         self._prefixes, self._private = prefixes, False
         self._weights = ""  # the engine's name for its adapter; texts of other weights are not reused
-        if hasattr(engine, "adapt"):  # an earlier session may have left it with an adapter
-            engine.adapt(None)
+        engine.adapt(None)  # an earlier session may have left it with an adapter
         engine.reset()
 
     @property
@@ -115,15 +115,11 @@ class Session:
         If that changes the weights, the committed tokens are dropped: another model computed their keys and values.
 
         Raises:
-            DecodeError: the engine takes no adapters.
             Exception: the engine's, if it can't take this one; the session then stays as it was.
         """
         if name is None and not self._weights:
             return
-        adapt = getattr(self._engine, "adapt", None)
-        if adapt is None:
-            raise DecodeError("the engine takes no adapters")
-        weights: str = adapt(name)
+        weights = self._engine.adapt(name)
         if weights != self._weights:
             self.keep()
             self._weights = weights
@@ -150,8 +146,7 @@ class Session:
         position = len(self._tokens)
         slots, window = self._layout.room(position), self._layout.same_window(position)
         found = (slots or 0) if window is None else min(window, self.widths[-1])
-        undoable = getattr(self._engine, "undoable", None)
-        most = undoable(position) if undoable else None
+        most = self._engine.undoable(position)
         return found if most is None else min(found, most)
 
     def pass_width(self, count: int) -> int:
@@ -187,7 +182,7 @@ class Session:
             private: True if no copy of this text may be kept for later ones.
             labels: True for the logits of the engine's labels alone.
         """
-        call = getattr(self._engine, "forward_labels", None) if labels else None
+        call = self._engine.forward_labels if labels else self._engine.forward
         reused, branch = self._resume(prompt)
         self._private, done, passes = private, reused, 0
         while done < len(prompt):
@@ -209,11 +204,11 @@ class Session:
         """
         if not 1 <= len(tokens) <= self.room():
             raise DecodeError(f"{len(tokens)} tokens do not fit into a pass, {self.room()} do")
-        return self._rows(tokens, self.pass_width(len(tokens)))
+        return self._rows(tokens, self.pass_width(len(tokens)), self._engine.forward)
 
     def refeed(self, index: int) -> Logits:
         """Run the `index`-th token of the last `feed` again, alone, and return its logits [V]."""
-        row: Logits = self._forward([self._fed[index]], len(self._tokens) + index)[0]
+        row: Logits = self._run(self._engine.forward, [self._fed[index]], len(self._tokens) + index)[0]
         return self._finite(row)
 
     def commit(self, count: int) -> None:
@@ -273,13 +268,11 @@ class Session:
         return length <= self._engine.slots and start == self._first == self._layout.first_visible(length)
 
     def _fit(self, length: int) -> None:
-        """Tell an engine with `fit` how many slots a text of `length` tokens and the next pass need.
+        """Tell the engine how many slots a text of `length` tokens and the next pass need.
 
         In every layout the first positions have the first slots, and later positions reuse existing slots.
         """
-        fit = getattr(self._engine, "fit", None)
-        if fit is not None:
-            fit(min(length + self.widths[-1], self._engine.slots))
+        self._engine.fit(min(length + self.widths[-1], self._engine.slots))
 
     def _prompt_pass(self, left: int) -> tuple[int, int]:
         """Return how many of the `left` prompt tokens to feed next, and the width of the call.
@@ -296,8 +289,8 @@ class Session:
         width = max(fitting, key=lambda w: (min(w, most) / (_PASS + w), w))
         return min(width, most), width
 
-    def _rows(self, tokens: Sequence[int], width: int, call: Callable[..., Any] | None = None) -> Logits:
-        rows: Logits = self._forward(self._padded(tokens, width), len(self._tokens), call)[: len(tokens)]
+    def _rows(self, tokens: Sequence[int], width: int, call: Callable[..., Logits]) -> Logits:
+        rows = self._run(call, self._padded(tokens, width), len(self._tokens))[: len(tokens)]
         self._fed = list(tokens)
         return self._finite(rows)
 
@@ -305,7 +298,7 @@ class Session:
         """Return logits; if one is NaN or infinite, forget the text and raise NotFiniteError."""
         if np.isfinite(logits.max()):  # which is NaN if any logit is
             return logits
-        getattr(self._engine, "renew", self._engine.reset)()
+        self._engine.renew()
         self._tokens, self._fed = [], []
         self._first = self._layout.first_visible(0)
         raise NotFiniteError(
@@ -315,17 +308,18 @@ class Session:
 
     def _write(self, tokens: Sequence[int], width: int) -> Logits:
         """Run tokens whose logits nobody needs, so an engine may skip the LM head. Return an empty array."""
-        self._forward(self._padded(tokens, width), len(self._tokens), getattr(self._engine, "write", None))
+        self._run(self._engine.write, self._padded(tokens, width), len(self._tokens))
         self._fed = list(tokens)
         return np.empty(0, np.float32)
 
-    def _forward(self, tokens: Sequence[int], position: int, call: Callable[..., Any] | None = None) -> Any:
+    def _run(self, call: Callable[..., Result], tokens: Sequence[int], position: int) -> Result:
+        """Call a method of the engine that takes tokens, which follow one another from a position on."""
         self._slide(self._layout.first_visible(position))
         positions = range(position, position + len(tokens))
-        return (call or self._engine.forward)(tokens, [self._layout.slot(p) for p in positions], positions)
+        return call(tokens, [self._layout.slot(p) for p in positions], positions)
 
     def _padded(self, tokens: Sequence[int], width: int) -> list[int]:
-        missing = 0 if width > self.widths[-1] and getattr(self._engine, "pads", False) else width - len(tokens)
+        missing = 0 if width > self.widths[-1] and self._engine.pads else width - len(tokens)
         return [*tokens, *[tokens[-1]] * missing]
 
     def _slide(self, first: int) -> None:
@@ -335,9 +329,8 @@ class Session:
 
     def _intact(self, length: int) -> bool:
         """Return whether the engine still has all tokens that position `length` must see."""
-        rewindable = getattr(self._engine, "rewindable", None)
         seen = self._layout.first_visible(length) == self._first
-        return seen and (length == 0 or rewindable is None or bool(rewindable(length)))
+        return seen and (length == 0 or self._engine.rewindable(length))
 
     def _shared(self, prompt: Sequence[int]) -> int:
         limit = min(len(self._tokens), len(prompt) - 1)  # the last token must run: its logits are needed

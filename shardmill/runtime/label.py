@@ -22,7 +22,7 @@ from shardmill.runtime.windows import TextPasses, text_windows
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-    from shardmill.runtime.process import EncoderProcess
+    from shardmill.runtime.process import Remote
 
 LEAST = 1e-30  # lower bound of a share, so that it has a logarithm
 
@@ -53,7 +53,7 @@ class Reader:
         before_pass: called before every pass; an exception that it raises stops the work.
     """
 
-    encoder: EncoderProcess
+    encoder: Remote
     tokenizer: Tokenizer
     biases: Mapping[str, float] | None = None
     dense: tuple[Projection, ...] = ()
@@ -144,9 +144,9 @@ def load_reader(build: Path, precision: str) -> Reader:
     Raises:
         ShardmillError: if the folder is not a finished build of an encoder.
     """
-    from shardmill.runtime.process import EncoderProcess
+    from shardmill.runtime.process import start_encoder
 
-    encoder = EncoderProcess(build, precision)
+    encoder = start_encoder(build, precision)
     tokenizer = read_tokenizer(build / encoder.manifest["tokenizer"]["path"])
     texts = encoder.manifest.get("texts", {})
     calibrated = CALIBRATION in texts.get("files", {})

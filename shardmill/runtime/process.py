@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from math import prod
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
@@ -31,17 +32,26 @@ import numpy as np
 
 from shardmill import interrupt
 from shardmill.errors import EngineGoneError, LoadError, ShardmillError
-from shardmill.models.host import Floats, bucket_for
+from shardmill.models.host import Floats
 from shardmill.runtime import bundles
-from shardmill.runtime.drafter import drafted_tokens, load_drafter
-from shardmill.runtime.encoder import load_encoder
+from shardmill.runtime.drafter import AssistantEngine, DrafterEngine, load_drafter
+from shardmill.runtime.encoder import Encoder, load_encoder
 from shardmill.runtime.engine import Engine, load
-from shardmill.runtime.manifest import ENCODER, folds_blocks, holds_encoder, label_tokens, read_manifest, verify_width
+from shardmill.runtime.manifest import ENCODER, holds_encoder, read_manifest
 from shardmill.runtime.threads import fastest_threads, seconds_for_passes
 
 MAIN = f"from {__name__} import main; main()"
-LOAD_DRAFTER = "load_drafter"  # a call that gives a model the attribute `drafter`
-LOADING, RESULT, FAILED = "loading", "result", "failed"  # kinds of messages from the child
+LOAD_DRAFTER, DRAFTER = "load_drafter", "drafter."  # a call that gives a model the attribute `drafter`, and its path
+# What is known here of an object in the child without a call.
+ENGINE = ("slots", "vocab", "widths", "verify", "pads", "labels")
+FACTS = {
+    Engine: ENGINE,
+    DrafterEngine: (*ENGINE, "ids"),
+    AssistantEngine: (),
+    Encoder: ("manifest", "labels", "longest"),
+}
+# Kinds of messages from the child. An array that is SHARED lies in shared memory, and the message has its shape.
+LOADING, RESULT, SHARED, FAILED = "loading", "result", "shared", "failed"
 PATIENCE = 5.0  # seconds that a child may take to end after its socket has closed
 
 
@@ -49,7 +59,8 @@ class Process:
     """A child process with a loaded model, whose methods are called by name.
 
     Attributes:
-        threads: number of threads of the portable engine; None on Core ML.
+        threads: see `Remote.threads`.
+        model: the class of the model, and its facts.
     """
 
     def __init__(self, build: Path, precision: str, shared: int = 0) -> None:
@@ -58,7 +69,7 @@ class Process:
         Args:
             build: folder of a finished build.
             precision: the portable engine's precision, "fp32" or "fp16"; ignored on Core ML.
-            shared: bytes of shared memory for logits.
+            shared: bytes of shared memory, which results of this size or less go through.
 
         Raises:
             ShardmillError: a program can't be loaded, or the child has ended.
@@ -79,7 +90,9 @@ class Process:
         self.connection, self._calls = Connection(ours.detach()), 0
         self.close = weakref.finalize(self, _end, self.child, self.connection)
         interrupt.ends_with_this_process(self.child)
-        self.threads: int | None = self._answer_to(0)
+        self.threads: int | None
+        self.model: tuple[type, dict[str, Any]]
+        self.threads, self.model = self._answer_to(0)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the model; return its result or raise its exception.
@@ -112,7 +125,7 @@ class Process:
             elif number == call:
                 if kind == FAILED:
                     raise value
-                return value
+                return _shared(self.memory, value).copy().T if kind == SHARED else value
 
     def _gone(self) -> None:
         """Raise EngineGoneError, naming how the child has ended."""
@@ -123,180 +136,63 @@ class Process:
         raise EngineGoneError(f"the process that runs the programs of {self.build} {how}; start the command again")
 
 
-class EngineProcess(Process):
-    """A decoder in a separate process; implements the protocol of shardmill.decode.engine."""
+class Remote:
+    """An object in a child process: a model, or the drafter of a model.
 
-    def __init__(self, build: Path, precision: str) -> None:
-        """Load the model of a build; see `Process`."""
-        manifest = read_manifest(build)
-        self.slots: int = manifest["context"]
-        self.vocab: int = manifest["vocab"]
-        self.widths: tuple[int, ...] = tuple(manifest["widths"])
-        self.verify, self.pads = verify_width(manifest), folds_blocks(manifest)
-        self.labels = label_tokens(manifest)
-        self.lends = "lent" in manifest.get("drafter", {})  # to an assistant
-        self.drafted = drafted_tokens(manifest) if "drafter" in manifest else np.arange(0)
-        super().__init__(build, precision, shared=_logit_bytes(manifest))
+    Its facts are attributes here. Its methods run there, called in the same way as the object's own.
+    """
 
-    def load_drafter(self) -> DrafterProcess | AssistantProcess:
-        """Load the programs of the build's drafter in the same process, and return the drafter."""
-        self.call(LOAD_DRAFTER)
-        return AssistantProcess(self) if self.lends else DrafterProcess(self)
+    def __init__(self, process: Process, kind: type, facts: Mapping[str, Any], path: str = "") -> None:
+        """Store the arguments.
 
-    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """Write each token's key and value into its slot and return float32 logits [T, vocab]."""
-        return self.logits("forward", self.vocab, tokens, slots, positions)
+        Args:
+            process: the process.
+            kind: the object's class.
+            facts: the object's attributes that callers read, see FACTS.
+            path: leads from the process' model to the object.
+        """
+        self.process = process
+        self._kind, self._path = kind, path
+        vars(self).update(facts)
 
-    def logits(
-        self, method: str, rows: int, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]
-    ) -> Floats:
-        """Call a method that returns logits, and return the logits [T, rows], which come through shared memory."""
-        self.call(method, list(tokens), list(slots), list(positions))
-        return _logits(self.memory, rows, len(tokens)).copy().T
-
-    def forward_labels(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """See `Engine.forward_labels`; so few logits come with the answer."""
-        logits: Floats = self.call("forward_labels", list(tokens), list(slots), list(positions))
-        return logits
-
-    def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Do the same as `forward` without running the LM head."""
-        self.call("write", list(tokens), list(slots), list(positions))
-
-    def adapt(self, name: str | None) -> str:
-        """See `Engine.adapt`."""
-        weights: str = self.call("adapt", name)
-        return weights
-
-    def renew(self) -> None:
-        """See `Engine.renew`."""
-        self.call("renew")
-
-    def reset(self) -> None:
-        """Forget every slot."""
-        self.call("reset")
-
-    def fit(self, slots: int) -> None:
-        """Move to the shortest context of at least `slots` slots; the contents of slots beyond it are forgotten."""
-        self.call("fit", slots)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Hide slots until they are written again."""
-        self.call("forget", list(slots))
-
-    def copy_bytes(self) -> tuple[int, int]:
-        """Return the bytes of copies, see `Engine.copy_bytes`."""
-        rows, rest = self.call("copy_bytes")
-        return rows, rest
-
-    def copy_out(self, spans: Mapping[int, tuple[int, int]], rest: int | None = None) -> dict[int, int]:
-        """Copy what the programs keep, see `Engine.copy_out`; the copies stay in the process."""
-        found: dict[int, int] = self.call("copy_out", dict(spans), rest)
-        return found
-
-    def copy_in(self, keys: Sequence[int]) -> None:
-        """Write copies back; see `Engine.copy_in`."""
-        self.call("copy_in", list(keys))
-
-    def drop_copies(self, keys: Sequence[int]) -> None:
-        """Free copies."""
-        self.call("drop_copies", list(keys))
-
-    def save_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> None:
-        """Write copies to a file; see `Engine.save_copies`."""
-        self.call("save_copies", list(keys), file, list(tokens))
-
-    def load_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> dict[int, int]:
-        """Read copies from a file; see `Engine.load_copies`."""
-        found: dict[int, int] = self.call("load_copies", list(keys), file, list(tokens))
-        return found
-
-    def rewindable(self, position: int) -> bool:
-        """Return whether the next pass may start at an earlier position, or at the end."""
-        return bool(self.call("rewindable", position))
-
-    def undoable(self, position: int) -> int | None:
-        """Return how many tokens can be undone, see `Engine.undoable`."""
-        most: int | None = self.call("undoable", position)
-        return most
-
-
-class DrafterProcess:
-    """The drafter of a decoder in a separate process; see `DrafterEngine`."""
-
-    def __init__(self, model: EngineProcess) -> None:
-        self.model, self.ids = model, model.drafted
-        self.slots, self.vocab, self.widths, self.verify = model.slots, model.vocab, model.widths, model.verify
-
-    def follow(self, known: int) -> None:
-        """See `DrafterEngine.follow`."""
-        self.model.call("drafter.follow", known)
-
-    def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Floats:
-        """See `Engine.forward`; the logits are those of the tokens `ids`."""
-        return self.model.logits("drafter.forward", len(self.ids), tokens, slots, positions)
-
-    def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
-        """Do the same as `forward` without running the LM head."""
-        self.model.call("drafter.write", list(tokens), list(slots), list(positions))
-
-    def reset(self) -> None:
-        """Forget every slot."""
-        self.model.call("drafter.reset")
-
-    def fit(self, slots: int) -> None:
-        """See `EngineProcess.fit`."""
-        self.model.call("drafter.fit", slots)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Hide slots until they are written again."""
-        self.model.call("drafter.forget", list(slots))
-
-
-class AssistantProcess:
-    """The assistant of a decoder in a separate process."""
-
-    def __init__(self, model: EngineProcess) -> None:
-        self.model = model
-
-    def draft(self, token: int, position: int, count: int) -> tuple[list[int], list[float]]:
-        """See `AssistantEngine.draft`."""
-        found: tuple[list[int], list[float]] = self.model.call("drafter.draft", token, position, count)
-        return found
-
-
-class EncoderProcess(Process):
-    """An encoder in a separate process, with the methods of `Encoder` that readers call."""
-
-    def __init__(self, build: Path, precision: str) -> None:
-        """Load the encoder of a build; see `Process`."""
-        self.manifest = read_manifest(build, ENCODER)
-        self.labels = tuple(self.manifest["labels"])
-        self.buckets: tuple[int, ...] = tuple(self.manifest["buckets"])
-        super().__init__(build, precision)
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of the object, to be called from here."""
+        if name.startswith("_") or not callable(getattr(self._kind, name, None)):
+            raise AttributeError(f"{self._kind.__name__} has no method {name}, and {name} is none of its facts")
+        return partial(self.process.call, f"{self._path}{name}")
 
     @property
-    def longest(self) -> int:
-        """Return the most tokens of a pass."""
-        return max(self.buckets)
+    def threads(self) -> int | None:
+        """Return the number of threads of the portable engine; None on Core ML."""
+        return self.process.threads
 
-    def bucket(self, count: int) -> int:
-        """Return the bucket for `count` tokens. Raises ValueError if none is large enough."""
-        return bucket_for(self.buckets, count)
-
-    def run_together(self, texts: Sequence[Sequence[int]], bucket: int | None = None) -> list[Floats]:
-        """Return the rows of each of the texts, which share a pass; see `Encoder.run_together`."""
-        found: list[Floats] = self.call("run_together", [list(text) for text in texts], bucket)
-        return found
+    def load_drafter(self) -> Remote:
+        """Load the programs of the build's drafter in the same process, and return the drafter."""
+        kind, facts = self.process.call(LOAD_DRAFTER)
+        return Remote(self.process, kind, facts, DRAFTER)
 
 
-def load_engine(build: Path, precision: str) -> EngineProcess:
-    """Load a decoder in a separate process, see `Process`; a terminal shows meanwhile how far that is."""
+def start_engine(build: Path, precision: str) -> Remote:
+    """Load a decoder in a separate process, see `Process`; the result is called like an `Engine`."""
+    manifest = read_manifest(build)
+    process = Process(build, precision, shared=4 * manifest["vocab"] * max(manifest["widths"]))
+    return Remote(process, *process.model)
+
+
+def start_encoder(build: Path, precision: str) -> Remote:
+    """Load an encoder in a separate process, see `Process`; the result is called like an `Encoder`."""
+    read_manifest(build, ENCODER)  # which refuses the build of a decoder
+    process = Process(build, precision)
+    return Remote(process, *process.model)
+
+
+def load_engine(build: Path, precision: str) -> Remote:
+    """Do the same as `start_engine`; a terminal shows meanwhile how far the load is."""
     from rich.console import Console
 
     status = Console(stderr=True).status(f"loading {build}")
     with status, bundles.on_program_load(_progress(build, status.update)):
-        return EngineProcess(build, precision)
+        return start_engine(build, precision)
 
 
 def _progress(build: Path, show: Callable[[str], None]) -> Callable[[str], None]:
@@ -340,7 +236,7 @@ def main() -> None:
         except Exception as error:
             connection.send((0, FAILED, _portrait(error.of(build) if isinstance(error, LoadError) else error)))
             return
-        connection.send((0, RESULT, threads()))
+        connection.send((0, RESULT, (threads(), _facts(model))))
         for number in count(1):
             method, arguments = connection.recv()
             connection.send((number, *_answer(model, method, arguments, memory)))
@@ -351,14 +247,20 @@ def _answer(model: Any, method: str, arguments: Sequence[Any], memory: mmap.mmap
     try:
         if method == LOAD_DRAFTER:
             model.drafter = load_drafter(model)
-            return RESULT, None
+            return RESULT, _facts(model.drafter)
         value = attrgetter(method)(model)(*arguments)
     except Exception as error:
         return FAILED, _portrait(error)
-    if method in ("forward", "drafter.forward"):
-        np.copyto(_logits(memory, *value.T.shape), value.T)
-        value = None
+    if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.nbytes <= len(memory):
+        rows = value.T  # as an engine lays out logits [T, rows]
+        np.copyto(_shared(memory, rows.shape), rows)
+        return SHARED, rows.shape
     return RESULT, value
+
+
+def _facts(held: Any) -> tuple[type, dict[str, Any]]:
+    """Return an object's class, and what callers read of it without a call."""
+    return type(held), {name: getattr(held, name) for name in FACTS[type(held)]}
 
 
 def _portrait(error: Exception) -> Exception:
@@ -368,13 +270,9 @@ def _portrait(error: Exception) -> Exception:
     return error
 
 
-def _logit_bytes(manifest: Mapping[str, Any]) -> int:
-    return int(4 * manifest["vocab"] * max(manifest["widths"]))
-
-
-def _logits(memory: mmap.mmap, rows: int, tokens: int) -> Floats:
-    """Return the logits of a pass in shared memory: [rows, T], as the engine lays them out."""
-    return np.frombuffer(memory, np.float32, rows * tokens).reshape(rows, tokens)
+def _shared(memory: mmap.mmap, shape: Sequence[int]) -> Floats:
+    """Return shared memory as an array."""
+    return np.frombuffer(memory, np.float32, prod(shape)).reshape(shape)
 
 
 def _has_descriptor(stream: Any) -> bool:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from shardmill.decode import (
     ContextPolicy,
-    Copying,
     DecodeError,
     Drafter,
     DraftPolicy,
@@ -210,7 +209,7 @@ class Worker:
         self._costs = measure_widths(model.engine)  # it also runs the first, slow calls of each width
         self._context_policy = context_policy
         self._prefixes: PrefixCache | None = None
-        if prefix_cache and isinstance(model.engine, Copying):
+        if prefix_cache and any(model.engine.copy_bytes()):
             self._prefixes = PrefixCache(model.engine, prefix_cache)
             metrics.watch(self._prefixes)
         self._opening = opening

@@ -321,7 +321,7 @@ def load_model(
         tokenizer_digest=manifest["tokenizer"].get("sha256", ""),
         head=engine.load_drafter() if "drafter" in manifest else None,
         head_name=manifest["drafter"]["kind"] if "drafter" in manifest else "",
-        threads=getattr(engine, "threads", None),
+        threads=engine.threads,
         build=build if "adapters" in manifest else None,
     )
 

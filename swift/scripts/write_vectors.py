@@ -18,6 +18,7 @@ import numpy as np
 
 from shardmill.checkpoint.tokenizer import ODD_TEXTS
 from shardmill.decode.drafters import create_drafter
+from shardmill.decode.engine import PlainEngine
 from shardmill.decode.sampler import Sampler, Sampling
 from shardmill.decode.session import Session
 from shardmill.decode.text import TextStream
@@ -205,7 +206,7 @@ def drafts() -> Iterator[dict[str, Any]]:
             yield {"drafter": name, "text": text, "rounds": rounds}
 
 
-class _Recorder:
+class _Recorder(PlainEngine):
     """An engine that records its calls and returns a row that its tokens and positions decide."""
 
     def __init__(self, slots: int, widths: Sequence[int], verify: int) -> None:

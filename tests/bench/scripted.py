@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from serve.fake import byte_tokenizer
 
+from shardmill.decode.engine import PlainEngine
 from shardmill.serve.model import Model
 
 NAME = "counter"
@@ -20,7 +21,7 @@ TURN = 7
 PASS_SECONDS = 0.001  # of any width: were a pass free, whether drafts pay would hang on the machine's other work
 
 
-class Counter:
+class Counter(PlainEngine):
     """Says (last token + 1) mod 7, so that a text of 0 1 2 ... 6 repeated is what it expects."""
 
     vocab, widths = VOCAB, (1, 4)

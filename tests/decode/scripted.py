@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
+from shardmill.decode.engine import PlainEngine
 
 HIDDEN = 1 << 60
 
@@ -30,7 +31,7 @@ def repetitive(vocab: int, period: int = 7, noise: int = 9) -> Callable[[tuple[t
     return next_token
 
 
-class ScriptedEngine:
+class ScriptedEngine(PlainEngine):
     """Obeys the visibility rule of `Engine` and checks that its caller obeys the rest."""
 
     def __init__(

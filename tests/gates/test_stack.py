@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from shardmill.decode.engine import PlainEngine
 from shardmill.gates import stack
 from shardmill.gates.measurement import Measurement, NotRun, Stretch
 from shardmill.gates.passes import sampled
@@ -30,7 +31,7 @@ def test_a_program_that_is_utterly_wrong_is_told_so() -> None:
     assert not THRESHOLDS["perplexity_ratio"].holds(answer.value)
 
 
-class Known:
+class Known(PlainEngine):
     """An engine whose logits depend on the token alone."""
 
     widths, verify, tokens_max, pads, vocab, slots, lengths = (1, 2), 2, 2, False, VOCAB, 64, (64,)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shardmill import models
+from shardmill.decode.engine import PlainEngine
 from shardmill.gates.disturbed import disturbed, longest_sum
 from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
@@ -107,7 +108,7 @@ def _constant(sources: Sequence[TensorSource], tensors: Mapping[str, Tensor], sh
     return assembled(found, shape)
 
 
-class Blocks:
+class Blocks(PlainEngine):
     """The PyTorch blocks of a whole model and the contract's Host, called as an engine is."""
 
     widths, verify, tokens_max = (1, 2, 3, 4), 4, 4

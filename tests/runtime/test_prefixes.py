@@ -14,7 +14,7 @@ import tiny
 from bench.folder import build_folder
 from models import tiny_families
 
-from shardmill.decode import Copying, PrefixCache, Session, create_drafter, run
+from shardmill.decode import PrefixCache, Session, create_drafter, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.decode.prefixes import BLOCK
 from shardmill.errors import ShardmillError
@@ -23,7 +23,7 @@ from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
 from shardmill.models.host import FOLDED, KVLayout
 from shardmill.runtime.engine import Engine
-from shardmill.runtime.process import EngineProcess
+from shardmill.runtime.process import start_engine
 
 CONTEXT, NEW, PLENTY = 192, 8, 10**9
 OTHER = "made by another engine or version"
@@ -72,8 +72,7 @@ def test_a_copy_comes_back_as_it_was(built: tiny.Build) -> None:
 @pytest.mark.usefixtures("fp32")
 def test_conversations_in_another_process(built: tiny.Build, tmp_path: Path) -> None:
     """The copies stay there; only their sizes cross the wire."""
-    engine = EngineProcess(build_folder(built, tmp_path), "fp32")
-    assert isinstance(engine, Copying)
+    engine = start_engine(build_folder(built, tmp_path), "fp32")
     prompts = [list(built.text[:40]), list(built.text[20:44])]
     alone = [run(Session(engine), prompt, max_new_tokens=NEW).tokens for prompt in prompts]
     prefixes = PrefixCache(engine, PLENTY)
@@ -91,7 +90,7 @@ def test_a_saved_text_comes_back_in_another_process(built: tiny.Build, tmp_path:
     (tmp_path / "build").mkdir()
     folder, file, text = build_folder(built, tmp_path / "build"), tmp_path / "kept" / "file", list(built.text[:40])
     prompt = [*text, *built.text[20:24]]
-    engines = [EngineProcess(folder, "fp32") for _ in range(2)]
+    engines = [start_engine(folder, "fp32") for _ in range(2)]
     said, kept = [], []
     for engine in engines:
         prefixes = PrefixCache(engine, PLENTY)
@@ -116,7 +115,7 @@ def test_a_saved_text_comes_back_in_another_process(built: tiny.Build, tmp_path:
     engine = engines[1]
     assert refused(engine, [*text[:-1], text[-1] + 1]).endswith(OTHER)
     assert refused(program_forms.load(built), text).endswith(OTHER)  # whose manifest has other paths
-    fp16 = EngineProcess(folder, "fp16")
+    fp16 = start_engine(folder, "fp16")
     assert refused(fp16, text).endswith(OTHER)
     whole = file.read_bytes()
     for place in (3, 60, len(whole) // 2, len(whole) - 1):

@@ -25,7 +25,7 @@ from shardmill.errors import ShardmillError
 from shardmill.runtime import engine, process
 from shardmill.runtime.bundles import on_program_load, report_load
 from shardmill.runtime.manifest import read_manifest
-from shardmill.runtime.process import EngineProcess
+from shardmill.runtime.process import Remote, start_engine
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def folder(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(folder: Path) -> EngineProcess:
-    return EngineProcess(folder, "fp32")
+def running(folder: Path) -> Remote:
+    return start_engine(folder, "fp32")
 
 
 def fed(model: Protocol, tokens: list[int], width: int) -> Any:
@@ -46,7 +46,7 @@ def fed(model: Protocol, tokens: list[int], width: int) -> Any:
     return np.concatenate([model.forward([tokens[i] for i in span], span, span) for span in spans])
 
 
-def test_it_gives_what_the_model_gives_in_this_process(built: tiny.Build, folder: Path, running: EngineProcess) -> None:
+def test_it_gives_what_the_model_gives_in_this_process(built: tiny.Build, folder: Path, running: Remote) -> None:
     here, text = engine.load(folder, "fp32"), list(built.text[:12])
     assert (running.slots, running.vocab, running.widths) == (here.slots, here.vocab, here.widths)
     assert running.verify == here.verify
@@ -56,7 +56,7 @@ def test_it_gives_what_the_model_gives_in_this_process(built: tiny.Build, folder
     assert running.rewindable(3) == here.rewindable(3) and running.undoable(3) == here.undoable(3)
 
 
-def test_logits_stay_as_they_were_when_the_next_pass_runs(built: tiny.Build, running: EngineProcess) -> None:
+def test_logits_stay_as_they_were_when_the_next_pass_runs(built: tiny.Build, running: Remote) -> None:
     running.reset()
     first = running.forward([built.text[0]], [0], [0])
     before = first.copy()
@@ -64,17 +64,39 @@ def test_logits_stay_as_they_were_when_the_next_pass_runs(built: tiny.Build, run
     np.testing.assert_array_equal(first, before)
 
 
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(running: EngineProcess) -> None:
+def test_it_has_every_member_of_the_protocol_and_no_other(running: Remote) -> None:
+    """A name that the model lacks is refused here, and so is what begins with an underscore."""
+    members = {name for name in vars(Protocol) if not name.startswith("_")}
+    assert len(members) > 20 and [name for name in members if not hasattr(running, name)] == []
+    for name in ("forwards", "table", "programs", "_move"):
+        with pytest.raises(AttributeError, match=f"Engine has no method {name}"):
+            getattr(running, name)
+
+
+def test_an_array_of_any_shape_comes_as_it_is(built: tiny.Build, folder: Path, running: Remote) -> None:
+    """Through shared memory, as far as that has room for it."""
+    fed = (list(built.text[:3]), [0, 1, 2], [0, 1, 2])
+    here = engine.load(folder, "fp32")
+    assert here.hidden(*fed).ndim == 4 and here.hidden(*fed).nbytes <= len(running.process.memory)
+    limit = limits.model(tiny.LAYERS, tiny.FFN)
+    found, expected = (model.hidden(*fed)[0, :, :, 0].T for model in (running, here))
+    limits.rows_agree("hidden", found, expected, limit)
+    every = list(range(here.vocab))
+    assert here.table[every].nbytes > len(running.process.memory)
+    np.testing.assert_array_equal(running.process.call("table.__getitem__", every), here.table[every])
+
+
+def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next(running: Remote) -> None:
     """As after Ctrl-C in a chat."""
     running.reset()
-    running._calls += 1
-    running.connection.send(("reset", ()))
-    assert running.call("rewindable", 0) is True
+    running.process._calls += 1
+    running.process.connection.send(("reset", ()))
+    assert running.process.call("rewindable", 0) is True
 
 
-def test_an_error_of_the_model_comes_with_where_it_arose_and_the_next_call_works(running: EngineProcess) -> None:
+def test_an_error_of_the_model_comes_with_where_it_arose_and_the_next_call_works(running: Remote) -> None:
     with pytest.raises(AttributeError) as raised:
-        running.call("nothing")
+        running.process.call("nothing")
     assert any("_answer" in note for note in raised.value.__notes__)
     running.reset()
 
@@ -83,13 +105,13 @@ def test_an_error_of_the_model_comes_with_where_it_arose_and_the_next_call_works
 def test_each_program_is_told_of_when_its_load_begins(folder: Path) -> None:
     names: list[str] = []
     with on_program_load(names.append):
-        EngineProcess(folder, "fp32").close()
+        start_engine(folder, "fp32").process.close()
     assert names == [part["name"] for part in read_manifest(folder)["parts"]]
 
 
 def test_what_can_not_be_loaded_is_told_in_the_words_of_the_load(tmp_path: Path) -> None:
     with pytest.raises(ShardmillError, match="build the model first"):
-        EngineProcess(tmp_path, "fp32")
+        start_engine(tmp_path, "fp32")
 
 
 def test_what_may_be_damaged_is_to_be_verified(folder: Path, tmp_path: Path) -> None:
@@ -98,12 +120,12 @@ def test_what_may_be_damaged_is_to_be_verified(folder: Path, tmp_path: Path) -> 
     table.unlink()
     table.write_bytes(b"cut short")
     with pytest.raises(ShardmillError, match=rf"embedding table \(.*\); `shardmill verify {build}` tells whether"):
-        EngineProcess(build, "fp32")
+        start_engine(build, "fp32")
 
 
 def test_a_child_that_dies_is_told_of_by_its_signal(folder: Path) -> None:
-    model = EngineProcess(folder, "fp32")
-    waiting = threading.Timer(0.2, model.child.send_signal, [signal.SIGSEGV])
+    model = start_engine(folder, "fp32")
+    waiting = threading.Timer(0.2, model.process.child.send_signal, [signal.SIGSEGV])
     waiting.start()
     with pytest.raises(ShardmillError, match=r"ended with SIGSEGV; start the command again"):
         while True:
@@ -114,8 +136,8 @@ def test_a_child_that_dies_is_told_of_by_its_signal(folder: Path) -> None:
 
 @pytest.mark.thorough
 def test_it_ends_when_it_is_no_longer_needed(folder: Path) -> None:
-    model = EngineProcess(folder, "fp32")
-    child = model.child
+    model = start_engine(folder, "fp32")
+    child = model.process.child
     del model
     gc.collect()
     assert child.returncode is not None
@@ -125,8 +147,8 @@ def test_it_ends_when_it_is_no_longer_needed(folder: Path) -> None:
 def test_it_ends_with_a_parent_that_is_killed(folder: Path) -> None:
     """Its socket closes then."""
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom shardmill.runtime.process import EngineProcess\n"
-        "model = EngineProcess(Path(sys.argv[1]), 'fp32')\nprint(model.child.pid, flush=True)\ntime.sleep(600)"
+        "import sys, time\nfrom pathlib import Path\nfrom shardmill.runtime.process import start_engine\n"
+        "model = start_engine(Path(sys.argv[1]), 'fp32')\nprint(model.process.child.pid, flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -149,7 +171,7 @@ def test_a_terminal_shows_how_far_a_load_is(folder: Path, monkeypatch: pytest.Mo
         for name in (*parts, "draft_layers"):
             report_load(name)
 
-    monkeypatch.setattr(process, "EngineProcess", loading)
+    monkeypatch.setattr(process, "start_engine", loading)
     monkeypatch.setattr("rich.status.Status.update", lambda _, text: shown.append(text))
     monkeypatch.setattr(process.bundles, "program_bytes", lambda build, part: 10 if part["name"] == parts[0] else 5)
     monkeypatch.setattr("shardmill.runtime.process.time.perf_counter", lambda: next(clock))

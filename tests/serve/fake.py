@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from patience import PATIENCE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from shardmill.decode.engine import PlainEngine
 from shardmill.serve.model import Model
 from shardmill.serve.thoughts import find_thoughts
 from shardmill.serve.tools import FORMATS
@@ -66,10 +67,10 @@ def speak(visible: tuple[tuple[int, int], ...]) -> int:
     return byte_tokens()[random.Random(repr(visible)).choice(CHARACTERS)[0]]
 
 
-class Speaker:
+class Speaker(PlainEngine):
     """Speaks without end, `delay` seconds a pass, only while `free` is set. Refuses calls that break its contract."""
 
-    widths, vocab = (1, 4), VOCAB
+    widths, vocab, threads = (1, 4), VOCAB, None
 
     def __init__(self, *, slots: int = 256, delay: float = 0.0) -> None:
         self.slots, self.delay = slots, delay

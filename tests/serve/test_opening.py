@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.decode import DecodeError, Options, Session
 from shardmill.errors import ShardmillError
-from shardmill.runtime.process import EngineProcess
+from shardmill.runtime.process import Remote, start_engine
 from shardmill.serve.engine_worker import Job, Work, Worker
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
@@ -65,19 +65,23 @@ def rights(file: Path) -> list[int]:
     return [path.stat().st_mode & 0o777 for path in (file, file.parent)]
 
 
-class Counting(EngineProcess):
+class Counting(Remote):
     """Counts the tokens that are run after the passes that measure widths."""
 
     fed = 0
 
     fails = 0  # passes to come whose numbers are not finite
 
+    def __init__(self, build: Path) -> None:
+        process = start_engine(build, "fp32").process
+        super().__init__(process, *process.model)
+
     def write(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> None:
         self.fed += len(tokens)
-        super().write(tokens, slots, positions)
+        self.process.call("write", tokens, slots, positions)
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> Any:
-        logits = super().forward(tokens, slots, positions)
+        logits = self.process.call("forward", tokens, slots, positions)
         self.fails -= 1
         return np.full_like(logits, np.nan) if self.fails >= 0 else logits
 
@@ -90,7 +94,7 @@ def test_it_is_at_hand_after_a_request_that_failed(
     """From the file, or computed if there is no file. If that fails too, the server goes on without it."""
     monkeypatch.setenv("XDG_CACHE_HOME", cache or str(tmp_path))
     (tmp_path / "build").mkdir()
-    engine = Counting(build_folder(built, tmp_path / "build"), "fp32")
+    engine = Counting(build_folder(built, tmp_path / "build"))
     tokenizer = read_tokenizer(built.source / "tokenizer.json")
     model = replace(fake_model(chat=False), engine=engine, tokenizer=tokenizer, eos=())
     worker = Worker(model, Metrics(), queue=1, prefix_cache=1 << 30, opening=built.text[:40])
@@ -123,7 +127,7 @@ def test_a_start_reads_what_an_earlier_one_wrote(
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "build").mkdir()
-    engine = Counting(build_folder(built, tmp_path / "build"), "fp32")
+    engine = Counting(build_folder(built, tmp_path / "build"))
     tokenizer = read_tokenizer(built.source / "tokenizer.json")
     model = replace(fake_model(chat=False), engine=engine, tokenizer=tokenizer, name=f"{tmp_path}/elsewhere")
     opening = list(built.text[:40])
