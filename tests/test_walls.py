@@ -15,13 +15,14 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = {"shardmill": ROOT / "shardmill", "portable_coreml": ROOT / "portable/portable_coreml"}
 GROUND = {
     "errors",
+    "figures",
     "files",
     "imports",
     "interrupt",
     "machine",
     "printable",
 }
-# What of the ground stands on something; the kit runner uses nothing, and says errors of Core ML in the same words.
+# What of the ground stands on something; the kit runner says errors of Core ML in the same words.
 BELOW = {"machine": {"portable"}, "printable": {"kit_runner"}}
 # Each room with those that it may use, beside the ground; from the ground up.
 MAY_USE: dict[str, set[str]] = {
@@ -121,7 +122,9 @@ def allowed(name: str) -> set[str]:
     own = room(name)
     if own in GROUND | {""}:
         return GROUND | BELOW.get(own, set())
-    if own in ("decode", "kit_runner") or name.startswith("portable_coreml"):
+    if own == "kit_runner":
+        return {"figures"}  # which a kit packs, too
+    if own == "decode" or name.startswith("portable_coreml"):
         return set()
     return MAY_USE[own] | GROUND | {"portable"}
 

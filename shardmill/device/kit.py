@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from shardmill import figures
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.device.recording import Arrays, record
 from shardmill.errors import ShardmillError
@@ -172,8 +173,9 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
 
 def _runner() -> Iterator[tuple[str, Content]]:
     """Yield measure.py and the package that it imports, which in a kit is no part of shardmill."""
-    for file in sorted(Path(runner.__file__).parent.glob("[!.]*.py")):
+    for file in sorted([*Path(runner.__file__).parent.glob("[!.]*.py"), Path(figures.__file__)]):
         text = file.read_text(encoding="utf-8").replace("shardmill.kit_runner", "kit_runner")
+        text = text.replace("shardmill.figures", "kit_runner.figures")
         yield "measure.py" if file.name == "measure.py" else f"kit_runner/{file.name}", text.encode()
     yield "README.txt", README.encode()
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from shardmill.checkpoint.peft import LoraModule
+from shardmill.figures import relative_error
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import IN_FP32, PartRunner, relative_error
+from shardmill.gates.parity import IN_FP32, PartRunner
 from shardmill.gates.passes import Pass, at_lengths, compared_widths, in_passes
 from shardmill.gates.reference import Reference
 from shardmill.gates.weights import PackageWeights

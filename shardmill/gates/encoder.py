@@ -12,15 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from shardmill.figures import psnr, relative_error
 from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import probe
 from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import relative_error
 from shardmill.gates.weights import PackageWeights
-from shardmill.kit_runner.figures import psnr
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.contract import inputs

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shardmill.figures import psnr, relative_error
 from shardmill.gates import experts, routed
 from shardmill.gates.disturbed import probe
 from shardmill.gates.measurement import Measurement, NotRun
@@ -22,8 +23,6 @@ from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.gates.weights import PackageWeights
-from shardmill.kit_runner.figures import psnr
-from shardmill.kit_runner.figures import relative_error as relative_error
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import caches, lent_caches, pass_inputs

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.gates.measurement import Measurement
-from shardmill.kit_runner.figures import planned
+from shardmill.kit_runner.compute_plan import planned
 from shardmill.kit_runner.packages import ONLY, with_default_tokens, with_one_function
 from shardmill.machine import is_portable, native_call
 

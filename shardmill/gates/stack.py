@@ -15,13 +15,14 @@ from shardmill.convert.weights import read_tensor
 from shardmill.decode import NotFiniteError, Session, run
 from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
 from shardmill.decode.policies import AlwaysDraft
+from shardmill.figures import relative_error
 from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import FP16, FP32, probe
 from shardmill.gates.drafts import MEASURES, POSITIONS, Expected, draft_agreement
 from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import IN_FP32, relative_error, width_measure
+from shardmill.gates.parity import IN_FP32, width_measure
 from shardmill.gates.passes import STRETCH, Pass, as_shipped, at_lengths, filled_up, in_passes, sampled, schedules
 from shardmill.gates.reference import Reference
 from shardmill.gates.stored import held_weights, transformers_name

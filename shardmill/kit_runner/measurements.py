@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from shardmill.kit_runner.figures import planned, psnr, relative_error
+from shardmill.figures import psnr, relative_error
+from shardmill.kit_runner.compute_plan import planned
 from shardmill.kit_runner.job import Floats, Measured, MeasurementJob, Refused, WrongError, meter, peak_bytes
 from shardmill.kit_runner.kit import CPU, PORTABLE, UNHINTED, Unit
 from shardmill.kit_runner.packages import ONLY, cut_after, link, operations, with_default_tokens, with_one_function

@@ -28,9 +28,9 @@ from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError, GateError
+from shardmill.figures import relative_error
 from shardmill.files import read_json, replacing, write_json
 from shardmill.gates.naming import Weights
-from shardmill.gates.parity import relative_error
 from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.hf_config import load_hf_config

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardmill.figures import relative_error
 from shardmill.gates.encoder import EncoderRunner, Tables, stored_answers
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
-from shardmill.gates.parity import PartRunner, part_case, part_schedules, relative_error
+from shardmill.gates.parity import PartRunner, part_case, part_schedules
 from shardmill.gates.passes import compared_widths, in_passes
 from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
 from shardmill.gates.weights import PackageWeights

@@ -10,10 +10,9 @@ import limits
 import numpy as np
 import pytest
 
+from shardmill.figures import psnr, relative_error
 from shardmill.gates import parity
-from shardmill.gates.parity import relative_error
 from shardmill.gates.thresholds import Allowed
-from shardmill.kit_runner.figures import psnr
 from shardmill.models.interface import EntryPoints
 
 

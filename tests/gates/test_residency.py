@@ -16,7 +16,7 @@ from shardmill.convert.stamped import convert_stamped
 from shardmill.errors import GateError
 from shardmill.gates import residency
 from shardmill.gates.residency import Row, placement_measurements
-from shardmill.kit_runner.figures import measured_status, planned
+from shardmill.kit_runner.compute_plan import measured_status, planned
 from shardmill.models.interface import FIXED, EntryPoints
 
 from .judged import judge

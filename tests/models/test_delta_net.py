@@ -11,7 +11,7 @@ import torch
 import transformers.models.qwen3_5.modeling_qwen3_5 as qwen3_5
 from torch import Tensor
 
-from shardmill.gates.parity import relative_error
+from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import delta_net
 from shardmill.models.architecture import Graph, LayerSpec

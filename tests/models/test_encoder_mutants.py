@@ -9,7 +9,7 @@ import limits
 import pytest
 import torch
 
-from shardmill.gates.parity import relative_error
+from shardmill.figures import relative_error
 from shardmill.models.architecture import Architecture, EncoderIO, LayerSpec, ModelDescription, TensorSource, blocks
 from shardmill.models.blocks import TokenRow
 from shardmill.models.experts import transposed

@@ -15,7 +15,7 @@ from decode.script import load_script
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardmill.gates.parity import relative_error
+from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import mamba
 from shardmill.models.architecture import Graph, ModelDescription

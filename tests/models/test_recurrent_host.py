@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from shardmill.decode import Session
-from shardmill.gates.parity import relative_error
+from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.caches import RING
 from shardmill.models.contract import BLOCK

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 
 from shardmill.decode import PrefixCache, Session, run
 from shardmill.decode.policies import AlwaysDraft
+from shardmill.figures import relative_error
 from shardmill.gates import measurement, residency, stack
 from shardmill.gates.nonfinite import audit_values
-from shardmill.gates.parity import PartRunner, part_schedules, relative_error
+from shardmill.gates.parity import PartRunner, part_schedules
 from shardmill.gates.passes import in_passes
 from shardmill.gates.stack import TurningDrafter, decode_one_by_one
 from shardmill.gates.thresholds import THRESHOLDS

@@ -16,7 +16,7 @@ import tiny as tiny_builds
 import torch
 from drafting import loaded
 
-from shardmill.gates.parity import relative_error
+from shardmill.figures import relative_error
 from shardmill.gates.passes import schedules
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import blocks

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from shardmill import models
 from shardmill.decode.engine import PlainEngine
+from shardmill.figures import relative_error
 from shardmill.gates.disturbed import disturbed, longest_sum
-from shardmill.gates.parity import relative_error
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks

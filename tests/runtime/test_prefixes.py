@@ -18,7 +18,7 @@ from shardmill.decode import PrefixCache, Session, create_drafter, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.decode.prefixes import BLOCK
 from shardmill.errors import ShardmillError
-from shardmill.gates.parity import relative_error
+from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
 from shardmill.models.host import FOLDED, KVLayout

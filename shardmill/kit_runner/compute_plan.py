@@ -1,27 +1,10 @@
-"""Figures that the library's gates and a kit's measurements share: errors, and the devices in a compute plan."""
+"""The device that Core ML plans for each operation of a program: what gates judge, and what a kit measures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-
-
-def psnr(value: Any, expected: Any) -> float:
-    """Return the peak signal-to-noise ratio in dB; the peak is the largest expected magnitude. NaN stays NaN."""
-    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
-    noise = float(np.mean((a - b) ** 2))
-    return float(20 * np.log10(max(np.abs(b).max(), 1e-30)) - 10 * np.log10(max(noise, 1e-30)))
-
-
-def relative_error(value: Any, expected: Any) -> float:
-    """Return the largest |value - expected| / |expected| of any row, in the Euclidean norm. NaN stays NaN."""
-    a, b = np.asarray(value, np.float64), np.asarray(expected, np.float64)
-    norm = np.linalg.norm(b, axis=-1)
-    return float(np.max(np.linalg.norm(a - b, axis=-1) / np.maximum(norm, 1e-30)))
-
 
 WITHOUT_DEVICE = ("const", "read_state")  # rule O15: prefixes of operations without a device in a plan
 
