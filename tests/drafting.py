@@ -13,12 +13,13 @@ from torch import Tensor
 
 from shardmill.decode.drafters import PLAIN, Draft, Drafter, RequestInfo
 from shardmill.gates import measurement, parity, stack
+from shardmill.gates.drafters import drafter_case
 from shardmill.gates.drafts import Expected, draft_agreement
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.reference import Reference
+from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import load_programs_as
-from shardmill.pipeline.steps.parity import drafter_case
 from shardmill.pipeline.steps.parity_stack import reference_drafts
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place, of_drafter
@@ -40,7 +41,7 @@ def judged(build: tiny.Build, known: Mapping[str, Tensor], folder: Path, name: s
         ct.models.utils.compile_model(str(build.packages[name]), str(bundle))
     stored = PackageWeights(build.packages[name], part, build.plan["prefix"])
     case = drafter_case(part, build.plan, known, build.source, stored)
-    found = parity.part_parity(parity.PartRunner(bundle, part, of_drafter(build.plan)), case)
+    found = parity.part_parity(PartRunner(bundle, part, of_drafter(build.plan)), case)
     return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
 
 

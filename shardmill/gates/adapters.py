@@ -14,9 +14,10 @@ from shardmill.checkpoint.peft import LoraModule
 from shardmill.figures import relative_error
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.parity import IN_FP32, PartRunner
+from shardmill.gates.parity import IN_FP32
 from shardmill.gates.passes import Pass, at_lengths, compared_widths, in_passes
 from shardmill.gates.reference import Reference
+from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import name_in_tower, renamed

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import read_info
+from shardmill.gates.case import Case, compared
 from shardmill.gates.reference import Reference, ReferenceDrafter, Steps, checkpoint_weights
 from shardmill.gates.replacements import Unnormed, replaced
 from shardmill.gates.stored import StoredWeights
@@ -22,7 +23,6 @@ from shardmill.plan import Part
 
 if TYPE_CHECKING:
     from shardmill.gates.naming import Weights
-    from shardmill.gates.parity import Case
 
 SLIDING = "sliding_attention"
 
@@ -99,10 +99,10 @@ def assistant_case(
             for layer, pair in zip(lent, caches.values(), strict=True)
             for letter, each in zip("kv", pair, strict=True)
         }
-        return _case({"x": x, **rows}, held, exact, lambda model: _layers(model, x, caches))
+        return compared({"x": x, **rows}, lambda model: _layers(model, x, caches), held, exact)
     state = _layers(exact, x, caches)
     if part.kind == "head":
-        return _case({"hidden": state}, held, exact, lambda model: model.lm_head(model.model.norm(state)))
+        return compared({"hidden": state}, lambda model: model.lm_head(model.model.norm(state)), held, exact)
     # A draft's first step and its further steps, in turn: the host gives zeros for what the step lacks.
     first = torch.arange(len(x))[:, None] % 2 == 0
     own = torch.where(first, 0.0, state)
@@ -114,7 +114,7 @@ def assistant_case(
         found: Tensor = model.pre_projection(torch.cat([hidden[0], torch.where(first, normed, further)], dim=-1))
         return found
 
-    return _case(rows, held, exact, joined)
+    return compared(rows, joined, held, exact)
 
 
 def reference_assistant(
@@ -192,15 +192,3 @@ def _layers(model: Any, x: Tensor, caches: Mapping[str, tuple[Tensor, Tensor]], 
             output_hidden_states=True,  # otherwise it cuts off the rows of its second table, which it lacks
         ).last_hidden_state[0]
     return found
-
-
-def _case(rows: Mapping[str, Tensor], held: Any, exact: Any, run: Any) -> Case:
-    """Return a case, given how a model computes its result."""
-    from shardmill.gates.parity import Case  # brings in coremltools, which training need not load
-
-    def result(model: Any) -> list[Tensor]:
-        with torch.no_grad():
-            return [run(model)]
-
-    arrays = {name: each.contiguous().numpy() for name, each in rows.items()}
-    return Case(arrays, lambda: result(held), lambda: result(exact), held)

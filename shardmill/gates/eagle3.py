@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -18,13 +18,11 @@ from torch import Tensor, nn
 
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.convert.weights import read_info
+from shardmill.gates.case import Case, compared
 from shardmill.gates.reference import ReferenceDrafter, Steps
 from shardmill.gates.stored import StoredWeights
 from shardmill.models.eagle3 import EAGLE3, FOLDER, TAPS, TOKENS, load_head_config
 from shardmill.plan import Part
-
-if TYPE_CHECKING:
-    from shardmill.gates.parity import Case
 
 
 class ReferenceHead(nn.Module):
@@ -110,11 +108,11 @@ def head_case(
         embedded, read = hidden[0, 1:], exact.fuse(tapped)[:-1]
         last = exact(embedded, read)
         if part.kind == "fuse":
-            return _case({"x": tapped}, held, lambda head: head.fuse(tapped), exact)
+            return compared({"x": tapped}, lambda head: head.fuse(tapped), held, exact)
         if part.kind == "head":
-            return _case({"hidden": last}, held, lambda head: head.logits(last), exact)
+            return compared({"hidden": last}, lambda head: head.logits(last), held, exact)
         x = torch.cat([embedded, read], dim=-1)
-        return _case({"x": x}, held, lambda head: head(embedded, read), exact)
+        return compared({"x": x}, lambda head: head(embedded, read), held, exact)
 
 
 def reference_head(
@@ -158,14 +156,3 @@ def _hold(head: ReferenceHead, stored: StoredWeights) -> None:
     parameters = dict(head.named_parameters())
     for name in {tensor.source.tensor for tensor in stored.part.tensors}:
         parameters[name.removeprefix(FOLDER).replace("layers.0.", "midlayer.")].copy_(stored(name))
-
-
-def _case(rows: Mapping[str, Tensor], held: ReferenceHead, run: Any, exact: ReferenceHead) -> Case:
-    """Return a case, given how a head computes its result."""
-    from shardmill.gates.parity import Case  # brings in coremltools, which training need not load
-
-    def result(head: ReferenceHead) -> list[Tensor]:
-        with torch.no_grad():
-            return [run(head)]
-
-    return Case({name: each.numpy() for name, each in rows.items()}, lambda: result(held), lambda: result(exact), held)

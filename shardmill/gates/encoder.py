@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,138 +12,106 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from shardmill.figures import psnr, relative_error
+from shardmill.gates.case import Case
 from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import probe
 from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.weights import PackageWeights
+from shardmill.gates.passes import one_by_one, spans_of, together
+from shardmill.gates.runner import PartRunner
+from shardmill.gates.stored import StoredWeights
+from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
-from shardmill.models.contract import inputs
-from shardmill.models.host import Floats, apart, columns, encoder_arrays
-from shardmill.models.interface import interface
-from shardmill.plan import Part
+from shardmill.models.host import Floats
 from shardmill.runtime.encoder import Encoder
-from shardmill.runtime.program import Program, reused
+from shardmill.runtime.program import reused
 from shardmill.runtime.spans import Span, grouped_spans
 
 
-class EncoderRunner:
-    """An encoder's program, run by hand through MLModel.predict."""
-
-    def __init__(self, program: Path, part: Part, plan: Mapping[str, Any]) -> None:
-        """Store the arguments; the program is loaded at the first pass.
-
-        Args:
-            program: the compiled bundle.
-            part: the part that was converted to the program.
-            plan: plan.json's content.
-        """
-        self.program, self.part, self.plan = program, part, plan
-        self.loaded = reused(lambda: Program(program, interface(part.blueprint, part.calls)))
-        self.names = list(inputs(part.blueprint))
-
-    def run(self, texts: Sequence[Floats], noise: float = 0.0) -> Floats:
-        """Return the outputs for texts, given as the host's rows [n, d], with one pass for each text.
-
-        Args:
-            texts: the rows of each text.
-            noise: the amplitude of random numbers in the columns that the text does not fill.
-
-        Returns:
-            One row for each token, or one row for each text if the model classifies whole texts; text after text.
-        """
-        return self.passes([[rows] for rows in texts], noise)
-
-    def passes(self, passes: Sequence[Sequence[Floats]], noise: float = 0.0) -> Floats:
-        """Do the same as `run` for texts that share passes."""
-        program, generator, found = self.loaded(), np.random.default_rng(0), []
-        for texts in passes:
-            counts = [len(rows) for rows in texts]
-            x = columns(texts, self.part.tokens)
-            rest = x[:, :, sum(counts) :]
-            rest[:] = noise * generator.standard_normal(rest.shape)
-            given = encoder_arrays(self.plan, self.part.tokens, counts) | {"x": x}
-            out = program({name: given[name] for name in self.names})
-            kept = 1 if self.plan["task"] == CLASSIFY else None
-            found += [rows[:kept] for rows in apart(out[0, : len(self.plan["labels"]) or None, :, 0].T, counts)]
-        return np.concatenate(found)
-
-
-def encoder_parity(
-    runner: EncoderRunner,
+def encoder_case(
+    plan: Mapping[str, Any],
     reference: EncoderReference,
-    tokens: Sequence[int],
+    texts: Sequence[Sequence[int]],
     known: Tensor,
-    stored: PackageWeights,
+    stored: StoredWeights,
     weights: Weights,
-) -> Iterator[Measurement]:
-    """Yield all measurements of one program; rounding.py measures its weights.
+) -> Case:
+    """Return the case of texts that an encoder reads.
 
     Args:
-        runner: the program.
+        plan: plan.json's content.
         reference: transformers' model.
-        tokens: the tokens of the parity text.
-        known: transformers' outputs for the passages with the original weights, [n, labels or d].
+        texts: the tokens of each text.
+        known: transformers' outputs for the texts with the original weights, [n, labels or d].
         stored: the package's weights.
         weights: the checkpoint's weights, which contain the host's tables.
     """
-    part, task = runner.part, runner.plan["task"]
-    texts = passages(tokens, part.tokens, task)
-    tables = Tables(runner.plan, weights)
-    rows = [tables.rows(text) for text in texts]
-    with load_programs_as("fp32"):
-        plain = runner.run(rows)
+    tables = Tables(plan, weights)
 
-        def truth() -> Tensor:
-            return torch.cat(
-                reference.run(texts, tables.table, tables.over(stored), stored_answers(runner.plan, stored))
-            )
+    def expected() -> list[Tensor]:
+        held = tables.over(stored)
+        return [torch.cat(reference.run(texts, tables.table, held, _stored_answers(plan, stored)))]
 
-        expected = truth()
-        if is_portable():
-            error = Measurement("program_error", relative_error(plain, expected))
-            yield explained(error, lambda: runner.run(rows), runner.program)
-        short = [text[: max(part.tokens // 2, 1)] for text in rows]
-        padded = relative_error(runner.run(short, noise=10.0), runner.run(short))
-        yield explained(Measurement("padding_error", padded), partial(runner.run, short, 10.0), runner.program)
-        halves = [[text[: len(text) // 2], text[len(text) // 2 :]] for text in rows if len(text) > 1]
-        if halves:
-            packed = relative_error(runner.passes(halves), runner.run([half for text in halves for half in text]))
-            name = "packing_error" if is_portable() else "packing_error_fp16"
-            within = probe(reference.model, truth, expected).allowed
-            yield explained(Measurement(name, packed, allowed=within), partial(runner.passes, halves), runner.program)
-    with load_programs_as("fp16"):
-        ratio = Measurement("psnr", psnr(runner.run(rows), known))
-        yield explained(ratio, lambda: runner.run(rows), runner.program)
-        if is_portable():  # Core ML computed in fp16 above, too
-            padded = relative_error(runner.run(short, noise=10.0), runner.run(short))
-            error = Measurement("padding_error", padded, "in fp16")
-            yield explained(error, lambda: (runner.run(short, noise=10.0), runner.run(short)), runner.program)
-        yield from _partly_filled(runner, reference, texts, tables)
+    def cut() -> Case:
+        halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
+        pieces = [*halves, texts[0][:1]]
+        original = torch.cat(reference.run(pieces, tables.table, weights, answer_rows(plan, weights)))
+        return encoder_case(plan, reference, pieces, original, stored, weights)
+
+    rows, counts = np.concatenate([tables.rows(text) for text in texts]), tuple(map(len, texts))
+    return Case({"x": rows}, expected, lambda: [known], reference.model, texts=counts, cut=cut)
 
 
-def _partly_filled(
-    runner: EncoderRunner, reference: EncoderReference, texts: Sequence[Sequence[int]], tables: Tables
-) -> Iterator[Measurement]:
-    """Measure question 3 where texts do not fill the bucket, and where two texts share it.
+def texts_apart(runner: PartRunner, case: Case, within: Allowed) -> Iterator[Measurement]:
+    """Measure question 2: neither what fills a bucket up nor another text in it changes the output for a text.
+
+    Args:
+        runner: runs the part's program.
+        case: the texts.
+        within: how far apart the results may be if texts share a pass.
+    """
+    yield _padding(runner, case)
+    halves = [(span[: len(span) // 2], span[len(span) // 2 :]) for span in spans_of(case.texts) if len(span) > 1]
+    if halves:
+        again = partial(runner.run, case.rows, [together(pair) for pair in halves])
+        alone, _ = runner.run(case.rows, [together([half]) for pair in halves for half in pair])
+        name = "packing_error" if is_portable() else "packing_error_fp16"
+        error = Measurement(name, relative_error(again()[0], alone), allowed=within)
+        yield explained(error, again, runner.program)
+
+
+def texts_in_fp16(runner: PartRunner, case: Case) -> Iterator[Measurement]:
+    """Measure questions 2 and 3 in fp16, where texts do not fill the bucket, and where two texts share it.
 
     What fills a bucket up is zeros, from which fp16 may make NaN where fp32 does not. NaN would spoil every token.
     """
-    halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
-    cut = [*halves, texts[0][:1]]
-    weights, rows = tables.weights, [tables.rows(text) for text in cut]
-    original = torch.cat(reference.run(cut, tables.table, weights, answer_rows(runner.plan, weights)))
-    pairs = [rows[at : at + 2] for at in range(0, len(rows), 2)]
-    ways = {"half of a bucket, and one token": [[one] for one in rows], "two texts in a bucket": pairs}
+    if is_portable():  # Core ML computes in fp16 in `texts_apart`, too
+        yield _padding(runner, case, "in fp16")
+    assert case.cut is not None
+    cut = case.cut()
+    (original,), spans = cut.original(), spans_of(cut.texts)
+    pairs = [together(spans[at : at + 2]) for at in range(0, len(spans), 2)]
+    ways = {"half of a bucket, and one token": one_by_one(cut.texts), "two texts in a bucket": pairs}
     for name, passes in ways.items():
-        again = partial(runner.passes, passes)
-        yield explained(Measurement("psnr", psnr(again(), original), name), again, runner.program)
+        again = partial(runner.run, cut.rows, passes)
+        yield explained(Measurement("psnr", psnr(again()[0], original), name), again, runner.program)
 
 
-def stored_answers(plan: Mapping[str, Any], stored: PackageWeights) -> Tensor | None:
+def _padding(runner: PartRunner, case: Case, detail: str = "") -> Measurement:
+    """Measure what noise in place of zeros changes, after texts of at most half of the bucket."""
+    short = [span[: max(runner.part.tokens // 2, 1)] for span in spans_of(case.texts)]
+
+    def run(noise: float) -> Floats:
+        return runner.run(case.rows, [together([span], noise) for span in short])[0]
+
+    error = Measurement("padding_error", relative_error(run(10.0), run(0.0)), detail)
+    return explained(error, lambda: (run(10.0), run(0.0)), runner.program)
+
+
+def _stored_answers(plan: Mapping[str, Any], stored: StoredWeights) -> Tensor | None:
     """Return a package's rows of the LM head for the answers, [answers, d]; None if the model ranks nothing."""
     return stored.values("classifier.weight")[: len(plan["labels"])] if plan["task"] == RANK else None
 
@@ -178,7 +145,7 @@ class Tables:
 def encoder_stack_parity(
     load: Callable[[], Encoder],
     reference: EncoderReference,
-    stored: PackageWeights,
+    stored: StoredWeights,
     plan: Mapping[str, Any],
     known: Mapping[str, Tensor],
 ) -> Iterator[Measurement | NotRun]:
@@ -198,7 +165,7 @@ def encoder_stack_parity(
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
         plain = _run_texts(encoder, texts, plan, bucket)
-        weights, head = _with_tables(encoder, plan, stored), stored_answers(plan, stored)
+        weights, head = _with_tables(encoder, plan, stored), _stored_answers(plan, stored)
         truth = partial(_expected, reference, texts, weights, plan["tables"]["embedding"], head)
         expected = truth()
         if is_portable():

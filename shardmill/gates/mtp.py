@@ -11,19 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from shardmill.gates.case import Case, compared
 from shardmill.gates.reference import ReferenceDrafter, Steps, checkpoint_weights
 from shardmill.gates.stored import StoredWeights
 from shardmill.models.hf_config import load_hf_config
 from shardmill.models.interface import MTP
 from shardmill.plan import Part
-
-if TYPE_CHECKING:
-    from shardmill.gates.parity import Case
 
 
 class ReferenceMtp(nn.Module):
@@ -107,8 +105,6 @@ def mtp_case(
         source: the checkpoint's folder.
         stored: the package's weights.
     """
-    from shardmill.gates.parity import Case  # brings in coremltools
-
     original, tied = checkpoint_weights(source, plan["prefix"]), plan["architecture"]["tied"]
     vocab = plan["drafter"]["vocab"]
     exact, held = (load_mtp(source, each, vocab, tied=tied) for each in (original, stored.over(original)))
@@ -117,19 +113,16 @@ def mtp_case(
     state = exact(x)
     # A draft's first step and its further steps, in turn: the host gives zeros for what the step lacks.
     first = torch.arange(len(x))[:, None] % 2 == 0
-    if part.kind == MTP:
-        given = {"x": torch.cat([embedded, torch.where(first, read, 0.0), torch.where(first, 0.0, state)], dim=-1)}
-    else:
-        given = {"hidden" if part.kind == "head" else "x": state if part.kind == "head" else x}
+    if part.kind == "head":
+        return compared({"hidden": state}, lambda layer: layer.logits(state), held, exact)
+    if part.kind == "layers":
+        return compared({"x": x}, lambda layer: layer(x), held, exact)
+    rows = {"x": torch.cat([embedded, torch.where(first, read, 0.0), torch.where(first, 0.0, state)], dim=-1)}
 
-    @torch.no_grad()
-    def result(layer: ReferenceMtp) -> list[Tensor]:
-        if part.kind == MTP:
-            return [layer.join(embedded, torch.where(first, layer.model_norm(read), layer.norm(state)))]
-        return [layer.logits(state) if part.kind == "head" else layer(x)]
+    def joined(layer: ReferenceMtp) -> Tensor:
+        return layer.join(embedded, torch.where(first, layer.model_norm(read), layer.norm(state)))
 
-    rows = {name: each.contiguous().numpy() for name, each in given.items()}
-    return Case(rows, lambda: result(held), lambda: result(exact), held)
+    return compared(rows, joined, held, exact)
 
 
 def reference_mtp(

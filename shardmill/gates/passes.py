@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 
 LONG = 2048  # tokens of the text in which a recurrence's errors may add up
 STRETCH, SAMPLED = 256, 32  # tokens of a stretch of this text; at its last ones the divergence is measured
@@ -20,11 +20,34 @@ class Pass:
     kept: int
     slots: int = 0  # of the context in which the pass runs; 0 for the whole context
     offset: int = 0  # added to a position to get its slot
+    noise: float = 0.0  # amplitude of random numbers in the columns of an encoder's pass that no text fills
 
     @property
     def places(self) -> tuple[int, ...]:
         """Return the slots that the tokens are written to."""
         return tuple(position + self.offset for position in self.positions)
+
+    @property
+    def texts(self) -> list[tuple[int, ...]]:
+        """Return the tokens of each text in a pass of an encoder; each text begins at position 0."""
+        starts = [at for at, position in enumerate(self.positions) if position == 0]
+        return [self.tokens[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
+
+
+def together(texts: Sequence[Sequence[int]], noise: float = 0.0) -> Pass:
+    """Return an encoder's pass of texts, each given as indices into the rows."""
+    tokens, positions = (tuple(chain.from_iterable(each)) for each in (texts, (range(len(text)) for text in texts)))
+    return Pass(tokens, positions, len(tokens), noise=noise)
+
+
+def spans_of(counts: Sequence[int]) -> list[range]:
+    """Return the indices of the rows of texts that follow one another, each of so many rows."""
+    return [range(end - count, end) for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def one_by_one(counts: Sequence[int]) -> list[Pass]:
+    """Return an encoder's passes of one text each."""
+    return [together([span]) for span in spans_of(counts)]
 
 
 def in_passes(length: int, widths: Sequence[int]) -> Iterator[Pass]:

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from shardmill.figures import relative_error
-from shardmill.gates.encoder import EncoderRunner, Tables, stored_answers
+from shardmill.gates.case import part_case
+from shardmill.gates.encoder import encoder_case
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
-from shardmill.gates.parity import PartRunner, part_case, part_schedules
-from shardmill.gates.passes import compared_widths, in_passes
+from shardmill.gates.parity import part_schedules
+from shardmill.gates.passes import compared_widths, in_passes, one_by_one
 from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
+from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models import ENCODER
@@ -139,14 +140,12 @@ def _encoder(
     """Return the case of an encoder of one width: the first passage of the text that fits it."""
     reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
     texts = passages(known["tokens"].tolist(), part.tokens, plan["task"])[:1]
-    tables = Tables(plan, weights)
-    rows = [tables.rows(text) for text in texts]
-    expected = torch.cat(reference.run(texts, tables.table, tables.over(stored), stored_answers(plan, stored)))
+    case = encoder_case(plan, reference, texts, known[f"output_{part.tokens}"], stored, weights)
 
     def run(program: Any, name: str) -> Floats:
-        runner = EncoderRunner(bundle, part, plan)
+        runner = PartRunner(bundle, part, plan)
         runner.loaded = lambda: program
-        return runner.run(rows)
+        return runner.run(case.rows, one_by_one(case.texts))[0]
 
-    width = f"T={part.tokens}"
-    return WitnessCase([expected], (width,), run, EncoderRunner(bundle, part, plan).loaded, part, (part.tokens,))
+    loaded, width = PartRunner(bundle, part, plan).loaded, f"T={part.tokens}"
+    return WitnessCase(case.expected(), (width,), run, loaded, part, (part.tokens,))

@@ -19,8 +19,8 @@ from shared import once
 from shardmill.convert.package import load_spec
 from shardmill.gates import adapters as gate
 from shardmill.gates.measurement import Measurement, NotRun
-from shardmill.gates.parity import PartRunner
 from shardmill.gates.reference import Reference
+from shardmill.gates.runner import PartRunner
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable

@@ -13,8 +13,9 @@ import tiny
 
 from shardmill.convert.stamped import convert_stamped
 from shardmill.gates.measurement import compare
-from shardmill.gates.parity import PartRunner, width_measurements
+from shardmill.gates.parity import width_measurements
 from shardmill.gates.passes import MOVING, in_passes
+from shardmill.gates.runner import PartRunner
 from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.host import KVLayout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -20,8 +20,11 @@ from shardmill.errors import GateError
 from shardmill.gates import encoder as gates
 from shardmill.gates import measurement
 from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
+from shardmill.gates.parity import part_parity
+from shardmill.gates.passes import Pass, together
 from shardmill.gates.reference import checkpoint_weights
 from shardmill.gates.rounding import weights_kept
+from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as, precision
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
@@ -56,14 +59,15 @@ class Made:
         package, part = self.folder / f"encoder_{bucket}.mlpackage", self.parts[f"encoder_{bucket}"]
         return PackageWeights(package, part, self.plan["prefix"])
 
-    def part(self, bucket: int, runner: type[gates.EncoderRunner] = gates.EncoderRunner) -> list[dict[str, Any]]:
+    def part(self, bucket: int, runner: type[PartRunner] = PartRunner) -> list[dict[str, Any]]:
         """The rows of a part's verdict."""
-        part = self.parts[f"encoder_{bucket}"]
+        part, stored = self.parts[f"encoder_{bucket}"], self.stored(bucket)
         made = runner(self.folder / f"{part.name}.mlmodelc", part, self.plan)
         weights, output = checkpoint_weights(self.source, self.plan["prefix"]), self.known[f"output_{bucket}"]
-        stored = self.stored(bucket)
-        found = gates.encoder_parity(made, self.reference(), TOKENS, output, stored, weights)
-        return measurement.compare(chain(weights_kept(stored, self.source, in_int8(part)), found))
+        texts = passages(TOKENS, bucket, self.plan["task"])
+        case = gates.encoder_case(self.plan, self.reference(), texts, output, stored, weights)
+        found = chain(weights_kept(stored, self.source, in_int8(part)), part_parity(made, case))
+        return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
 
     def stack(self, encoder: type[Encoder] = Encoder) -> list[dict[str, Any]]:
         """The rows of the stack's verdict."""
@@ -166,26 +170,31 @@ def spoilt(precision: str, texts: Sequence[Floats], bucket: int) -> np.float32:
     return np.float32(np.nan if precision == "fp16" and 2 * sum(map(len, texts)) <= bucket else 1)
 
 
-class Leaky(gates.EncoderRunner):
+Rows = Mapping[str, Floats]
+
+
+class Leaky(PartRunner):
     """Lets tokens see what fills the bucket up."""
 
-    def passes(self, passes: Any, noise: float = 0.0) -> Floats:
-        return super().passes(passes, noise) + np.float32(0.01 * noise)
+    def run(self, rows: Rows, passes: Iterable[Pass]) -> tuple[Floats, Any]:
+        passes = list(passes)
+        return super().run(rows, passes)[0] + np.float32(0.01 * passes[0].noise), {}
 
 
-class Mixing(gates.EncoderRunner):
+class Mixing(PartRunner):
     """Takes texts that share a pass for one text."""
 
-    def passes(self, passes: Any, noise: float = 0.0) -> Floats:
-        return super().passes([[np.concatenate(texts)] for texts in passes], noise)
+    def run(self, rows: Rows, passes: Iterable[Pass]) -> tuple[Floats, Any]:
+        return super().run(rows, [together([p.tokens], p.noise) for p in passes])
 
 
-class Spoiling(gates.EncoderRunner):
+class Spoiling(PartRunner):
     """Makes NaN of zeros in fp16."""
 
-    def passes(self, passes: Any, noise: float = 0.0) -> Floats:
-        factors = [spoilt(precision(), texts, self.part.tokens) for texts in passes]
-        return super().passes(passes, noise) * np.prod(factors, dtype=np.float32)
+    def run(self, rows: Rows, passes: Iterable[Pass]) -> tuple[Floats, Any]:
+        passes = list(passes)
+        factors = [spoilt(precision(), [rows["x"][list(text)] for text in p.texts], self.part.tokens) for p in passes]
+        return super().run(rows, passes)[0] * np.prod(factors, dtype=np.float32), {}
 
 
 class Spoilt(Encoder):

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardmill.errors import CheckpointError, GateError
-from shardmill.gates import parity
+from shardmill.gates import runner
 from shardmill.models import blocks, decoder, host, parts
 from shardmill.runtime.program import Program
 
@@ -308,14 +308,14 @@ def test_a_rejected_slot_left_exposed(built: tiny.Build, monkeypatch: Patch) -> 
 
 def test_a_state_that_holds_no_numbers(built: tiny.Build, monkeypatch: Patch) -> None:
     """NaN in one state of several, and in nothing else, misses the threshold."""
-    real = parity.PartRunner.run
+    real = runner.PartRunner.run
 
-    def spoilt(self: parity.PartRunner, *arguments: Any) -> Any:
+    def spoilt(self: runner.PartRunner, *arguments: Any) -> Any:
         outputs, states = real(self, *arguments)
         last = list(states)[-1]
         return outputs, {**states, last: np.full_like(states[last], np.nan)}
 
-    monkeypatch.setattr(parity.PartRunner, "run", spoilt)
+    monkeypatch.setattr(runner.PartRunner, "run", spoilt)
     with caught("width_state_error"):
         judged.part(built, LAYER)
 

@@ -13,8 +13,7 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import by_bits
 from shardmill.models import ENCODER
-from shardmill.models.eagle3 import EAGLE3
-from shardmill.models.interface import ASSISTANT, FIXED, MTP
+from shardmill.models.interface import FIXED
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
-    from shardmill.gates.parity import Case
-    from shardmill.gates.stored import StoredWeights
     from shardmill.gates.weights import PackageWeights
     from shardmill.plan import Part
 
@@ -107,37 +104,26 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import adapters, encoder, parity
-    from shardmill.gates.encoder_reference import EncoderReference
+    from shardmill.gates import adapters, case, drafters, encoder, parity
+    from shardmill.gates.encoder_reference import EncoderReference, passages
     from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
+    from shardmill.gates.runner import PartRunner
 
     yield from weights_kept(stored, source, forms)
+    runner = PartRunner(bundle, piece, of_drafter(plan) if piece.drafter else plan)
     if piece.kind == ENCODER:
         classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
-        tokens, output = known["tokens"].tolist(), known[f"output_{piece.tokens}"]
-        runner = encoder.EncoderRunner(bundle, piece, plan)
-        yield from encoder.encoder_parity(runner, classes, tokens, output, stored, weights)
-        return
-    if piece.drafter:
-        case = drafter_case(piece, plan, known, source, stored)
-        yield from parity.part_parity(parity.PartRunner(bundle, piece, of_drafter(plan)), case)
-        return
-    reference = Reference(source, plan["context"], carried_channels(plan))
-    case, program = parity.part_case(piece, reference, known, source, stored), parity.PartRunner(bundle, piece, plan)
-    yield from parity.part_parity(program, case)
+        texts = passages(known["tokens"].tolist(), piece.tokens, plan["task"])
+        given = encoder.encoder_case(plan, classes, texts, known[f"output_{piece.tokens}"], stored, weights)
+    elif piece.drafter:
+        given = drafters.drafter_case(piece, plan, known, source, stored)
+    else:
+        reference = Reference(source, plan["context"], carried_channels(plan))
+        given = case.part_case(piece, reference, known, source, stored)
+    yield from parity.part_parity(runner, given)
     if piece.calls.adapters:
-        yield from adapters.adapter_parity(program, known["hidden"][piece.start], reference, stored)
-
-
-def drafter_case(
-    piece: Part, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: StoredWeights
-) -> Case:
-    """Return the case of a drafter's part, by the drafter's kind; `measurements` explains the arguments."""
-    from shardmill.gates import assistant, eagle3, mtp
-
-    cases = {EAGLE3: eagle3.head_case, ASSISTANT: assistant.assistant_case, MTP: mtp.mtp_case}
-    return cases[plan["drafter"]["kind"]](piece, plan, known, source, stored)
+        yield from adapters.adapter_parity(runner, known["hidden"][piece.start], reference, stored)
 
 
 def drafter_files(record: Path) -> str:

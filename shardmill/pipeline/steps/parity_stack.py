@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -14,8 +14,7 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.forms.recipe import costliest
 from shardmill.gates import by_bits
-from shardmill.models.eagle3 import EAGLE3
-from shardmill.models.interface import ASSISTANT, LABELS, MTP
+from shardmill.models.interface import LABELS
 from shardmill.pipeline.steps.parity import drafter_files, hint, host_side, parity_verdict
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
     from shardmill.gates.drafts import Expected
     from shardmill.gates.measurement import Margin, Measurement, NotRun, Stretch
-    from shardmill.gates.reference import ReferenceDrafter
     from shardmill.gates.stack import StoredModel
     from shardmill.gates.weights import PackageWeights
 
@@ -185,18 +183,13 @@ def reference_drafts(
     """
     import torch
 
-    from shardmill.gates import assistant, drafts, eagle3, mtp
+    from shardmill.gates import drafters, drafts
     from shardmill.models.contract import PER_LAYER
     from shardmill.runtime.engine import EMBEDDING, read_tables
 
     if plan["verify"] < 2 or not [*drafts.rounds(len(tokens), plan["verify"])]:
         return f"a text of {len(tokens)} tokens, in passes of {plan['verify']}, has no room for a draft"
     tables, scale = read_tables(table), plan["architecture"]["graph"]["stream_scale"]
-    makers: dict[str, Callable[..., ReferenceDrafter]] = {
-        EAGLE3: eagle3.reference_head,
-        MTP: mtp.reference_mtp,
-        ASSISTANT: partial(assistant.reference_assistant, weights=stored.weights),
-    }
 
     def embed(ids: Sequence[int]) -> Tensor:
         rows: Tensor = torch.from_numpy(tables[EMBEDDING][list(ids)]) / scale
@@ -205,5 +198,5 @@ def reference_drafts(
     def hidden() -> Tensor:
         return stored.run(tokens, tables[EMBEDDING], tables.get(PER_LAYER))["hidden"]
 
-    drafter = makers[plan["drafter"]["kind"]](plan, source, held, embed)
+    drafter = drafters.reference_drafter(plan, source, held, embed, stored.weights)
     return drafts.expected_drafts(drafter, hidden, stored.reference.model, tokens, plan["verify"], scale)

@@ -1,0 +1,146 @@
+"""A part's program, run on rows pass by pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardmill.gates.passes import Pass, filled_up
+from shardmill.machine import is_portable
+from shardmill.models import ENCODER
+from shardmill.models.architecture import CLASSIFY
+from shardmill.models.caches import CacheKind, cache_kind
+from shardmill.models.contract import caches, lent_caches, pass_inputs
+from shardmill.models.host import Floats, KVLayout, apart, columns, encoder_arrays
+from shardmill.models.interface import interface
+from shardmill.plan import Part
+from shardmill.runtime.program import HostCaches, Program, reused
+
+
+def _gate_widths(part: Part, verify: int) -> tuple[int, ...]:
+    """Return the widths at which a gate runs a part's program; empty if it may run at any width.
+
+    The first pass of a width takes Core ML minutes. On Core ML a narrower pass is therefore padded, as a session pads
+    it, and all widths that decoding uses are compared in the whole stack. A program of fixed widths pads by itself.
+    """
+    return () if is_portable() or part.calls.functions or part.kind == ENCODER else (verify, part.tokens)
+
+
+class PartRunner:
+    """A part of any kind, run by hand through MLModel.predict.
+
+    The host's arrays of a pass are KVLayout's for a part of layers, and `encoder_arrays` for an encoder. Other parts
+    take none.
+    """
+
+    def __init__(self, program: Path, part: Part, runtime: Mapping[str, Any]) -> None:
+        """Store the arguments; the program is loaded at the first pass.
+
+        Args:
+            program: the compiled bundle.
+            part: the part that was converted to the program.
+            runtime: plan.json's content, or `of_drafter` of it, which has the parameters of the host's arrays.
+        """
+        self.program, self.part, self.runtime = program, part, runtime
+        self.names = [name for name in pass_inputs(part.blueprint) if name not in caches(part.blueprint)]
+        self.widths = _gate_widths(part, runtime["verify"])
+        self.loaded = reused(self._load)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the lengths in slots of the contexts that the program has functions for, ascending.
+
+        There is only one length if the functions accept any context.
+        """
+        return (*self.part.calls.contexts, self.part.slots)
+
+    def _load(self) -> Program:
+        """Load the program, in its shortest context if it has functions for several."""
+        return Program(self.program, interface(self.part.blueprint, self.part.calls), self.part.slots)
+
+    def run(self, rows: Mapping[str, Floats], passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
+        """Run passes from empty states, in the whole context unless they name another.
+
+        Args:
+            rows: the inputs by name, each [n, channels], in the model's units.
+            passes: these keep each of the n rows once, in order. In a pass of an encoder a text begins where its
+                positions begin again.
+
+        Returns:
+            Outputs [n, channels], and by name the states' contents for the tokens. Of an encoder that classifies texts,
+            the outputs have a row for each text.
+        """
+        if self.part.kind == ENCODER:
+            return self._texts(rows["x"], passes), {}
+        layers, passes, kept = self.part.kind == "layers", list(passes), []
+        program, host, used = self.loaded(), KVLayout(self.runtime) if layers else None, passes[-1].positions[-1] + 1
+        program.move(passes[0].slots or self.part.slots, keep=False)
+        program.renew()
+        scale = np.float32(1 if self.part.kind == "experts" else self.part.graph.stream_scale)
+        room = self.part.slots if layers else used + max(self.widths, default=0)
+        lent = HostCaches({name: name for name in lent_caches(self.part.blueprint)}, self._lent(passes[0].slots))
+        for p in filled_up(passes, self.widths, room):
+            if host and p.slots:
+                program.move(p.slots)
+                host.resize(p.slots)
+                lent.resize(self._lent(p.slots))
+            given = host.arrays(p.places, p.positions) if host else {}
+            taken = {name: values[list(p.tokens)] for name, values in rows.items()}  # each [T, channels]
+            lent.write({name: _by_head(taken[name], shape) for name, shape in lent.shapes.items()}, given)
+            given |= lent.arrays
+            given |= {name: each.T[None, :, :, None] * scale for name, each in taken.items() if name not in lent.shapes}
+            result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
+            kept.append((result if self.part.blueprint.kind in ("head", "experts") else result / scale)[: p.kept])
+        outputs = np.concatenate(kept)
+        # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
+        left = self._states(program, host, used, passes[-1].offset) if host else {}
+        return (np.ascontiguousarray(outputs) if layers else outputs), left
+
+    def _texts(self, x: Floats, passes: Iterable[Pass]) -> Floats:
+        """Run passes of an encoder, which keeps nothing; `x` are the host's rows, [n, d]."""
+        program, generator, found = self.loaded(), np.random.default_rng(0), list[Floats]()
+        labels, first = len(self.runtime["labels"]) or None, 1 if self.runtime["task"] == CLASSIFY else None
+        for p in passes:
+            texts = [x[list(tokens)] for tokens in p.texts]
+            counts = [len(rows) for rows in texts]
+            filled = columns(texts, self.part.tokens)
+            rest = filled[:, :, sum(counts) :]
+            rest[:] = p.noise * generator.standard_normal(rest.shape)
+            given = encoder_arrays(self.runtime, self.part.tokens, counts) | {"x": filled}
+            out = program({name: given[name] for name in self.names})
+            found += [rows[:first] for rows in apart(out[0, :labels, :, 0].T, counts)]
+        return np.concatenate(found)
+
+    def _lent(self, slots: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the lent caches that the part reads, in a context of some slots; 0 for the whole."""
+        return lent_caches(replace(self.part.blueprint, slots=slots or self.part.slots))
+
+    def _states(self, program: Program, host: KVLayout, used: int, offset: int) -> dict[str, Floats]:
+        """Return the states' contents for the first `used` positions; a ring contains only the last positions.
+
+        The state of a recurrence is left out. The passes decide how far it is folded, and its content shows in
+        the outputs.
+        """
+        found, g = {}, self.part.graph
+        taps = g.recurrence.taps if g.recurrence else g.conv_taps
+        for name in caches(self.part.blueprint):
+            kind = cache_kind(name)
+            if kind is CacheKind.STATE:
+                continue
+            values = program.kept(name)
+            if kind is CacheKind.RING:
+                found[name] = values[0, 0][:, host.ring_slots(range(max(used - taps + 1, 0), used))].T
+            elif (slots := values.shape[2]) == self.runtime["window_slots"]:
+                found[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]
+            else:
+                found[name] = values[0, :, offset : offset + used]
+        return found
+
+
+def _by_head(rows: Floats, shape: tuple[int, ...]) -> Floats:
+    """Return rows [T, heads * head_dim] of a cache of this shape as a program returns them, [1, heads, T, head_dim]."""
+    return rows.reshape(len(rows), shape[1], shape[3]).swapaxes(0, 1)[None]
