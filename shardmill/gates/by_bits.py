@@ -1,4 +1,4 @@
-"""Limits of weights of fewer bits than INT8's, or of a search's budget: looser than the table's, each with its reason.
+"""Which limits judge a build: INT8's, those of fewer bits, a mixture of them, or a search's budget.
 
 A verdict records what names its limits: `limits` and `shares` for a part, `limits` and `budget` for the stack.
 """
@@ -12,46 +12,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardmill.forms.form import form
-from shardmill.gates.thresholds import COST, THRESHOLDS, Threshold
+from shardmill.gates.thresholds import COST, FOUR, SIX, THRESHOLDS, Threshold
 
 if TYPE_CHECKING:
     from shardmill.forms.recipe import Recipe
     from shardmill.plan import Part
 
-FOUR, SIX = "4 bits", "6 bits"
-APPLE = "Apple's own models of 4 to 6 bits lose 14.6 to 18.1 % in perplexity on WikiText-2 (coreai-models 86b363d)"
 FEW = 0.1  # if at most this share of a model's weights has fewer bits, those weights do not loosen the limits
 MOST = 4  # one matrix of a part may have this many times the noise of an average matrix
-SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
-LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
 BUDGETED = ("perplexity_ratio", "kl")  # the measurements that a budget limits: see `budget`
 # Limits by the fewest bits of a weight, each with its reason. A measurement without an entry keeps INT8's limit.
 COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
-    FOUR: {
-        "psnr": (6.0, LOUDER.format(24)),
-        "experts_agreement_fp16": (0.6, "scores move by sixteen times as much as with INT8"),
-        "kl": (0.2, SAME),
-        "top1_agreement": (0.8, SAME),
-        "perplexity_ratio": (1.2, APPLE),
-        "label_kl": (0.2, "the limit of next-token distributions"),
-        "label_agreement": (0.9, "labels are few, and their margins wide"),
-        "span_agreement": (
-            0.8,
-            "a span has several tokens, and each token may differ as the agreement of labels allows",
-        ),
-        "embedding_cosine": (0.9, "noise of a fifth of the signal's power leaves 0.9"),
-    },
-    SIX: {
-        "psnr": (18.0, LOUDER.format(12)),
-        "experts_agreement_fp16": (0.8, "scores move by four times as much as with INT8"),
-        "kl": (0.06, "between the limits of INT8 and of 4 bits"),
-        "top1_agreement": (0.95, "between the limits of INT8 and of 4 bits"),
-        "perplexity_ratio": (1.05, "between the limits of INT8 and of 4 bits"),
-        "label_kl": (0.06, "the limit of next-token distributions"),
-        "label_agreement": (0.97, "between the limits of INT8 and of 4 bits"),
-        "span_agreement": (0.94, "between the limits of INT8 and of 4 bits"),
-        "embedding_cosine": (0.97, "between the limits of INT8 and of 4 bits"),
-    },
+    key: {name: row.fewer[key] for name, row in THRESHOLDS.items() if key in row.fewer} for key in (FOUR, SIX)
 }
 
 

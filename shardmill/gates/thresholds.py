@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shardmill.models import DECODER, ENCODER
 
@@ -17,6 +18,8 @@ class Threshold:
     why: str
     of: str = ""  # the models or builds that the measurement applies to, such as DECODER or ADAPTED; all if empty
     at_least: bool = False  # True if the limit is a minimum, False if it is a maximum
+    # Where weights have FOUR or SIX bits, the limit with its reason; empty if the bits make no difference.
+    fewer: Mapping[str, tuple[float, str]] = field(default_factory=dict)
 
     def holds(self, value: float) -> bool:
         """Return whether `value` is within the limit; NaN never is."""
@@ -47,6 +50,12 @@ ROUNDING = (
     "only rounding may differ: eight times what rounding to fp16 moves transformers' own result, and never more than a "
     "tenth of the result"
 )
+FOUR, SIX = "4 bits", "6 bits"
+LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
+SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
+APPLE = "Apple's own models of 4 to 6 bits lose 14.6 to 18.1 % in perplexity on WikiText-2 (coreai-models 86b363d)"
+BETWEEN = "between the limits of INT8 and of 4 bits"
+SPANS = "a span has several tokens, and each token may differ as the agreement of labels allows"
 PROGRAM, WIDTHS, COST, PLACEMENT, WITNESS = "1 program", "2 widths", "3 cost", "residency", "witness"
 
 THRESHOLDS = {
@@ -174,6 +183,7 @@ THRESHOLDS = {
         "peak signal-to-noise ratio in dB of the program as shipped against the original weights in fp32",
         "INT8 per channel; Apple's coreai-models asks 40 of compiled fp16 and 35 of 4-bit models on whole outputs",
         at_least=True,
+        fewer={FOUR: (6.0, LOUDER.format(24)), SIX: (18.0, LOUDER.format(12))},
     ),
     "experts_agreement_fp16": Threshold(
         COST,
@@ -182,6 +192,10 @@ THRESHOLDS = {
         "scores that are closer than fp16 tells apart are counted apart; what INT8 moves further down a part is not",
         MIXTURE,
         at_least=True,
+        fewer={
+            FOUR: (0.6, "scores move by sixteen times as much as with INT8"),
+            SIX: (0.8, "scores move by four times as much as with INT8"),
+        },
     ),
     "kl": Threshold(
         COST,
@@ -189,6 +203,7 @@ THRESHOLDS = {
         "mean KL divergence in nats of the next-token distribution as shipped from the original's",
         "INT8 per channel costs a few 1e-3",
         DECODER,
+        fewer={FOUR: (0.2, SAME), SIX: (0.06, BETWEEN)},
     ),
     "top1_agreement": Threshold(
         COST,
@@ -197,6 +212,7 @@ THRESHOLDS = {
         "a smaller margin is a coin toss; such positions are counted apart",
         DECODER,
         at_least=True,
+        fewer={FOUR: (0.8, SAME), SIX: (0.95, BETWEEN)},
     ),
     "perplexity_ratio": Threshold(
         COST,
@@ -204,6 +220,7 @@ THRESHOLDS = {
         "perplexity of the stack as shipped, divided by the original's",
         "coreai-models allows 0.3 %",
         DECODER,
+        fewer={FOUR: (1.2, APPLE), SIX: (1.05, BETWEEN)},
     ),
     "label_mismatches": Threshold(
         PROGRAM,
@@ -254,6 +271,10 @@ THRESHOLDS = {
         "mean KL divergence in nats of the labels' distribution as shipped from the original's",
         "the limit of next-token distributions: INT8 per channel costs a few 1e-3",
         ENCODER,
+        fewer={
+            FOUR: (0.2, "the limit of next-token distributions"),
+            SIX: (0.06, "the limit of next-token distributions"),
+        },
     ),
     "label_agreement": Threshold(
         COST,
@@ -262,14 +283,16 @@ THRESHOLDS = {
         "a smaller margin is a coin toss; such tokens are counted apart",
         ENCODER,
         at_least=True,
+        fewer={FOUR: (0.9, "labels are few, and their margins wide"), SIX: (0.97, BETWEEN)},
     ),
     "span_agreement": Threshold(
         COST,
         0.98,
         "share of spans that both find, among those in and beside which the original is decided on every token",
-        "a span has several tokens, and each token may differ as the agreement of labels allows",
+        SPANS,
         ENCODER,
         at_least=True,
+        fewer={FOUR: (0.8, SPANS), SIX: (0.94, BETWEEN)},
     ),
     "embedding_cosine": Threshold(
         COST,
@@ -278,6 +301,7 @@ THRESHOLDS = {
         "INT8 per channel costs a few 1e-3",
         ENCODER,
         at_least=True,
+        fewer={FOUR: (0.9, "noise of a fifth of the signal's power leaves 0.9"), SIX: (0.97, BETWEEN)},
     ),
     "ineligible": Threshold(
         PLACEMENT,
