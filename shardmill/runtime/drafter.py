@@ -27,7 +27,7 @@ from shardmill.runtime.program import Program
 
 
 class DrafterEngine(Engine):
-    """The drafter of a built model in memory; see shardmill.decode.drafters.eagle3.
+    """The drafter of a built model in memory; see shardmill.decode.drafters.head.
 
     Its logits are those of the tokens that it drafts, which may be few of the model's.
     """
@@ -40,9 +40,9 @@ class DrafterEngine(Engine):
             root: the folder that the manifest's paths are relative to.
             model: the model that it drafts for, which has its own slots for the same positions.
         """
-        own = {key: value for key, value in of_drafter(manifest).items() if key != "drafter"}
-        fuse, *others = [{key: part[key] for key in part if key != "drafter"} for part in own["parts"]]
-        super().__init__({**own, "parts": others}, root)
+        own = of_drafter(manifest)
+        fuse, *chain = own["parts"]
+        super().__init__({**own, "parts": chain}, root)
         with reshaping(reshape_frequency(manifest)):
             self.fuse = Program(root / fuse["program"]["path"], fuse, self.slots)
         self.model, self.known = model, 0

@@ -185,11 +185,12 @@ def _windows_of(recurrent: Mapping[str, int] | None) -> int:
 
 
 def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return model.json or plan.json as if its drafter were the model; a drafter has no recurrence."""
+    """Return model.json or plan.json of the drafter alone; a drafter has no recurrence, and no drafter."""
     own = {"rope": content["drafter"]["rope"], "conv_taps": 0}
     own |= {} if "lent" in content["drafter"] else {"window": None, "window_slots": 0}
-    rest = {key: value for key, value in content.items() if key != "recurrent"}
-    return {**rest, **own, "parts": [part for part in content["parts"] if part.get("drafter")]}
+    rest = {key: value for key, value in content.items() if key not in ("recurrent", "drafter")}
+    parts = [part for part in content["parts"] if part.get("drafter")]
+    return {**rest, **own, "parts": [{key: part[key] for key in part if key != "drafter"} for part in parts]}
 
 
 def own_chain(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import cast
 from shardmill.decode.drafters.assistant import AssistantDrafter, AssistantEngine
 from shardmill.decode.drafters.base import EMPTY, PLAIN, Draft, Drafter, NoDrafter, RequestInfo
 from shardmill.decode.drafters.draft_model import DraftModelDrafter
-from shardmill.decode.drafters.eagle3 import Eagle3Drafter, HeadEngine, MtpDrafter
+from shardmill.decode.drafters.head import EAGLE3, MTP, HeadDrafter, HeadEngine
 from shardmill.decode.drafters.learned import LearnedDrafter
 from shardmill.decode.drafters.lookup import NgramDrafter, SuffixDrafter
 from shardmill.decode.engine import DecodeError
@@ -36,10 +36,10 @@ _BY_ITSELF: dict[str, Callable[[LearnedDrafter | None], Drafter]] = {  # drafter
     "suffix": lambda _: SuffixDrafter(),
     "learned": lambda learned: learned or LearnedDrafter(),
 }
-EAGLE3, ASSISTANT, DRAFT_MODEL = Eagle3Drafter.name, AssistantDrafter.name, DraftModelDrafter.name
+ASSISTANT, DRAFT_MODEL = AssistantDrafter.name, DraftModelDrafter.name
 BY_ITSELF = tuple(_BY_ITSELF)
 # Drafters whose programs are part of a build, with what the build has.
-TRAINED = {EAGLE3: "EAGLE-3 head", ASSISTANT: "assistant", MtpDrafter.name: "MTP layer"}
+TRAINED = {EAGLE3: "EAGLE-3 head", ASSISTANT: "assistant", MTP: "MTP layer"}
 DRAFTERS = (*BY_ITSELF, *TRAINED, DRAFT_MODEL)
 TrainedEngine = HeadEngine | AssistantEngine
 
@@ -71,8 +71,7 @@ def create_drafter(
             raise DecodeError(f"drafter {name} needs a build that has one: give its engine")
         if name == ASSISTANT:
             return AssistantDrafter(cast(AssistantEngine, head))
-        kind = MtpDrafter if name == MtpDrafter.name else Eagle3Drafter
-        return kind(cast(HeadEngine, head), context_policy=context_policy)
+        return HeadDrafter(cast(HeadEngine, head), name, context_policy=context_policy)
     if name == DRAFT_MODEL:
         if draft_session is None:
             raise DecodeError("drafter draft_model needs a draft model: give the session of one")

@@ -31,19 +31,21 @@ class HeadEngine(Engine, Protocol):
         """Say at how many positions the model has been."""
 
 
-class Eagle3Drafter(DraftModelDrafter):
+EAGLE3, MTP = "eagle3", "mtp"
+
+
+class HeadDrafter(DraftModelDrafter):
     """A drafter that proposes what a head finds likely: the argmax, or a draw with its distribution.
 
     Args:
         head: the head's engine, used only by this drafter.
+        name: EAGLE3, or MTP for an MTP layer, which its engine runs like a head.
         context_policy: the policy of the model's session, so that a position has the same slot in both.
     """
 
-    name = "eagle3"
-
-    def __init__(self, head: HeadEngine, *, context_policy: ContextPolicy = "stop") -> None:
+    def __init__(self, head: HeadEngine, name: str = EAGLE3, *, context_policy: ContextPolicy = "stop") -> None:
         super().__init__(Session(head, context_policy=context_policy), vocab=head.vocab, ids=head.ids)
-        self._head = head
+        self.name, self._head = name, head
         self._first: int | None = None  # the text's first token, which the session does not hold
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
@@ -64,9 +66,3 @@ class Eagle3Drafter(DraftModelDrafter):
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
         """Drop what the draft's own steps have left, accepted or not."""
         super().observe(emitted, 0)
-
-
-class MtpDrafter(Eagle3Drafter):
-    """The same for Qwen3.5's MTP layer, which its engine runs like a head."""
-
-    name = "mtp"
