@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardmill.draft.states import Windows
 from shardmill.draft.unrolled import Rows, asked_rows, right_drafts, unrolled
-from shardmill.gates.eagle3 import ReferenceHead
+from shardmill.models.eagle3_head import Eagle3Head
 
 CAPS = (3, 7)  # most drafts of a pass of 4 and of 8 tokens
 
@@ -36,7 +36,7 @@ class Acceptance:
 
 
 @torch.no_grad()
-def measure_acceptance(head: ReferenceHead, texts: Windows, table: Tensor, ids: Tensor) -> Acceptance:
+def measure_acceptance(head: Eagle3Head, texts: Windows, table: Tensor, ids: Tensor) -> Acceptance:
     """Return what a head's drafts are worth in texts that the model has written greedily.
 
     Args:

@@ -35,8 +35,8 @@ from shardmill.draft.states import (
 from shardmill.draft.unrolled import Rows, asked_rows, right_drafts, rows_of, unrolled
 from shardmill.errors import ShardmillError
 from shardmill.files import replacing, write_json
-from shardmill.gates.eagle3 import ReferenceHead
 from shardmill.models.eagle3 import EAGLE3, LAYER_IDS, TAPS, default_taps
+from shardmill.models.eagle3_head import Eagle3Head
 from shardmill.printable import first_line
 
 THREADS = 2  # sums depend on it, so it is no setting of the machine
@@ -163,13 +163,13 @@ def frequent_tokens(tokens: Tensor, vocab: int) -> Tensor:
     return counts.sort(descending=True, stable=True).indices[:MOST_ROWS].sort().values
 
 
-def new_head(config: Any, lm_head: Tensor, seen: Windows) -> ReferenceHead:
+def new_head(config: Any, lm_head: Tensor, seen: Windows) -> Eagle3Head:
     """Return a head to be trained: it begins with the model's LM head and the last of its taps.
 
     Its last norm gives every channel the size that the channel has before the model's LM head.
     """
     torch.manual_seed(0)
-    head, width = ReferenceHead(config), config.hidden_size
+    head, width = Eagle3Head(config), config.hidden_size
     tap, last = seen.taps[::8, :, (TAPS - 1) * width :][seen.own[::8]].float(), seen.last[::8][seen.own[::8]].float()
     with torch.no_grad():
         for parameter in head.parameters():
@@ -187,7 +187,7 @@ def _size(x: Tensor) -> Tensor:
     return x.square().mean(0).sqrt()
 
 
-def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, ids: Tensor, run: Run) -> ReferenceHead:
+def trained(head: Eagle3Head, seen: Windows, table: Tensor, lm_head: Tensor, ids: Tensor, run: Run) -> Eagle3Head:
     """Return the head after training on windows.
 
     Args:
@@ -224,7 +224,7 @@ def trained(head: ReferenceHead, seen: Windows, table: Tensor, lm_head: Tensor, 
     return head
 
 
-def _loss(head: ReferenceHead, seen: Windows, chosen: Tensor, table: Tensor, lm_head: Tensor, ids: Tensor) -> Tensor:
+def _loss(head: Eagle3Head, seen: Windows, chosen: Tensor, table: Tensor, lm_head: Tensor, ids: Tensor) -> Tensor:
     """Return the loss of some windows, in nats of a position at which a draft begins."""
     tokens, own = seen.tokens[chosen], seen.own[chosen]
     taps, last = seen.taps[chosen].float(), seen.last[chosen].float()
@@ -248,7 +248,7 @@ def _share(step: int, steps: int) -> float:
     return min(rising, 0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
 
 
-def _save(file: Path, head: ReferenceHead, optimizer: torch.optim.Optimizer, done: int) -> None:
+def _save(file: Path, head: Eagle3Head, optimizer: torch.optim.Optimizer, done: int) -> None:
     """Write what a run has reached; the file appears whole or not at all."""
     held = {f"head.{name}": value for name, value in head.state_dict().items()}
     for number, state in optimizer.state_dict()["state"].items():
@@ -257,7 +257,7 @@ def _save(file: Path, head: ReferenceHead, optimizer: torch.optim.Optimizer, don
         save_file(held | {"done": torch.tensor(done)}, fresh)
 
 
-def _resumed(file: Path, head: ReferenceHead, optimizer: torch.optim.Optimizer) -> int:
+def _resumed(file: Path, head: Eagle3Head, optimizer: torch.optim.Optimizer) -> int:
     """Restore what a run has reached and return the steps that are done; 0 without a file.
 
     Raises ShardmillError for a file that can't be read.
@@ -280,7 +280,7 @@ def _resumed(file: Path, head: ReferenceHead, optimizer: torch.optim.Optimizer) 
     return done
 
 
-def write_head(folder: Path, head: ReferenceHead, rows: Tensor, vocab: int) -> None:
+def write_head(folder: Path, head: Eagle3Head, rows: Tensor, vocab: int) -> None:
     """Write a head in the published layout: config.json, and its weights with the tokens of its rows."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.half().contiguous() for name, value in head.state_dict().items()}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from shardmill.gates.eagle3 import ReferenceHead
+from shardmill.models.eagle3_head import Eagle3Head
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def right_drafts(tokens: Tensor, own: Tensor, ids: Tensor) -> Callable[[int, Row
 
 
 def unrolled(
-    head: ReferenceHead,
+    head: Eagle3Head,
     embedded: Tensor,
     taps: Tensor,
     asked: Tensor,
@@ -110,13 +110,13 @@ def rows_of(x: Tensor, order: Tensor) -> Tensor:
     return x.flatten(0, 1).index_select(0, flat).reshape(*order.shape, *x.shape[2:])
 
 
-def _normed(head: ReferenceHead, embedded: Tensor, read: Tensor) -> Tensor:
+def _normed(head: Eagle3Head, embedded: Tensor, read: Tensor) -> Tensor:
     """Return the input of the layer's attention, [texts, r, 2 d]."""
     layer: Any = head.midlayer
     return torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(read)], dim=-1)
 
 
-def _keys_and_values(head: ReferenceHead, z: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def _keys_and_values(head: Eagle3Head, z: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys, turned by their positions, and values: [texts, r, heads, head_dim] each."""
     attention: Any = head.midlayer.self_attn
     k, v = (projected(z).unflatten(-1, (-1, attention.head_dim)) for projected in (attention.k_proj, attention.v_proj))
@@ -127,7 +127,7 @@ def _keys_and_values(head: ReferenceHead, z: Tensor, positions: Tensor) -> tuple
 
 
 def _outputs(
-    head: ReferenceHead,
+    head: Eagle3Head,
     z: Tensor,
     read: Tensor,
     places: Tensor,

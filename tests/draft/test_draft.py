@@ -44,12 +44,12 @@ def seen(model: Any, prompts: list[list[int]]) -> states.Windows:
 
 
 @pytest.fixture
-def trained(model: Any, seen: states.Windows, monkeypatch: pytest.MonkeyPatch) -> Callable[..., eagle3.ReferenceHead]:
+def trained(model: Any, seen: states.Windows, monkeypatch: pytest.MonkeyPatch) -> Callable[..., eagle3.Eagle3Head]:
     """Trains on the texts for some steps, with a file of progress after every other one."""
     monkeypatch.setattr(train, "SAVED", 2)
     table, ids = model.get_input_embeddings().weight, torch.arange(tiny.VOCAB)
 
-    def run(folder: Path, steps: int, say: Callable[[str], None] = lambda _: None) -> eagle3.ReferenceHead:
+    def run(folder: Path, steps: int, say: Callable[[str], None] = lambda _: None) -> eagle3.Eagle3Head:
         head = train.new_head(train.head_config(model.config, len(ids)), table, seen)
         return train.trained(head, seen, table, table, ids, train.Run(folder, folder, steps, say))
 
@@ -155,7 +155,7 @@ def test_matrices_alone_multiply_in_bf16(
 
 
 def test_an_interrupted_run_ends_like_one_that_was_not(
-    trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path
+    trained: Callable[..., eagle3.Eagle3Head], tmp_path: Path
 ) -> None:
     whole = trained(tmp_path / "whole", 6)
 
@@ -182,11 +182,11 @@ def test_fewer_threads_than_training_computes_with_are_refused(tmp_path: Path, m
 
 
 def test_a_gradient_that_is_not_finite_leaves_the_progress_alone(
-    trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: Callable[..., eagle3.Eagle3Head], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, right, calls = trained(tmp_path / "whole", 6), train._loss, list[int]()
 
-    def damaged(head: eagle3.ReferenceHead, *arguments: Any) -> Tensor:
+    def damaged(head: eagle3.Eagle3Head, *arguments: Any) -> Tensor:
         calls.append(1)
         scale = torch.inf if len(calls) == 4 else 1.0
         return right(head, *arguments) + scale * 0 * head.fc.weight.sum()
@@ -230,14 +230,14 @@ def test_answers_of_one_token_teach_nothing(model: Any, seen: states.Windows, tm
         train.trained(head, first, table, table, ids, train.Run(tmp_path, tmp_path, 1, print))
 
 
-def test_it_learns(trained: Callable[..., eagle3.ReferenceHead], tmp_path: Path) -> None:
+def test_it_learns(trained: Callable[..., eagle3.Eagle3Head], tmp_path: Path) -> None:
     losses: list[float] = []
     trained(tmp_path, 24, lambda line: losses.append(float(line.rpartition(" ")[2])))
     assert losses[-1] < losses[0] - 0.2
 
 
 def test_what_is_measured_is_what_decoding_would_accept(
-    model: Any, trained: Callable[..., eagle3.ReferenceHead], seen: states.Windows, tmp_path: Path
+    model: Any, trained: Callable[..., eagle3.Eagle3Head], seen: states.Windows, tmp_path: Path
 ) -> None:
     """In texts of several lengths, the shortest of two tokens."""
     head, table = trained(tmp_path, 30).eval().requires_grad_(False), model.get_input_embeddings().weight
@@ -261,7 +261,7 @@ def test_what_is_measured_is_what_decoding_would_accept(
 
 def drafted(w: dict[str, Tensor], table: Tensor, context: list[int], taps: Tensor, count: int) -> list[int]:
     """Return what `heads.greedy` drafts with a head of other sizes, whose rows are the model's tokens."""
-    head = eagle3.ReferenceHead(train.head_config(tiny.hf_config(LAYERS), tiny.VOCAB))
+    head = eagle3.Eagle3Head(train.head_config(tiny.hf_config(LAYERS), tiny.VOCAB))
     head.load_state_dict(w)
     tokens, read, found = list(context[1:]), head.fuse(taps), list[int]()
     with torch.no_grad():

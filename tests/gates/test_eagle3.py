@@ -81,14 +81,14 @@ def test_a_wrong_head_fails(
     build: tiny.Build, known: Mapping[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     """The reference deviates as a wrong program would: the gate sees it."""
-    whole = eagle3.ReferenceHead.forward
+    whole = eagle3.Eagle3Head.forward
 
     def forward(self: Any, embedded: Tensor, read: Tensor) -> Tensor:
         if wrong == "embedding of the same token":
             return whole(self, embedded.roll(1, 0), read)
         return whole(self, read, embedded) + read - embedded  # each part with the other's norm
 
-    monkeypatch.setattr(eagle3.ReferenceHead, "forward", forward)
+    monkeypatch.setattr(eagle3.Eagle3Head, "forward", forward)
     rows = judged(build, known, tmp_path, "draft_layers")
     assert [row["name"] for row in rows if not row["passed"]][:1] == ["program_error"]
 
