@@ -49,19 +49,18 @@ def encoder_case(
         stored: the package's weights.
         weights: the checkpoint's weights, which contain the host's tables.
     """
-    tables = Tables(plan, weights)
+    table, held = plan["tables"]["embedding"], beside_tables(plan, stored, weights)
 
     def expected() -> list[Tensor]:
-        held = tables.over(stored)
-        return [torch.cat(reference.run(texts, tables.table, held, _stored_answers(plan, stored)))]
+        return [_together(reference, texts, held, table, _stored_answers(plan, stored))]
 
     def cut() -> Case:
         halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
         pieces = [*halves, texts[0][:1]]
-        original = torch.cat(reference.run(pieces, tables.table, weights, answer_rows(plan, weights)))
+        original = _together(reference, pieces, weights, table, answer_rows(plan, weights))
         return encoder_case(plan, reference, pieces, original, stored, weights)
 
-    rows, counts = np.concatenate([tables.rows(text) for text in texts]), tuple(map(len, texts))
+    rows, counts = np.concatenate([_host_rows(plan, weights, text) for text in texts]), tuple(map(len, texts))
     return Case({"x": rows}, expected, lambda: [known], reference.model, texts=counts, cut=cut)
 
 
@@ -111,35 +110,31 @@ def _padding(runner: PartRunner, case: Case, detail: str = "") -> Measurement:
     return explained(error, lambda: (run(10.0), run(0.0)), runner.program)
 
 
+def _together(reference: EncoderReference, *given: Any) -> Tensor:
+    """Return transformers' outputs for all texts, see `EncoderReference.run`: one text after the other."""
+    return torch.cat(reference.run(*given))
+
+
 def _stored_answers(plan: Mapping[str, Any], stored: StoredWeights) -> Tensor | None:
     """Return a package's rows of the LM head for the answers, [answers, d]; None if the model ranks nothing."""
     return stored.values("classifier.weight")[: len(plan["labels"])] if plan["task"] == RANK else None
 
 
-class Tables:
-    """The host's tables, read from the checkpoint."""
+def _host_rows(plan: Mapping[str, Any], weights: Weights, text: Sequence[int]) -> Floats:
+    """Return the sum of table rows that the host computes for a text, [n, d], from the checkpoint's tables."""
+    named: Mapping[str, str] = plan["tables"]  # path -> the checkpoint's tensor name
+    ids, scale = torch.tensor(list(text)), plan["architecture"]["embedding_scale"]
+    found: Tensor = weights(named["embedding"])[ids].float() * scale
+    if "positions" in named:
+        found = found + weights(named["positions"])[: len(text)].float()
+    if "types" in named:
+        found = found + weights(named["types"])[0].float()
+    return found.numpy()
 
-    def __init__(self, plan: Mapping[str, Any], weights: Weights) -> None:
-        self.named: Mapping[str, str] = plan["tables"]  # path -> the checkpoint's tensor name
-        self.scale: float = plan["architecture"]["embedding_scale"]
-        self.weights = weights
 
-    def table(self, ids: Tensor) -> Tensor:
-        """Return rows of the token embedding table."""
-        return self.weights(self.named["embedding"])[ids].float()
-
-    def rows(self, text: Sequence[int]) -> Floats:
-        """Return the sum of table rows that the host computes for a text, [n, d]."""
-        found = self.table(torch.tensor(list(text))) * self.scale
-        if "positions" in self.named:
-            found = found + self.weights(self.named["positions"])[: len(text)].float()
-        if "types" in self.named:
-            found = found + self.weights(self.named["types"])[0].float()
-        return found.numpy()
-
-    def over(self, stored: Callable[[str], Tensor]) -> Weights:
-        """Return a weight lookup with these tables in place of `stored`'s."""
-        return lambda name: self.weights(name) if name in self.named.values() else stored(name)
+def beside_tables(plan: Mapping[str, Any], stored: Callable[[str], Tensor], weights: Weights) -> Weights:
+    """Return a lookup of stored weights, and of the host's tables among the checkpoint's weights."""
+    return lambda name: weights(name) if name in plan["tables"].values() else stored(name)
 
 
 def encoder_stack_parity(
@@ -165,8 +160,8 @@ def encoder_stack_parity(
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
         plain = _run_texts(encoder, texts, plan, bucket)
-        weights, head = _with_tables(encoder, plan, stored), _stored_answers(plan, stored)
-        truth = partial(_expected, reference, texts, weights, plan["tables"]["embedding"], head)
+        held, answers = _with_tables(encoder, plan, stored), _stored_answers(plan, stored)
+        truth = partial(_together, reference, texts, held, plan["tables"]["embedding"], answers)
         expected = truth()
         if is_portable():
             yield Measurement("program_error", relative_error(plain, expected), f"bucket {bucket}")
@@ -192,21 +187,6 @@ def _with_tables(encoder: Encoder, plan: Mapping[str, Any], stored: Callable[[st
     tables = {names[path]: torch.from_numpy(table[:]) for path, table in encoder.tables.items()}
     tables[names["embedding"]] = tables[names["embedding"]] / scale
     return lambda name: tables[name] if name in tables else stored(name)
-
-
-def _expected(
-    reference: EncoderReference,
-    texts: Sequence[Sequence[int]],
-    weights: Weights,
-    embedding: str,
-    head: Tensor | None,
-) -> Tensor:
-    """Return transformers' outputs for all texts, concatenated."""
-    return torch.cat(reference.run(texts, _rows_of(weights(embedding)), weights, head))
-
-
-def _rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda ids: table[ids].float()
 
 
 def _run_texts(encoder: Encoder, texts: Sequence[Sequence[int]], plan: Mapping[str, Any], bucket: int) -> Floats:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -46,11 +46,7 @@ class EncoderReference:
 
     @torch.no_grad()
     def run(
-        self,
-        texts: Sequence[Sequence[int]],
-        rows: Callable[[Tensor], Tensor],
-        weights: Weights,
-        head: Tensor | None = None,
+        self, texts: Sequence[Sequence[int]], weights: Weights, table: str, head: Tensor | None = None
     ) -> list[Tensor]:
         """Return the output for each text: a row [n, labels or d] for each token, or [1, labels] for the whole text.
 
@@ -58,15 +54,18 @@ class EncoderReference:
 
         Args:
             texts: the tokens of each text.
-            rows: returns rows of the embedding table for ids.
-            weights: all other weights, by transformers' names.
+            weights: the weights by transformers' names.
+            table: the embedding table's name.
             head: of a model that ranks, the rows of the LM head for the answers, [answers, d].
         """
         if hasattr(self.model, "lm_head"):  # in place of the whole head, whose logits nobody reads
             self.model.lm_head = nn.Identity() if head is None else Blocks([head], None, None)
         embed, tokens = self.model.get_input_embeddings(), torch.cat([torch.tensor(list(text)) for text in texts])
         layers = {f"{self.path}.{index}.": layer for index, layer in enumerate(self.layers)}
-        with embedded_rows(embed, tokens, rows) as places, loading(layers, self.origins, weights, lambda: None):
+        with (
+            embedded_rows(embed, tokens, lambda ids: weights(table)[ids]) as places,
+            loading(layers, self.origins, weights, lambda: None),
+        ):
             self._load_around(embed, weights)
             batches = _batches(torch.split(places, [len(text) for text in texts]))
             found = [out for batch in batches for out in self._outputs(self.model(input_ids=batch))]

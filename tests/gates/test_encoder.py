@@ -28,7 +28,7 @@ from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as, precision
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
-from shardmill.models.host import Floats
+from shardmill.models.host import Floats, encoder_arrays
 from shardmill.plan import Part
 from shardmill.runtime.encoder import Encoder
 
@@ -117,10 +117,10 @@ def build(folder: Path, model_type: str, task: str, **changes: Any) -> Made:
     made = encoders.build(checkpoint, folder / "build", "int8", **chosen)
     source, parts, plan = encoders.parts_of(checkpoint, folder / "again", **chosen)
     weights = checkpoint_weights(source, plan["prefix"])
-    table, known = weights(plan["tables"]["embedding"]), {"tokens": torch.tensor(TOKENS)}
+    known = {"tokens": torch.tensor(TOKENS)}
     reference, head = EncoderReference(source, task), answer_rows(plan, weights)
     for bucket in BUCKETS:
-        outputs = reference.run(passages(TOKENS, bucket, task), lambda ids: table[ids], weights, head)
+        outputs = reference.run(passages(TOKENS, bucket, task), weights, plan["tables"]["embedding"], head)
         known[f"output_{bucket}"] = torch.cat(outputs)
     return Made(made, source, parts, plan, known)
 
@@ -145,10 +145,10 @@ def test_texts_of_every_length_are_transformers_in_fp16(plain: Made) -> None:
     """Zeros fill the rest of a bucket up: of their norm nothing may be NaN, which every token would then be."""
     with load_programs_as("fp16"):
         encoder = Encoder(json.loads((plain.folder / "model.json").read_text()), plain.folder)
-    tables = gates.Tables(plain.plan, checkpoint_weights(plain.source, plain.plan["prefix"]))
-    weights, text = tables.over(plain.stored(16)), tiny_encoders.tiny_text(max(BUCKETS))
+    original = checkpoint_weights(plain.source, plain.plan["prefix"])
+    weights, text = gates.beside_tables(plain.plan, plain.stored(16), original), tiny_encoders.tiny_text(max(BUCKETS))
     texts = [text[:count] for count in range(1, max(BUCKETS) + 1)]
-    expected = plain.reference().run(texts, tables.table, weights)
+    expected = plain.reference().run(texts, weights, plain.plan["tables"]["embedding"])
     for bucket in BUCKETS:
         found = np.concatenate([encoder.run(text, bucket) for text in texts[:bucket]])
         assert np.isfinite(found).all(), bucket
@@ -250,3 +250,14 @@ def test_another_checkpoint_is_found(labelling: Made) -> None:
     assert "program_error" in missed(other.part(64))
     with pytest.raises(GateError, match="program_error"):
         measurement.demand("encoder", other.part(64))
+
+
+def test_what_fills_a_bucket_up_reaches_the_program(labelling: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With masks that hide nothing, every token sees the noise that stands where a text has ended."""
+
+    def seen(*given: Any) -> dict[str, Any]:
+        arrays = encoder_arrays(*given)
+        return arrays | {name: np.zeros_like(each) for name, each in arrays.items() if name.startswith("attn_mask")}
+
+    monkeypatch.setattr("shardmill.gates.runner.encoder_arrays", seen)
+    assert "padding_error" in missed(labelling.part(64))

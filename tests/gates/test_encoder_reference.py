@@ -33,8 +33,8 @@ def test_texts_of_a_length_go_through_a_layer_together(model_type: str, task: st
         return weights(name)
 
     (name,) = (name for name in read_tensors(source) if "tok_embeddings.weight" in name or "word_embeddings" in name)
-    table, texts = weights(name), passages(TEXT, 16, task)
-    found = EncoderReference(source, task).run(texts, lambda ids: table[ids], counted)
+    texts = passages(TEXT, 16, task)
+    found = EncoderReference(source, task).run(texts, counted, name)
     assert max(asked.values()) == 2
     model = getattr(transformers, CLASSES[task]).from_pretrained(
         source, dtype=torch.float32, attn_implementation="eager"
@@ -52,5 +52,5 @@ def test_long_texts_go_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     reference, weights, sizes = EncoderReference(source, LABEL), checkpoint_weights(source), list[torch.Size]()
     reference.layers[0].register_forward_pre_hook(lambda module, args: sizes.append(args[0].shape[:2]))
     texts = [TEXT[:8]] * 3 + [TEXT[:30]] * 2
-    reference.run(texts, lambda ids: torch.zeros(len(ids), 64), weights)
+    reference.run(texts, weights, "model.embeddings.tok_embeddings.weight")
     assert BATCH > 20 and sizes == [(2, 8), (1, 8), (1, 30), (1, 30)]

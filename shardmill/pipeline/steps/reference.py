@@ -136,10 +136,11 @@ def _outputs(
 
     from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
 
-    model, table = EncoderReference(source, plan["task"]), weights(plan["tables"]["embedding"])
+    model = EncoderReference(source, plan["task"])
     found, head = {}, answer_rows(plan, weights)
     for bucket in plan["buckets"]:
-        outputs = model.run(passages(tokens, bucket, plan["task"]), lambda ids: table[ids], weights, head)
+        texts = passages(tokens, bucket, plan["task"])
+        outputs = model.run(texts, weights, plan["tables"]["embedding"], head)
         found[f"output_{bucket}"] = torch.cat(outputs).contiguous()
     return found
 
