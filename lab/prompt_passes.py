@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from shardmill.models.host import Floats
 from shardmill.runtime.engine import Engine, load
+from shardmill.runtime.kv import Floats
 
 LARGEST_ERROR = 1e-5  # of the last hidden state, relative, in fp32
 

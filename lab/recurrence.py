@@ -32,10 +32,10 @@ from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import BLOCK, DECAY_SCALE, GraphSpec, caches
 from shardmill.models.delta_net import GatedDeltaNet
 from shardmill.models.families.qwen3_5_text import KINDS
-from shardmill.models.host import KVLayout
 from shardmill.models.part_constants import computed
 from shardmill.models.recurrences import DeltaNet
 from shardmill.models.shared import LayerCaches, Shared
+from shardmill.runtime.kv import KVLayout
 
 RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)  # -g of a token, on average: what each head forgets
 HEAD, EPS, LEAST = 128, 1e-6, 2.0**-14

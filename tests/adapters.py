@@ -17,7 +17,7 @@ from shardmill.checkpoint.hashing import tree_hashes
 from shardmill.convert.stamped import convert_stamped
 from shardmill.files import write_json
 from shardmill.gates.weights import PackageWeights
-from shardmill.models.host import Floats
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.manifest import runtime_manifest
 
 MLPS = ("gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w2", "w3")

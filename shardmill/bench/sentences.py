@@ -16,8 +16,8 @@ from shardmill.bench.speed import Say, conditions
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
 from shardmill.errors import ShardmillError
-from shardmill.models.host import packed_texts
 from shardmill.runtime.encoder import Encoder, load_encoder
+from shardmill.runtime.pack import packed_texts
 from shardmill.runtime.threads import fastest_threads
 
 Json = dict[str, Any]

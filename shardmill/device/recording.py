@@ -24,9 +24,9 @@ from shardmill.evidence.file import Evidence, file_name, of_build, read_result
 from shardmill.evidence.folder import FOLDER
 from shardmill.files import replacing
 from shardmill.machine import load_programs_as
-from shardmill.models.host import Floats
 from shardmill.runtime import engine
 from shardmill.runtime.encoder import Encoder
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.manifest import COMPLETE, MARK, read_manifest
 from shardmill.runtime.program import Program
 

@@ -15,9 +15,9 @@ from shardmill.gates.naming import Weights
 from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.routed import Call, choosing, none_taken, taken_in_turn
 from shardmill.gates.stored import StoredWeights
-from shardmill.models.host import Floats
 from shardmill.models.interface import LABELS
 from shardmill.plan import Part
+from shardmill.runtime.kv import Floats
 
 Model = TypeVar("Model", bound=nn.Module)
 

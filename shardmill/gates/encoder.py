@@ -25,8 +25,8 @@ from shardmill.gates.stored import StoredWeights
 from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
-from shardmill.models.host import Floats
 from shardmill.runtime.encoder import Encoder
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.program import reused
 from shardmill.runtime.spans import Span, grouped_spans
 

@@ -20,8 +20,8 @@ from shardmill.gates.passes import MOVING, REJECTED, Pass, as_shipped, at_length
 from shardmill.gates.runner import PartRunner
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.host import Floats
 from shardmill.plan import Part
+from shardmill.runtime.kv import Floats
 
 
 def part_schedules(part: Part, count: int, verify: int) -> dict[str, list[Pass]]:

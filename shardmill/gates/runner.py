@@ -15,9 +15,10 @@ from shardmill.models import ENCODER
 from shardmill.models.architecture import CLASSIFY
 from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import caches, lent_caches, pass_inputs
-from shardmill.models.host import Floats, KVLayout, apart, columns, encoder_arrays
 from shardmill.models.interface import interface
 from shardmill.plan import Part
+from shardmill.runtime.kv import Floats, KVLayout
+from shardmill.runtime.pack import apart, columns, encoder_arrays
 from shardmill.runtime.program import HostCaches, Program, reused
 
 

@@ -29,10 +29,10 @@ from shardmill.gates.stored import held_weights, transformers_name
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.contract import PER_LAYER
-from shardmill.models.host import Floats, token_rows
 from shardmill.models.sources import undone
 from shardmill.plan import Part
 from shardmill.runtime.engine import EMBEDDING, Engine, Table
+from shardmill.runtime.kv import Floats, token_rows
 from shardmill.runtime.program import reused
 
 NEW_TOKENS = 40

@@ -91,8 +91,8 @@ output s_i_new replaces s_i.
 
 The weights of a layer are defined in models/layer_constants.py, the weights of whole programs in
 models/part_constants.py. models/mixers.py says what each mixer keeps, and models/caches.py how a pass changes it. This
-file defines everything else for conversion, engine, gates and manifest. models/host.py computes the masks and the
-rotary rows of a pass, also for encoders.
+file defines everything else for conversion, engine, gates and manifest. runtime/kv.py computes the masks and the
+rotary rows of a pass, runtime/pack.py an encoder's.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.machine import load_programs_as
-from shardmill.models.host import Floats, KVLayout
 from shardmill.models.interface import MTP
 from shardmill.runtime.bundles import reshaping
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.kv import Floats, KVLayout
 from shardmill.runtime.manifest import of_drafter, reshape_frequency
 from shardmill.runtime.program import Program
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.machine import load_programs_as
-from shardmill.models.host import Floats, apart, bucket_for, columns, encoder_arrays
 from shardmill.runtime.bundles import loadable
 from shardmill.runtime.engine import EMBEDDING, read_tables
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.manifest import ENCODER, read_manifest
+from shardmill.runtime.pack import apart, bucket_for, columns, encoder_arrays
 from shardmill.runtime.program import Program
 
 

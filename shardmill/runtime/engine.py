@@ -1,6 +1,6 @@
 """The programs of a built model as one function: a decoder's from tokens to logits, an encoder's to a row for each.
 
-The host does what the graph contract assigns to it: table lookup, the arrays of a pass (models/host.py),
+The host does what the graph contract assigns to it: table lookup, the arrays of a pass (runtime/kv.py),
 and the chaining of parts.
 """
 
@@ -20,11 +20,11 @@ from shardmill.errors import LoadError, ShardmillError
 from shardmill.files import digest
 from shardmill.machine import load_programs_as
 from shardmill.models.contract import PER_LAYER
-from shardmill.models.host import Floats, KVLayout, token_rows
 from shardmill.models.interface import LABELS
 from shardmill.runtime.adapters import adapter_digest, load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.copies import Copy, engine_identity, load_copies, save_copies
+from shardmill.runtime.kv import Floats, KVLayout, token_rows
 from shardmill.runtime.manifest import (
     folds_blocks,
     label_tokens,

@@ -15,7 +15,8 @@ from shardmill.checkpoint.modules import BIAS, WEIGHT
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import ProgramError, ShardmillError
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
-from shardmill.models.host import Floats, packed_texts
+from shardmill.runtime.kv import Floats
+from shardmill.runtime.pack import packed_texts
 from shardmill.runtime.spans import CALIBRATION, Span, bioes_spans, grouped_spans, likeliest, read_calibration
 from shardmill.runtime.windows import TextPasses, text_windows
 

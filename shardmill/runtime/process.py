@@ -32,11 +32,11 @@ import numpy as np
 
 from shardmill import interrupt
 from shardmill.errors import EngineGoneError, LoadError, ShardmillError
-from shardmill.models.host import Floats
 from shardmill.runtime import bundles
 from shardmill.runtime.drafter import AssistantEngine, DrafterEngine, load_drafter
 from shardmill.runtime.encoder import Encoder, load_encoder
 from shardmill.runtime.engine import Engine, load
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.manifest import ENCODER, holds_encoder, read_manifest
 from shardmill.runtime.threads import fastest_threads, seconds_for_passes
 

@@ -23,10 +23,10 @@ from shardmill.errors import LoadError, ShardmillError
 from shardmill.machine import is_portable, load_programs_as, native_call, precision
 from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import has_positions
-from shardmill.models.host import Floats
 from shardmill.models.interface import own_bundle
 from shardmill.printable import first_line
 from shardmill.runtime.bundles import hints, report_load
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.manifest import part_in
 
 OWNED = 30.0  # seconds that an array outlives its program; Core ML has been seen to own inputs for one second

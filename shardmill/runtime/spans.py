@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
-from shardmill.models.host import Floats
+from shardmill.runtime.kv import Floats
 
 OUTSIDE = "O"
 CALIBRATION = "viterbi_calibration.json"

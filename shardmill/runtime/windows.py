@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardmill.errors import ShardmillError
-from shardmill.models.host import Floats
+from shardmill.runtime.kv import Floats
 
 SHARE = 4  # an approximation drops this part of a window at either end
 LEAST_STEP = 4  # exact windows advance by at least this part of a window

@@ -30,9 +30,9 @@ from shardmill.imports import quiet_process
 from shardmill.models.architecture import LayerSpec, joints
 from shardmill.models.caches import T
 from shardmill.models.contract import GraphSpec, inputs, output, states
-from shardmill.models.host import Floats
 from shardmill.models.part_constants import constants
 from shardmill.models.parts import build
+from shardmill.runtime.kv import Floats
 
 PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for each
 

@@ -27,8 +27,8 @@ from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models import ENCODER
-from shardmill.models.host import Floats
 from shardmill.plan import Part
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.program import Program
 from shardmill.witness.coreai import CoreAIProgram
 

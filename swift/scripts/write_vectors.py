@@ -22,8 +22,9 @@ from shardmill.decode.engine import PlainEngine
 from shardmill.decode.sampler import Sampler, Sampling
 from shardmill.decode.session import Session
 from shardmill.decode.text import TextStream
-from shardmill.models.host import KVLayout, packed_texts
+from shardmill.runtime.kv import KVLayout
 from shardmill.runtime.label import text_windows
+from shardmill.runtime.pack import packed_texts
 from shardmill.runtime.spans import TRANSITIONS, Span, bioes_spans, grouped_spans, likeliest
 from shardmill.templates.chat_format import Around, ChatFormat
 

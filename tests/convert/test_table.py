@@ -17,8 +17,8 @@ from shardmill.convert import stream
 from shardmill.convert.table import write_table
 from shardmill.convert.weights import PartWeights
 from shardmill.models.contract import PER_LAYER
-from shardmill.models.host import token_rows
 from shardmill.runtime.engine import read_tables
+from shardmill.runtime.kv import token_rows
 
 from .small import LAYERS, described, draft, write_checkpoint
 

@@ -19,8 +19,8 @@ from shardmill.gates import assistant, measurement
 from shardmill.gates.drafts import Expected
 from shardmill.gates.reference import Reference
 from shardmill.gates.thresholds import THRESHOLDS
-from shardmill.models.host import Floats, KVLayout, attention_mask
 from shardmill.models.interface import DRAFT_PARTS
+from shardmill.runtime.kv import Floats, KVLayout, attention_mask
 
 pytestmark = [
     pytest.mark.slow,

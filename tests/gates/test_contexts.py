@@ -18,8 +18,8 @@ from shardmill.gates.passes import MOVING, in_passes
 from shardmill.gates.runner import PartRunner
 from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.host import KVLayout
 from shardmill.runtime import program
+from shardmill.runtime.kv import KVLayout
 
 pytestmark = [
     pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have"),

@@ -28,9 +28,10 @@ from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as, precision
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
-from shardmill.models.host import Floats, encoder_arrays
 from shardmill.plan import Part
 from shardmill.runtime.encoder import Encoder
+from shardmill.runtime.kv import Floats
+from shardmill.runtime.pack import encoder_arrays
 
 from .judged import in_int8
 

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from shardmill.errors import CheckpointError, GateError
 from shardmill.gates import runner
-from shardmill.models import blocks, decoder, host, parts
+from shardmill.models import blocks, decoder, parts
+from shardmill.runtime import kv
 from shardmill.runtime.program import Program
 
 from . import judged
@@ -43,11 +44,11 @@ def caught(*measurements: str) -> Any:
 
 def host_mask(patch: Patch, mask: Any) -> None:
     """Replaces the attention mask that the host builds for gates and engine alike."""
-    patch.setattr(host, "attention_mask", mask)
+    patch.setattr(kv, "attention_mask", mask)
 
 
 def as_mask(visible: NDArray[np.bool_]) -> Mask:
-    return np.where(visible, np.float32(0), host.MASKED)[None, None]
+    return np.where(visible, np.float32(0), kv.MASKED)[None, None]
 
 
 # What is not at fault passes.
@@ -78,8 +79,8 @@ def test_a_sound_part_over_the_original_length_passes(built: tiny.Build, tmp_pat
 
 
 def test_longrope_attention_factor_left_out(built: tiny.Build, monkeypatch: Patch) -> None:
-    real = host.rope_tables
-    monkeypatch.setattr(host, "rope_tables", lambda rope, positions: real({**rope, "scale": 1.0}, positions))
+    real = kv.rope_tables
+    monkeypatch.setattr(kv, "rope_tables", lambda rope, positions: real({**rope, "scale": 1.0}, positions))
     with caught("program_error"):
         judged.part(built, LAYER)
     with caught("program_error"):
@@ -270,8 +271,8 @@ def test_a_token_that_sees_the_next_one(built: tiny.Build, monkeypatch: Patch) -
 
 
 def test_a_key_written_into_the_wrong_slot(built: tiny.Build, monkeypatch: Patch) -> None:
-    real = host.write_mask
-    monkeypatch.setattr(host, "write_mask", lambda slots, where: real(slots, (where + 1) % slots))
+    real = kv.write_mask
+    monkeypatch.setattr(kv, "write_mask", lambda slots, where: real(slots, (where + 1) % slots))
     with caught("program_error"):
         judged.part(built, LAYER)
     with caught("program_error"):
@@ -279,14 +280,14 @@ def test_a_key_written_into_the_wrong_slot(built: tiny.Build, monkeypatch: Patch
 
 
 def test_a_pass_that_writes_only_its_first_token(built: tiny.Build, monkeypatch: Patch) -> None:
-    real = host.write_mask
+    real = kv.write_mask
 
     def first_only(slots: int, where: NDArray[np.int64]) -> Mask:
         mask = real(slots, where)
         mask[..., 1:] = 0
         return mask
 
-    monkeypatch.setattr(host, "write_mask", first_only)
+    monkeypatch.setattr(kv, "write_mask", first_only)
     with caught("width_error", "width_state_error"):
         judged.part(built, LAYER)
 
@@ -295,7 +296,7 @@ def test_a_rejected_slot_left_exposed(built: tiny.Build, monkeypatch: Patch) -> 
     """Within a pass all is well; what earlier passes wrote is seen by everyone, rejected or not."""
 
     def exposed(held: NDArray[np.int64], positions: NDArray[np.int64]) -> Mask:
-        earlier = (held != host.NEVER) & ~np.isin(held, positions)
+        earlier = (held != kv.NEVER) & ~np.isin(held, positions)
         return as_mask((held[None, :] <= positions[:, None]) | earlier)
 
     host_mask(monkeypatch, exposed)

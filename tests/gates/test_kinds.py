@@ -17,8 +17,7 @@ from models.tiny_families import write_tiny
 
 from shardmill.gates.nonfinite import audit_values
 from shardmill.machine import load_programs_as
-from shardmill.models import host
-from shardmill.runtime import engine
+from shardmill.runtime import engine, kv
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 from shardmill.runtime.program import Program
@@ -158,13 +157,13 @@ def test_an_embedding_without_its_scale(gemma: tiny.Build) -> None:
 
 def shifted(patch: pytest.MonkeyPatch, change: Any) -> None:
     """Changes the ring's masks of every pass."""
-    real = host.KVLayout._ring_masks
+    real = kv.KVLayout._ring_masks
 
-    def masks(self: host.KVLayout, at: Any) -> dict[str, Any]:
+    def masks(self: kv.KVLayout, at: Any) -> dict[str, Any]:
         found: dict[str, Any] = change(real(self, at))
         return found
 
-    patch.setattr(host.KVLayout, "_ring_masks", masks)
+    patch.setattr(kv.KVLayout, "_ring_masks", masks)
 
 
 def test_taps_read_in_the_wrong_order(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +181,13 @@ def test_an_input_written_into_the_wrong_slot_of_the_ring(lfm: tiny.Build, monke
 def test_a_ring_that_keeps_the_last_inputs_written(lfm: tiny.Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a shifting state would, rejected drafts included: only those show it."""
 
-    def start(self: host.KVLayout, at: Any) -> dict[str, Any]:
+    def start(self: kv.KVLayout, at: Any) -> dict[str, Any]:
         begun = getattr(self, "written", 0)
         self.written = begun + len(at)  # type: ignore[attr-defined]
         return real(self, np.arange(begun, begun + len(at)))
 
-    real = host.KVLayout._ring_masks
-    monkeypatch.setattr(host.KVLayout, "_ring_masks", start)
+    real = kv.KVLayout._ring_masks
+    monkeypatch.setattr(kv.KVLayout, "_ring_masks", start)
     with caught("rejected_draft_error") as error:
         judged.part(lfm, FIRST)
     assert "program_error" not in str(error.value) and "width_error is" not in str(error.value)

@@ -23,11 +23,11 @@ from shardmill.gates.passes import LONG, SAMPLED, STRETCH, sampled
 from shardmill.gates.stack import cost_along
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
-from shardmill.models.host import Floats, KVLayout
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import perform
 from shardmill.pipeline.steps import reference
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.kv import Floats, KVLayout
 from shardmill.runtime.manifest import in_place
 from shardmill.runtime.program import HostCaches
 

@@ -15,8 +15,7 @@ import tiny
 from shardmill.errors import GateError
 from shardmill.gates.measurement import Measurement
 from shardmill.gates.nonfinite import explained
-from shardmill.models import host
-from shardmill.runtime import engine
+from shardmill.runtime import engine, kv
 from shardmill.runtime.manifest import in_place
 
 from . import judged
@@ -27,14 +26,14 @@ SPOILT = 5  # the position from which on something is no number
 
 def rotate_by(patch: pytest.MonkeyPatch, value: float) -> None:
     """Puts a value into the cosines of one position, which the first rotation of every layer takes."""
-    real = host.rope_tables
+    real = kv.rope_tables
 
     def spoilt(*arguments: Any) -> Any:
         cos, sin = real(*arguments)
         cos[SPOILT] = value
         return cos, sin
 
-    patch.setattr(host, "rope_tables", spoilt)
+    patch.setattr(kv, "rope_tables", spoilt)
 
 
 @pytest.mark.parametrize("name", ["layers_02_03", "layers_00_02", "stack"])

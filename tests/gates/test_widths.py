@@ -21,7 +21,7 @@ from shardmill.gates.disturbed import DEVIATIONS, FP16, FP32, TIMES, UNITS, Prob
 from shardmill.gates.measurement import Measurement, compare, demand
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.machine import is_portable
-from shardmill.models import host
+from shardmill.runtime import kv
 from shardmill.runtime.program import Program
 
 from . import judged
@@ -235,8 +235,8 @@ def test_the_edge(built: tiny.Build, precision: str, share: float, monkeypatch: 
 
 def off_by_one(patch: Patch, late: Callable[[NDArray[np.int64]], Any]) -> None:
     """Gives some tokens of a pass the rotary tables of the next position."""
-    real = host.KVLayout._rotary
-    patch.setattr(host.KVLayout, "_rotary", lambda self, at: real(self, at + late(at)))
+    real = kv.KVLayout._rotary
+    patch.setattr(kv.KVLayout, "_rotary", lambda self, at: real(self, at + late(at)))
 
 
 def test_a_width_off_by_a_position(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
@@ -256,14 +256,14 @@ def hidden_less(patch: Patch, seen: Callable[[NDArray[np.int64], NDArray[np.int6
 
     def mask(held: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         visible = (held[None, :] <= positions[:, None]) | seen(held, positions)
-        return np.where(visible, np.float32(0), host.MASKED)[None, None]
+        return np.where(visible, np.float32(0), kv.MASKED)[None, None]
 
-    patch.setattr(host, "attention_mask", mask)
+    patch.setattr(kv, "attention_mask", mask)
 
 
 def test_a_rejected_slot_seen(built: tiny.Build, precision: str, monkeypatch: Patch) -> None:
     """All of what a rejected draft left, by all that follow."""
-    hidden_less(monkeypatch, lambda held, at: ((held != host.NEVER) & ~np.isin(held, at))[None, :])
+    hidden_less(monkeypatch, lambda held, at: ((held != kv.NEVER) & ~np.isin(held, at))[None, :])
     is_caught(built, precision)
 
 

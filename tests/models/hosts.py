@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shardmill.models.contract import BLOCK
-from shardmill.models.host import KVLayout
+from shardmill.runtime.kv import KVLayout
 
 
 def host(slots: int = 48, window: int | None = None, taps: int = 0, ring: int = 0, **tables: Any) -> KVLayout:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from shardmill.models.caches import RING
 from shardmill.models.contract import BLOCK, GraphSpec, caches
-from shardmill.models.host import Floats, KVLayout
 from shardmill.models.part_constants import computed
 from shardmill.models.shared import LayerCaches, Shared
+from shardmill.runtime.kv import Floats, KVLayout
 
 from . import hosts
 

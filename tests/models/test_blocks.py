@@ -19,10 +19,10 @@ from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.blocks import GatedMLP, ShortConv
 from shardmill.models.caches import RING
 from shardmill.models.contract import GraphSpec, inputs, output, states
-from shardmill.models.host import KVLayout
 from shardmill.models.part_constants import constants
 from shardmill.models.parts import build
 from shardmill.models.shared import LayerCaches
+from shardmill.runtime.kv import KVLayout
 
 from .small_configs import FAMILIES, small_config
 

@@ -25,7 +25,7 @@ from shardmill.models.attention import Attention
 from shardmill.models.blocks import Layer, TokenRow
 from shardmill.models.caches import RING
 from shardmill.models.contract import GraphSpec
-from shardmill.models.host import Floats, KVLayout
+from shardmill.runtime.kv import Floats, KVLayout
 
 from . import tiny_families as tiny
 

@@ -11,21 +11,8 @@ from hypothesis import strategies as st
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
 from models.hosts import host
-from shardmill.models.host import (
-    MASKED,
-    NEVER,
-    KVLayout,
-    apart,
-    attention_mask,
-    bucket_for,
-    columns,
-    encoder_arrays,
-    encoder_mask,
-    packed_texts,
-    rope_rows,
-    rope_tables,
-    write_mask,
-)
+from shardmill.runtime.kv import MASKED, NEVER, KVLayout, attention_mask, rope_rows, rope_tables, write_mask
+from shardmill.runtime.pack import apart, bucket_for, columns, encoder_arrays, encoder_mask, packed_texts
 
 from . import tiny_encoders
 from .tiny_families import limit_of

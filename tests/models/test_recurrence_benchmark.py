@@ -15,7 +15,7 @@ from torch import Tensor
 from shardmill.models import delta_net
 from shardmill.models.caches import RING
 from shardmill.models.delta_net import GatedDeltaNet, Solved
-from shardmill.models.host import Floats, KVLayout
+from shardmill.runtime.kv import Floats, KVLayout
 
 TOKENS, ROUNDING = 1200, 2.0**-11
 MOST, GROWTH = 6 * ROUNDING, 1.3  # some ten roundings lie between a token and its output, and none adds up

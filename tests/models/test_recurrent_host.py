@@ -15,7 +15,7 @@ from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.caches import RING
 from shardmill.models.contract import BLOCK
-from shardmill.models.host import Floats, KVLayout
+from shardmill.runtime.kv import Floats, KVLayout
 
 from . import tiny_families as tiny
 from .hosts import recurrent

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from models.hosts import host
 from shardmill.models.caches import RING
 from shardmill.models.contract import most_tokens, window_slots
-from shardmill.models.host import Floats
+from shardmill.runtime.kv import Floats
 
 # The sliding layers' ring.
 

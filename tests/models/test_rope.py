@@ -16,8 +16,8 @@ from transformers import AutoConfig
 from shardmill.errors import CheckpointError
 from shardmill.models import family
 from shardmill.models.contract import rope_inputs
-from shardmill.models.host import rope_tables
 from shardmill.models.rotary import rope
+from shardmill.runtime.kv import rope_tables
 
 CONTEXT = 96
 BASE: dict[str, Any] = {"rope_theta": 10000.0}

@@ -22,7 +22,7 @@ from shardmill.gates.stack import feed
 from shardmill.models.architecture import blocks
 from shardmill.models.families import qwen3_5_text
 from shardmill.models.families.qwen3_5_text import STREAM_SCALE
-from shardmill.models.host import Floats
+from shardmill.runtime.kv import Floats
 
 from . import tiny_families as tiny
 from .test_family_mutants import LIMIT as GATE

@@ -16,10 +16,11 @@ from shardmill import models
 from shardmill.files import write_json
 from shardmill.models.architecture import ModelDescription, blocks
 from shardmill.models.contract import inputs
-from shardmill.models.host import Floats, apart, columns, encoder_arrays
 from shardmill.models.part_constants import constants, table_constants, whole_blueprint
 from shardmill.models.parts import build
 from shardmill.models.sources import assembled, turned
+from shardmill.runtime.kv import Floats
+from shardmill.runtime.pack import apart, columns, encoder_arrays
 
 VOCAB, TEXT = 384, 40
 SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]

@@ -23,11 +23,11 @@ from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks
 from shardmill.models.contract import PER_LAYER, GraphSpec, inputs, window_slots
-from shardmill.models.host import Floats, KVLayout, token_rows
 from shardmill.models.part_constants import constants, table_constants
 from shardmill.models.parts import build
 from shardmill.models.sources import assembled, turned
 from shardmill.plan import recurrent
+from shardmill.runtime.kv import Floats, KVLayout, token_rows
 
 from .tiny_configs import VOCAB, tiny_config
 

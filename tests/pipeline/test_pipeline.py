@@ -220,7 +220,7 @@ def test_a_gate_that_fails_stops_the_build(finished: Project, tmp_path: Path) ->
     project = copied(finished, tmp_path / "faulty")
     shutil.copytree(finished.folder / ".snakemake", project.folder / ".snakemake")
     shutil.copytree(finished.build, project.build)
-    project.replace("shardmill/models/host.py", 'np.float32(rope["scale"])', "np.float32(1.0)")
+    project.replace("shardmill/runtime/kv.py", 'np.float32(rope["scale"])', "np.float32(1.0)")
     done = project.run()
     assert done.returncode != 0
     missed = [line for line in said(done.stdout) if "program_error is" in line]

@@ -30,7 +30,7 @@ SPARED = {
         "shardmill/decode/session.py",
         "shardmill/gates/parity.py",
         "shardmill/runtime/engine.py",
-        "shardmill/models/host.py",
+        "shardmill/runtime/kv.py",
         "shardmill/bench/speed.py",
         "shardmill/cli.py",
         "portable_coreml/run/execute.py",

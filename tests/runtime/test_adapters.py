@@ -21,10 +21,10 @@ from shardmill.errors import AdapterError, ShardmillError
 from shardmill.gates.disturbed import longest_sum, probe
 from shardmill.gates.stack import feed
 from shardmill.machine import is_portable
-from shardmill.models.host import Floats
 from shardmill.runtime.adapters import adapters_of, load_adapter, remove_adapter
 from shardmill.runtime.adding import add_adapter
 from shardmill.runtime.engine import load
+from shardmill.runtime.kv import Floats
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 TEXT = tiny_families.tiny_text()

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from shardmill.decode import ContextPolicy, NotFiniteError, Session, create_drafter, create_policy, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import ShardmillError
-from shardmill.models.host import NEVER
 from shardmill.runtime import engine
+from shardmill.runtime.kv import NEVER
 from shardmill.runtime.manifest import in_place
 
 Floats = NDArray[np.float32]

@@ -12,10 +12,10 @@ from manifests import manifest
 
 from shardmill.convert.package import load_spec
 from shardmill.errors import ShardmillError
-from shardmill.models.host import KVLayout
 from shardmill.records.audit import audit
 from shardmill.records.finished import manifest_files
 from shardmill.runtime import engine
+from shardmill.runtime.kv import KVLayout
 from shardmill.runtime.manifest import (
     COMPLETE,
     ENCODER,

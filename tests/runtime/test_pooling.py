@@ -15,7 +15,7 @@ from torch import nn
 
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
-from shardmill.models.host import Floats
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.label import Reader, embed, load_reader, rank, read_projection
 
 TEXTS = ["Anna lives at 14 Harbour Street.", "x", "🎉 Zoë"]

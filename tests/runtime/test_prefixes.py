@@ -21,8 +21,8 @@ from shardmill.errors import ShardmillError
 from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
-from shardmill.models.host import FOLDED, KVLayout
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.kv import FOLDED, KVLayout
 from shardmill.runtime.process import start_engine
 
 CONTEXT, NEW, PLENTY = 192, 8, 10**9

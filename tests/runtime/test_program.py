@@ -18,10 +18,10 @@ import tiny
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import SLIDING_MASK, Graph, LayerSpec
 from shardmill.models.contract import GraphSpec, caches, inputs, new_name, new_rows, states
-from shardmill.models.host import KVLayout
 from shardmill.models.interface import FIXED, HOST, EntryPoints, interface
 from shardmill.runtime import program as module
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.kv import KVLayout
 from shardmill.runtime.manifest import in_place
 from shardmill.runtime.program import OWNED, Buffers, HostCaches, Program, free_retired
 

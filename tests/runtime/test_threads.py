@@ -10,8 +10,8 @@ from bench.folder import build_folder
 from portable_coreml.run.fixed_point import EARNED
 
 from shardmill import machine
-from shardmill.models.host import NEVER
 from shardmill.runtime import engine, threads
+from shardmill.runtime.kv import NEVER
 from shardmill.runtime.threads import fastest, fastest_threads, seconds_for_passes, timings
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.models.host import Floats
+from shardmill.runtime.kv import Floats
 from shardmill.runtime.windows import cut_windows, is_exact, text_windows
 
 REACH = 3
