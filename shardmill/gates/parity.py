@@ -16,18 +16,11 @@ from shardmill.gates.case import Case
 from shardmill.gates.disturbed import probe
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
-from shardmill.gates.passes import MOVING, REJECTED, Pass, as_shipped, at_lengths, in_passes, one_by_one, schedules
+from shardmill.gates.passes import MOVING, REJECTED, Pass, as_shipped, at_lengths, in_passes, one_by_one, part_schedules
 from shardmill.gates.runner import PartRunner
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.plan import Part
 from shardmill.runtime.kv import Floats
-
-
-def part_schedules(part: Part, count: int, verify: int) -> dict[str, list[Pass]]:
-    """Return the schedules to test, by name; a part without states needs passes of each width only."""
-    ways = schedules(count, verify, part.tokens, part.blueprint.blocks > 1)
-    return ways if part.kind == "layers" else {name: passes for name, passes in ways.items() if name.startswith("T=")}
 
 
 def part_parity(runner: PartRunner, case: Case) -> Iterator[Measurement | NotRun]:

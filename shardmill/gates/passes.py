@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardmill.plan import Part
 
 LONG = 2048  # tokens of the text in which a recurrence's errors may add up
 STRETCH, SAMPLED = 256, 32  # tokens of a stretch of this text; at its last ones the divergence is measured
@@ -206,3 +210,9 @@ def schedules(length: int, verify: int, upper: int, pads: bool = False) -> dict[
     if verify < upper:
         ways["padded"] = list(in_passes(length, [-(-upper // 2)]) if pads else with_padding(length, upper))
     return ways
+
+
+def part_schedules(part: Part, count: int, verify: int) -> dict[str, list[Pass]]:
+    """Return the schedules to test, by name; a part without states needs passes of each width only."""
+    ways = schedules(count, verify, part.tokens, part.blueprint.blocks > 1)
+    return ways if part.kind == "layers" else {name: passes for name, passes in ways.items() if name.startswith("T=")}

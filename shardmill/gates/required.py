@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardmill.gates.passes import MOVING, REJECTED, at_lengths, compared_widths, schedules
+from shardmill.gates.passes import MOVING, REJECTED, at_lengths, compared_widths, part_schedules, schedules
 from shardmill.models import ENCODER
 from shardmill.models.architecture import EMBED, LABEL
 from shardmill.models.caches import CacheKind, cache_kind
@@ -126,7 +126,7 @@ def placement_numbers(findings: Sequence[Mapping[str, Any]], portable: bool) -> 
 def witness_numbers(part: Part, verify: int, portable: bool) -> Iterator[Number]:
     """Yield the numbers of a part on Apple's runtime."""
     yield Number("witness_error")
-    ways = [] if part.kind == ENCODER else _plain_ways(part, verify)
+    ways = [] if part.kind == ENCODER else [*part_schedules(part, 1, verify)]
     yield from (Number("witness_width_error", name) for name in ways)
     if portable:
         yield Number("witness_agreement")
@@ -141,17 +141,12 @@ def _widths(ways: Sequence[str], portable: bool) -> Iterator[Number]:
 
 
 def _ways(part: Part, verify: int) -> list[str]:
-    return [*_plain_ways(part, verify), *_moves(part, verify)]
+    return [*part_schedules(part, 1, verify), *_moves(part, verify)]
 
 
 def _moves(part: Part, verify: int) -> list[str]:
     """Return the ways that need several contexts."""
     return [*at_lengths(1, [1], verify, (*part.calls.contexts, part.slots))]
-
-
-def _plain_ways(part: Part, verify: int) -> list[str]:
-    """Return the ways to split a sequence within one context; for a part without states, the widths."""
-    return [name for name in schedules(1, verify, part.tokens) if part.kind == "layers" or name.startswith("T=")]
 
 
 def _rounded(name: str, portable: bool) -> str:

@@ -20,8 +20,7 @@ from shardmill.gates.case import part_case
 from shardmill.gates.encoder import encoder_case
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
-from shardmill.gates.parity import part_schedules
-from shardmill.gates.passes import compared_widths, in_passes, one_by_one
+from shardmill.gates.passes import compared_widths, in_passes, one_by_one, part_schedules
 from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
 from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights

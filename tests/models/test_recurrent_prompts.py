@@ -17,8 +17,7 @@ from shardmill.decode.policies import AlwaysDraft
 from shardmill.figures import relative_error
 from shardmill.gates import measurement, residency, stack
 from shardmill.gates.nonfinite import audit_values
-from shardmill.gates.parity import part_schedules
-from shardmill.gates.passes import in_passes
+from shardmill.gates.passes import in_passes, part_schedules
 from shardmill.gates.runner import PartRunner
 from shardmill.gates.stack import TurningDrafter, decode_one_by_one
 from shardmill.gates.thresholds import THRESHOLDS
