@@ -20,8 +20,8 @@ from shardmill.pipeline.cache.store import Store
 from shardmill.release import rebuild
 
 from . import driver
+from .kinds import FORMS, SETTINGS
 from .project import Project
-from .test_forms_pipeline import SETTINGS
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,12 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     made = Project(folder / "project").create(tiny.write_checkpoint(folder / "checkpoint", layers=2))
     adapters.write_lora(made.folder / "checkpoint", made.folder / "lora", 3)
     layout = {"topology": [[0, 2]], "head": {"slices": 1}}
-    settings = SETTINGS | layout | {"source": {"path": "checkpoint", "adapter": "lora"}, "benchmark": False}
+    settings = (
+        SETTINGS
+        | {"program": FORMS}
+        | layout
+        | {"source": {"path": "checkpoint", "adapter": "lora"}, "benchmark": False}
+    )
     (made.folder / "tiny.yaml").write_text(yaml.safe_dump(settings))
     return driver.made_here(made, leave_out=("report",))
 
