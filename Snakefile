@@ -85,8 +85,6 @@ rule refused:
     wildcard_constraints:
         config=any_of(MODELS.refusals),
     localrule: True
-    conda:
-        "envs/shardmill.yaml"
     params:
         line=lambda wildcards: MODELS.refusals[wildcards.config],
     shell:

@@ -22,8 +22,6 @@ rule residency:
         receipt="build/{model}/residency/{part}.receipt.json",
     log:
         "build/{model}/logs/residency_{part}.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("residency"),
         ane=1,
@@ -66,8 +64,6 @@ rule parity:
         receipt="build/{model}/parity/{part}.receipt.json",
     log:
         "build/{model}/logs/parity_{part}.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("parity"),
         ane=1,
@@ -107,8 +103,6 @@ rule witness:
         receipt="build/{model}/witness/{part}.receipt.json",
     log:
         "build/{model}/logs/witness_{part}.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("witness"),
         ane=1,
@@ -155,8 +149,6 @@ rule parity_stack:
     log:
         "build/{model}/logs/parity_stack.log",
     priority: 1  # the longest of the gates
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("parity_stack"),
         ane=1,

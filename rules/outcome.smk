@@ -13,8 +13,6 @@ rule benchmark:
         receipt="build/{model}/benchmark/speed.receipt.json",
     log:
         "build/{model}/logs/benchmark.log",
-    conda:
-        "../envs/shardmill.yaml"
     threads: every_core(workflow)  # alone on the machine, or the figures mean nothing
     resources:
         mem_mb=MB("benchmark"),
@@ -49,8 +47,6 @@ rule manifest:
         manifest="build/{model}/model.json",
     log:
         "build/{model}/logs/manifest.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("manifest"),
     params:
@@ -78,8 +74,6 @@ rule provenance:
         results="build/{model}/test-results.jsonl",
     log:
         "build/{model}/logs/provenance.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("provenance"),
     params:
@@ -108,8 +102,6 @@ rule predicted:
         receipt="build/{model}/predicted.receipt.json",
     log:
         "build/{model}/logs/predicted.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("predicted"),
     params:
@@ -158,8 +150,6 @@ rule report:
         receipt="build/{model}/report.receipt.json",
     log:
         "build/{model}/logs/report.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("report"),
     params:

@@ -13,8 +13,6 @@ rule calibration:
         receipt="build/{model}/calibration.receipt.json",
     log:
         "build/{model}/logs/calibration.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("calibration"),
     params:
@@ -41,8 +39,6 @@ rule codes:
     log:
         "build/{model}/logs/codes_{part}.log",
     priority: 2  # conversion waits for it
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("codes"),
     params:
@@ -73,8 +69,6 @@ rule sensitivity:
     log:
         "build/{model}/logs/sensitivity_{part}.log",
     priority: 2  # conversion waits for it
-    conda:
-        "../envs/shardmill.yaml"
     threads: matrices_at_once
     resources:
         mem_mb=MB("sensitivity"),
@@ -97,8 +91,6 @@ rule search:
         receipt="build/{model}/search.receipt.json",
     log:
         "build/{model}/logs/search.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("search"),
     params:
@@ -122,8 +114,6 @@ rule precision:
         receipt="build/{model}/precision.receipt.json",
     log:
         "build/{model}/logs/precision.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("precision"),
     params:
@@ -148,8 +138,6 @@ rule original:
     log:
         "build/{model}/logs/original.log",
     priority: 3  # reports a text that is too short before hours of other work
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("original"),
     params:
@@ -181,8 +169,6 @@ rule measured:
         receipt="build/{model}/measured/{point}.receipt.json",
     log:
         "build/{model}/logs/measured_{point}.log",
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("measured"),
     params:

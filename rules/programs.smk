@@ -13,8 +13,6 @@ rule embedding:
     log:
         "build/{model}/logs/embedding.log",
     priority: 3  # parity_stack waits for it, and two tables (Gemma 4) take as long as all layers
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("embedding"),
     params:
@@ -44,8 +42,6 @@ rule convert:
     log:
         "build/{model}/logs/convert_{part}.log",
     priority: 2  # every gate waits for it
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("convert"),
     params:
@@ -67,8 +63,6 @@ rule compile:
     log:
         "build/{model}/logs/compile_{part}.log",
     priority: 2  # every gate waits for it
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("compile"),
     params:

@@ -10,8 +10,6 @@ rule fetch:
         beside=CHECKPOINT,
     log:
         "build/{model}/logs/fetch.log",
-    conda:
-        "../envs/shardmill.yaml"
     threads: 4  # hashing
     resources:
         mem_mb=MB("fetch"),
@@ -43,8 +41,6 @@ for same in alike(MODELS, "split"):
             "build/{model}/logs/split.log",
         wildcard_constraints:
             model=any_of(same.models),
-        conda:
-            "../envs/shardmill.yaml"
         threads: 4  # hashing
         resources:
             mem_mb=MB("split"),
@@ -70,8 +66,6 @@ rule reference:
     log:
         "build/{model}/logs/reference.log",
     priority: 2  # every parity gate waits for it
-    conda:
-        "../envs/shardmill.yaml"
     resources:
         mem_mb=MB("reference"),
     params:

@@ -133,32 +133,6 @@ def test_it_asks_an_index_for_no_name_of_ours(wheel: Path) -> None:
     )
 
 
-POST_DEPLOY = ROOT / "envs/shardmill.post-deploy.sh"
-
-
-def post_deploy(folder: Path, wheel: str) -> subprocess.CompletedProcess[str]:
-    """Run the hook as Snakemake does outside a clone, with a pip that only prints its arguments."""
-    (folder / "python").write_text('#!/bin/sh\necho "$@"\n')
-    (folder / "python").chmod(0o755)
-    environment = os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "SHARDMILL_WHEEL": wheel}
-    return subprocess.run(
-        ["bash", POST_DEPLOY], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-
-
-@pytest.mark.parametrize("named", ["", "shardmill", "dist/shardmill-0.1.0-py3-none-any.whl"])
-def test_a_conda_environment_outside_a_clone_is_refused_a_wheel_without_a_hash(tmp_path: Path, named: str) -> None:
-    done = post_deploy(tmp_path, named)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "SHARDMILL_WHEEL must name the wheel to install" in done.stderr and done.stderr.count("\n") == 1
-
-
-def test_a_conda_environment_outside_a_clone_gets_the_wheel_that_is_named(tmp_path: Path, wheel: Path) -> None:
-    address = f"{wheel.as_uri()}#sha256={digest(wheel)}"
-    done = post_deploy(tmp_path, address)
-    assert (done.returncode, done.stdout) == (0, f"-m pip install --no-deps --no-index shardmill @ {address}\n")
-
-
 @pytest.mark.thorough
 def test_pip_refuses_a_wheel_of_another_hash(tmp_path: Path, wheel: Path) -> None:
     def install(sha256: str) -> subprocess.CompletedProcess[str]:

@@ -235,7 +235,7 @@ def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
         record = room.builds / snakemake.wildcards.model / "source.receipt.json"
         if room.is_elsewhere:
             tools = code_digest.tools(step, code_digest.family_of(step, record))
-        tools = tools | {"packages": code_digest.versions(step)}  # conda may give jobs others than Snakemake's
+        tools = tools | {"packages": code_digest.versions(step)}  # a node of a cluster may have others than Snakemake's
         store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
         made = {key: value for key, value in room.outputs.items() if key != dag.BESIDE}
         receipt = made.pop("receipt", None) if step.kept else None

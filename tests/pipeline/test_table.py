@@ -37,7 +37,6 @@ from . import workflows
 from .workflows import IN_BUILD
 
 BUILD = "build/tiny/"
-ENVIRONMENTS = [*(workflows.SNAKEFILE.parent / "envs").glob("*.yaml")]
 WITHOUT_A_STEP = {"all", "refused"}
 Rules = Mapping[str, Any]
 
@@ -189,7 +188,6 @@ def test_a_rule_passes_on_what_its_row_says(name: str, rules: Rules, settings: c
     assert found.params == {"store": "build/.store", "step": name, "tools": f"tools of {name}"} | expected
     assert found.rule.resources["mem_mb"].value == [*STEPS].index(name)
     assert found.rule.script == "../scripts/step.py"
-    assert [file.name for file in ENVIRONMENTS] == [Path(found.rule.conda_env).name]
 
 
 def test_the_report_waits_for_no_benchmark_that_the_config_leaves_out(settings: config.Config) -> None:

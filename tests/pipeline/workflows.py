@@ -22,9 +22,13 @@ IN_BUILD, IN_STORAGE = kept(None), kept("s3")
 
 def rules(configfile: Path) -> dict[str, Any]:
     """Snakemake's rules of a config, by name, as the Snakefile gives them in the working folder."""
+    return {rule.name: rule for rule in read(configfile).rules}
+
+
+def read(configfile: Path) -> Any:
+    """Snakemake's workflow of a config, whose Snakefile it has read in the working folder."""
     with SnakemakeApi() as api:
         found = api.workflow(
             ResourceSettings(cores=1), ConfigSettings(configfiles=[configfile]), snakefile=SNAKEFILE, workdir=Path()
         )
-        workflow = found._workflow  # has read the Snakefile
-        return {rule.name: rule for rule in workflow.rules}
+        return found._workflow
