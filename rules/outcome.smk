@@ -1,11 +1,30 @@
 # Measure, describe, attest and show a model that has passed its gates.
 
+GATES = made.gates(workflow)
+OF_THE_MODEL = made.of_the_model(workflow)
+
+
+# What a runtime needs to load and run the model.
+use rule aside as manifest with:
+    input:
+        **made_by(rules.fetch, rules.convert, rules.compile, rules.embedding, every="part", after=GATES),
+        summary="build/{model}/plan.json",
+        stack=ancient("build/{model}/parity/stack.json"),
+    output:
+        manifest="build/{model}/model.json",
+    log:
+        "build/{model}/logs/manifest.log",
+    params:
+        form=OF(options.option, "convert.embedding"),
+        reshape=OF(options.option, "program.reshape_frequency"),
+        tools=TOOLS["manifest"],
+
 
 # Speed on this machine. It needs model.json, which exists only after all gates have passed.
-rule benchmark:
+use rule gate as benchmark with:
     input:
         manifest="build/{model}/model.json",
-        beside=ancient(together(CHECKPOINT, PARTS(BUNDLE), "build/{model}/embedding.safetensors")),
+        beside=ancient(together(CHECKPOINT, files_of(rules.compile, rules.embedding))),
         text=local(OF(options.benchmark_text)),
         tasks=local(OF(options.task_files)),
     output:
@@ -14,58 +33,19 @@ rule benchmark:
     log:
         "build/{model}/logs/benchmark.log",
     threads: every_core(workflow)  # alone on the machine, or the figures mean nothing
-    resources:
-        mem_mb=MB("benchmark"),
-        ane=1,
     params:
-        store=STORE,
-        step="benchmark",
         settings=OF(options.section, "benchmark"),
-        engine=OF(options.engine),
+        aside=True,
         tools=TOOLS["benchmark"],
-    script:
-        "../scripts/step.py"
-
-
-# What a runtime needs to load and run the model.
-rule manifest:
-    input:
-        summary="build/{model}/plan.json",
-        record="build/{model}/source.receipt.json",
-        stack=ancient("build/{model}/parity/stack.json"),
-        beside=ancient(CHECKPOINT),
-        packages=ancient(PARTS(PACKAGE)),
-        bundles=ancient(PARTS(BUNDLE)),
-        table=ancient("build/{model}/embedding.safetensors"),
-        waits=together(
-            PARTS("build/{model}/packages/{part}.receipt.json"),
-            PARTS("build/{model}/compiled/{part}.receipt.json"),
-            "build/{model}/embedding.receipt.json",
-            OF(sm.gate_receipts),
-        ),
-    output:
-        manifest="build/{model}/model.json",
-    log:
-        "build/{model}/logs/manifest.log",
-    resources:
-        mem_mb=MB("manifest"),
-    params:
-        store=STORE,
-        step="manifest",
-        form=OF(options.option, "convert.embedding"),
-        reshape=OF(options.option, "program.reshape_frequency"),
-        tools=TOOLS["manifest"],
-    script:
-        "../scripts/step.py"
 
 
 # Provenance: the inputs, outputs and tools of each step.
-rule provenance:
+use rule aside as provenance with:
     input:
         record="build/{model}/source.receipt.json",
         manifest="build/{model}/model.json",
-        receipts=OF(sm.all_receipts),
-        verdicts=OF(sm.verdicts),
+        receipts=receipts_of(*OF_THE_MODEL),
+        verdicts=files_of(*GATES),
         text=local(OF(options.option, "parity.text")),
         calibration=local(OF(options.calibration_files)),
         recipe=local(OF(options.recipe_files)),
@@ -74,65 +54,41 @@ rule provenance:
         results="build/{model}/test-results.jsonl",
     log:
         "build/{model}/logs/provenance.log",
-    resources:
-        mem_mb=MB("provenance"),
     params:
-        store=STORE,
-        step="provenance",
         settings=OF(options.settings),
         tools=TOOLS["provenance"],
-    script:
-        "../scripts/step.py"
 
 
 # What the Neural Engine's arithmetic would cost, for a config with `predict`; only the report waits for this rule.
-rule predicted:
+use rule aside as predicted with:
     input:
+        **made_by(rules.reference, rules.compile, rules.embedding, every="part"),
         summary="build/{model}/plan.json",
-        states=ancient("build/{model}/reference.safetensors"),
-        bundles=ancient(PARTS(BUNDLE)),
-        table=ancient("build/{model}/embedding.safetensors"),
-        waits=together(
-            "build/{model}/reference.receipt.json",
-            PARTS("build/{model}/compiled/{part}.receipt.json"),
-            "build/{model}/embedding.receipt.json",
-        ),
     output:
         costs="build/{model}/predicted.json",
         receipt="build/{model}/predicted.receipt.json",
     log:
         "build/{model}/logs/predicted.log",
-    resources:
-        mem_mb=MB("predicted"),
     params:
-        store=STORE,
-        step="predicted",
         precisions=OF(options.predicted_precisions),
         tools=TOOLS["predicted"],
-    script:
-        "../scripts/step.py"
 
 
 # One page for a person.
-rule report:
+use rule aside as report with:
     input:
         manifest="build/{model}/model.json",
         summary="build/{model}/plan.json",
         record="build/{model}/source.receipt.json",
         parts=PARTS("build/{model}/parts/{part}.json", "embedding"),
-        artifacts=ancient(
-            together(
-                PARTS(PACKAGE),
-                "build/{model}/embedding.safetensors",
-            )
-        ),
-        verdicts=OF(sm.verdicts),
-        speed=OF(sm.made_by, "benchmark"),
-        receipts=OF(sm.page_receipts),
-        search=OF(sm.made_by, "search"),
+        artifacts=ancient(files_of(rules.convert, rules.embedding)),
+        verdicts=files_of(*GATES),
+        speed=files_of(rules.benchmark),
+        receipts=receipts_of(*OF_THE_MODEL, rules.original, rules.measured, rules.predicted),
+        search=files_of(rules.search),
         evidence=OF(options.evidence),
-        points=OF(sm.points),
-        predicted=OF(sm.made_by, "predicted"),
+        points=files_of(rules.measured),
+        predicted=files_of(rules.predicted),
     output:
         page=report(
             "build/{model}/report.html",
@@ -147,16 +103,10 @@ rule report:
             category="Speed",
             labels={"figure": "{name}"},
         ),
-        receipt="build/{model}/report.receipt.json",
+        hashes="build/{model}/report.receipt.json",
     log:
         "build/{model}/logs/report.log",
-    resources:
-        mem_mb=MB("report"),
     params:
-        store=STORE,
-        step="report",
         settings=OF(options.settings),
-        pipeline=OF(sm.listed_steps),
+        pipeline=OF(partial(sm.listed_steps, workflow)),
         tools=TOOLS["report"],
-    script:
-        "../scripts/step.py"

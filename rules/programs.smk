@@ -1,75 +1,65 @@
-# From parts to programs.
+# From parts to programs, and what these are compared with.
+
+
+# Transformers' hidden states for the parity text, with the original weights.
+use rule step as reference with:
+    input:
+        **made_by(rules.fetch),
+        summary="build/{model}/plan.json",
+        text=local(OF(options.option, "parity.text")),
+    output:
+        states="build/{model}/reference.safetensors",
+        receipt="build/{model}/reference.receipt.json",
+    log:
+        "build/{model}/logs/reference.log",
+    priority: 2  # every parity gate waits for it
+    params:
+        parity=OF(options.section, "parity"),
+        tools=TOOLS["reference"],
 
 
 # The host's embedding table.
-rule embedding:
+use rule step as embedding with:
     input:
+        **made_by(rules.fetch),
         part="build/{model}/parts/embedding.json",
-        record=ancient("build/{model}/source.receipt.json"),
-        beside=ancient(CHECKPOINT),
     output:
         table="build/{model}/embedding.safetensors",
         receipt="build/{model}/embedding.receipt.json",
     log:
         "build/{model}/logs/embedding.log",
     priority: 3  # parity_stack waits for it, and two tables (Gemma 4) take as long as all layers
-    resources:
-        mem_mb=MB("embedding"),
     params:
-        store=STORE,
-        step="embedding",
         form=OF(options.option, "convert.embedding"),
         tools=TOOLS["embedding"],
-    script:
-        "../scripts/step.py"
 
 
 # One part's Core ML package, the same bytes wherever it is made.
-rule convert:
+use rule step as convert with:
     input:
+        **made_by(rules.fetch, rules.precision, perhaps(rules.codes)),
         part="build/{model}/parts/{part}.json",
-        recipe=ancient("build/{model}/precision.json"),
-        record=ancient("build/{model}/source.receipt.json"),
-        beside=ancient(CHECKPOINT),
-        codes=ancient(OF(sm.made_by, "codes")),
-        waits=together(
-            "build/{model}/precision.receipt.json",
-            OF(sm.receipts_of, "codes"),
-        ),
     output:
         package=new_folder(PACKAGE),
         receipt="build/{model}/packages/{part}.receipt.json",
     log:
         "build/{model}/logs/convert_{part}.log",
     priority: 2  # every gate waits for it
-    resources:
-        mem_mb=MB("convert"),
     params:
-        store=STORE,
-        step="convert",
         tools=TOOLS["convert"],
-    script:
-        "../scripts/step.py"
 
 
 # The package as a device loads it: by Apple's compiler on a Mac, by the portable one elsewhere.
-rule compile:
+use rule step as compile with:
     input:
-        package=ancient(PACKAGE),
-        waits="build/{model}/packages/{part}.receipt.json",
+        **made_by(rules.convert),
     output:
         bundle=new_folder(BUNDLE),
         receipt="build/{model}/compiled/{part}.receipt.json",
     log:
         "build/{model}/logs/compile_{part}.log",
     priority: 2  # every gate waits for it
-    resources:
-        mem_mb=MB("compile"),
     params:
-        store=STORE,
-        step="compile",
         bundles=OF(options.option, "program.bundles"),
         engine=OF(options.engine),
         tools=TOOLS["compile"],
-    script:
-        "../scripts/step.py"

@@ -2,7 +2,7 @@
 
 
 # The checkpoint's files, linked into the build, each with its sha256.
-rule fetch:
+use rule step as fetch with:
     input:
         waits=local(OF(options.source_files)),
     output:
@@ -11,16 +11,10 @@ rule fetch:
     log:
         "build/{model}/logs/fetch.log",
     threads: 4  # hashing
-    resources:
-        mem_mb=MB("fetch"),
     params:
-        store=STORE,
-        step="fetch",
         source=OF(options.section, "source"),
         drafter=OF(options.section, "drafter"),
         tools=TOOLS["fetch"],
-    script:
-        "../scripts/step.py"
 
 
 # The tensors of each part, read from headers; no weight is copied. Models with the same parts share a rule.
@@ -43,35 +37,9 @@ for same in alike(MODELS, "split"):
             model=any_of(same.models),
         threads: 4  # hashing
         resources:
-            mem_mb=MB("split"),
+            mem_mb=scheduling.memory(MODELS, workflow),
         params:
-            store=STORE,
-            step="split",
             settings=OF(options.split_settings),
             tools=TOOLS["split"],
         script:
             "../scripts/step.py"
-
-
-# Transformers' hidden states for the parity text, with the original weights.
-rule reference:
-    input:
-        summary="build/{model}/plan.json",
-        record="build/{model}/source.receipt.json",
-        beside=ancient(CHECKPOINT),
-        text=local(OF(options.option, "parity.text")),
-    output:
-        states="build/{model}/reference.safetensors",
-        receipt="build/{model}/reference.receipt.json",
-    log:
-        "build/{model}/logs/reference.log",
-    priority: 2  # every parity gate waits for it
-    resources:
-        mem_mb=MB("reference"),
-    params:
-        store=STORE,
-        step="reference",
-        parity=OF(options.section, "parity"),
-        tools=TOOLS["reference"],
-    script:
-        "../scripts/step.py"

@@ -22,7 +22,7 @@ DIGESTS = """
 import json, shardmill
 from pathlib import Path
 from shardmill.pipeline.code_digest import tools
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 print(json.dumps([str(Path(shardmill.__file__).parent), {name: tools(step, "phi3") for name, step in STEPS.items()}]))
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardmill.files import is_left_by_macos, kept_for, load_json, write_json
 from shardmill.machine import package_versions, public_version
-from shardmill.pipeline.dag import Step
+from shardmill.pipeline.needs import Step
 from shardmill.pipeline.task import Tools, source_folder
 
 
@@ -193,6 +193,7 @@ def _kept() -> dict[str, Any]:
 
 FAMILY = "shardmill.models.family"  # loads the module that is named after a model_type
 FAMILIES = ("shardmill.models.families", "shardmill.models.encoders")
+RECORD = "source.receipt.json"  # a build's file with what was fetched
 FORM = 2  # version of the digest; 1 ignored some arguments, so results that were stored under it are not used
 
 

@@ -12,29 +12,32 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from shardmill import interrupt
 from shardmill.errors import GateError, ShardmillError
 from shardmill.files import digest, load_json, read_json, write_json
 from shardmill.imports import spare_imports
 from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine
-from shardmill.pipeline import code_digest, dag, resources, storage, table
+from shardmill.pipeline import code_digest, resources, storage
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.lock import join_build
 from shardmill.pipeline.cache.store import TEMPLATES, Store
-from shardmill.pipeline.dag import Step, receipt_of
+from shardmill.pipeline.needs import STEPS, Step, step_of
 from shardmill.pipeline.task import Artifact, Task, Tools
 from shardmill.pipeline.verdict import Missed, failed
 from shardmill.printable import PrintableFormatter, first_line, one_line
+from shardmill.records.names import RECEIPT
 
-if TYPE_CHECKING:
-    from shardmill.config import Config
+# Names in rules.
+OWN = "receipt"  # the output that a job itself writes, beside a result that the store keeps
+WAITS = "waits"  # the input with the receipts for which a job waits
+BESIDE = "beside"  # the input or output that a job reaches through another file: files named in a record or model.json
 
 
 def _receipt_path(artifact: Path) -> Path:
-    """Return the path of an artifact's receipt, see `receipt_of`."""
-    return Path(receipt_of(str(artifact)))
+    """Return the path of an artifact's receipt, which stands beside the artifact."""
+    return artifact.with_name(artifact.stem + RECEIPT)
 
 
 def read_artifact(path: Path) -> Artifact:
@@ -66,36 +69,6 @@ def describe(
     }
     asked = inspect.signature(task).parameters
     return task(**arguments, **{name: value for name, value in offers.items() if name in asked})
-
-
-def arguments(steps: dag.Steps, job: dag.Job, config: Config, build: Path) -> dict[str, Any]:
-    """Return a job's inputs and parameters by the names in the table.
-
-    Args:
-        steps: the table.
-        job: the job.
-        config: the model's config.
-        build: the folder with the build's files.
-    """
-    step, mine = steps[job[0]], dag.own(steps, job)
-    found: dict[str, Any] = {}
-    waited = dag.waits(steps, job[0])  # as in a job, an input with one of these receipts becomes an Artifact
-    for key, files in dag.step_inputs(steps, job[0]).items():
-        paths = dag.bound(files, dag.names(config), mine, build)
-        if key in step.takes or (isinstance(files, str) and receipt_of(files) in waited):
-            found[key] = [read_artifact(p) for p in paths] if isinstance(paths, list) else read_artifact(paths)
-        else:
-            found[key] = paths
-    for key, named in step.outside.items():
-        value = named(config)
-        found[key] = Path(value) if isinstance(value, str) else [Path(path) for path in value]
-    found.pop(dag.WAITS, None)
-    return found | {key: _own(value(config), mine) for key, value in step.params.items()}
-
-
-def _own(value: Any, own: Mapping[str, str]) -> Any:
-    """Return a parameter or, if it is a wildcard, the wildcard's value in the job."""
-    return own[value[1:-1]] if isinstance(value, str) and value[1:-1] in own else value
 
 
 def taken(arguments: Mapping[str, Any]) -> dict[Path, Path]:
@@ -183,33 +156,34 @@ def _copied_to(error: BaseException) -> str | None:
 
 log = logging.getLogger("shardmill")
 
+STORE = Path("build/.store")
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def execute(snakemake: Any) -> None:
     """Do one job.
 
-    The step is the rule's parameter `step`, a name in the step table. The step's function gets the job's named inputs
-    as Paths and its parameters unchanged. If the job waits for the receipt of an input, the function gets this input as
-    an `Artifact`. The code digest in the result's key is the one that Snakemake recorded.
+    The step has the rule's name. Its function gets the job's named inputs as Paths and its parameters unchanged. If the
+    job waits for the receipt of an input, the function gets this input as an `Artifact`. The code digest in the key is
+    the one that Snakemake recorded. If the store keeps the result, the rule has an output `receipt`.
 
     Args:
         snakemake: the object that Snakemake gives a script.
     """
     terminal = _redirect_output(Path(snakemake.log[0]))
-    own: str = dict(snakemake.params.items())["step"]
+    own = step_of(snakemake.rule)
     name = f"shardmill {own} {' '.join(map(str, snakemake.wildcards))}".strip()
     _start_logging(terminal, name)
     interrupt.ends_this_process(f"{name}: interrupted", terminal.fileno())
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # sums differ in the last digits if threads differ
     collect_rarely()
-    spare_imports(torch=not table.STEPS[own].needs.torch)
+    spare_imports(torch=not STEPS[own].needs.torch)
     build = Path("build") / snakemake.wildcards.model
-    withdrawal = partial(_withdraw, build) if own in dag.of_the_model(table.STEPS) else _nothing
+    withdrawal = _nothing if snakemake.params.get("aside") else partial(_withdraw, build)
     try:
         join_build("build")
-        _run(table.STEPS[own], snakemake, withdrawal)
+        _run(STEPS[own], snakemake, withdrawal)
         if interrupt.happened():
             raise KeyboardInterrupt  # a library has swallowed the interrupt
     except (KeyboardInterrupt, Exception) as error:
@@ -226,23 +200,22 @@ def execute(snakemake: Any) -> None:
 
 def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
     params = dict(snakemake.params.items())
-    root, tools = Path(params.pop("store")), params.pop("tools")
-    del params["step"]
+    tools, _ = params.pop("tools"), params.pop("aside", False)
     if "engine" in params:
         params["engine"] = engine()  # of the job's machine, which may not be Snakemake's
-    inputs, outputs = _as_files(snakemake.input), _as_files(snakemake.output)
+    inputs, outputs = as_files(snakemake.input), as_files(snakemake.output)
     with storage.room(inputs, outputs, snakemake.wildcards.model) as room:
-        record = room.builds / snakemake.wildcards.model / "source.receipt.json"
+        record = room.builds / snakemake.wildcards.model / code_digest.RECORD
         if room.is_elsewhere:
             tools = code_digest.tools(step, code_digest.family_of(step, record))
         tools = tools | {"packages": code_digest.versions(step)}  # a node of a cluster may have others than Snakemake's
-        store = Store(root, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
-        made = {key: value for key, value in room.outputs.items() if key != dag.BESIDE}
-        receipt = made.pop("receipt", None) if step.kept else None
+        store = Store(STORE, withdrawal, lambda: _check_code(step, tools["code"], record), remote.configured())
+        made = {key: value for key, value in room.outputs.items() if key != BESIDE}
+        receipt = made.pop(OWN, None)
         assert not isinstance(receipt, list)
-        arguments = _given(room.inputs) | params
+        arguments = given(room.inputs) | params
         todo = describe(step.task, arguments, store, tools, _threads(step, snakemake, room.inputs))
-        perform(todo, dag.flat(made), receipt, store, taken(arguments))
+        perform(todo, flat(made), receipt, store, taken(arguments))
 
 
 def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
@@ -255,14 +228,22 @@ def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
     return resources.threads_within(snakemake.resources["mem_mb"], threads, need, step.each_thread, found)
 
 
-def _as_files(named: Any) -> dict[str, Path | list[Path]]:
+def as_files(named: Any) -> dict[str, Path | list[Path]]:
     """Return a job's inputs or outputs by name."""
     return {name: as_paths(value) for name, value in named.items()}
 
 
-def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
+def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
+    """Return outputs by name, and the files of a list by their stems."""
+    found: dict[str, Path] = {}
+    for name, paths in files.items():
+        found |= {path.stem: path for path in paths} if isinstance(paths, list) else {name: paths}
+    return found
+
+
+def given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
     """Return a job's inputs by name: Artifacts if the job waits for their receipts, otherwise Paths."""
-    waits = files.get(dag.WAITS, [])
+    waits = files.get(WAITS, [])
     receipts = {waits} if isinstance(waits, Path) else set(waits)
 
     def known(path: Path) -> Path | Artifact:
@@ -271,7 +252,7 @@ def _given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
     return {
         name: [known(path) for path in value] if isinstance(value, list) else known(value)
         for name, value in files.items()
-        if name not in (dag.WAITS, dag.BESIDE)
+        if name not in (WAITS, BESIDE)
     }
 
 

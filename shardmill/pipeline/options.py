@@ -1,4 +1,4 @@
-"""What rules and the step table ask of a model's config: settings, and files outside of the build."""
+"""What rules ask of a model's config: settings, and files outside of the build."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,14 @@ from typing import Any
 
 from shardmill.config import Config
 from shardmill.machine import is_portable
-from shardmill.pipeline import dag, resources
-from shardmill.pipeline.batch import Batch
+from shardmill.pipeline import resources
+from shardmill.pipeline.batch import SPLIT, Batch, alike
+from shardmill.pipeline.made import each, has, of_steps, values
+from shardmill.pipeline.needs import STEPS, step_of
 from shardmill.pipeline.options import settings
 from shardmill.pipeline.resolve import expected
 from shardmill.pipeline.resources import TooLarge, held_mb, most_mb
 from shardmill.pipeline.steps import reference
-from shardmill.pipeline.table import STEPS
 
 USUAL = (100, 1)  # jobs and seconds of --max-jobs-per-timespan, if it is not given
 SAID = re.compile(rf"^  {TooLarge.__name__}: (.+)$", re.MULTILINE)  # in Snakemake's report of an error
@@ -83,8 +85,8 @@ def start_without_delay(workflow: Any) -> None:
         workflow.scheduler.job_rate_limiter = None
 
 
-def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | int]:
-    """Return what a step's rule declares as mem_mb, see `resources.declared`."""
+def memory(batch: Batch, workflow: Any) -> Callable[..., int]:
+    """Return the function that all rules declare as mem_mb, see `resources.declared`."""
     limit, beside = most_mb(workflow), held_mb(workflow)
     known = {name: _known(config) for name, config in batch.models.items()}
 
@@ -104,25 +106,18 @@ def mem_mb(batch: Batch, workflow: Any) -> Callable[[str], resources.Resource | 
     def of_model(step: str, model: str) -> resources.Resource | int:
         return _declared(step, known[model], limit, beside)
 
-    def of_step(name: str) -> resources.Resource | int:
-        first = of_model(name, next(iter(batch.models)))
-        if isinstance(first, int):
-            return first  # and so of every model
+    def declared(wildcards: Any, input: Any, threads: int, rulename: str) -> int:
+        of_this = of_model(step_of(rulename), wildcards.model)
+        if isinstance(of_this, int):
+            return of_this
+        try:
+            return of_this(wildcards, input, threads)
+        except TooLarge as error:
+            if batch.listed:  # known only from the checkpoint: the job gets all memory; if it fails, it fails alone
+                return error.limit
+            raise largest(error) from None
 
-        def declared(wildcards: Any, input: Any, threads: int = 1) -> int:
-            of_this = of_model(name, wildcards.model)
-            if isinstance(of_this, int):
-                return of_this
-            try:
-                return of_this(wildcards, input, threads)
-            except TooLarge as error:
-                if batch.listed:  # known only from the checkpoint: the job gets all memory; if it fails, it fails alone
-                    return error.limit
-                raise largest(error) from None
-
-        return declared
-
-    return of_step
+    return declared
 
 
 def _known(config: Config) -> resources.Known:
@@ -138,6 +133,23 @@ def _declared(step: str, known: resources.Known, limit: int | None, beside: int)
     return resources.declared(known, step, needs, limit, beside, row.each_thread)
 
 
+def that_fit(batch: Batch, workflow: Any) -> Batch:
+    """Return a list's models without those that need more memory than the run may use, once its rules are read.
+
+    If no model is left, the run ends with one line.
+    """
+    if not (batch.listed and workflow.is_main_process):
+        return batch
+    found = {model: too_large(config, workflow) for model, config in batch.models.items()}
+    misfits = {batch.files[model]: f"{batch.files[model]}: {error}" for model, error in found.items() if error}
+    models = {model: config for model, config in batch.models.items() if not found[model]}
+    if misfits and not models:
+        sys.exit(f"shardmill: {next(iter(misfits.values()))}")
+    rules = {model: one.rule for one in alike(batch, SPLIT) for model in one.models}  # which have been read
+    files = {model: batch.files[model] for model in models}
+    return replace(batch, models=models, refused={**batch.refused, **misfits}, files=files, rules=rules)
+
+
 def too_large(config: Config, workflow: Any) -> TooLarge | None:
     """Return the job of a model's whole build that needs the most memory, if that is more than the run may use.
 
@@ -147,13 +159,19 @@ def too_large(config: Config, workflow: Any) -> TooLarge | None:
     theirs = workflow.resource_settings.overwrite_resources or {}
     known = cache(_known(config))  # no plan.json appears while the rules are read
 
-    def ask(job: dag.Job) -> None:
-        declared = _declared(job[0], known, limit, beside)
+    def ask(rule: Any, own: dict[str, str]) -> None:
+        declared = _declared(step_of(rule.name), known, limit, beside)
         if not isinstance(declared, int):
-            declared(SimpleNamespace(get=dag.own(STEPS, job).get), [f"build/{config.model}"])
+            declared(SimpleNamespace(get=own.get), [f"build/{config.model}"])
 
-    jobs = (job for job in dag.jobs(STEPS, config) if "mem_mb" not in theirs.get(job[0], {}))
-    return _largest(partial(ask, job) for job in jobs)
+    rules = (rule for rule in of_steps(workflow) if has(config, rule))
+    return _largest(
+        partial(ask, rule, {wildcard: value})
+        for rule in rules
+        if "mem_mb" not in theirs.get(rule.name, {})
+        for wildcard in (each(rule),)
+        for value in (values(config, wildcard) if wildcard else ("",))
+    )
 
 
 def demand_room(batch: Batch, workflow: Any) -> None:

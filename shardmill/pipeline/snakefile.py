@@ -6,8 +6,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from shardmill import machine
@@ -16,15 +17,15 @@ from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.machine import collect_rarely
-from shardmill.pipeline import code_digest, dag, storage
+from shardmill.pipeline import code_digest, storage
 from shardmill.pipeline.batch import Batch, is_batch, of_jobs, read_batch, told
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.lock import check_free, hold_lock, join_build
-from shardmill.pipeline.code_digest import fetched_model_type, model_type_in, needs_family
-from shardmill.pipeline.dag import receipt_of
+from shardmill.pipeline.code_digest import RECORD, fetched_model_type, model_type_in, needs_family
+from shardmill.pipeline.job import OWN
+from shardmill.pipeline.made import each, expanded, files_of, has, of_steps, outputs
+from shardmill.pipeline.needs import STEPS, step_of
 from shardmill.pipeline.resolve import expected, overlaps, parsed, read_corpus, resolve_config
-from shardmill.pipeline.scheduling import too_large
-from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.pipeline.task import Tools
 from shardmill.printable import one_line
 from shardmill.records.names import SOURCE
@@ -79,10 +80,9 @@ def _refuse_targets(configfiles: Iterable[str | os.PathLike[str]]) -> None:
 
 def _read_batch(config: Mapping[str, Any], name: str, workflow: Any) -> Batch:
     """Return the models of a list that the process that begins a run needs, or one of its jobs."""
-    read = partial(_fitting, workflow=workflow)
     if workflow.is_main_process:
-        return read_batch(config, name, read)
-    return read_batch(config, name, read, told(), of_jobs(sys.argv))
+        return read_batch(config, name, resolved)
+    return read_batch(config, name, resolved, told(), of_jobs(sys.argv))
 
 
 def _demand_one_model(contents: Mapping[str, Any]) -> None:
@@ -102,15 +102,6 @@ def resolved(content: Any, name: str) -> Config:
         return resolve_config(found, name)
     except OSError as error:  # a folder that may not be entered, or a name that no file can have
         raise ConfigError(f"{name}: {error.filename}: {error.strerror}") from error
-
-
-def _fitting(content: Any, name: str, workflow: Any) -> Config:
-    """Return one config of a batch, resolved. Raises ConfigError, too, if a job needs more memory than there is."""
-    found = resolved(content, name)
-    misfit = too_large(found, workflow) if workflow.is_main_process else None
-    if misfit:
-        raise ConfigError(f"{name}: {misfit}")
-    return found
 
 
 def file_problems(config: Config) -> list[str]:
@@ -163,58 +154,26 @@ def _family(config: Config) -> str:
         return model_type_in(Path(config.source.path))
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not resolved by config.json, or damaged
         return str(expected(config)["model_type"])
-    return fetched_model_type(Path("build") / config.model / "source.receipt.json")
+    return fetched_model_type(Path("build") / config.model / RECORD)
 
 
-def gate_receipts(config: Config) -> list[str]:
-    """Return receipts that exist only when every gate has passed; {model} is left as a wildcard."""
-    return _paths([step.receipt for step in dag.wanted(STEPS, config).values() if step.is_gate], config)
+def finished(batch: Batch, *made: Any) -> list[str]:
+    """Return what rules make for all models, and a target that can't be made for each refused config."""
+    files = files_of(batch, *made)
+    paths = [path.replace("{model}", one) for one in batch.models for path in files(SimpleNamespace(model=one))]
+    return paths + [f"build/refused/{name}" for name in batch.refusals]
 
 
-def verdicts(config: Config) -> list[str]:
-    """Return the verdict files of the gates."""
-    return _paths(dag.verdicts(dag.wanted(STEPS, config)), config)
-
-
-def all_receipts(config: Config) -> list[str]:
-    """Return receipts of every step whose results model.json covers."""
-    return _paths(dag.receipts(dag.wanted(STEPS, config)), config)
-
-
-def page_receipts(config: Config) -> list[str]:
-    """Return the receipts of `all_receipts`, and the receipts of steps that only the report reads."""
-    return _paths(dag.report_receipts(dag.wanted(STEPS, config)), config)
-
-
-def points(config: Config) -> list[str]:
-    """Return the files with measurements of points of the front."""
-    return _paths(dag.outputs_of_step("measured")(dag.wanted(STEPS, config)), config)
-
-
-def made_by(name: str, config: Config) -> list[str]:
-    """Return the files that a step makes, for rules that read them; empty if the build lacks that step."""
-    return [f"build/{{model}}/{path}" for path in dag.outputs_of_step(name)(dag.wanted(STEPS, config))]
-
-
-def receipts_of(name: str, config: Config) -> list[str]:
-    """Return the receipts of what a step makes, see `made_by`."""
-    return [receipt_of(path) for path in made_by(name, config)]
-
-
-def artifacts(batch: Batch, workflow: Any) -> list[str]:
-    """Return the files of finished builds, and a target that can't be made for each refused config."""
-    files = [f"build/{name}/{path}" for name, one in batch.models.items() for path in dag.delivered(STEPS, one)]
-    built = [storage.is_in_storage(path, workflow) for path in files]
-    return built + [f"build/refused/{name}" for name in batch.refusals]
-
-
-def listed_steps(config: Config) -> list[dict[str, Any]]:
-    """Return the pipeline's steps for the report's table."""
-    return dag.step_rows(STEPS, config)
-
-
-def _paths(templates: Iterable[str], config: Config) -> list[str]:
-    return [f"build/{{model}}/{path}" for path in dag.expanded(tuple(templates), dag.names(config))]
+def listed_steps(workflow: Any, config: Config) -> list[dict[str, Any]]:
+    """Return the steps of a build for the report's table, in the order of the rules: name, gate or not, and files."""
+    rows: dict[str, dict[str, Any]] = {}
+    for rule in of_steps(workflow):
+        made = outputs(rule)
+        if has(config, rule):
+            shown = made.get(OWN) or next(iter(made.values()))
+            files = [path.removeprefix("build/{model}/") for path in expanded(shown, config, each(rule))]
+            rows[step_of(rule.name)] = {"name": step_of(rule.name), "gate": "verdict" in made, "files": files}
+    return [*rows.values()]
 
 
 def only_build(build: str) -> None:

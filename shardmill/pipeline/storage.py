@@ -15,7 +15,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from shardmill.errors import ShardmillError, UnreadableError
@@ -100,7 +100,6 @@ log = logging.getLogger(__name__)
 
 Files = Mapping[str, Path | list[Path]]
 BUILDS = "build"
-FOLDERS = (".mlpackage", ".mlmodelc", "")  # suffixes of artifacts that are folders
 CHECKPOINT = "build/{model}/source"  # the only folder that no rule names if the files lie in build/
 
 
@@ -112,11 +111,6 @@ def is_used(workflow: Any) -> bool:
 def folder(path: str, workflow: Any) -> str:
     """Return the path that stands for a folder in rules."""
     return path + SUFFIX if is_used(workflow) else path
-
-
-def is_in_storage(path: str, workflow: Any) -> str:
-    """Return the path that stands for an artifact, a file or a folder, in rules."""
-    return folder(path, workflow) if PurePosixPath(path).suffix in FOLDERS else path
 
 
 def new_folder(path: str) -> Any:

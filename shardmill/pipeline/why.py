@@ -1,9 +1,9 @@
 """Forecasts which jobs the next `all` would work on, and why, without doing their work.
 
-The table is walked in a scratch folder. Known outputs are linked into this folder: from the store, or from the build if
-the store no longer has them. Each step describes its job as in the build, and the job's action is looked up. If a step
-would work, its outputs are not known. The steps that read these outputs are then reported as depending on them: they
-may turn out to be unchanged.
+The jobs of Snakemake's own DAG are gone through in a scratch folder. Known outputs are linked into this folder: from
+the store, or from the build if the store no longer has them. Each step describes its job as in the build, and the job's
+action is looked up. If a step would work, its outputs are not known. The steps that read these outputs are then
+reported as depending on them: they may turn out to be unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shardmill.config import Config, Source
 from shardmill.files import read_json, write_json
 from shardmill.imports import quiet, quiet_transformers
 from shardmill.models.eagle3 import FOLDER
-from shardmill.pipeline import code_digest, dag
+from shardmill.pipeline import code_digest
 from shardmill.pipeline.cache import entry as entries
 from shardmill.pipeline.cache.entry import intact, read_entry
 from shardmill.pipeline.cache.store import Store, write_receipt
-from shardmill.pipeline.dag import Job
-from shardmill.pipeline.job import arguments, describe
-from shardmill.pipeline.table import RECORD, STEPS
+from shardmill.pipeline.code_digest import RECORD
+from shardmill.pipeline.job import describe
+from shardmill.pipeline.planned import Job, planned
 from shardmill.pipeline.task import Action, Task, source_folder
 from shardmill.records.names import RECEIPT
 
@@ -41,7 +41,7 @@ class StepOutlook:
 
 
 def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
-    """Return a verdict for every job whose result is kept, in the order of the table.
+    """Return a verdict for every job whose result is kept, each after those whose outputs it reads.
 
     Args:
         config: the model's config.
@@ -55,9 +55,19 @@ def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
         known = Path(folder)
         write_json(known / RECORD, record)
         _link_checkpoints(config, source_folder(build / RECORD), source_folder(known / RECORD))
-        walk = _Walk(config, build, store, known)
-        found = [walk.visit(job) for job in dag.jobs(STEPS, config) if job[0] != "fetch"]
+        jobs = planned(config)
+        walk = _Walk(build, store, known, {_label(job) for job in jobs})
+        found = [walk.visit(job) for job in jobs if job.step.name != "fetch"]
         return [verdict for verdict in found if verdict]
+
+
+# Steps that are done in the scratch folder where they would work: they are quick, and later steps read their outputs.
+ON_THE_SIDE = ("split", "precision", "manifest")
+
+
+def _label(job: Job) -> str:
+    """Return the name of a job's result: the path of its receipt without the suffix; empty without a receipt."""
+    return job.receipt.removesuffix(RECEIPT)
 
 
 def _link_checkpoints(config: Config, fetched: Path, source: Path) -> None:
@@ -115,32 +125,28 @@ class _Walk:
 
     Attributes:
         known: the folder into which known outputs are linked.
+        labels: the names of all results, see `_label`.
     """
 
-    config: Config
     build: Path
     store: Store
     known: Path
-
-    @property
-    def steps(self) -> dag.Steps:
-        """Return the steps of the build."""
-        return dag.wanted(STEPS, self.config)
+    labels: set[str]
 
     def visit(self, job: Job) -> StepOutlook | None:
         """Return the verdict on a job; None for a job whose result is not kept.
 
         If the job's outputs can be known, they are in the folder of known outputs afterwards.
         """
-        step, label = self.steps[job[0]], self.label(job)
+        step, label = job.step, _label(job)
         missing = self.missing(job)
         if missing:
             return StepOutlook(label, "depends", missing) if label else None
-        if not label and not step.on_the_side:
+        if not label and step.name not in ON_THE_SIDE:
             return None
         tools = code_digest.tools(step, code_digest.fetched_model_type(self.known / RECORD))
-        task = describe(step.task, arguments(self.steps, job, self.config, self.known), self.store, tools)
-        outputs = dag.job_outputs(self.steps, job, self.config, self.known)
+        task = describe(step.task, job.arguments(self.known), self.store, tools)
+        outputs = job.results(self.known)
         if task.action is None:
             task.work(outputs)
             return None
@@ -149,33 +155,21 @@ class _Walk:
             return StepOutlook(label, "unchanged")
         if self.linked_from_build(task.action, outputs, receipt):
             return StepOutlook(label, "unchanged")
-        if step.on_the_side:
+        if step.name in ON_THE_SIDE:
             with quiet_transformers(), quiet("shardmill"):
                 _made_in_place(task, outputs)
             recorded = {name: entries.entry_description(path) for name, path in outputs.items()}
             write_receipt(self.known / receipt, task.action, recorded, outputs, task.notes)
         return StepOutlook(label, "works", self.store.reason(task.action, self.build / receipt))
 
-    def label(self, job: Job) -> str:
-        """Return the name of a job's result: the path of its receipt without the suffix.
-
-        Empty if the job has no receipt.
-        """
-        receipt = self.steps[job[0]].receipt
-        found = dag.expanded(receipt, dag.names(self.config), dag.own(self.steps, job)) if receipt else [""]
-        return found[0].removesuffix(RECEIPT)
-
     def missing(self, job: Job) -> str:
         """Return the first input of a job that is not known, by its name as a result.
 
         Empty if all inputs are known.
         """
-        files = [*dag.step_inputs(self.steps, job[0]).values(), dag.waits(self.steps, job[0])]
-        mine = dag.own(self.steps, job)
-        paths = [path for each in files for path in dag.expanded(each, dag.names(self.config), mine)]
-        gone = next((path for path in paths if not (self.known / path).exists()), "")
+        gone = next((path for path in job.read() if not (self.known / path).exists()), "")
         plain = gone.removesuffix(RECEIPT).removesuffix(Path(gone).suffix)
-        return plain if plain in map(self.label, dag.jobs(self.steps, self.config)) else gone
+        return plain if plain in self.labels else gone
 
     def linked_from_store(self, task: Task, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
         """Link an action's outputs from the store; False if the store does not have them."""

@@ -30,9 +30,9 @@ from shardmill.errors import ShardmillError
 from shardmill.files import replacing
 from shardmill.machine import public_version
 from shardmill.pipeline.cache import remote
-from shardmill.pipeline.code_digest import fetched_model_type, modules, needs_family, tools
+from shardmill.pipeline.code_digest import RECORD, fetched_model_type, modules, needs_family, tools
+from shardmill.pipeline.needs import STEPS
 from shardmill.pipeline.resolve import lay_out, workflow_root
-from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.records.attest import (
     ADAPTER,
     BASE,
@@ -165,8 +165,7 @@ def check_tools(original: RebuildTarget) -> None:
 
 def _deciding(steps: set[str]) -> set[str]:
     """Return the packages whose versions decide the bytes of these steps, and of model.json."""
-    rows = [row for name, row in STEPS.items() if name in steps or row.gated]
-    return {name for row in rows for name in row.packages}
+    return {name for step in {*steps, "manifest"} & STEPS.keys() for name in STEPS[step].packages}
 
 
 def _pin(name: str, version: str) -> str:

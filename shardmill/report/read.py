@@ -40,7 +40,7 @@ class Build:
     speed: Json | None  # None if the config leaves out the benchmark
     receipts: Mapping[str, Json]  # by path without ".receipt.json", relative to the build
     settings: Json  # the config
-    pipeline: Sequence[Json]  # the steps, see pipeline.dag.listed_steps
+    pipeline: Sequence[Json]  # the steps, see pipeline.snakefile.listed_steps
     search: Json | None = None  # the result of the search for forms, if the build has one
     devices: Sequence[Evidence] = ()  # measurements of these programs on other machines
     stale: Sequence[str] = ()  # files of evidence about other programs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardmill.report.read import Build, Json
 from shardmill.report.speed import close_calls, described, measured_speed, speed_groups
@@ -46,22 +47,55 @@ class StepState:
         return next((state for state in STATES if state in found), "missing")
 
 
+# The text beside the name of each step, in the order of the list; "# program" counts the step's files.
+AMOUNTS = {
+    "fetch": "",
+    "split": "# part",
+    "calibration": "in fp32",
+    "codes": "# file of codes",
+    "sensitivity": "# list of costs",
+    "search": "forms",
+    "original": "in fp32",
+    "measured": "# point",
+    "precision": "a form each",
+    "reference": "in fp32",
+    "embedding": "# table",
+    "convert": "# program",
+    "compile": "# bundle",
+    "residency": "# gate file",
+    "parity": "# gate file",
+    "witness": "# gate file",
+    "predicted": "never a gate",
+    "model.json": "for a runtime",
+    "benchmark": "",
+    "provenance": "for a machine",
+    "report": "this page",
+}
+SHOWN = {"parity_stack": "parity", "manifest": "model.json"}  # steps that the list has under another name
+
+
 def step_states(build: Build) -> dict[str, StepState]:
-    """Return all steps by name."""
-    return {row["name"]: _step_state(row, build) for row in build.pipeline}
+    """Return all steps by name; steps of a workflow that has others come last."""
+    rows: dict[str, dict[str, Any]] = {}
+    for step in build.pipeline:
+        name: str = step["name"]
+        row = rows.setdefault(SHOWN.get(name, name), {"gate": step["gate"], "files": []})
+        row["files"] += step["files"]
+    names = [*(name for name in AMOUNTS if name in rows), *(name for name in rows if name not in AMOUNTS)]
+    return {name: _step_state(name, rows[name], build) for name in names}
 
 
-def _step_state(row: Json, build: Build) -> StepState:
+def _step_state(name: str, row: Json, build: Build) -> StepState:
     """Return the state of one row of the pipeline.
 
     The states of `fetch` and `benchmark` are read from the files that these steps write.
     """
-    name: str = row["name"]
     if name in OF_THEIR_OWN:
         return OF_THEIR_OWN[name](build)
-    amount = row["amount"].removeprefix("# ")
-    if amount != row["amount"]:
-        amount = plural(row["count"], amount)
+    words = AMOUNTS.get(name, "")
+    amount = words.removeprefix("# ")
+    if amount != words:
+        amount = plural(len(build.plan["parts"]) if name == "split" else len(row["files"]), amount)
     if row["gate"]:
         return _gate_states(name, row["files"], build, amount)
     if row["files"][0].endswith(RECEIPT):

@@ -14,7 +14,7 @@ from pipeline.driver import made_here
 from pipeline.project import Project
 from processes import succeeded
 
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 
 from .configuration import NODES
 from .slurm import Cluster, Job, kill_tasks, waited_for

@@ -1,4 +1,4 @@
-"""The pipeline's jobs, run in this process in the order of the step table, with what each did on record.
+"""The pipeline's jobs, run in this process in the order of the rules, with what each did on record.
 
 Snakemake decides which jobs may have to run; whether a job works is decided by content, and that is what this driver
 lets tests count, in a fraction of the time of forty processes.
@@ -16,17 +16,17 @@ import pytest
 import torch
 
 from shardmill import config
-from shardmill.pipeline import code_digest, dag
+from shardmill.pipeline import code_digest
 from shardmill.pipeline.cache.remote import Remote
 from shardmill.pipeline.cache.store import Store
-from shardmill.pipeline.job import arguments, describe, perform, taken
+from shardmill.pipeline.job import describe, perform, taken
+from shardmill.pipeline.planned import planned
 from shardmill.pipeline.resolve import resolve_config
-from shardmill.pipeline.table import RECORD, STEPS
 from shardmill.records.names import RECEIPT
 
 from .project import Project, share_templates
 
-AFTER = tuple(name for name in STEPS if dag.after_the_gates(STEPS, name))
+AFTER = ("manifest", "benchmark", "provenance", "report")
 
 
 def run(
@@ -53,19 +53,15 @@ def _worked(root: Path, content: dict[str, Any], leave_out: Collection[str], sha
     found, kept = config.parse(content), root / "build/.store"
     settings = found if found.is_resolved else resolve_config(found, "config", kept)
     build, store = root / "build" / settings.model, Store(kept, shared=shared)
-    steps = dag.wanted(STEPS, settings)
-    for job in dag.jobs(steps, settings):
-        name = job[0]
-        if name in leave_out:
+    for job in planned(settings):
+        if job.step.name in leave_out:
             continue
-        step = steps[name]
-        tools = code_digest.tools(step, "" if name == "fetch" else code_digest.fetched_model_type(build / RECORD))
-        given = arguments(steps, job, settings, build)
-        task = describe(step.task, given, store, tools)
-        mine = dag.own(steps, job)
-        receipt = build / dag.expanded(step.receipt, dag.names(settings), mine)[0] if step.receipt else None
-        if perform(task, dag.job_outputs(steps, job, settings, build), receipt, store, taken(given)) and receipt:
-            yield receipt.relative_to(build).as_posix().removesuffix(RECEIPT)
+        family = "" if job.step.name == "fetch" else code_digest.fetched_model_type(build / code_digest.RECORD)
+        given = job.arguments(build)
+        task = describe(job.step.task, given, store, code_digest.tools(job.step, family))
+        receipt = build / job.receipt if job.receipt else None
+        if perform(task, job.results(build), receipt, store, taken(given)) and receipt:
+            yield job.receipt.removesuffix(RECEIPT)
 
 
 def made_here(project: Project, leave_out: Collection[str] = AFTER) -> Project:

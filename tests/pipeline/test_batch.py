@@ -78,7 +78,7 @@ def test_what_is_wrong_with_one_config_is_said_and_the_others_stay(folder: Path)
         "models/f.yaml": "models/f.yaml: not YAML: month must be in 1..12",
         "models/g.yaml": "models/g.yaml: not YAML: 'x'",
     }
-    assert [path for path in snakefile.artifacts(found, IN_BUILD) if "refused" in path] == [
+    assert [path for path in snakefile.finished(found) if "refused" in path] == [
         f"build/refused/models_{name}.yaml" for name in "bcdefg"
     ]
 
@@ -89,8 +89,6 @@ def test_jobs_do_not_look_again_at_what_their_run_refuses(folder: Path, monkeypa
     write("bad.yaml", model="bad", topology=[[0, 9]])
     monkeypatch.setattr(snakefile, "file_problems", lambda _: [])
     content = {"batch": ["*.yaml"]}
-
-    monkeypatch.setattr(snakefile, "too_large", lambda *_: None)
 
     def read(main: bool) -> Batch:
         workflow = SimpleNamespace(configfiles=[], is_main_process=main)
@@ -115,8 +113,7 @@ def test_a_job_reads_the_config_of_its_own_model_alone(folder: Path, monkeypatch
     write("a.yaml", model="a")
     write("b.yaml", model="b", topology=[[0, 4]])
     write("c.yaml", model="c", topology=[[0, 9]])
-    for name, result in (("file_problems", []), ("too_large", None)):
-        monkeypatch.setattr(snakefile, name, lambda *_, result=result: result)
+    monkeypatch.setattr(snakefile, "file_problems", lambda _: [])
     began, a_job = (SimpleNamespace(configfiles=[], is_main_process=main) for main in (True, False))
     content = {"batch": ["*.yaml"]}
     begun = snakefile.checked(content, began)
@@ -212,8 +209,8 @@ def test_a_job_is_told_of_its_own_model(folder: Path) -> None:
     )
     paths = batch.parts_of(found)("build/{model}/{part}.json", "embedding")
     assert paths(job("b")) == [f"build/{{model}}/{part}.json" for part in (*found.models["b"].parts, "embedding")]
-    both = batch.together(paths, "build/{model}/x.json", batch.of(found)(snakefile.verdicts))
-    assert both(job("a")) == [*paths(job("a")), "build/{model}/x.json", *snakefile.verdicts(found.models["a"])]
+    both = batch.together(paths, "build/{model}/x.json", batch.of(found)(options.source_files))
+    assert both(job("a")) == [*paths(job("a")), "build/{model}/x.json", *options.source_files(found.models["a"])]
 
 
 def test_models_of_the_same_parts_share_a_rule(folder: Path) -> None:

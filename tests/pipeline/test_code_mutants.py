@@ -16,7 +16,7 @@ import pytest
 
 from shardmill.pipeline import code_digest
 from shardmill.pipeline.code_digest import Module, data_of, parse_module, read_module
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 
 from .undisturbed import imported, undisturbed
 

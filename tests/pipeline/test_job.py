@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from shardmill.errors import GateError
 from shardmill.pipeline.job import execute
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 from shardmill.pipeline.task import Task
 
 def step(part, packages, settings{more}):
@@ -44,7 +44,7 @@ class Wildcards(list):
 job = SimpleNamespace(
     input={{"part": "a.json", "packages": ["b", "c"]}},
     output={{"page": "d.html"}},
-    params={{"store": "build/.store", "step": "convert", "tools": {{"code": "c", "packages": {{}}}}, "settings": "e"}},
+    rule="convert", params={{"tools": {{"code": "c", "packages": {{}}}}, "settings": "e"}},
     log=["logs/step.log"], wildcards=Wildcards(["head_0"]),
     threads={threads}, resources={{"mem_mb": 800}},
 )

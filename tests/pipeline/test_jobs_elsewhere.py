@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tiny
@@ -14,7 +15,7 @@ from shardmill import config
 from shardmill.pipeline import resources as pipeline_resources
 from shardmill.pipeline import scheduling
 from shardmill.pipeline.batch import Batch
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,8 +69,9 @@ def test_a_job_that_is_sent_somewhere_asks_for_the_snakemakes_in_it(monkeypatch:
     ]
     monkeypatch.chdir(ROOT)
     settings = config.parse(tiny.settings("resources/demo"))
-    here, there = (scheduling.mem_mb(Batch({settings.model: settings}), workflow(jobs)) for jobs in (None, 50))
-    assert there("fetch") == here("fetch") + pipeline_resources.SNAKEMAKE_MB  # type: ignore[operator]
+    here, there = (scheduling.memory(Batch({settings.model: settings}), workflow(jobs)) for jobs in (None, 50))
+    asked: tuple[Any, ...] = (SimpleNamespace(model=settings.model), [], 1, "fetch")
+    assert there(*asked) == here(*asked) + pipeline_resources.SNAKEMAKE_MB
 
 
 @pytest.mark.parametrize(("given", "asked"), [(None, pipeline_resources.NODE_CORES), (1, 1), (64, 64)])

@@ -13,7 +13,9 @@ from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.pipeline import resources, scheduling, snakefile
-from shardmill.pipeline.batch import Batch
+from shardmill.pipeline.batch import Batch, alike
+
+from .workflows import rules
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +45,8 @@ def run(limit: int | None, **theirs: dict[str, int]) -> SimpleNamespace:
 
 
 def batch(workflow: SimpleNamespace) -> Batch:
-    return snakefile.checked({"batch": ["small.yaml", "large.yaml"]}, workflow)
+    workflow.rules = rules(Path("small.yaml")).values()
+    return scheduling.that_fit(snakefile.checked({"batch": ["small.yaml", "large.yaml"]}, workflow), workflow)
 
 
 def test_of_a_batch_a_model_that_does_not_fit_is_left_out_by_its_largest_job() -> None:
@@ -67,9 +70,8 @@ def test_a_job_of_a_batch_that_turns_out_too_large_gets_all_there_is() -> None:
     """Its checkpoint told so, after other models were begun."""
     found = batch(run(1400))
     for listed in (True, False):
-        mem_mb = scheduling.mem_mb(Batch(found.models, listed=listed), run(1000))("parity_stack")
-        assert callable(mem_mb)
-        job: tuple[Any, ...] = Wildcards(fromdict={"model": "small"}), ["build/small/plan.json"]
+        mem_mb = scheduling.memory(Batch(found.models, listed=listed), run(1000))
+        job: tuple[Any, ...] = Wildcards(fromdict={"model": "small"}), ["build/small/plan.json"], 1, "parity_stack"
         if listed:
             assert mem_mb(*job) == 1000
         else:
@@ -80,4 +82,25 @@ def test_a_job_of_a_batch_that_turns_out_too_large_gets_all_there_is() -> None:
 def test_what_is_not_known_before_the_checkpoint_is_there_refuses_nothing() -> None:
     """A config that names all of its programs is not held against a model on the hub before it is downloaded."""
     source = {"source": {"repo": "a/b", "revision": "0" * 40}}
-    assert scheduling.too_large(config.parse(tiny.settings("") | source), run(750)) is None
+    workflow = run(750)
+    workflow.rules = rules(Path("small.yaml")).values()
+    assert scheduling.too_large(config.parse(tiny.settings("") | source), workflow) is None
+
+
+def test_a_list_of_which_no_model_fits_ends_the_run_with_one_line() -> None:
+    with pytest.raises(SystemExit, match=r"shardmill: small\.yaml: \w+: needs \d+ MB of memory and this build may"):
+        batch(run(600))
+
+
+def test_what_is_left_of_a_list_keeps_the_names_of_the_rules_that_were_read() -> None:
+    """Snakemake's processes of jobs are told of them, and would count the models that are left anew."""
+    content = yaml.safe_load(Path("small.yaml").read_text()) | {
+        "topology": [[0, 4]]
+    }  # so that it has a rule of its own
+    Path("small.yaml").write_text(yaml.safe_dump(content))
+    workflow = run(1400)
+    workflow.rules = rules(Path("small.yaml")).values()
+    whole = snakefile.checked({"batch": ["large.yaml", "small.yaml"]}, workflow)
+    left = scheduling.that_fit(whole, workflow)
+    assert [one.rule for one in alike(whole, "split")] == ["split", "split_1"]
+    assert [(one.rule, one.models) for one in alike(left, "split")] == [("split_1", ("small",))]

@@ -1,7 +1,7 @@
 """No key is too narrow: what a step is given is in its key, or is named here with the reason why it need not be.
 
-The step table says what a step is given. So a setting, an entry of plan.json or a step that is new is covered: these
-tests fail until it is in the key, or named.
+The rules say what a step is given: the jobs are those of Snakemake's own DAG. So a setting, an entry of plan.json or a
+step that is new is covered: these tests fail until it is in the key, or named.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
-from itertools import product
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +20,26 @@ import tiny
 import torch
 from models import tiny_encoders
 from safetensors.torch import load_file, save_file
+from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.checkpoint.cache import HashCache
 from shardmill.files import read_json, write_json
 from shardmill.forms.recipe import matrices
 from shardmill.models.interface import MTP
-from shardmill.pipeline import dag
+from shardmill.pipeline import options
 from shardmill.pipeline.cache.store import Store
-from shardmill.pipeline.job import arguments, describe
+from shardmill.pipeline.job import describe
+from shardmill.pipeline.made import has, of_steps
+from shardmill.pipeline.needs import step_of
+from shardmill.pipeline.planned import OF_THE_JOB, Job, jobs_of, planning
 from shardmill.pipeline.steps.split import split
-from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Artifact
 from shardmill.plan import write_part
 from shardmill.witness import installed
 
 from .otherwise import WITHOUT, Leaf, changed, leaves
 
-KEPT = [name for name, step in STEPS.items() if step.kept]
 MAKES = "calibration codes sensitivity original measured reference"
 RUNS = "parity parity_stack witness predicted"  # programs
 READS = f"{MAKES} {RUNS}"  # plan.json
@@ -132,28 +133,39 @@ class Model:
     name: str
     settings: config.Config
     build: Path
+    workflow: Any  # Snakemake's, with the DAG
 
-    @property
-    def steps(self) -> dag.Steps:
-        return dag.wanted(STEPS, self.settings)
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """Of each step whose result is kept, a job of each kind of part or point."""
+        found: dict[tuple[str, str], Job] = {}
+        for job in jobs_of(self.workflow, self.settings):
+            if job.receipt:
+                found.setdefault((job.step.name, job.one.rstrip("_0123456789")), job)
+        return [*found.values()]
 
-    def jobs(self, step: str) -> list[dag.Job]:
-        """A job of each kind of part; the first point."""
-        if step not in self.steps:
-            return []
-        names = dag.names(self.settings)[STEPS[step].each] if STEPS[step].each else [None]
-        kinds = {str(name).rstrip("_0123456789"): name for name in reversed(names)}
-        return [(step, name) for name in kinds.values()]
-
-    def given(self, job: dag.Job) -> dict[str, Any]:
+    def given(self, job: Job) -> dict[str, Any]:
         """What a job is given."""
-        return arguments(self.steps, job, self.settings, self.build)
+        return job.arguments(self.build)
 
-    def key(self, step: str, given: Mapping[str, Any]) -> str:
+    def key(self, job: Job, given: Mapping[str, Any]) -> str:
         """The key of a job that is given this."""
-        action = describe(STEPS[step].task, given, Store(self.build.parent / "store"), {}).action
+        action = describe(job.step.task, given, Store(self.build.parent / "store"), {}).action
         assert action is not None
         return action.key
+
+    def steps(self, settings: config.Config) -> set[str]:
+        """The steps that the build of another config has."""
+        return {step_of(rule.name) for rule in of_steps(self.workflow) if has(settings, rule)}
+
+    def params(self, job: Job, settings: config.Config) -> dict[str, Any]:
+        """The parameters that a job's rule would give it for another config."""
+        models = self.workflow.globals["MODELS"].models
+        models[f"{len(models)}"] = settings  # functions of rules look for it by name, and remember what they found
+        wildcards = Wildcards(fromdict={"model": f"{len(models) - 1}"})
+        (rule,) = (rule for rule in self.workflow.rules if rule.name == job.step.name)
+        given = [(name, value) for name, value in rule.params.items() if name not in (*OF_THE_JOB, "point")]
+        return {name: value(wildcards) for name, value in given}
 
 
 def write_model(folder: Path, content: dict[str, Any], checkpoint: Path, drafter: Path | None = None) -> Model:
@@ -181,10 +193,12 @@ def write_model(folder: Path, content: dict[str, Any], checkpoint: Path, drafter
     for part, path in coded.items():
         save_file({f"{path}.int4.codes": torch.arange(8)}, build / f"codes/{part}.safetensors")
     write_json(build / "model.json", BEHIND)
-    for step in dag.wanted(STEPS, settings).values():
-        for file in dag.expanded(step.receipt, dag.names(settings)) if step.receipt else ():
+    write_json(folder / "config.json", options.settings(settings))
+    workflow = planning(folder / "config.json")
+    for file in (job.receipt for job in jobs_of(workflow, settings)):
+        if file:
             write_json(build / file, {"outputs": {"made": f"hash of {file}"}, "files": {}})
-    return Model(folder.name, settings, build)
+    return Model(folder.name, settings, build, workflow)
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +206,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Model]]:
     """Models that have every step and every kind of part among them."""
     folder = tmp_path_factory.mktemp("keys")
     (folder / "sample.txt").write_text("text")
-    (folder / "calibration.txt").write_text("another text")
+    (folder / "calibration.txt").write_text("something else")
     (folder / "tasks/copying").mkdir(parents=True)
     (folder / "tasks/copying/1.txt").write_text("copy this")
     tasks = {"task_prompts": str(folder / "tasks"), "tasks": ["copying"]}
@@ -216,6 +230,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Model]]:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(installed, "runtime", lambda: {"runtime": "1"})
+        patch.setattr(installed, "is_there", lambda: True)
+        patch.chdir(folder)
         yield [write_model(folder / "builds" / name, *content) for name, content in contents.items()]
 
 
@@ -294,19 +310,18 @@ def test_what_a_step_is_given_is_in_its_key(models: list[Model], tmp_path: Path)
     """Each exception holds somewhere: one that no longer does must go."""
     narrow: dict[str, list[str]] = {}
     unused = {(jobs, path) for jobs, paths, _ in UNREAD for path in paths.split()}
-    for model, step in product(models, KEPT):
-        for job in model.jobs(step):
-            label, given = f"{step}/{model.name}/{job[1] or ''}", model.given(job)
-            known = model.key(step, given)
-            for name, value in given.items():
-                for path, other in alternatives(name, value, tmp_path):
-                    excepted = {*reasons(label, path)}
-                    if excepted and not excepted & unused:
-                        continue
-                    if model.key(step, {**given, name: other()}) == known:
-                        unused -= excepted
-                        if not excepted:
-                            narrow.setdefault(label, []).append(path)
+    for model, job in [(one, job) for one in models for job in one.jobs]:
+        label, given = f"{job.step.name}/{model.name}/{job.one}", model.given(job)
+        known = model.key(job, given)
+        for name, value in given.items():
+            for path, other in alternatives(name, value, tmp_path):
+                excepted = {*reasons(label, path)}
+                if excepted and not excepted & unused:
+                    continue
+                if model.key(job, {**given, name: other()}) == known:
+                    unused -= excepted
+                    if not excepted:
+                        narrow.setdefault(label, []).append(path)
     assert narrow == {}
     assert unused == set()
 
@@ -315,15 +330,15 @@ def test_what_a_step_is_given_is_in_its_key(models: list[Model], tmp_path: Path)
 def test_every_setting_is_in_the_key_of_a_step(models: list[Model]) -> None:
     """Or decides which steps there are. A setting that is new is covered."""
     without = {path for model in models for path in leaves(model.settings)}
-    for model, step in product(models, KEPT):
-        for job in model.jobs(step)[:1]:
+    for model in models:
+        for job in {job.step.name: job for job in reversed(model.jobs)}.values():
             given = model.given(job)
-            known = model.key(step, given)
+            known = model.key(job, given)
             for path in [*without & {*leaves(model.settings)}]:
                 settings = changed(model.settings, path, (LEAVES | WITHOUT).get(path[-1]))
-                params = {name: value(settings) for name, value in STEPS[step].params.items() if name != "point"}
-                other = params != {name: given[name] for name in params} and model.key(step, given | params) != known
-                if other or {*dag.wanted(STEPS, settings)} != {*model.steps}:
+                params = model.params(job, settings)
+                other = params != {name: given[name] for name in params} and model.key(job, given | params) != known
+                if other or model.steps(settings) != model.steps(model.settings):
                     without.discard(path)
     assert {".".join(path[:2] if path[0] == "parity" else path[:1]) for path in without} == IN_FILES
 
@@ -331,9 +346,10 @@ def test_every_setting_is_in_the_key_of_a_step(models: list[Model]) -> None:
 def test_the_stack_is_measured_anew_with_another_drafter(models: list[Model], tmp_path: Path) -> None:
     """Its packages may be the same: not every tensor of a drafter is in a program."""
     model = models[1]
-    given = model.given(("parity_stack", None))
-    known = model.key("parity_stack", given)
+    (job,) = (job for job in model.jobs if job.step.name == "parity_stack")
+    given = model.given(job)
+    known = model.key(job, given)
     record = read_json(given["record"])
     for path in (("drafter", "files"), ("files",)):
         write_json(tmp_path / "record.json", changed(record, path))
-        assert model.key("parity_stack", {**given, "record": tmp_path / "record.json"}) != known
+        assert model.key(job, {**given, "record": tmp_path / "record.json"}) != known

@@ -17,8 +17,8 @@ import shardmill.plan
 from shardmill import machine
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import job, resources
+from shardmill.pipeline.needs import STEPS
 from shardmill.pipeline.resources import Need, Sizes
-from shardmill.pipeline.table import STEPS
 
 BARE = "from shardmill.pipeline.resources import own_peak; print(own_peak())"
 NORM, QKV, OUT, GATE_UP, DOWN = 3072, 5120 * 3072, 3072 * 3072, 16384 * 3072, 3072 * 8192

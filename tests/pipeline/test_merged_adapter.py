@@ -17,6 +17,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.pipeline import why
 from shardmill.pipeline.cache.store import Store
+from shardmill.pipeline.needs import STEPS
 from shardmill.release import rebuild
 
 from . import driver
@@ -85,7 +86,5 @@ def test_another_adapter_is_another_build(project: Project, monkeypatch: pytest.
     original = rebuild.read_original(project.build / "provenance.json")
     with pytest.raises(ShardmillError, match="lora: the adapter that was merged into the weights is not here"):
         rebuild._adapter(original)
-    driver.run(
-        project.folder, project.content(), leave_out=[name for name in driver.STEPS if name not in ("fetch", "split")]
-    )
+    driver.run(project.folder, project.content(), leave_out=[name for name in STEPS if name not in ("fetch", "split")])
     assert read_json(project.build / "plan.json")["source"] != before

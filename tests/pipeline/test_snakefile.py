@@ -18,8 +18,8 @@ from shardmill.checkpoint import hub
 from shardmill.errors import ShardmillError
 from shardmill.pipeline import code_digest, options, resources, scheduling, snakefile
 from shardmill.pipeline.batch import Batch
+from shardmill.pipeline.needs import STEPS
 from shardmill.pipeline.resolve import resolve_config
-from shardmill.pipeline.table import STEPS
 
 from . import made
 from .workflows import IN_BUILD
@@ -59,13 +59,10 @@ def test_memory_is_declared_within_the_limit(settings: dict[str, Any]) -> None:
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     batch = Batch({"tiny": config.parse(settings)})
-    mem_mb = scheduling.mem_mb(batch, limited(None))("convert")
-    assert callable(mem_mb)
-    assert 800 < mem_mb(job(part="layers_00_02"), ["a"]) < 1000
-    too_much = scheduling.mem_mb(batch, limited(800))("convert")
-    assert callable(too_much)
+    asked = (job(part="layers_00_02"), ["a"], 1, "convert")
+    assert 800 < scheduling.memory(batch, limited(None))(*asked) < 1000
     with pytest.raises(ShardmillError, match="this build may use 800"):
-        too_much(job(part="layers_00_02"), ["a"])
+        scheduling.memory(batch, limited(800))(*asked)
 
 
 def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any]) -> None:
@@ -83,9 +80,7 @@ def test_memory_is_declared_for_the_configured_positions(settings: dict[str, Any
     def declared(positions: int, context: int) -> int:
         parity = {"positions": 8, "perplexity_positions": positions}
         parsed = config.parse(settings | {"parity": parity, "context": context})
-        mem_mb = scheduling.mem_mb(Batch({"tiny": parsed}), limited(None))("reference")
-        assert callable(mem_mb)
-        return mem_mb(job(), ["a"])
+        return scheduling.memory(Batch({"tiny": parsed}), limited(None))(job(), ["a"], 1, "reference")
 
     assert declared(64, 64) - declared(32, 64) == 32 * 12
     assert declared(256, 64) == declared(64, 64)
@@ -167,20 +162,6 @@ def test_snakemake_watches_every_file_of_a_local_checkpoint(settings: dict[str, 
 def test_there_is_nothing_to_watch_on_the_hub(settings: dict[str, Any]) -> None:
     source = {"repo": "a/b", "revision": "0" * 40}
     assert options.source_files(config.parse(settings | {"source": source})) == []
-
-
-def test_model_json_waits_for_every_gate(settings: dict[str, Any]) -> None:
-    receipts = snakefile.gate_receipts(config.parse(settings))
-    parts = ["layers_00_02", "layers_02_03", "layers_03_04", "head_0", "head_1"]
-    expected = [f"residency/{p}" for p in parts] + [f"parity/{p}" for p in [*parts, "stack"]]
-    assert sorted(receipts) == sorted(f"build/{{model}}/{name}.receipt.json" for name in expected)
-
-
-def test_provenance_waits_for_every_receipt(settings: dict[str, Any]) -> None:
-    parsed = config.parse(settings)
-    receipts = snakefile.all_receipts(parsed)
-    assert set(snakefile.gate_receipts(parsed)) < set(receipts)
-    assert len(receipts) == len(set(receipts)) == 4 + 2 * 5 + 11
 
 
 def watched_split(parsed: config.Config) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from shardmill.pipeline import code_digest
 from shardmill.pipeline.code_digest import Module, data_of, parse_module
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 
 # Steps of which the build has no job whose imports test_code_mutants.py looks at.
 REACHED = {

@@ -10,7 +10,7 @@ import pytest
 import shared
 import tiny
 
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 
 from .project import Project
 

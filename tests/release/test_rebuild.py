@@ -22,7 +22,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import read_json, sealed, write_json
 from shardmill.machine import public_version
 from shardmill.pipeline.code_digest import tools
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 from shardmill.records.attest import with_seal
 from shardmill.release import rebuild
 from shardmill.release.compare import explain_difference

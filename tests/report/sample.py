@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from pipeline import workflows
+
 from shardmill.config import Benchmark, Budget, Calibration, Config, Convert
-from shardmill.pipeline import dag
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.snakefile import listed_steps
 from shardmill.report.read import Build, PartRow
 
 PARTS = ("layers_00_02", "head_0")
@@ -237,10 +240,16 @@ BENCHMARK = Benchmark()
 SEARCH = Convert(precision="search", calibration=Calibration("text.txt"), budget=Budget(perplexity=1.03))
 
 
+@cache
+def workflow() -> Any:
+    """The workflow that has read the rules."""
+    return workflows.read(Path("configs/demo.yaml"))
+
+
 def pipeline(convert: Convert = SEARCH) -> list[dict[str, Any]]:
     """The steps of a model of these parts; every one that there is unless a config is given that lacks some."""
-    return dag.step_rows(
-        STEPS,
+    return listed_steps(
+        workflow(),
         cast(
             Config,
             SimpleNamespace(

@@ -93,10 +93,10 @@ def test_the_step_writes_the_same_page_from_the_same_files_anywhere(tmp_path: Pa
     for name in ("here", "there"):
         arguments, root = build_folder(tmp_path / name), tmp_path / name
         made = {"page": root / "report.html", "plots": root / "plots"}
-        made["receipt"] = root / "report.receipt.json"
+        made["hashes"] = root / "report.receipt.json"
         report.task(**arguments).work(made)
         pages.append(made["page"].read_text(encoding="utf-8"))
-        drawn = read_sealed(made["receipt"])
+        drawn = read_sealed(made["hashes"])
         assert drawn["paths"] == {"page": "report.html", "plots": "plots", "speed": "benchmark/speed.json"}
         hashes = {"page": hash_file(made["page"]), "speed": hash_file(arguments["speed"][0])}
         assert drawn["outputs"] == hashes | {"plots": tree_hash(made["plots"])}
@@ -104,6 +104,6 @@ def test_the_step_writes_the_same_page_from_the_same_files_anywhere(tmp_path: Pa
         assert len(drawn["files"]["plots"]) == pages[-1].count('<svg class="plot"') > 0
     assert pages[0] == pages[1]
     report.task(**(arguments | {"speed": []})).work(made)
-    assert read_sealed(made["receipt"])["paths"] == {"page": "report.html", "plots": "plots"}
+    assert read_sealed(made["hashes"])["paths"] == {"page": "report.html", "plots": "plots"}
     assert str(tmp_path) not in pages[0]
     assert "packages/head_0" in pages[0] and "2\u00a0KiB" in pages[0]

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 from report import sample
 from report.reading import section
 from shardmill.config import Convert
+from shardmill.pipeline.needs import STEPS
 from shardmill.report.page import render
-from shardmill.report.stages import step_states
-
-RULES = Path(__file__).parents[2] / "rules"
-NAMES = {"manifest": "model.json", "parity_stack": "parity"}  # rules that go by another name in the list
+from shardmill.report.stages import AMOUNTS, SHOWN, step_states
 
 
 def names(pipeline: list[dict[str, Any]]) -> list[str]:
     return [row["name"] for row in pipeline]
 
 
-def test_every_rule_of_the_workflow_is_listed() -> None:
-    """A step that is added to the rules must appear here, or the list lies."""
-    text = "\n".join(file.read_text() for file in RULES.glob("*.smk"))
-    written = re.findall(r"^rule (\w+):", text, re.MULTILINE)
-    written += re.findall(r"""alike\(MODELS, "(\w+)"\)""", text)  # a rule for each set of parts
-    rules = {NAMES.get(name, name) for name in written}
-    assert rules == set(names(sample.pipeline())) == set(step_states(sample.build()))
+def test_every_step_of_the_workflow_is_listed() -> None:
+    """In the list's own order, which has words for each."""
+    assert set(names(sample.pipeline())) == STEPS.keys()
+    shown = {SHOWN.get(name, name) for name in STEPS}
+    assert shown == AMOUNTS.keys() and [*step_states(sample.build())] == [*AMOUNTS]
+
+
+def test_a_step_that_the_list_has_no_words_for_comes_last() -> None:
+    more = {"name": "listen", "gate": False, "files": ["listen.receipt.json"]}
+    assert [*step_states(sample.build(pipeline=[more, *sample.pipeline()]))] == [*AMOUNTS, "listen"]
+
+
+def test_parts_are_counted_in_the_plan_and_other_files_by_the_rules() -> None:
+    """The programs and the table are parts; parity has a file for each program, and one for all."""
+    amounts = {name: step.amount for name, step in step_states(sample.build()).items()}
+    assert (amounts["split"], amounts["convert"], amounts["parity"]) == ("3 parts", "2 programs", "3 gate files")
 
 
 def test_steps_that_a_build_has_no_use_for_are_not_listed() -> None:

@@ -17,7 +17,7 @@ from shardmill.pipeline import code_digest
 from shardmill.pipeline.cache import entry
 from shardmill.pipeline.cache.entry import PREFIX
 from shardmill.pipeline.cache.store import TEMPLATES, TRAINING
-from shardmill.pipeline.table import STEPS
+from shardmill.pipeline.needs import STEPS
 from shardmill.records.names import RECEIPT
 
 USERS = "users"  # the folder in which older versions noted the checkouts that share a store

@@ -1,6 +1,6 @@
 """One module for each step. The function `task` of a module describes a job.
 
-All steps use the same names for files and settings. The step table says which files and settings a step gets.
+All steps use the same names for files and settings. The step's rule says which it gets.
 
     record              source.receipt.json. The checkpoint's files lie beside the record, see `task.source_folder`.
     summary             plan.json.

@@ -61,7 +61,7 @@ def task(
             points={point.stem: read_json(point) for point in points},
         )
         _write(build, made)
-        write_json(made["receipt"], sealed(_receipt(made, speed)))
+        write_json(made["hashes"], sealed(_receipt(made, speed)))
 
     return Task(work)
 
@@ -88,6 +88,6 @@ def _receipt(made: Mapping[str, Path], speed: list[Path]) -> dict[str, Any]:
     return {
         "step": "report",
         "outputs": hashes,
-        "paths": paths_from(made["receipt"], known),
+        "paths": paths_from(made["hashes"], known),
         "files": {"plots": files} if files else {},
     }

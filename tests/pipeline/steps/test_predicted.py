@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 
 from shardmill import config, machine
 from shardmill.files import read_json, write_json
-from shardmill.pipeline import dag, options
+from shardmill.pipeline import options
+from shardmill.pipeline.needs import STEPS
 from shardmill.pipeline.steps import predicted
-from shardmill.pipeline.table import STEPS
 from shardmill.pipeline.task import Artifact, Task
 
 
@@ -45,17 +45,12 @@ def test_other_precisions_are_predicted_anew(built: tiny.Build, tmp_path: Path) 
     assert one is not None and other is not None and one.key != other.key
 
 
-def test_without_the_key_a_build_has_no_such_step_and_no_gate_gains_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_key_a_build_has_no_such_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny.hf_config().save_pretrained(tmp_path)
     plain = config.parse(json.loads(json.dumps(tiny.settings(str(tmp_path)))))
     asked = replace(plain, predict=("ane",))
-    steps = dag.wanted(STEPS, asked)
-    assert {*steps} - {*dag.wanted(STEPS, plain)} == {"predicted"}
-    assert dag.verdicts(steps) == dag.verdicts(dag.wanted(STEPS, plain))
-    assert "predicted" not in dag.of_the_model(steps)
-    assert "predicted.receipt.json" in dag.report_receipts(steps)
+    wanted = STEPS["predicted"].wanted
+    assert wanted and wanted(asked) and not wanted(plain)
     assert options.split_settings(asked) == options.split_settings(plain)
     monkeypatch.setattr(machine, "is_portable", lambda: False)
-    assert {*dag.wanted(STEPS, asked)} == {*dag.wanted(STEPS, plain)}
+    assert not wanted(asked)
