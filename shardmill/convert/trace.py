@@ -73,8 +73,7 @@ def convert(part: Part) -> Any:
     """Return the Model_pb2.Model of a part, whose weights are constants of fp16 without a place.
 
     coremltools gets the weights as inputs. So no pass sees their values, or folds one into another, and they take no
-    memory but for the one matrix that PyTorch multiplies by. Then each of these inputs becomes a constant, before the
-    first operation that reads it.
+    memory. Then each of these inputs becomes a constant, before the first operation that reads it.
 
     Args:
         part: the part; if its shapes are fixed, it has one width.
@@ -85,8 +84,7 @@ def convert(part: Part) -> Any:
     weights = {path: held[path].data for path in (*shapes, *computed(part.blueprint))}
     _take_as_inputs(module, weights, len(traced_inputs(part.blueprint)))
     named = {f"{stem(path)}{HALF}": value for path, value in weights.items()}
-    # oneDNN would copy each matrix twice, and the answers do not matter here.
-    with hurried(), _replaced((torch.backends.mkldnn, "enabled", False)):
+    with hurried(), unmultiplied():
         spec = converted(part, module, named, passes()).get_spec()
     _make_constant(spec, named)
     neutralize(spec)
@@ -130,6 +128,21 @@ def _make_constant(spec: Any, names: Collection[str]) -> None:
         kept = [copied(value) for value in inputs if value.name not in names]
         del inputs[:]
         inputs.extend(kept)
+
+
+@contextmanager
+def unmultiplied() -> Iterator[None]:
+    """Let convolutions of 1x1 return zeros, inside the `with` block, and not read their weights.
+
+    A trace has no use for numbers, and PyTorch would copy each matrix to multiply by it.
+    """
+
+    def zeros(x: Tensor, weight: Tensor, *_: Any) -> Tensor:
+        return x.new_zeros(()).expand(len(x), len(weight), *x.shape[2:])
+
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("_convolution", zeros, "CPU")
+        yield
 
 
 @contextmanager

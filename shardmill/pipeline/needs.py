@@ -83,7 +83,7 @@ _ROWS = (
     # Blocks of rows, and templates, which are traced in fp32.
     Step(
         "convert",
-        needs=Need(580, torch=1, part=0.05, largest=4, bucket=900_000),
+        needs=Need(580, torch=1, part=0.05, bucket=900_000),
         packages=("coremltools", "numpy", "protobuf", "torch"),
         exact=True,
     ),
