@@ -59,11 +59,6 @@ def recipe_files(config: Config) -> list[str]:
     return [] if precision in RULES else [precision]
 
 
-def parity_text(config: Config) -> str:
-    """Return the input text of the parity gates."""
-    return config.parity.text
-
-
 def calibrates(config: Config) -> bool:
     """Return whether codes are fitted to a text."""
     return config.convert.calibration is not None
