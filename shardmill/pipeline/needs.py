@@ -80,7 +80,7 @@ _ROWS = (
     # The weights in fp32, three times over.
     Step("reference", needs=Need(730, torch=1, whole=4, table=2, logits=12), packages=TEXTS),
     Step("embedding", needs=Need(180, torch=1), packages=("numpy", "torch"), exact=True),
-    # Blocks of rows, and templates, which are traced in fp32.
+    # Blocks of rows, and templates of a bucket's size.
     Step(
         "convert",
         needs=Need(580, torch=1, part=0.05, bucket=900_000),
