@@ -134,6 +134,7 @@ class Model:
     settings: config.Config
     build: Path
     workflow: Any  # Snakemake's, with the DAG
+    models: dict[str, config.Config]  # the workflow's
 
     @cached_property
     def jobs(self) -> list[Job]:
@@ -160,9 +161,9 @@ class Model:
 
     def params(self, job: Job, settings: config.Config) -> dict[str, Any]:
         """The parameters that a job's rule would give it for another config."""
-        models = self.workflow.globals["MODELS"].models
-        models[f"{len(models)}"] = settings  # functions of rules look for it by name, and remember what they found
-        wildcards = Wildcards(fromdict={"model": f"{len(models) - 1}"})
+        name = f"{len(self.models)}"
+        self.models[name] = settings  # functions of rules look for it by name, and remember what they found
+        wildcards = Wildcards(fromdict={"model": name})
         (rule,) = (rule for rule in self.workflow.rules if rule.name == job.step.name)
         given = [(name, value) for name, value in rule.params.items() if name not in (*OF_THE_JOB, "point")]
         return {name: value(wildcards) for name, value in given}
@@ -198,7 +199,7 @@ def write_model(folder: Path, content: dict[str, Any], checkpoint: Path, drafter
     for file in (job.receipt for job in jobs_of(workflow, settings)):
         if file:
             write_json(build / file, {"outputs": {"made": f"hash of {file}"}, "files": {}})
-    return Model(folder.name, settings, build, workflow)
+    return Model(folder.name, settings, build, workflow, workflow.globals["MODELS"].models)
 
 
 @pytest.fixture(scope="module")

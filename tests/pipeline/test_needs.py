@@ -124,6 +124,7 @@ def distributions(file: Path) -> tuple[str, ...]:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         tops |= {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - set(OURS)
+        tops |= {"google" for name in names if name.startswith("coremltools.proto")}  # which are classes of protobuf
     tops -= installed.PACKAGES.keys()  # an extra; its versions are a parameter of the one step that runs it
     return tuple(by_package()[top][0] for top in tops)
 
