@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from bench.folder import build_folder
 from drafting import loaded
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from shardmill.gates.weights import PackageWeights
 from shardmill.machine import load_programs_as
 from shardmill.runtime.drafter import DrafterEngine, drafted_tokens, load_drafter
 from shardmill.runtime.engine import Engine
+from shardmill.runtime.process import start_engine
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
 DRAFTS = 3
@@ -140,6 +142,23 @@ def test_only_its_own_tokens_are_drafted(build: tiny.Build, model: Engine, head:
     head.follow(2)
     assert np.array_equal(head.ids, tokens)
     assert head.forward([9], [0], [0]).shape == (1, heads.ROWS)  # and no logit of any other token
+
+
+def test_a_head_in_another_process_is_called_like_one_here(
+    build: tiny.Build, model: Engine, head: DrafterEngine, tmp_path: Path
+) -> None:
+    """What is known of it without a call, its logits, and the members that every engine has."""
+    there = start_engine(build_folder(build, tmp_path), "fp32")
+    rows = []
+    for engine, own in ((model, head), (there, there.load_drafter())):
+        assert own.ids.tolist() == head.ids.tolist() and own.vocab == model.vocab and own.widths == model.widths
+        Session(engine).prefill([5, 9, 7])
+        own.renew()
+        own.follow(2)
+        rows.append(own.forward([9, 7], [0, 1], [0, 1]))
+        assert own.undoable(2) is None and own.rewindable(1) and own.adapt(None) == ""
+    assert rows[0].shape == (2, heads.ROWS)
+    limits.rows_agree("logits of a draft", rows[1], rows[0], limits.roundings("fp16"))  # the taps are kept in fp16
 
 
 @pytest.mark.slow
