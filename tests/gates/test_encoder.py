@@ -19,6 +19,7 @@ from models import tiny_encoders
 from shardmill.errors import GateError
 from shardmill.gates import encoder as gates
 from shardmill.gates import measurement
+from shardmill.gates.case import Case
 from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
 from shardmill.gates.parity import part_parity
 from shardmill.gates.passes import Pass, together
@@ -60,14 +61,17 @@ class Made:
         package, part = self.folder / f"encoder_{bucket}.mlpackage", self.parts[f"encoder_{bucket}"]
         return PackageWeights(package, part, self.plan["prefix"])
 
-    def part(self, bucket: int, runner: type[PartRunner] = PartRunner) -> list[dict[str, Any]]:
-        """The rows of a part's verdict."""
-        part, stored = self.parts[f"encoder_{bucket}"], self.stored(bucket)
-        made = runner(self.folder / f"{part.name}.mlmodelc", part, self.plan)
+    def case(self, bucket: int) -> Case:
         weights, output = checkpoint_weights(self.source, self.plan["prefix"]), self.known[f"output_{bucket}"]
         texts = passages(TOKENS, bucket, self.plan["task"])
-        case = gates.encoder_case(self.plan, self.reference(), texts, output, stored, weights)
-        found = chain(weights_kept(stored, self.source, in_int8(part)), part_parity(made, case))
+        return gates.encoder_case(self.plan, self.reference(), texts, output, self.stored(bucket), weights)
+
+    def part(self, bucket: int, runner: type[PartRunner] = PartRunner) -> list[dict[str, Any]]:
+        """The rows of a part's verdict."""
+        part = self.parts[f"encoder_{bucket}"]
+        made = runner(self.folder / f"{part.name}.mlmodelc", part, self.plan)
+        kept = weights_kept(self.stored(bucket), self.source, in_int8(part))
+        found = chain(kept, part_parity(made, self.case(bucket)))
         return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
 
     def stack(self, encoder: type[Encoder] = Encoder) -> list[dict[str, Any]]:
@@ -139,6 +143,8 @@ def test_a_right_build_passes(made: Made) -> None:
         EMBED: {"embedding_cosine"},
     }
     assert {row["name"] for row in rows} == expected | by_task[made.plan["task"]]
+    padded = [row["detail"] for row in rows if row["name"] == "padding_error"]
+    assert padded == (["", "in fp16"] if IN_FP32 else [""]) * len(BUCKETS)
 
 
 @pytest.mark.skipif(not IN_FP32, reason="emulates fp16, which Core ML computes in anyway")
@@ -218,6 +224,13 @@ class Noisy(Encoder):
 
     def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
         return [np.round(rows) for rows in super().through(texts, bucket)]
+
+
+def test_texts_are_cut_into_halves_and_a_single_token(plain: Made) -> None:
+    case = plain.case(16)
+    assert case.texts == (16, 16, 16, 2) and case.cut is not None
+    cut = case.cut()
+    assert cut.texts == (*[8] * 6, 1, 1, 1) and cut.rows["x"].shape == (51, case.rows["x"].shape[1])
 
 
 def test_padding_that_is_seen_is_found(labelling: Made) -> None:
