@@ -128,10 +128,10 @@ def test_rotary_on_all_dimensions(built: tiny.Build, tmp_path: Path, monkeypatch
 def test_attention_output_flattened_token_first(built: tiny.Build, tmp_path: Path, monkeypatch: Patch) -> None:
     """[head, token, dim] instead of [head, dim, token]: the same at T=1, so only question 2 can see it."""
 
-    def forward(self: blocks.Attention, x: Tensor, shared: blocks.Shared, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    def forward(self: blocks.Attention, x: Tensor, shared: blocks.Shared, caches: blocks.LayerCaches) -> Tensor:
         g, out = self.g, self.o_proj
         self.o_proj = torch.nn.Identity()  # the real one's input is its output
-        y = real(self, x, shared, k_cache, v_cache).reshape(1, g.heads, g.head_dim, -1)
+        y = real(self, x, shared, caches).reshape(1, g.heads, g.head_dim, -1)
         self.o_proj = out
         result: Tensor = out(y.transpose(2, 3).reshape(1, g.heads * g.head_dim, -1, 1))
         return result

@@ -288,8 +288,8 @@ def behind_a_norm(real: Any) -> Any:
 def scaled_before(_: Any) -> Any:
     """The stream is multiplied by the layer's number before the token's row is added."""
 
-    def between(self: Layer, x: Tensor, mixer: Any, shared: Any, states: Any) -> Tensor:
-        x = x + self.post_attention_layernorm(mixer(self.input_layernorm(x), shared, *states))
+    def between(self: Layer, x: Tensor, mixer: Any, shared: Any, caches: Any) -> Tensor:
+        x = x + self.post_attention_layernorm(mixer(self.input_layernorm(x), shared, caches))
         y = self.feed_forward(self.pre_feedforward_layernorm(x), shared)
         x = (x + self.post_feedforward_layernorm(y)) * self.layer_scale
         return x + self.per_layer(x, shared)
