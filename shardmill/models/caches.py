@@ -20,9 +20,10 @@ class CacheKind(Enum):
 KINDS = {"k": CacheKind.KV, "v": CacheKind.KV, "c": CacheKind.RING, "s": CacheKind.STATE}
 
 
-def cache_kind(name: str) -> CacheKind:
-    """Return the kind of a cache by its name."""
-    return KINDS[name[0]]
+def cache_kind(name: str) -> CacheKind | None:
+    """Return the kind of a cache by its name; None for any other name."""
+    letter, line, _ = name.partition("_")
+    return KINDS.get(letter) if line else None
 
 
 def new_shape(name: str, shape: Shape) -> Shape:

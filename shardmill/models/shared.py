@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shardmill.models.caches import RING, CacheKind, cache_kind
+from shardmill.models.caches import KINDS, RING, CacheKind
 from shardmill.models.contract import BLOCK, ORDER, GraphSpec, rope_inputs
 from shardmill.models.low_rank import LayerAdapter
 from shardmill.models.primitives import write_cache, write_ring
@@ -38,7 +38,7 @@ class LayerCaches:
             new: rows of tokens [1, kv_heads, T, head_dim]; for a ring columns [1, 1, channels, T]; or a whole state.
             masks: where the tokens go, and what is kept; a state has none.
         """
-        old, kind = self._tensors[letter], cache_kind(letter)
+        old, kind = self._tensors[letter], KINDS[letter]
         written = new
         if kind is not CacheKind.STATE:
             written = (write_ring if kind is CacheKind.RING else write_cache)(old, new, *masks)

@@ -145,7 +145,7 @@ def test_another_budget_costs_the_search_and_the_parts_whose_forms_change(root: 
 
 @pytest.mark.thorough
 def test_another_text_makes_new_codes(root: Path) -> None:
-    (root / "calibration.txt").write_text(tiny.sample_text() * 2)
+    (root / "calibration.txt").write_text(tiny.sample_text()[::-1].swapcase() * 2)
     worked = driver.run(root, settings())
     assert "calibration" in worked and any(name.startswith("codes/") for name in worked)
 
@@ -235,7 +235,7 @@ def test_a_part_in_int8_does_not_depend_on_codes(root: Path) -> None:
     write_json(root / "recipe.json", {"schema": 1, "default": "int8", "matrices": {"lm_head.weight": "int4"}})
     mixed = settings(precision="recipe.json", budget=None, search={})
     run(root, mixed)
-    (root / "calibration.txt").write_text(tiny.sample_text() * 2)
+    (root / "calibration.txt").write_text(tiny.sample_text()[::-1].swapcase() * 2)
     worked = run(root, mixed)
     assert any(name.startswith("codes/layers") for name in worked)
     assert {name for name in worked if name.startswith(("packages/", "parity/layers"))} == {

@@ -23,7 +23,7 @@ from shardmill.files import write_json
 from shardmill.gates.measurement import Measurement, compare
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
-from shardmill.models import attention, blocks, primitives
+from shardmill.models import attention, blocks, primitives, shared
 from shardmill.models.part_constants import constants
 from shardmill.pipeline.steps import witness as step
 from shardmill.pipeline.task import Artifact
@@ -155,8 +155,8 @@ def unscaled(x: Tensor, factor: float) -> Tensor:
 
 
 BLOCKS: dict[str, tuple[Any, str, Any]] = {
-    "a cache that forgets": (attention, "write_cache", forgets),
-    "a cache that is written by half": (attention, "write_cache", adds),
+    "a cache that forgets": (shared, "write_cache", forgets),
+    "a cache that is written by half": (shared, "write_cache", adds),
     "rotary embedding turned back": (attention, "apply_rotary", turned_back),
     "scores that are not scaled": (attention, "scale", unscaled),
     "another activation": (blocks, "ACTIVATIONS", dict.fromkeys(primitives.ACTIVATIONS, torch.relu)),
