@@ -35,7 +35,7 @@ from shardmill import plan
 from shardmill.checkpoint.hashing import hash_files, scan_checkpoint, tree_hash
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.config import parse
-from shardmill.imports import spare_coremltools
+from shardmill.imports import spare_imports
 from shardmill.machine import collect_rarely
 from shardmill.models import family
 from shardmill.models.architecture import prefix_of
@@ -222,7 +222,7 @@ def slope(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def worker(method: str, file: Path, source: Path, output: Path, templates: Path, *, threads: int) -> None:
     """Convert as a step of the pipeline does."""
-    spare_coremltools()
+    spare_imports()
     collect_rarely()
     part = plan.load_part(file)
     if part.kind == "embedding":

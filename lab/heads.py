@@ -30,8 +30,9 @@ from shardmill.commands.draft import encoded_prompts
 from shardmill.decode import Drafter, GenerationResult, Session, create_drafter, run
 from shardmill.decode.policies import AlwaysDraft
 from shardmill.draft.measure import CAPS, measure_acceptance
-from shardmill.draft.states import WINDOW, continued, embedding_table, load_reference
+from shardmill.draft.states import continued, embedding_table, load_reference
 from shardmill.draft.train import head_tokens
+from shardmill.draft.windows import WINDOW
 from shardmill.files import read_json
 from shardmill.gates.eagle3 import load_head
 from shardmill.models.eagle3 import default_taps
