@@ -22,10 +22,11 @@ CALLS = (EntryPoints(state=HOST), EntryPoints(FIXED, (1, 4), HOST))
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Part]]:
     folder = tmp_path_factory.mktemp("assistant")
-    checkpoint = assistants.write(assistants.target(), folder / "checkpoint")
+    checkpoint = assistants.write(assistants.target(vocab=tiny.VOCAB), folder / "checkpoint")
     tiny.train_tokenizer().save(str(checkpoint / "tokenizer.json"))
     source = tiny.fetched(checkpoint, folder / "source")
-    tiny.fetched(assistants.write(assistants.assistant(), folder / "assistant"), source / "drafter")
+    helper = assistants.assistant(vocab_size=tiny.VOCAB)
+    tiny.fetched(assistants.write(helper, folder / "assistant"), source / "drafter")
     settings = {"drafter": {"path": str(folder / "assistant")}, "topology": "auto", "program": assistants.STATE}
     return source, tiny.split(source, **settings)[0]
 
