@@ -26,7 +26,10 @@ _MOST = 65504.0  # the largest fp16 number; packing clips infinite weights to it
 
 
 def fp16_product(x: Tensor, size: int, weights: Callable[[int, int], Tensor], packed: Packed) -> Tensor | None:
-    """Return x @ matrix.T, [n, out] in float32; None if there is no such kernel here, or a weight is not finite.
+    """Return x @ matrix.T, [n, out] in float32; None if there is to be no copy.
+
+    So it is where there is no such kernel, where a weight is not finite, and where the matrix would stay in memory
+    beside its copy: a palette's numbers, or int4 in a byte each.
 
     Args:
         x: rows of inputs [n, in] in float32; n is a multiple of 4.
@@ -34,7 +37,7 @@ def fp16_product(x: Tensor, size: int, weights: Callable[[int, int], Tensor], pa
         weights: gives some rows of the matrix, from the first to before the last, in float32: fp16 numbers all.
         packed: holds the matrix's copy.
     """
-    if not fp16_copies_are_right():
+    if not (packed.is_mapped and fp16_copies_are_right()):
         return None
     rows = max(1, _PIECE // x.shape[1])
     pieces = packed.earned(0, lambda: _pack(size, rows, weights))

@@ -218,7 +218,11 @@ class _Lowering:
 
     def _with_shared_copy(self, stored: StoredMatrix, source: Op | Value, out: int, scope: Scope) -> StoredMatrix:
         """Return a matrix whose packed copy is shared with other functions that multiply with it."""
-        key = self._key(source, scope) if isinstance(source, Op) else None
+        if isinstance(source, Op):
+            key = self._key(source, scope)
+        else:
+            place = self.place(source)
+            key = None if place is None else ("const", source.type, place)
         if key is None:
             return stored
         return replace(stored, packed=_PACKED.setdefault((key, out), stored.packed).join(stored.packed))

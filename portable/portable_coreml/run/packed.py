@@ -26,6 +26,11 @@ class Packed:
         self._tried = False
         self._lock = threading.Lock()
 
+    @property
+    def is_mapped(self) -> bool:
+        """Return whether a copy takes the place of mapped pages; another matrix stays in memory beside its copy."""
+        return bool(self._mapped)
+
     def earned(self, after: int, pack: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
         """Count a product with the matrix and return its copies.
 

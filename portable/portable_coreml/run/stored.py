@@ -83,7 +83,10 @@ def stored_matrix(
     zero point or scales of another axis.
     """
     if isinstance(source, Value):
-        return StoredMatrix(_matrix(load(source), out), None, False) if _is_large(source, {"fp16"}, LARGE) else None
+        if not _is_large(source, {"fp16"}, LARGE):
+            return None
+        literal = load(source)
+        return StoredMatrix(_matrix(literal, out), None, False, Packed(literal))
     if source.kind == LOOKED_UP:
         dense = _looked_up(literals, load) if is_compressed(source.kind, literals, least) else None
         return None if dense is None else StoredMatrix(_matrix(dense, out), None, False)

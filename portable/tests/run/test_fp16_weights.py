@@ -8,6 +8,7 @@ import limits
 import pytest
 import torch
 from portable_coreml.run import fp16_weights, products
+from portable_coreml.run.packed import Packed
 from portable_coreml.run.stored import StoredMatrix
 from torch import Tensor
 
@@ -48,6 +49,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         pytest.skip("this processor has no FBGEMM")
     monkeypatch.setattr(fp16_weights, "fp16_copies_are_right", lambda: request.param == "kernel")
     monkeypatch.setattr(fp16_weights, "_PIECE", 70 * IN)
+    monkeypatch.setattr(Packed, "is_mapped", True)
     yield request.param
 
 
@@ -80,6 +82,13 @@ def test_an_infinite_weight_stays_one(way: str, monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(found.isfinite(), weights(m).isfinite().all(1))
     assert torch.equal(products.product(m, torch.ones(IN, 1), steady=True)[:, 0].isfinite(), found.isfinite())
     assert not m.packed.pieces and len(asked) == (way == "kernel")
+
+
+def test_a_matrix_that_would_stay_beside_its_copy_has_none() -> None:
+    """A palette's numbers are in memory already, in fp16, and jobs declare one copy of a weight."""
+    m = fp16_matrix()
+    products.product(m, rows(4).t(), steady=True)
+    assert not m.packed.pieces
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

@@ -13,7 +13,7 @@ import portable_coreml
 import pytest
 import torch
 from portable_coreml.files.bundle import compile_model
-from portable_coreml.run import fixed_point, lower, plan, products, stored
+from portable_coreml.run import fixed_point, fp16_weights, lower, plan, products, stored
 from portable_coreml.run.lowered import Const
 from portable_coreml.run.stored import StoredMatrix
 
@@ -348,6 +348,34 @@ def test_a_packed_copy_takes_the_place_of_the_mapped_matrix(
         (expected,) = one.predict({"x": x}).values()
     assert len(given) == 2, "one for each mapping"
     (found,) = other.predict({"x": x}).values()
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(("stored_as", "precision"), [("int8", "fp16"), ("fp16", "fp32")])
+def test_functions_share_a_copy_in_fp16_too(
+    stored_as: str, precision: str, build_program: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fixed program has a function for each width, and each copy takes two bytes a weight."""
+    if not fp16_weights.fp16_copies_are_right():
+        pytest.skip("this processor has no FBGEMM")
+    monkeypatch.setattr(stored, "LARGE", 1 << 20)
+    size = 1024
+
+    def large(x: Any, mb: Any) -> Any:
+        if stored_as == "int8":
+            return mb.conv(x=x, weight=mb.constexpr_blockwise_shift_scale(**quantised((size, size, 1, 1), 0)))
+        weight = np.random.default_rng(1).standard_normal((size, size, 1, 1)).astype(np.float16)
+        return mb.cast(x=mb.conv(x=mb.cast(x=x, dtype="fp16"), weight=weight), dtype="fp32")
+
+    package = built(build_program, large, (1, size, 1, 1), tmp_path / "m.mlpackage")
+    one, other = (loaded(package, precision) for _ in range(2))
+    (mine,), (theirs,) = (stored_matrices(model) for model in (one, other))
+    assert mine.packed is theirs.packed
+    given: list[int] = []
+    monkeypatch.setattr(mine.packed, "_mapped", [Mapped(given) for _ in mine.packed._mapped])
+    x = np.random.default_rng(2).standard_normal((1, size, 1, 1)).astype(np.float32)
+    (expected,), (found,) = (model.predict({"x": x}).values() for model in (one, other))
+    assert mine.packed.pieces and len(given) == 2, "one for each mapping"
     np.testing.assert_array_equal(found, expected)
 
 
