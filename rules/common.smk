@@ -40,8 +40,8 @@ rule step:
         "../scripts/step.py"
 
 
-# One job at a time uses the Neural Engine.
-use rule step as gate with:
+# A step that runs programs, by Core ML on a Mac: one such job at a time uses the Neural Engine.
+use rule step as engine_step with:
     resources:
         mem_mb=scheduling.memory(MODELS, workflow),
         ane=1,
@@ -49,7 +49,7 @@ use rule step as gate with:
         engine=OF(options.engine),
 
 
-# A step for whose result model.json does not speak: it comes after model.json, or only the report shows it.
+# A step whose result model.json does not cover: it comes after model.json, or only the report shows it.
 use rule step as aside with:
     params:
         aside=True,

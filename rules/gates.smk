@@ -2,7 +2,7 @@
 
 
 # Where each operation runs: measured on a Mac, predicted elsewhere.
-use rule gate as residency with:
+use rule engine_step as residency with:
     input:
         **made_by(rules.convert, rules.compile),
         part="build/{model}/parts/{part}.json",
@@ -16,7 +16,7 @@ use rule gate as residency with:
 
 
 # Compare a part with transformers: is it the intended graph, do all T agree, and what do INT8 and fp16 cost?
-use rule gate as parity with:
+use rule engine_step as parity with:
     input:
         **made_by(rules.fetch, rules.precision, rules.reference, rules.convert, rules.compile, perhaps(rules.codes)),
         summary="build/{model}/plan.json",
@@ -32,7 +32,7 @@ use rule gate as parity with:
 
 
 # All parts chained, against transformers, in logits.
-use rule gate as parity_stack with:
+use rule engine_step as parity_stack with:
     input:
         **made_by(
             rules.fetch,
@@ -58,7 +58,7 @@ use rule gate as parity_stack with:
 
 
 # A part on Apple's Core AI runtime, for a config with `witness: true`.
-use rule gate as witness with:
+use rule engine_step as witness with:
     input:
         **made_by(rules.fetch, rules.reference, rules.convert, rules.compile),
         summary="build/{model}/plan.json",

@@ -21,7 +21,7 @@ use rule aside as manifest with:
 
 
 # Speed on this machine. It needs model.json, which exists only after all gates have passed.
-use rule gate as benchmark with:
+use rule engine_step as benchmark with:
     input:
         manifest="build/{model}/model.json",
         beside=ancient(together(CHECKPOINT, files_of(rules.compile, rules.embedding))),

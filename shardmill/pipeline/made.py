@@ -81,7 +81,7 @@ def gates(workflow: Any) -> list[Any]:
 
 
 def of_the_model(workflow: Any) -> list[Any]:
-    """Return the rules so far whose results model.json speaks for: the store keeps them, and no rule is an `aside`."""
+    """Return the rules so far whose results model.json covers: the store keeps them, and no rule is an `aside`."""
     return [rule for rule in of_steps(workflow) if OWN in outputs(rule) and "aside" not in dict(rule.params.items())]
 
 

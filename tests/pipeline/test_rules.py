@@ -34,7 +34,7 @@ from . import workflows
 
 # Jobs run where Snakemake itself runs, which needs shardmill to read the Snakefile.
 UNWANTED = "Specify a conda environment or container for each rule."
-INHERITED = {"step", "gate", "aside"}  # rules without files, from which others inherit
+INHERITED = {"step", "engine_step", "aside"}  # rules without files, from which others inherit
 OFFERED = {"tools", "threads", "hashes", "before_change", "templates"}  # by the job, see `job.describe`
 
 
@@ -185,7 +185,7 @@ def listening(part: Path, bundle: Artifact, engine: dict[str, str], tools: Tools
 
 LISTEN = """
 
-use rule gate as listen with:
+use rule engine_step as listen with:
     input:
         part="build/{model}/parts/{part}.json",
         **made_by(rules.compile),

@@ -25,11 +25,16 @@ _PIECE = 1 << 20  # elements of a packed copy: one thread expands, packs and mul
 _MOST = 65504.0  # the largest fp16 number; packing clips infinite weights to it
 
 
-def fp16_product(x: Tensor, size: int, weights: Callable[[int, int], Tensor], packed: Packed) -> Tensor | None:
-    """Return x @ matrix.T, [n, out] in float32; None if there is to be no copy.
+def may_be_copied(packed: Packed) -> bool:
+    """Return whether a matrix may have a copy: there is a kernel, and the matrix gives its memory back.
 
-    So it is where there is no such kernel, where a weight is not finite, and where the matrix would stay in memory
-    beside its copy: a palette's numbers, or int4 in a byte each.
+    A palette's numbers, or int4 in a byte each, would stay in memory beside a copy.
+    """
+    return packed.is_mapped and fp16_copies_are_right()
+
+
+def fp16_product(x: Tensor, size: int, weights: Callable[[int, int], Tensor], packed: Packed) -> Tensor | None:
+    """Return x @ matrix.T, [n, out] in float32; None if a weight is not finite.
 
     Args:
         x: rows of inputs [n, in] in float32; n is a multiple of 4.
@@ -37,8 +42,6 @@ def fp16_product(x: Tensor, size: int, weights: Callable[[int, int], Tensor], pa
         weights: gives some rows of the matrix, from the first to before the last, in float32: fp16 numbers all.
         packed: holds the matrix's copy.
     """
-    if not (packed.is_mapped and fp16_copies_are_right()):
-        return None
     rows = max(1, _PIECE // x.shape[1])
     pieces = packed.earned(0, lambda: _pack(size, rows, weights))
     if not pieces:

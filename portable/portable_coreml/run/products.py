@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from portable_coreml.run.fixed_point import FixedPoint, fixed_point_product, takes_so_many, to_fixed_point
-from portable_coreml.run.fp16_weights import fp16_product
+from portable_coreml.run.fp16_weights import fp16_product, may_be_copied
 from portable_coreml.run.lowered import Arg, Const
 from portable_coreml.run.ops import KERNELS, Kernel
 from portable_coreml.run.pieces import in_pieces, one_thread
@@ -124,7 +124,7 @@ def _stored_product(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
         rows = to_fixed_point(x.t())
         if rows is not None:
             return matrix_in_fixed_point(matrix, rows).t()
-    found = _in_fp16(matrix, x) if _has_fp16_weights(matrix) else None
+    found = _in_fp16(matrix, x) if _has_fp16_weights(matrix) and may_be_copied(matrix.packed) else None
     if found is None:
         found = _blockwise(matrix, x, steady)
         matrix.packed.give_back()
@@ -188,7 +188,7 @@ def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
 
 
 def _in_fp16(matrix: StoredMatrix, x: Tensor) -> Tensor | None:
-    """Return the product with a matrix whose weights are fp16 numbers; None if the kernel can't compute it."""
+    """Return the product with a matrix whose weights are fp16 numbers; None if one of them is not finite."""
     rows = by_fours(x.t()).contiguous()
     found = fp16_product(rows, len(matrix.values), partial(_expanded, matrix), matrix.packed)
     return None if found is None else found[: x.shape[1]].t()
