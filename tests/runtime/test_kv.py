@@ -8,14 +8,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from models import tiny_encoders
+from models.hosts import host
+from models.tiny_families import limit_of
 from transformers.masking_utils import causal_mask_function, sliding_window_causal_mask_function
 
-from models.hosts import host
 from shardmill.runtime.kv import MASKED, NEVER, KVLayout, attention_mask, rope_rows, rope_tables, write_mask
 from shardmill.runtime.pack import apart, bucket_for, columns, encoder_arrays, encoder_mask, packed_texts
-
-from . import tiny_encoders
-from .tiny_families import limit_of
 
 
 def test_tables_are_named_after_the_inputs_and_read_at_the_positions() -> None:
