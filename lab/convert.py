@@ -255,7 +255,7 @@ def predict(part: Part, path: Path, answers: Path) -> None:
         model = ct.models.MLModel(str(path))
     random, state, found = np.random.default_rng(0), model.make_state(), []
     for tokens in (1, part.tokens):
-        shapes = {name: sized(shape, tokens) for name, shape in inputs(part.blueprint).items()}
+        shapes = {name: sized(shape, tokens) for name, shape in inputs(part.spec).items()}
         given = {name: random.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
         result = model.predict(given, state)
         if not all(np.isfinite(values).all() for values in result.values()):

@@ -115,7 +115,7 @@ class Part:
     lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers whose caches the part reads, see models/contract.py
 
     @property
-    def blueprint(self) -> GraphSpec:
+    def spec(self) -> GraphSpec:
         """Return the part's spec in the graph contract."""
         if self.kind in ("layers", "encoder"):
             layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
@@ -141,7 +141,7 @@ class Part:
     @property
     def depends_on_slots(self) -> bool:
         """Return whether any layer keeps S slots; False if all layers keep rings."""
-        return self.kind == "layers" and any(self.blueprint.kept(mask) == self.slots for mask in self.blueprint.masks)
+        return self.kind == "layers" and any(self.spec.kept(mask) == self.slots for mask in self.spec.masks)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Part:
         """Return the shapes of its constants by path; for the embedding, the shapes of the host's tables."""
         if self.kind == "embedding":
             return {tensor.path: tensor.shape for tensor in self.tensors}
-        return constants(self.blueprint)
+        return constants(self.spec)
 
     def in_model(self, path: str) -> str:
         """Return the constant's path in the model, as recipes use it: a group of experts counts its experts from 0.
@@ -394,6 +394,6 @@ def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
     caches in all contexts. The functions of a program share what is expanded, and those of one context its caches.
     """
     expanded = sum(n for n in numbers if n < LARGE)
-    forms = (replace(part.blueprint, slots=slots) for slots in (*part.calls.contexts, part.slots))
+    forms = (replace(part.spec, slots=slots) for slots in (*part.calls.contexts, part.slots))
     cached = sum(prod(shape) for form in forms for shape in caches(form).values())
     return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded, "cached": cached}

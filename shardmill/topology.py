@@ -40,7 +40,7 @@ from shardmill.models.caches import RING, Shape
 from shardmill.models.contract import BLOCK, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import FIXED, HOST, TANH
-from shardmill.models.part_constants import constants, whole_blueprint
+from shardmill.models.part_constants import constants, whole_spec
 from shardmill.plan import empty_parts
 
 if TYPE_CHECKING:
@@ -269,7 +269,7 @@ def _matrix_rows(a: Architecture, slices: int | str) -> dict[str, Shape]:
     """Return the constants of all programs; for the LM head, of one slice if the number of slices is known."""
     rows = a.vocab // (slices if isinstance(slices, int) else 1)
     whole = with_experts(a, routed=False) if a.graph.experts else a
-    return constants(whole_blueprint(whole)) | ({} if a.ends else constants(GraphSpec("head", a.graph, rows=rows)))
+    return constants(whole_spec(whole)) | ({} if a.ends else constants(GraphSpec("head", a.graph, rows=rows)))
 
 
 def _unroutable(config: Config, a: Architecture) -> str:
@@ -323,7 +323,7 @@ def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescript
 
 def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
     """Return a problem if an encoder, which is a single program, holds more bytes than a program may."""
-    size = file_bytes(constants(whole_blueprint(a)), config.convert.recipe)
+    size = file_bytes(constants(whole_spec(a)), config.convert.recipe)
     return [_refusal("buckets", "an encoder", size, _fewer_bytes(config))] if size > MAX_WEIGHT_BYTES else []
 
 
@@ -360,8 +360,8 @@ def _blob_bytes(size: int) -> int:
 
 def _layer_bytes(config: Config, a: Architecture) -> list[int]:
     chosen = config.convert.recipe
-    blueprints = [GraphSpec("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
-    return [file_bytes(constants(one), chosen) - ALIGNMENT for one in blueprints]
+    specs = [GraphSpec("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
+    return [file_bytes(constants(one), chosen) - ALIGNMENT for one in specs]
 
 
 def _slice_bytes(config: Config, a: Architecture, count: int) -> int:

@@ -78,7 +78,7 @@ def converted(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[st
     chosen = spread(forms, part.shapes)
     passes = trace.passes()
     passes.remove_passes(FOLDING)
-    model = trace.converted(part, build(part.blueprint, weights), {}, passes)
+    model = trace.converted(part, build(part.spec, weights), {}, passes)
     if not set(chosen.values()) <= {FP16}:
         model = compressed(model, chosen)
     spec = normalised(model.get_spec(), part)
@@ -103,7 +103,7 @@ def normalised(spec: Any, part: Part) -> Any:
     )
     del block.operations[:]
     block.operations.extend(operations)
-    stack_inputs(spec, part.blueprint)
+    stack_inputs(spec, part.spec)
     for op in block.operations:
         if op.type == "const" and op.outputs[0].name in short:
             op.attributes["val"].CopyFrom(values[op.outputs[0].name])

@@ -72,7 +72,7 @@ def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> No
 def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is on files over it: one byte less room and the same parts are refused, and others proposed."""
     half = topology.resolve_topology(settings(), PHI)
-    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].blueprint), recipe("int8"))
+    size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].spec), recipe("int8"))
     monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size)
     assert topology.resolve_topology(settings(), PHI) == topology.resolve_topology(half, PHI) == half
     monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size - 1)
@@ -164,7 +164,7 @@ def test_gemma_4_e2b_has_the_sizes_that_its_publisher_gives() -> None:
         "per_layer": 262144 * 35 * 256,
     }
     (part, *_) = plan.empty_parts(chosen, a)
-    assert cache_bytes(part.blueprint) == 12 * 2 * 2 * 544 * 256 + 3 * 2 * 2 * 2048 * 512
+    assert cache_bytes(part.spec) == 12 * 2 * 2 * 544 * 256 + 3 * 2 * 2 * 2048 * 512
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_with_caches_on_the_host_layers_without_a_cache_are_parts_of_their_own()
     chosen = topology.resolve_topology(settings(program=host), gemma4())
     assert chosen.ranges == ((0, 15), (15, 35))
     first, second, *_ = plan.empty_parts(chosen, gemma4())
-    assert not first.lent and [i for i, _ in second.lent] == [13, 14] and cache_bytes(second.blueprint) == 0
+    assert not first.lent and [i for i, _ in second.lent] == [13, 14] and cache_bytes(second.spec) == 0
     further = settings(program=host, topology=[[0, 15], [15, 20], [20, 35]])
     assert topology.resolve_topology(further, gemma4()).ranges == ((0, 15), (15, 20), (20, 35))
     line = refusal(gemma4(), program=host, topology=[[0, 14], [14, 35]])
@@ -263,7 +263,7 @@ def test_the_size_of_a_program_is_that_of_its_weight_file(tmp_path: Path, quanti
     parts, _ = tiny.split(source, convert={"weights": quantization})
     for name in ("layers_00_02", "head_1"):
         package = tiny.convert(parts[name], source, tmp_path / f"{name}.mlpackage", quantization)
-        expected = topology.file_bytes(constants(parts[name].blueprint), recipe(quantization))
+        expected = topology.file_bytes(constants(parts[name].spec), recipe(quantization))
         assert (package / stamped.WEIGHT_FILE).stat().st_size == expected
 
 

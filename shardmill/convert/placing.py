@@ -32,7 +32,7 @@ KINDS = {
 def inline_constants(part: Part) -> dict[str, str]:
     """Return the paths of the weights that the program itself holds, by the constants' names in it."""
     lengths = {path: math.prod(shape) for path, shape in part.shapes.items()}
-    lengths |= {path: values.size for path, values in computed(part.blueprint).items()}
+    lengths |= {path: values.size for path, values in computed(part.spec).items()}
     return {f"{stem(path)}{HALF}": path for path, length in lengths.items() if length < blob.SMALLEST}
 
 
@@ -49,7 +49,7 @@ def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None)
         CheckpointError: for a weight that fp16 can't hold.
         StampError: if the program lacks one of the short weights.
     """
-    left, weights, given = inline_constants(part), PartWeights(part, source), computed(part.blueprint)
+    left, weights, given = inline_constants(part), PartWeights(part, source), computed(part.spec)
     for operation in main_block(spec).operations:
         path = left.pop(operation.outputs[0].name, None) if operation.type == "const" else None
         if path is not None:
@@ -80,7 +80,7 @@ def place(
     blobs = blob.place_blobs([_kind_and_count(value) for _, values in sites for value in values])
     elsewhere = inline_constants(part).values()
     shapes = {stem(path): path for path in part.shapes if path not in elsewhere}
-    given = {stem(path): tuple(values.ravel().tolist()) for path, values in computed(part.blueprint).items()}
+    given = {stem(path): tuple(values.ravel().tolist()) for path, values in computed(part.spec).items()}
     left, contents = iter(blobs), list[Content]()
     for name, values in sites:
         offsets = [next(left) for _ in values]

@@ -190,16 +190,16 @@ def program(part: Part, cache: Path | None) -> Any:
     Raises:
         StampError: for a graph that can't be stamped.
     """
-    kinds = dict((*part.blueprint.lent, *part.blueprint.layers))
-    sources = {i: part.blueprint.source(i) for i, kind in part.blueprint.layers if kind.shares}
+    kinds = dict((*part.spec.lent, *part.spec.layers))
+    sources = {i: part.spec.source(i) for i, kind in part.spec.layers if kind.shares}
     # coremltools optimises across the layers of an encoder, which is therefore converted whole.
     alone = [bare(part, part.kinds)]
     if part.kind == "layers":
-        lenders = [kinds[sources[i]] if i in sources else None for i, _ in part.blueprint.layers]
+        lenders = [kinds[sources[i]] if i in sources else None for i, _ in part.spec.layers]
         alone = [bare(part, (kind,), lender) for kind, lender in zip(part.kinds, lenders, strict=True)]
     chosen = [template(one, cache) for one in alone]
-    spec = compose(chosen, part.start, list(traced_inputs(part.blueprint)), sources, part.taps)
-    stack_inputs(spec, part.blueprint)
+    spec = compose(chosen, part.start, list(traced_inputs(part.spec)), sources, part.taps)
+    stack_inputs(spec, part.spec)
     return spec
 
 

@@ -78,11 +78,11 @@ def convert(part: Part) -> Any:
     Args:
         part: the part; if its shapes are fixed, it has one width.
     """
-    shapes = constants(part.blueprint)
-    module = build(part.blueprint, {path: torch.zeros(1).expand(shape) for path, shape in shapes.items()})
+    shapes = constants(part.spec)
+    module = build(part.spec, {path: torch.zeros(1).expand(shape) for path, shape in shapes.items()})
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    weights = {path: held[path].data for path in (*shapes, *computed(part.blueprint))}
-    _take_as_inputs(module, weights, len(traced_inputs(part.blueprint)))
+    weights = {path: held[path].data for path in (*shapes, *computed(part.spec))}
+    _take_as_inputs(module, weights, len(traced_inputs(part.spec)))
     named = {f"{stem(path)}{HALF}": value for path, value in weights.items()}
     with hurried(), unmultiplied():
         spec = converted(part, module, named, passes()).get_spec()
@@ -190,8 +190,8 @@ def passes() -> Any:
 
 def converted(part: Part, module: torch.nn.Module, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     """Return the MLModel of a part's module, which takes `weights` after the contract's inputs."""
-    blueprint = part.blueprint
-    shapes, outputs = traced_inputs(blueprint), (output(blueprint), *new_rows(blueprint), *taps(blueprint))
+    spec = part.spec
+    shapes, outputs = traced_inputs(spec), (output(spec), *new_rows(spec), *taps(spec))
     example = [*(torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()), *weights.values()]
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
@@ -203,7 +203,7 @@ def converted(part: Part, module: torch.nn.Module, weights: Mapping[str, Tensor]
         traced,
         inputs=_core_ml_inputs({**shapes, **given}, part.tokens, fixed),
         outputs=[ct.TensorType(name, dtype=np.float16) for name in outputs],
-        states=_core_ml_states(states(blueprint)) or None,
+        states=_core_ml_states(states(spec)) or None,
         minimum_deployment_target=TARGET,
         compute_units=ct.ComputeUnit.CPU_AND_NE,
         pass_pipeline=pipeline,

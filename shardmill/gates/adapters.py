@@ -44,11 +44,11 @@ def adapter_parity(
         stored: the package's weights; the reference gets these and, in addition, the adapter's B A.
     """
     part, where = runner.part, runner.program
-    rank = part.blueprint.adapters
+    rank = part.spec.adapters
     if not rank:
         return
-    if part.blueprint.routes or not is_portable():
-        yield NotRun("adapter_error", ROUTED if part.blueprint.routes else IN_FP32)
+    if part.spec.routes or not is_portable():
+        yield NotRun("adapter_error", ROUTED if part.spec.routes else IN_FP32)
         return
     sources = {
         path: tuple(
@@ -66,8 +66,8 @@ def adapter_parity(
         weight, lora = stored(name), drawn.get(name.removesuffix(".weight"))
         return weight if lora is None else weight.float() + torch.from_numpy(lora.b @ lora.a)
 
-    entry = {"name": part.name, **interface(part.blueprint, part.calls)}
-    inputs = laid_out(read, part.graph, dict(part.blueprint.layers), sources, [entry], rank, where)
+    entry = {"name": part.name, **interface(part.spec, part.calls)}
+    inputs = laid_out(read, part.graph, dict(part.spec.layers), sources, [entry], rank, where)
     expected = reference.layers(x, range(part.start, part.end), adapted)[-1]
     with load_programs_as("fp32"):
         program = runner.loaded()

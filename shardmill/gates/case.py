@@ -83,7 +83,7 @@ def part_case(
         stored: the package's weights.
     """
     hidden, model = known["hidden"], reference.model
-    if part.blueprint.kind == "head":
+    if part.spec.kind == "head":
         tokens = part.row_tokens if part.kind == LABELS else slice(part.start, part.end)
         last, exact = hidden[-1], known["logits"][: hidden.shape[1], tokens]
         rows, head = {"hidden": last.numpy()}, partial(stored.rows, "lm_head.weight")
@@ -95,7 +95,7 @@ def part_case(
     original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
     if part.kind == "experts":
         return _experts_case(part, reference, hidden[part.layer], original, stored.over(original))
-    x, split, given = hidden[part.start], part.blueprint.ends_in_experts, dict[str, Floats]()
+    x, split, given = hidden[part.start], part.spec.ends_in_experts, dict[str, Floats]()
     if width := part.graph.per_layer:
         reference.given(hidden[0], known["rows"])
         pieces = enumerate(torch.split(known["rows"], width, dim=1))
@@ -130,7 +130,7 @@ def _at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> li
         weights: the weights of the part's layers, including the experts.
     """
     indices, experts = range(part.start, part.end), part.graph.experts
-    if experts is None or not part.blueprint.ends_in_experts:
+    if experts is None or not part.spec.ends_in_experts:
         return reference.layers(x, indices, weights)[-1:]
     with choosing(reference.model, part.end - 1, none_taken) as calls:
         stream = reference.layers(x, indices, weights)[-1]

@@ -62,7 +62,7 @@ def _plain_and_shipped(runner: PartRunner, case: Case) -> tuple[list[Pass], list
     """Return the passes with which others are compared, and passes as a runtime feeds them."""
     if case.texts:
         return one_by_one(case.texts), one_by_one(case.texts)
-    verify, widest, pads = runner.runtime["verify"], runner.part.tokens, runner.part.blueprint.blocks > 1
+    verify, widest, pads = runner.runtime["verify"], runner.part.tokens, runner.part.spec.blocks > 1
     return list(in_passes(case.count, [1])), list(as_shipped(case.count, verify, widest, pads))
 
 
@@ -102,7 +102,7 @@ def _choices(
         truth: indices of the experts by layer, [n, chosen].
         precision: the precision in which the program computes.
     """
-    mixtures = [i for i, kind in runner.part.blueprint.layers if kind.ffn == "experts"]
+    mixtures = [i for i, kind in runner.part.spec.layers if kind.ffn == "experts"]
     if not mixtures:
         return None
     function = runner.part.calls.functions.get(width, "")

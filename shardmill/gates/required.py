@@ -66,12 +66,12 @@ def part_numbers(part: Part, verify: int, portable: bool, coded: bool) -> Iterat
         yield from _widths(_ways(part, verify), portable)
     if portable and part.kind == "layers":
         plain = schedules(1, verify, part.tokens)
-        if any(cache_kind(name) is not CacheKind.STATE for name in caches(part.blueprint)):
+        if any(cache_kind(name) is not CacheKind.STATE for name in caches(part.spec)):
             yield from (Number("width_state_error", f"state, {name}") for name in plain)
         if any(kind.ffn == "experts" for kind in part.kinds):
             yield Number("experts_agreement")
             yield from (Number("experts_agreement_fp16") for _ in range(not part.drafter))
-        if part.calls.adapters and not part.blueprint.routes:
+        if part.calls.adapters and not part.spec.routes:
             widths = (1, *compared_widths(verify, part.tokens))
             yield from (
                 Number("adapter_error", name) for name in (*(f"T={width}" for width in widths), *_moves(part, verify))

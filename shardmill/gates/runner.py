@@ -47,7 +47,7 @@ class PartRunner:
             runtime: plan.json's content, or `of_drafter` of it, which has the parameters of the host's arrays.
         """
         self.program, self.part, self.runtime = program, part, runtime
-        self.names = [name for name in pass_inputs(part.blueprint) if name not in caches(part.blueprint)]
+        self.names = [name for name in pass_inputs(part.spec) if name not in caches(part.spec)]
         self.widths = _gate_widths(part, runtime["verify"])
         self.loaded = reused(self._load)
 
@@ -61,7 +61,7 @@ class PartRunner:
 
     def _load(self) -> Program:
         """Load the program, in its shortest context if it has functions for several."""
-        return Program(self.program, interface(self.part.blueprint, self.part.calls), self.part.slots)
+        return Program(self.program, interface(self.part.spec, self.part.calls), self.part.slots)
 
     def run(self, rows: Mapping[str, Floats], passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Run passes from empty states, in the whole context unless they name another.
@@ -83,7 +83,7 @@ class PartRunner:
         program.renew()
         scale = np.float32(1 if self.part.kind == "experts" else self.part.graph.stream_scale)
         room = self.part.slots if layers else used + max(self.widths, default=0)
-        lent = HostCaches({name: name for name in lent_caches(self.part.blueprint)}, self._lent(passes[0].slots))
+        lent = HostCaches({name: name for name in lent_caches(self.part.spec)}, self._lent(passes[0].slots))
         for p in filled_up(passes, self.widths, room):
             if host and p.slots:
                 program.move(p.slots)
@@ -95,7 +95,7 @@ class PartRunner:
             given |= lent.arrays
             given |= {name: each.T[None, :, :, None] * scale for name, each in taken.items() if name not in lent.shapes}
             result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
-            kept.append((result if self.part.blueprint.kind in ("head", "experts") else result / scale)[: p.kept])
+            kept.append((result if self.part.spec.kind in ("head", "experts") else result / scale)[: p.kept])
         outputs = np.concatenate(kept)
         # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
         left = self._states(program, host, used, passes[-1].offset) if host else {}
@@ -118,7 +118,7 @@ class PartRunner:
 
     def _lent(self, slots: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the lent caches that the part reads, in a context of some slots; 0 for the whole."""
-        return lent_caches(replace(self.part.blueprint, slots=slots or self.part.slots))
+        return lent_caches(replace(self.part.spec, slots=slots or self.part.slots))
 
     def _states(self, program: Program, host: KVLayout, used: int, offset: int) -> dict[str, Floats]:
         """Return the states' contents for the first `used` positions; a ring contains only the last positions.
@@ -128,7 +128,7 @@ class PartRunner:
         """
         found, g = {}, self.part.graph
         taps = g.recurrence.taps if g.recurrence else g.conv_taps
-        for name in caches(self.part.blueprint):
+        for name in caches(self.part.spec):
             kind = cache_kind(name)
             if kind is CacheKind.STATE:
                 continue

@@ -217,58 +217,58 @@ def most_tokens(taps: int) -> int:
     return RING - taps + 1
 
 
-def inputs(blueprint: GraphSpec) -> dict[str, Shape]:
+def inputs(spec: GraphSpec) -> dict[str, Shape]:
     """Return the inputs of a program by name, in order; T stands for the token axis."""
-    return {**pass_inputs(blueprint), **adapter_inputs(blueprint.graph, blueprint.layers, blueprint.adapters)}
+    return {**pass_inputs(spec), **adapter_inputs(spec.graph, spec.layers, spec.adapters)}
 
 
-def traced_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
+def traced_inputs(spec: GraphSpec) -> dict[str, Shape]:
     """Return the inputs of a part's PyTorch module, which takes an adapter's matrices layer by layer."""
-    return {**pass_inputs(blueprint), **slices(blueprint.graph, blueprint.layers, blueprint.adapters)}
+    return {**pass_inputs(spec), **slices(spec.graph, spec.layers, spec.adapters)}
 
 
-def pass_inputs(blueprint: GraphSpec) -> dict[str, Shape]:
+def pass_inputs(spec: GraphSpec) -> dict[str, Shape]:
     """Return the inputs without adapters' matrices, by name, in order."""
-    g = blueprint.graph
-    if blueprint.kind == "head":
+    g = spec.graph
+    if spec.kind == "head":
         return {"hidden": (1, g.hidden + g.carry, T, 1)}
-    if blueprint.kind == "experts":
-        return {"x": (1, g.hidden, T, 1), "weights": (1, blueprint.rows, T, 1)}
-    if blueprint.kind == "fuse":
-        return {"x": (1, blueprint.rows * g.hidden, T, 1)}
-    if blueprint.kind == "join":
-        return {"x": (1, 2 * blueprint.rows + g.hidden, T, 1)}
-    if blueprint.kind == "mtp":
+    if spec.kind == "experts":
+        return {"x": (1, g.hidden, T, 1), "weights": (1, spec.rows, T, 1)}
+    if spec.kind == "fuse":
+        return {"x": (1, spec.rows * g.hidden, T, 1)}
+    if spec.kind == "join":
+        return {"x": (1, 2 * spec.rows + g.hidden, T, 1)}
+    if spec.kind == "mtp":
         return {"x": (1, 3 * g.hidden, T, 1)}
-    paired = any(kind.paired for _, kind in blueprint.layers[:1])
+    paired = any(kind.paired for _, kind in spec.layers[:1])
     found: dict[str, Shape] = {"x": (1, (2 if paired else 1) * g.hidden + g.carry, T, 1)}
-    for name in blueprint.ropes:
+    for name in spec.ropes:
         cos, sin = rope_inputs(name)
-        half = next(g.of(kind).rope_dim for _, kind in blueprint.layers if kind.rope == name) // 2
+        half = next(g.of(kind).rope_dim for _, kind in spec.layers if kind.rope == name) // 2
         found |= {cos: (T, half), sin: (T, half)}
-    found |= {name: (1, 1, T, blueprint.kept(name)) for name in blueprint.masks}
-    if blueprint.kind == "encoder":
+    found |= {name: (1, 1, T, spec.kept(name)) for name in spec.masks}
+    if spec.kind == "encoder":
         return found
-    found |= {blueprint.write_mask(name): (1, 1, blueprint.kept(name), T) for name in blueprint.written_masks}
-    if blueprint.convolves:
+    found |= {spec.write_mask(name): (1, 1, spec.kept(name), T) for name in spec.written_masks}
+    if spec.convolves:
         found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
-    if blueprint.recurs and g.recurrence:
+    if spec.recurs and g.recurrence:
         found |= {"conv_write_mask": (1, 1, T, RING)}
         found |= {"recurrent_read_mask": (1, 2 * (BLOCK + g.recurrence.taps - 1), RING, T)}
         found |= {"recurrent_out_mask": (1, 1, T, BLOCK), "recurrent_keep_mask": (1, 1, 1, T)}
     if g.per_layer:
         found["embedded"] = (1, g.hidden, T, 1)
-    found |= lent_caches(blueprint)
-    kept = caches(blueprint) if blueprint.hosted else {}
-    for i, _ in blueprint.layers:
+    found |= lent_caches(spec)
+    kept = caches(spec) if spec.hosted else {}
+    for i, _ in spec.layers:
         found |= {name: shape for name, shape in kept.items() if name.endswith(f"_{i}")}
         found |= {f"p_{i}": (1, g.per_layer, T, 1)} if g.per_layer else {}
     return found
 
 
-def lent_caches(blueprint: GraphSpec) -> dict[str, Shape]:
+def lent_caches(spec: GraphSpec) -> dict[str, Shape]:
     """Return the caches of other parts that a part reads, by name, in order."""
-    return caches(replace(blueprint, layers=blueprint.lent, lent=()))
+    return caches(replace(spec, layers=spec.lent, lent=()))
 
 
 def rope_inputs(table: str) -> tuple[str, str]:
@@ -277,25 +277,25 @@ def rope_inputs(table: str) -> tuple[str, str]:
     return (f"{stem}_cos_{rest}", f"{stem}_sin_{rest}") if rest else (f"{stem}_cos", f"{stem}_sin")
 
 
-def states(blueprint: GraphSpec) -> dict[str, Shape]:
+def states(spec: GraphSpec) -> dict[str, Shape]:
     """Return the states of a program by name, in order; empty if the host keeps their content."""
-    return {} if blueprint.hosted else caches(blueprint)
+    return {} if spec.hosted else caches(spec)
 
 
-def new_rows(blueprint: GraphSpec) -> dict[str, Shape]:
+def new_rows(spec: GraphSpec) -> dict[str, Shape]:
     """Return the further outputs of a program whose caches the host keeps: the new rows of each cache, in order.
 
     The row of token t belongs in the slot that the write mask of its layer gives for t. A recurrence's state is new as
     a whole.
     """
-    if not blueprint.hosted:
+    if not spec.hosted:
         return {}
-    return {new_name(name): new_shape(name, shape) for name, shape in caches(blueprint).items()}
+    return {new_name(name): new_shape(name, shape) for name, shape in caches(spec).items()}
 
 
-def taps(blueprint: GraphSpec) -> dict[str, Shape]:
+def taps(spec: GraphSpec) -> dict[str, Shape]:
     """Return the outputs of a program that other programs read, in order: the hidden state at a layer's input."""
-    return {tap_name(layer): (1, blueprint.graph.hidden + blueprint.graph.carry, T, 1) for layer in blueprint.taps}
+    return {tap_name(layer): (1, spec.graph.hidden + spec.graph.carry, T, 1) for layer in spec.taps}
 
 
 def tap_name(layer: int) -> str:
@@ -308,19 +308,17 @@ def new_name(cache: str) -> str:
     return f"{cache}_new"
 
 
-def caches(blueprint: GraphSpec) -> dict[str, Shape]:
+def caches(spec: GraphSpec) -> dict[str, Shape]:
     """Return the caches kept between passes by name, in order.
 
     These are k_i and v_i of attention layers, c_i of convolutions, and c_i and s_i of recurrences.
     """
-    if blueprint.kind not in ("layers", "encoder"):
+    if spec.kind not in ("layers", "encoder"):
         return {}
-    g = blueprint.graph
+    g = spec.graph
     found: dict[str, Shape] = {}
-    for i, kind in () if blueprint.kind == "encoder" else blueprint.layers:
-        kept = (
-            MIXERS[kind.mixer].caches(g.of(kind), blueprint.kept(kind.mask)) if kind.mixer and not kind.shares else {}
-        )
+    for i, kind in () if spec.kind == "encoder" else spec.layers:
+        kept = MIXERS[kind.mixer].caches(g.of(kind), spec.kept(kind.mask)) if kind.mixer and not kind.shares else {}
         found |= {f"{letter}_{i}": shape for letter, shape in kept.items()}
     return found
 
@@ -339,11 +337,11 @@ def has_positions(name: str, shape: Shape, slots: int) -> bool:
     return cache_kind(name) is CacheKind.KV and shape[2] == slots
 
 
-def cache_bytes(blueprint: GraphSpec) -> int:
+def cache_bytes(spec: GraphSpec) -> int:
     """Return the bytes of all that is kept from pass to pass."""
-    return sum(CACHE_ITEM_BYTES * prod(shape) for shape in caches(blueprint).values())
+    return sum(CACHE_ITEM_BYTES * prod(shape) for shape in caches(spec).values())
 
 
-def output(blueprint: GraphSpec) -> str:
+def output(spec: GraphSpec) -> str:
     """Return the name of a program's first output."""
-    return "logits" if blueprint.kind == "head" or blueprint.label_rows else "hidden"
+    return "logits" if spec.kind == "head" or spec.label_rows else "hidden"

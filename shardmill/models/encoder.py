@@ -24,7 +24,7 @@ from shardmill.models.architecture import (
     renamed,
 )
 from shardmill.models.decoder import check_heads, refuse_unplaced
-from shardmill.models.part_constants import model_constants, whole_blueprint
+from shardmill.models.part_constants import model_constants, whole_spec
 
 TASKS = {"ForTokenClassification": LABEL, "ForSequenceClassification": CLASSIFY, "Model": EMBED}
 TEXT_TASKS = {"ForCausalLM": EMBED, "Model": EMBED}  # of language models, whose last hidden states are pooled
@@ -187,7 +187,7 @@ def with_answers(
     ends = replace(a.ends, labels=len(answers), label_bias=False)
     a = replace(a, task=RANK, labels=tuple(answers), ends=ends)
     head = blocks(model.sources["embedding"])[0].tensor if a.tied else HEAD
-    chosen = islice(cycle(range(len(answers)) if tokens is None else tokens), whole_blueprint(a).label_rows)
+    chosen = islice(cycle(range(len(answers)) if tokens is None else tokens), whole_spec(a).label_rows)
     rows = tuple(TensorSource(head, rows=(row, row + 1, 1), shape=(a.vocab, a.graph.hidden)) for row in chosen)
     ignored = model.ignored if a.tied else tuple(name for name in model.ignored if name != HEAD)
     return replace(model, architecture=a, sources={**model.sources, "classifier.weight": rows}, ignored=ignored)

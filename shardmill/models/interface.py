@@ -81,34 +81,34 @@ def own_bundle(program: Path, function: str) -> Path:
     return program / f"{function}{BUNDLE}"
 
 
-def interface(blueprint: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
+def interface(spec: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
     """Return what goes into a part's program, what it keeps and what comes out; "T" stands for the token axis."""
-    named = {name: ["T" if extent == T else extent for extent in shape] for name, shape in inputs(blueprint).items()}
+    named = {name: ["T" if extent == T else extent for extent in shape] for name, shape in inputs(spec).items()}
     found = {
         "inputs": named,
-        "states": {name: list(s) for name, s in states(blueprint).items()},
-        "output": output(blueprint),
+        "states": {name: list(s) for name, s in states(spec).items()},
+        "output": output(spec),
     }
-    if blueprint.hosted and caches(blueprint):
-        found["written"] = {name: new_name(name) for name in caches(blueprint)}
-    if blueprint.lent:
-        found["lent"] = list(lent_caches(blueprint))
-    if blueprint.taps:
-        found["taps"] = {tap_name(layer): layer for layer in blueprint.taps}
-    if blueprint.adapters:
-        layers = adapted_layers(blueprint.graph, blueprint.layers)
+    if spec.hosted and caches(spec):
+        found["written"] = {name: new_name(name) for name in caches(spec)}
+    if spec.lent:
+        found["lent"] = list(lent_caches(spec))
+    if spec.taps:
+        found["taps"] = {tap_name(layer): layer for layer in spec.taps}
+    if spec.adapters:
+        layers = adapted_layers(spec.graph, spec.layers)
         found["adapters"] = {name: list(indices) for name, indices in layers.items()}
     if functions := calls.named:
         found["functions"] = functions
     if calls.contexts:
-        found["contexts"] = {str(slots): _shorter(blueprint, calls, slots) for slots in calls.contexts}
+        found["contexts"] = {str(slots): _shorter(spec, calls, slots) for slots in calls.contexts}
     return found
 
 
-def _shorter(blueprint: GraphSpec, calls: EntryPoints, slots: int) -> dict[str, Any]:
+def _shorter(spec: GraphSpec, calls: EntryPoints, slots: int) -> dict[str, Any]:
     """Return the functions for a shorter context, and the inputs and states that have other shapes there."""
-    whole = interface(blueprint, replace(calls, contexts=()))
-    other = interface(replace(blueprint, slots=slots), EntryPoints())
+    whole = interface(spec, replace(calls, contexts=()))
+    other = interface(replace(spec, slots=slots), EntryPoints())
     shapes = {
         key: {name: shape for name, shape in other[key].items() if shape != whole[key][name]}
         for key in ("inputs", "states")

@@ -51,17 +51,17 @@ class LayerAdapter:
         return _back(self.down_up, _times(self.down_down, x))
 
 
-def layer_adapter(blueprint: GraphSpec, given: Mapping[str, Tensor], index: int) -> LayerAdapter | None:
+def layer_adapter(spec: GraphSpec, given: Mapping[str, Tensor], index: int) -> LayerAdapter | None:
     """Return the adapter of a layer; None if the part takes no adapters, or the layer has nothing to adapt.
 
     Args:
-        blueprint: the part's.
+        spec: the part's.
         given: the inputs of the part's module, slices by layer among them.
         index: the layer.
     """
-    stacks = layer_stacks(blueprint.graph, dict(blueprint.layers)[index]) if blueprint.adapters else {}
+    stacks = layer_stacks(spec.graph, dict(spec.layers)[index]) if spec.adapters else {}
     slices = {name: given[f"{name}_{index}"] for name in stacks}
-    return LayerAdapter(blueprint.adapters, slices, blueprint.graph.gated) if slices else None
+    return LayerAdapter(spec.adapters, slices, spec.graph.gated) if slices else None
 
 
 def _times(down: Tensor, x: Tensor) -> Tensor:

@@ -263,11 +263,11 @@ class Mixture(ExpertChoice, ExpertSum):
 class RoutedExperts(ExpertSum):
     """Some of a layer's experts as a separate program: the contract's part of kind "experts"."""
 
-    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+    def __init__(self, spec: GraphSpec, weights: Weights) -> None:
         super().__init__()
-        g = blueprint.graph
-        self.g, self.count = g, blueprint.rows
-        self.hold(g, weights, "", blueprint.rows)
+        g = spec.graph
+        self.g, self.count = g, spec.rows
+        self.hold(g, weights, "", spec.rows)
         if g.residual_scales:
             self.branch_scale = nn.Parameter(weights["branch_scale"].reshape(1, -1, 1, 1), requires_grad=False)
 

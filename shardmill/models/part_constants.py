@@ -16,35 +16,35 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def constants(blueprint: GraphSpec) -> dict[str, Shape]:
+def constants(spec: GraphSpec) -> dict[str, Shape]:
     """Return the weights of a program by their path in it, in order, with their shapes."""
-    g = blueprint.graph
-    if blueprint.kind == "head":
-        return norm_constants("norm", g) | projection_constants("lm_head", blueprint.rows, g.hidden, g.head_bias)
-    if blueprint.kind == "experts":
-        return group_constants(g, blueprint.rows)
-    if blueprint.kind == "fuse":
-        return projection_constants("fc", g.hidden, blueprint.rows * g.hidden, False)
-    if blueprint.kind == "join":
+    g = spec.graph
+    if spec.kind == "head":
+        return norm_constants("norm", g) | projection_constants("lm_head", spec.rows, g.hidden, g.head_bias)
+    if spec.kind == "experts":
+        return group_constants(g, spec.rows)
+    if spec.kind == "fuse":
+        return projection_constants("fc", g.hidden, spec.rows * g.hidden, False)
+    if spec.kind == "join":
         return {
-            f"{MODEL_NORM}.weight": (blueprint.rows,),
+            f"{MODEL_NORM}.weight": (spec.rows,),
             **norm_constants("norm", g),
-            **projection_constants("post_projection", blueprint.rows, g.hidden, False),
-            **projection_constants("pre_projection", g.hidden, 2 * blueprint.rows, False),
+            **projection_constants("post_projection", spec.rows, g.hidden, False),
+            **projection_constants("pre_projection", g.hidden, 2 * spec.rows, False),
         }
-    if blueprint.kind == "mtp":
+    if spec.kind == "mtp":
         norms = (MODEL_NORM, "norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
         found = {f"{name}.weight": (g.hidden,) for name in norms}
         return found | projection_constants("fc", g.hidden, 2 * g.hidden, False)
     layers = {
-        f"layers.{i}.{role}": shape for i, kind in blueprint.layers for role, shape in mixer_constants(g, kind).items()
+        f"layers.{i}.{role}": shape for i, kind in spec.layers for role, shape in mixer_constants(g, kind).items()
     }
-    return layers if blueprint.ends is None else _around(layers, blueprint, blueprint.ends)
+    return layers if spec.ends is None else _around(layers, spec, spec.ends)
 
 
-def _around(layers: Mapping[str, Shape], blueprint: GraphSpec, ends: EncoderIO) -> dict[str, Shape]:
+def _around(layers: Mapping[str, Shape], spec: GraphSpec, ends: EncoderIO) -> dict[str, Shape]:
     """Return the weights of an encoder's program, given the weights of its layers."""
-    g, found = blueprint.graph, dict(layers)
+    g, found = spec.graph, dict(layers)
     if ends.embed_norm:
         found = norm_constants("embed_norm", g) | found
     if ends.final_norm:
@@ -56,11 +56,11 @@ def _around(layers: Mapping[str, Shape], blueprint: GraphSpec, ends: EncoderIO) 
     if ends.project:
         found |= projection_constants("projection", ends.project, g.hidden, False)
     return found | (
-        projection_constants("classifier", blueprint.label_rows, g.hidden, ends.label_bias) if ends.labels else {}
+        projection_constants("classifier", spec.label_rows, g.hidden, ends.label_bias) if ends.labels else {}
     )
 
 
-def whole_blueprint(a: Architecture) -> GraphSpec:
+def whole_spec(a: Architecture) -> GraphSpec:
     """Return the spec of a program with all layers; for an encoder, this is the spec of each part."""
     layers = tuple(enumerate(a.kinds))
     return GraphSpec("encoder", a.graph, layers, ends=a.ends) if a.ends else GraphSpec("layers", a.graph, layers)
@@ -83,21 +83,21 @@ def model_constants(a: Architecture) -> dict[str, Shape]:
         for i, kind in enumerate(a.kinds)
         for role, shape in layer_constants(a.graph, kind).items()
     }
-    return constants(whole_blueprint(a)) | layers | head | table_constants(a)
+    return constants(whole_spec(a)) | layers | head | table_constants(a)
 
 
-def computed(blueprint: GraphSpec) -> dict[str, NDArray[np.float32]]:
+def computed(spec: GraphSpec) -> dict[str, NDArray[np.float32]]:
     """Return constants that no checkpoint decides, by their path, in the shapes that programs use."""
     import numpy as np  # every command imports this module, and few need arrays
 
     found: dict[str, NDArray[np.float32]] = {}
-    if blueprint.routes and blueprint.graph.experts:
-        found[ORDER] = np.arange(blueprint.graph.experts.classes, 0, -1, dtype=np.float32).reshape(1, -1, 1, 1)
-    if blueprint.recurs:
+    if spec.routes and spec.graph.experts:
+        found[ORDER] = np.arange(spec.graph.experts.classes, 0, -1, dtype=np.float32).reshape(1, -1, 1, 1)
+    if spec.recurs:
         i, j = np.mgrid[0:BLOCK, 0:BLOCK]
         both = np.concatenate([i >= j, j > i])  # up to token i, and after it
         scaled = {"later_decays": (i > j) / DECAY_SCALE, "decay_sums": both / DECAY_SCALE}
-        named = {"causal": i >= j} | ({"later": i > j} if blueprint.graph.delta else {}) | scaled
+        named = {"causal": i >= j} | ({"later": i > j} if spec.graph.delta else {}) | scaled
         found |= {name: values.astype(np.float32)[None, None] for name, values in named.items()}
     return found
 

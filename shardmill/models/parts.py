@@ -16,32 +16,32 @@ from shardmill.models.primitives import ACTIVATIONS, cap, projection, scale
 from shardmill.models.shared import LayerCaches, Shared
 
 
-def _register_computed(part: nn.Module, blueprint: GraphSpec) -> None:
+def _register_computed(part: nn.Module, spec: GraphSpec) -> None:
     """Give a part the constants that no checkpoint decides, as buffers."""
-    for name, values in computed(blueprint).items():
+    for name, values in computed(spec).items():
         part.register_buffer(name, torch.from_numpy(values))
 
 
-def _registered(part: nn.Module, blueprint: GraphSpec) -> dict[str, Tensor]:
+def _registered(part: nn.Module, spec: GraphSpec) -> dict[str, Tensor]:
     """Return a part's constants that no checkpoint decides, by name."""
-    return {name: getattr(part, name) for name in computed(blueprint)}
+    return {name: getattr(part, name) for name in computed(spec)}
 
 
 class LayersPart(nn.Module):
     """Consecutive layers with their states as buffers: the contract's part of kind "layers"."""
 
-    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+    def __init__(self, spec: GraphSpec, weights: Weights) -> None:
         super().__init__()
-        self.blueprint, self.names = blueprint, list(traced_inputs(blueprint))
-        graph, layers = blueprint.graph, blueprint.layers
+        self.spec, self.names = spec, list(traced_inputs(spec))
+        graph, layers = spec.graph, spec.layers
         self.layers = nn.ModuleDict({str(i): create_layer(graph, kind, i, weights) for i, kind in layers})
-        for name, shape in states(blueprint).items():
+        for name, shape in states(spec).items():
             self.register_buffer(name, torch.zeros(shape))
-        _register_computed(self, blueprint)
+        _register_computed(self, spec)
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the last output, what is new to each cache that the host owns, and the taps."""
-        spec, given = self.blueprint, dict(zip(self.names[1:], rest, strict=True))
+        spec, given = self.spec, dict(zip(self.names[1:], rest, strict=True))
         shared = Shared(spec, given, _registered(self, spec))
         by_layer = {i: LayerCaches({"k": given[f"k_{i}"], "v": given[f"v_{i}"]}, spec.hosted) for i, _ in spec.lent}
         tapped: list[Tensor] = []
@@ -56,17 +56,17 @@ class LayersPart(nn.Module):
 
     def _caches(self, given: Mapping[str, Tensor], layer: int) -> LayerCaches:
         """Return the caches of a layer of this part."""
-        names = [name for name in caches(self.blueprint) if name.endswith(f"_{layer}")]
-        held = given if self.blueprint.hosted else dict(self.named_buffers(recurse=False))
-        return LayerCaches({name[0]: held[name] for name in names}, self.blueprint.hosted)
+        names = [name for name in caches(self.spec) if name.endswith(f"_{layer}")]
+        held = given if self.spec.hosted else dict(self.named_buffers(recurse=False))
+        return LayerCaches({name[0]: held[name] for name in names}, self.spec.hosted)
 
 
 class HeadPart(nn.Module):
     """Final norm and some rows of the vocabulary: hidden [1, d, T, 1] -> logits [1, rows, T, 1]."""
 
-    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+    def __init__(self, spec: GraphSpec, weights: Weights) -> None:
         super().__init__()
-        self.g = blueprint.graph
+        self.g = spec.graph
         self.norm = norm(self.g, weights, "norm", self.g.stream_eps)
         self.lm_head = projection(weights["lm_head.weight"], weights.get("lm_head.bias"))
 
@@ -80,7 +80,7 @@ class HeadPart(nn.Module):
 class FusePart(nn.Module):
     """A drafter's projection of a token's taps: x [1, n d, T, 1] -> hidden [1, d, T, 1]."""
 
-    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+    def __init__(self, spec: GraphSpec, weights: Weights) -> None:
         super().__init__()
         self.fc = projection(weights["fc.weight"])
 
@@ -92,10 +92,10 @@ class FusePart(nn.Module):
 class JoinPart(nn.Module):
     """The stream of Gemma 4's assistant: x [1, 2 m + d, T, 1] -> hidden [1, d, T, 1] (models/assistant.py)."""
 
-    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+    def __init__(self, spec: GraphSpec, weights: Weights) -> None:
         super().__init__()
-        g = blueprint.graph
-        self.sizes = [blueprint.rows, blueprint.rows, g.hidden]
+        g = spec.graph
+        self.sizes = [spec.rows, spec.rows, g.hidden]
         self.model_norm = norm(g, weights, MODEL_NORM, g.rms_norm_eps)
         self.norm = norm(g, weights, "norm", g.stream_eps)
         self.post_projection = projection(weights["post_projection.weight"])
@@ -111,9 +111,9 @@ class JoinPart(nn.Module):
 class MtpPart(nn.Module):
     """What Qwen3.5's MTP layer reads: x [1, 3 d, T, 1] -> hidden [1, d, T, 1] (models/mtp.py)."""
 
-    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+    def __init__(self, spec: GraphSpec, weights: Weights) -> None:
         super().__init__()
-        g = blueprint.graph
+        g = spec.graph
         self.hidden = g.hidden
         self.model_norm, self.norm, self.pre_fc_norm_embedding = (
             norm(g, weights, name, g.stream_eps) for name in (MODEL_NORM, "norm", "pre_fc_norm_embedding")
@@ -139,24 +139,24 @@ class EncoderPart(nn.Module):
     classifier: nn.Module
     projection: nn.Module
 
-    def __init__(self, blueprint: GraphSpec, weights: Weights) -> None:
+    def __init__(self, spec: GraphSpec, weights: Weights) -> None:
         super().__init__()
-        assert blueprint.ends is not None
-        g, ends = blueprint.graph, blueprint.ends
-        self.blueprint, self.ends, self.names = blueprint, ends, list(inputs(blueprint))
+        assert spec.ends is not None
+        g, ends = spec.graph, spec.ends
+        self.spec, self.ends, self.names = spec, ends, list(inputs(spec))
         norms = {"embed_norm": ends.embed_norm, "norm": ends.final_norm, "dense_norm": ends.dense_norm}
         for name, there in norms.items():
             eps = g.stream_eps if name == "norm" else g.rms_norm_eps
             setattr(self, name, norm(g, weights, name, eps) if there else nn.Identity())
-        self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in blueprint.layers})
+        self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in spec.layers})
         projections = {"dense": bool(ends.dense), "classifier": bool(ends.labels), "projection": bool(ends.project)}
         for name, there in projections.items():
             made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if there else nn.Identity()
             setattr(self, name, made)
-        _register_computed(self, blueprint)
+        _register_computed(self, spec)
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
-        shared = Shared(self.blueprint, dict(zip(self.names[1:], rest, strict=True)), _registered(self, self.blueprint))
+        shared = Shared(self.spec, dict(zip(self.names[1:], rest, strict=True)), _registered(self, self.spec))
         x = shared.embedded = self.embed_norm(x)
         for layer in self.layers.values():
             x = layer(x, shared)
@@ -178,11 +178,11 @@ PARTS: Mapping[str, type[nn.Module]] = {
 }
 
 
-def build(blueprint: GraphSpec, weights: Weights) -> nn.Module:
+def build(spec: GraphSpec, weights: Weights) -> nn.Module:
     """Return the module of a part, in inference mode.
 
     Args:
-        blueprint: the part's.
+        spec: the part's.
         weights: in fp32 by the contract's paths.
     """
-    return PARTS[blueprint.kind](blueprint, weights).eval()
+    return PARTS[spec.kind](spec, weights).eval()

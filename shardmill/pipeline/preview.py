@@ -220,7 +220,7 @@ def preview(config: Config) -> Preview:
 
 def _stacks(part: Part) -> list[Shape]:
     """Return the shapes of the inputs for an adapter."""
-    return [*adapter_inputs(part.graph, part.blueprint.layers, part.calls.adapters).values()]
+    return [*adapter_inputs(part.graph, part.spec.layers, part.calls.adapters).values()]
 
 
 def _placed(stacks: Sequence[Shape]) -> str:
@@ -251,8 +251,8 @@ def _program(part: Part, config: Config) -> PlannedProgram:
         matrices=chosen.forms(shapes),
         parameters=sum(map(prod, shapes.values())),
         weight_bytes=file_bytes(shapes, chosen),
-        state_bytes=cache_bytes(part.blueprint),
-        lent_bytes=sum(CACHE_ITEM_BYTES * prod(shape) for shape in lent_caches(part.blueprint).values()),
+        state_bytes=cache_bytes(part.spec),
+        lent_bytes=sum(CACHE_ITEM_BYTES * prod(shape) for shape in lent_caches(part.spec).values()),
     )
 
 

@@ -109,7 +109,7 @@ def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...
 def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
     placed = [replace(part, slots=slots) for part in parts]
     share = {part.name: _share(part, 1) if part.kind == "experts" else 1.0 for part in placed}
-    kept = sum(cache_bytes(part.blueprint) for part in placed)
+    kept = sum(cache_bytes(part.spec) for part in placed)
     read = sum(share[part.name] * _bytes(part, config) for part in placed)
     operations = sum(share[part.name] * _operations(part) for part in placed)
     return TrafficLength(slots, kept, round(read), round(operations))
@@ -120,7 +120,7 @@ def _operations(part: Part) -> int:
 
     A recurrence multiplies its state four times: for the block that is folded and for the tokens, by keys and queries.
     """
-    program, numbers = part.blueprint, sum(map(prod, matrices(part.shapes).values()))
+    program, numbers = part.spec, sum(map(prod, matrices(part.shapes).values()))
     attending = [kind for _, kind in program.layers if kind.attends]
     recurring = sum(prod(shape) for name, shape in caches(program).items() if cache_kind(name) is CacheKind.STATE)
     seen = sum(program.kept(kind.mask) * part.graph.of(kind).head_dim for kind in attending)
@@ -140,4 +140,4 @@ def missed(e: Experts, count: int) -> float:
 
 def _bytes(part: Part, config: Config) -> int:
     """Return the bytes of a part's weights and states."""
-    return file_bytes(part.named_shapes, config.convert.recipe) + cache_bytes(part.blueprint)
+    return file_bytes(part.named_shapes, config.convert.recipe) + cache_bytes(part.spec)

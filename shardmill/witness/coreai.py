@@ -40,15 +40,15 @@ PIECE = 50_000_000  # weights of a piece; a conversion needs about 11 bytes for 
 class CoreAIProgram:
     """A part on Apple's runtime, with one piece at a time in memory."""
 
-    def __init__(self, blueprint: GraphSpec, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
+    def __init__(self, spec: GraphSpec, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
         """Store the arguments.
 
         Args:
-            blueprint: the part's blueprint.
+            spec: the part's spec.
             stored: returns a constant as the package stores it, given its path.
             widths: tokens of a pass; each width is an entry point.
         """
-        self.blueprint, self.stored, self.widths = replace(blueprint, hosted=False), stored, widths
+        self.spec, self.stored, self.widths = replace(spec, hosted=False), stored, widths
 
     def run(self, feeds: Mapping[str, Callable[[Any], Floats]]) -> dict[str, Floats]:
         """Return each feed's result, given a program that the feed calls as `runtime.program.Program` is called.
@@ -56,10 +56,10 @@ class CoreAIProgram:
         No input of a pass depends on an output before it. So the inputs are recorded first; then each piece computes
         all passes of all feeds before the next piece is converted; then the feeds get the outputs.
         """
-        tapes = {name: Tape(self.blueprint) for name in feeds}
+        tapes = {name: Tape(self.spec) for name in feeds}
         for name, feed in feeds.items():
             feed(tapes[name])
-        for each in _pieces(self.blueprint):
+        for each in _pieces(self.spec):
             piece = Piece(each, self.stored, self.widths)
             try:
                 for tape in tapes.values():
@@ -77,10 +77,10 @@ class Tape:
         states: contents at the end, by name.
     """
 
-    def __init__(self, blueprint: GraphSpec) -> None:
-        self.channels = blueprint.rows or blueprint.graph.hidden
+    def __init__(self, spec: GraphSpec) -> None:
+        self.channels = spec.rows or spec.graph.hidden
         self.calls: list[dict[str, Floats] | None] = []
-        self.states = {name: np.zeros(shape, np.float32) for name, shape in states(blueprint).items()}
+        self.states = {name: np.zeros(shape, np.float32) for name, shape in states(spec).items()}
         self.results: Iterator[Floats] | None = None
 
     def pass_through(self, piece: Piece) -> None:
@@ -123,34 +123,34 @@ def _width(given: Mapping[str, Floats]) -> int:
     return width
 
 
-def _pieces(blueprint: GraphSpec) -> Iterator[GraphSpec]:
+def _pieces(spec: GraphSpec) -> Iterator[GraphSpec]:
     """Split a part of layers into runs of layers with at most PIECE weights; other parts are one piece.
 
     Layers that share a cache stay in one run, whatever they weigh.
     """
-    if blueprint.kind != "layers":
-        yield blueprint
+    if spec.kind != "layers":
+        yield spec
         return
     run: list[tuple[int, LayerSpec]] = []
-    for start, end in pairwise(joints([kind for _, kind in blueprint.layers])):
-        unit = blueprint.layers[start:end]
-        if run and sum(map(prod, constants(replace(blueprint, layers=(*run, *unit))).values())) > PIECE:
-            yield replace(blueprint, layers=tuple(run))
+    for start, end in pairwise(joints([kind for _, kind in spec.layers])):
+        unit = spec.layers[start:end]
+        if run and sum(map(prod, constants(replace(spec, layers=(*run, *unit))).values())) > PIECE:
+            yield replace(spec, layers=tuple(run))
             run = []
         run.extend(unit)
-    yield replace(blueprint, layers=tuple(run))
+    yield replace(spec, layers=tuple(run))
 
 
 class Piece:
     """One Core AI program with an entry point for each width."""
 
-    def __init__(self, blueprint: GraphSpec, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
-        self.names, self.output = list(inputs(blueprint)), output(blueprint)
-        self.shapes = states(blueprint)
+    def __init__(self, spec: GraphSpec, stored: Callable[[str], Stored], widths: Sequence[int]) -> None:
+        self.names, self.output = list(inputs(spec)), output(spec)
+        self.shapes = states(spec)
         self.loop, self.stack = asyncio.new_event_loop(), ExitStack()
         with TemporaryDirectory() as folder, quiet_process():
             asset = Path(folder, "piece.aimodel")
-            _convert(blueprint, {path: stored(path) for path in constants(blueprint)}, widths, asset)
+            _convert(spec, {path: stored(path) for path in constants(spec)}, widths, asset)
             self.model = self._load(asset)
             self.functions = {width: self.model.load_function(_entry_point(width)) for width in widths}
         self.renew()
@@ -198,11 +198,11 @@ def _entry_point(width: int) -> str:
     return f"t{width}"
 
 
-def _convert(blueprint: GraphSpec, stored: Mapping[str, Stored], widths: Iterable[int], asset: Path) -> None:
+def _convert(spec: GraphSpec, stored: Mapping[str, Stored], widths: Iterable[int], asset: Path) -> None:
     """Write an .aimodel with an entry point for each width.
 
     Args:
-        blueprint: the program's blueprint.
+        spec: the program's spec.
         stored: the constants by path.
         widths: tokens of a pass.
         asset: where to write.
@@ -210,7 +210,7 @@ def _convert(blueprint: GraphSpec, stored: Mapping[str, Stored], widths: Iterabl
     with warnings.catch_warnings(action="ignore"):  # such as: only tried with torch up to 2.13.0
         from coreai_torch import TorchConverter, get_decomp_table
 
-        module, shapes = CodedModule(blueprint, stored), inputs(blueprint)
+        module, shapes = CodedModule(spec, stored), inputs(spec)
         converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
         for width in widths:
             example = tuple(torch.zeros([width if n == T else n for n in shape]) for shape in shapes.values())
@@ -222,8 +222,8 @@ def _convert(blueprint: GraphSpec, stored: Mapping[str, Stored], widths: Iterabl
                 program,
                 entrypoint_name=_entry_point(width),
                 input_names=list(shapes),
-                output_names=[output(blueprint)],
-                state_names=list(states(blueprint)),
+                output_names=[output(spec)],
+                state_names=list(states(spec)),
             )
         converter.to_coreai().save_asset(asset)
 
@@ -234,15 +234,15 @@ class CodedModule(nn.Module):
     The module itself is built around zeros that need no memory; `forward` puts the expanded matrices in their place.
     """
 
-    def __init__(self, blueprint: GraphSpec, stored: Mapping[str, Stored]) -> None:
+    def __init__(self, spec: GraphSpec, stored: Mapping[str, Stored]) -> None:
         super().__init__()
-        shapes, self.coded = constants(blueprint), [path for path, one in stored.items() if one.coded]
+        shapes, self.coded = constants(spec), [path for path, one in stored.items() if one.coded]
         zero = torch.zeros(1)
         weights = {
             path: zero.expand(shapes[path]) if one.coded else one.values.float().reshape(shapes[path])
             for path, one in stored.items()
         }
-        self.inner = build(blueprint, weights)
+        self.inner = build(spec, weights)
         self.expanded = nn.ModuleList([Expanded(stored[path], self.shape_of(path)) for path in self.coded])
 
     def shape_of(self, path: str) -> torch.Size:

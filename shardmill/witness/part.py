@@ -72,7 +72,7 @@ def witness_measurements(
         stored: the package's weights.
     """
     case = witness_case(part, bundle, plan, known, source, stored)
-    program = CoreAIProgram(case.program.blueprint, stored.stored, case.widths)
+    program = CoreAIProgram(case.program.spec, stored.stored, case.widths)
     found = program.run({name: partial(case.run, name=name) for name in case.schedules})
     plain = found[case.schedules[0]]
     edges = np.cumsum([piece.shape[1] for piece in case.expected])

@@ -61,9 +61,9 @@ def test_enumerated_shapes_are_described_as_coremltools_describes_them(checkpoin
     """Of a program with one input it can convert them itself."""
     part = replace(head_part(checkpoint, 32, 64), calls=EntryPoints(ENUMERATED, (1, 4), HOST))
     convert_stamped(part, checkpoint, "fp16", tmp_path / "ours.mlpackage", templates.FOLDER)
-    weights = {path: torch.rand(shape) for path, shape in constants(part.blueprint).items()}
+    weights = {path: torch.rand(shape) for path, shape in constants(part.spec).items()}
     hidden = part.graph.hidden
-    traced = torch.jit.trace(build(part.blueprint, weights), torch.zeros(1, hidden, 4, 1), check_trace=False)
+    traced = torch.jit.trace(build(part.spec, weights), torch.zeros(1, hidden, 4, 1), check_trace=False)
     shapes = ct.EnumeratedShapes([(1, hidden, 1, 1), (1, hidden, 4, 1)], default=(1, hidden, 1, 1))
     theirs = ct.convert(
         traced,

@@ -127,7 +127,7 @@ def test_layers_that_read_the_cache_of_another_are_plain_coremltools_byte_for_by
     """Each kind of layer reads the cache of the last of its kind before it, with other layers between them."""
     source = write_tiny("gemma4_text", folder / f"gemma4-{state}")
     part = replace(layers_part(source, 2, 8), calls=EntryPoints(state=state))
-    assert [part.blueprint.source(i) for i in range(2, 8)] == [2, 3, 3, 2, 3, 2]
+    assert [part.spec.source(i) for i in range(2, 8)] == [2, 3, 3, 2, 3, 2]
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
@@ -141,7 +141,7 @@ def test_layers_that_read_another_part_s_caches_are_plain_coremltools_byte_for_b
     before = layers_part(source, 2, 4)
     part = layers_part(source, 4, 8)
     part = replace(part, calls=EntryPoints(state=HOST), lent=tuple(zip((2, 3), before.kinds, strict=True)))
-    assert [part.blueprint.source(i) for i in range(4, 8)] == [3, 2, 3, 2]
+    assert [part.spec.source(i) for i in range(4, 8)] == [3, 2, 3, 2]
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")

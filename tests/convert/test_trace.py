@@ -150,7 +150,7 @@ def test_fp16_weights_stay_as_they_are(built: tiny.Build, tmp_path: Path) -> Non
 @pytest.mark.parametrize(("kind", "count"), [("layers", 5), ("head", 1)])
 def test_input_shapes_leave_room_for_any_number_of_tokens(built: tiny.Build, kind: str, count: int) -> None:
     part = next(part for part in built.parts.values() if part.kind == kind)
-    shapes = inputs(part.blueprint)
+    shapes = inputs(part.spec)
     assert len(shapes) == count
     assert all(shape.count(T) == 1 for shape in shapes.values())
     assert trace.sized((1, T, 3), 4) == (1, 4, 3)
@@ -178,11 +178,9 @@ def test_weights_are_inputs_for_coremltools_and_constants_without_values_afterwa
     part = built.parts["layers_00_02"]
     spec = trace.convert(replace(part, graph=replace(part.graph, ffn=4096)))
     taken = [value.name for value in spec.mlProgram.functions["main"].inputs]
-    assert (
-        list(features(spec.description.input)) == list(inputs(part.blueprint)) == taken[: -len(spec.description.state)]
-    )
+    assert list(features(spec.description.input)) == list(inputs(part.spec)) == taken[: -len(spec.description.state)]
     held = {op.outputs[0].name: package.stored_values(op) for op in operations(spec) if package.stored_values(op)}
-    assert held.keys() == {f"{stem(path)}_to_fp16" for path in constants(part.blueprint)}
+    assert held.keys() == {f"{stem(path)}_to_fp16" for path in constants(part.spec)}
     assert {value.blobFileValue.offset for values in held.values() for value in values} == {0}
 
 

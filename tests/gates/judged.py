@@ -58,7 +58,7 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
     stored, states = PackageWeights(program, piece), dict(known(build.source, carried_channels(build.plan)))
-    if piece.blueprint.kind != "head":
+    if piece.spec.kind != "head":
         rows = {"rows": states["rows"][:POSITIONS]} if "rows" in states else {}
         states = rows | {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
     return judge(name, measurements(program, piece, build.plan, states, build.source, stored, in_int8(piece)))

@@ -110,7 +110,7 @@ def test_what_is_not_measured_is_said() -> None:
     """An adapter may change a router's choices; without adapters there is nothing to say."""
     for adapted, routes, expected in ((8, True, [gate.ROUTED]), (0, True, []), (0, False, [])):
         runner: Any = SimpleNamespace(
-            part=SimpleNamespace(blueprint=SimpleNamespace(adapters=adapted, routes=routes)), program=Path("p")
+            part=SimpleNamespace(spec=SimpleNamespace(adapters=adapted, routes=routes)), program=Path("p")
         )
         unread: Any = None
         found = [one for one in gate.adapter_parity(runner, unread, unread, unread) if isinstance(one, NotRun)]

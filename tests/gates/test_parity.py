@@ -50,8 +50,8 @@ class Remembered:
 
     def __init__(self, result: tuple[Any, dict[str, Any]]) -> None:
         self.result = result
-        blueprint = type("GraphSpec", (), {"blocks": 1})()
-        self.part = type("Part", (), {"kind": "layers", "tokens": 2, "calls": EntryPoints(), "blueprint": blueprint})()
+        spec = type("GraphSpec", (), {"blocks": 1})()
+        self.part = type("Part", (), {"kind": "layers", "tokens": 2, "calls": EntryPoints(), "spec": spec})()
         self.runtime = {"verify": 2}
 
     def run(self, rows: Any, passes: Any) -> tuple[Any, dict[str, Any]]:

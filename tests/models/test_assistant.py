@@ -51,8 +51,8 @@ def test_its_layers_read_the_caches_of_the_model_s_last_layers_that_have_one(fol
     parts, plan = planned(folder, folder / "assistant")
     assert plan["drafter"] | {"rope": {}} == {"kind": "assistant", "taps": [], "vocab": 8, "rope": {}, "lent": [3, 2]}
     layers = parts["draft_layers"]
-    assert (layers.start, layers.end) == (8, 12) and not states(layers.blueprint)
-    given = inputs(layers.blueprint)
+    assert (layers.start, layers.end) == (8, 12) and not states(layers.spec)
+    given = inputs(layers.spec)
     assert [*given][-4:] == ["k_3", "v_3", "k_2", "v_2"] and not any("write" in name for name in given)
     rows = {row["name"]: row for row in plan["parts"]}
     for name in ("k_2", "v_2", "k_3", "v_3"):
@@ -74,7 +74,7 @@ def test_a_preview_counts_the_caches_that_a_draft_reads(folder: Path) -> None:
     found = preview(parse(tiny.settings(str(folder / "checkpoint"), **changes)))
     read = {program.name: program.lent_bytes for program in found.programs}
     parts, _ = planned(folder, folder / "assistant")
-    lent = [shape for name, shape in inputs(parts["draft_layers"].blueprint).items() if name[:2] in ("k_", "v_")]
+    lent = [shape for name, shape in inputs(parts["draft_layers"].spec).items() if name[:2] in ("k_", "v_")]
     assert {name for name, size in read.items() if size} == {"layers_04_08", "draft_layers"}  # which share
     assert read["draft_layers"] == sum(2 * shape[1] * shape[2] * shape[3] for shape in lent)
 

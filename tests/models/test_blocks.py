@@ -92,24 +92,22 @@ def test_a_part_has_the_contract_s_constants_inputs_states_and_output(model_type
     """Every parameter is a constant of the contract under its path, and takes its values and no others."""
     architecture = family(model_type).describe(small_config(model_type), 64).architecture
     layers = tuple(enumerate(architecture.kinds))[1:]
-    for blueprint in (
+    for spec in (
         GraphSpec("layers", architecture.graph, layers, 64),
         GraphSpec("head", architecture.graph, rows=32),
     ):
-        weights = {path: draw(*shape, seed=i) for i, (path, shape) in enumerate(constants(blueprint).items())}
-        part = build(blueprint, weights)
+        weights = {path: draw(*shape, seed=i) for i, (path, shape) in enumerate(constants(spec).items())}
+        part = build(spec, weights)
         held = dict(part.named_parameters())
         assert sorted(held) == sorted(weights)
         assert all(torch.equal(held[path].flatten(), weights[path].flatten()) for path in weights)
-        arguments = {
-            name: torch.zeros([3 if n == -1 else n for n in shape]) for name, shape in inputs(blueprint).items()
-        }
+        arguments = {name: torch.zeros([3 if n == -1 else n for n in shape]) for name, shape in inputs(spec).items()}
         with torch.no_grad():
             made = part(*arguments.values())
-        assert made.shape == (1, 32 if blueprint.kind == "head" else architecture.graph.hidden, 3, 1)
-        assert output(blueprint) == ("logits" if blueprint.kind == "head" else "hidden")
+        assert made.shape == (1, 32 if spec.kind == "head" else architecture.graph.hidden, 3, 1)
+        assert output(spec) == ("logits" if spec.kind == "head" else "hidden")
         kept = {name: tuple(buffer.shape) for name, buffer in part.named_buffers() if "." not in name}
-        assert kept == states(blueprint)
+        assert kept == states(spec)
         assert not part.training
 
 
@@ -117,11 +115,9 @@ def test_a_branch_is_scaled_before_it_is_added() -> None:
     """Granite's residual multiplier, on both branches."""
     config = small_config("granite")
     graph, kind = graph_of(config), family("granite").describe(config, 64).architecture.kinds[0]
-    blueprint = GraphSpec("layers", graph, ((0, kind),), 64)
-    weights = {
-        path: draw(*shape, seed=i) / shape[-1] ** 0.5 for i, (path, shape) in enumerate(constants(blueprint).items())
-    }
+    spec = GraphSpec("layers", graph, ((0, kind),), 64)
+    weights = {path: draw(*shape, seed=i) / shape[-1] ** 0.5 for i, (path, shape) in enumerate(constants(spec).items())}
     still = replace(graph, branch_scale=0.0)
-    arguments = {name: draw(*(2 if n == -1 else n for n in shape)) for name, shape in inputs(blueprint).items()}
-    assert not torch.allclose(build(blueprint, weights)(*arguments.values()), arguments["x"], atol=1e-3)
-    assert torch.equal(build(replace(blueprint, graph=still), weights)(*arguments.values()), arguments["x"])
+    arguments = {name: draw(*(2 if n == -1 else n for n in shape)) for name, shape in inputs(spec).items()}
+    assert not torch.allclose(build(spec, weights)(*arguments.values()), arguments["x"], atol=1e-3)
+    assert torch.equal(build(replace(spec, graph=still), weights)(*arguments.values()), arguments["x"])

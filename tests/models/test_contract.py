@@ -84,15 +84,15 @@ def test_names_of_rotary_inputs_keep_the_table_s_own_at_the_end() -> None:
     assert rope_inputs("rope_local") == ("rope_cos_local", "rope_sin_local")
 
 
-def names(blueprint: GraphSpec, index: int) -> list[str]:
+def names(spec: GraphSpec, index: int) -> list[str]:
     """Constants of a layer without their common prefix."""
     prefix = f"layers.{index}."
-    return [path.removeprefix(prefix) for path in constants(blueprint) if path.startswith(prefix)]
+    return [path.removeprefix(prefix) for path in constants(spec) if path.startswith(prefix)]
 
 
 def test_constants_of_a_part_are_its_layers_in_order() -> None:
-    blueprint = layers(FULL, CONV)
-    assert list(constants(blueprint)) == [f"layers.{i}.{name}" for i in (5, 6) for name in names(blueprint, i)]
+    spec = layers(FULL, CONV)
+    assert list(constants(spec)) == [f"layers.{i}.{name}" for i in (5, 6) for name in names(spec, i)]
     assert stem("layers.5.mlp.down_proj.weight") == "layers_5_mlp_down_proj_weight"
 
 

@@ -35,7 +35,7 @@ def test_it_has_three_programs_and_reads_the_last_hidden_state(tmp_path: Path, k
         ("draft_head", "head"),
     ]
     assert rows["draft_fuse"]["inputs"] == {"x": [1, 3 * 64, "T", 1]}
-    assert [*states(parts["draft_layers"].blueprint)] == ["k_0", "v_0"]
+    assert [*states(parts["draft_layers"].spec)] == ["k_0", "v_0"]
     table = {one.source.tensor for one in parts["draft_head"].tensors}
     assert table == {"mtp.norm.weight", plan["prefix"] + "embed_tokens.weight"}
     norm = next(one for one in parts["draft_fuse"].tensors if one.path == "model_norm.weight")

@@ -16,7 +16,7 @@ from shardmill import models
 from shardmill.files import write_json
 from shardmill.models.architecture import ModelDescription, blocks
 from shardmill.models.contract import inputs
-from shardmill.models.part_constants import constants, table_constants, whole_blueprint
+from shardmill.models.part_constants import constants, table_constants, whole_spec
 from shardmill.models.parts import build
 from shardmill.models.sources import assembled, turned
 from shardmill.runtime.kv import Floats
@@ -138,13 +138,13 @@ class Blocks:
     """The PyTorch blocks of an encoder, called as a runtime calls its programs."""
 
     def __init__(self, model: ModelDescription, tensors: dict[str, Tensor]) -> None:
-        self.a, blueprint = model.architecture, whole_blueprint(model.architecture)
-        shapes = constants(blueprint)
+        self.a, spec = model.architecture, whole_spec(model.architecture)
+        shapes = constants(spec)
         weights = {path: self.held(model, path, shape, tensors) for path, shape in shapes.items()}
         self.tables = {
             path: turned(tensors[s.tensor], s) for path in table_constants(self.a) for s in blocks(model.sources[path])
         }
-        self.names, self.module = list(inputs(blueprint)), build(blueprint, weights)
+        self.names, self.module = list(inputs(spec)), build(spec, weights)
 
     @staticmethod
     def held(model: ModelDescription, path: str, shape: tuple[int, ...], tensors: dict[str, Tensor]) -> Tensor:

@@ -122,12 +122,12 @@ class Blocks(PlainEngine):
     ):
         a = model.architecture
         ring = window_slots(a.window, self.tokens_max, slots)
-        blueprint = GraphSpec("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
+        spec = GraphSpec("layers", a.graph, tuple(enumerate(a.kinds)), slots, ring)
         weights = weights_of(model, tensors)
-        self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(blueprint))
+        self.slots, self.vocab, self.names = slots, a.vocab, list(inputs(spec))
         self.table, self.carry = weights["embedding"], a.graph.carry
         self.rows, self.count = weights.get(PER_LAYER), a.layers
-        self.layers, self.head = build(blueprint, weights), build(GraphSpec("head", a.graph, rows=a.vocab), weights)
+        self.layers, self.head = build(spec, weights), build(GraphSpec("head", a.graph, rows=a.vocab), weights)
         ropes = {name: asdict(table) for name, table in a.ropes.items()}
         known = {"context": slots, "rope": ropes, "window": a.window, "window_slots": ring}
         known |= recurrent(a.graph, self.tokens_max, self.verify)

@@ -86,7 +86,7 @@ class Form:
         """The parts of plan.json."""
         own = [
             {"name": part.name, "kind": part.kind, "start": part.start, "end": part.end}
-            | interface(part.blueprint, part.calls)
+            | interface(part.spec, part.calls)
             | ({"drafter": True} if part.drafter else {})
             | ({"tokens": [1, 2]} if part.kind == "labels" else {})
             for part in self.parts

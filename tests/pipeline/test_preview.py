@@ -46,7 +46,7 @@ def test_programs_are_those_that_split_makes(project: Path, tmp_path: Path) -> N
         (name, part.start, part.end) for name, part in programs.items()
     ]
     for p in found.programs:
-        assert p.state_bytes == sum(2 * prod(shape) for shape in states(parts[p.name].blueprint).values())
+        assert p.state_bytes == sum(2 * prod(shape) for shape in states(parts[p.name].spec).values())
         padding = p.weight_bytes - sum(recipe("int8").bytes_by_form(parts[p.name].shapes).values())
         assert 0 < padding < 200 * len(parts[p.name].shapes)  # records too
     assert found.programs[0].layers == {"attention": 2}

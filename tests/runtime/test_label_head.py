@@ -39,7 +39,7 @@ def program(part: Part, source: Path, folder: Path, form: str, precision: str) -
     if not package.exists():
         convert_stamped(part, source, form, package, templates.FOLDER)
     with load_programs_as(precision):
-        return Program(package, interface(part.blueprint, part.calls))
+        return Program(package, interface(part.spec, part.calls))
 
 
 @alike

@@ -62,11 +62,11 @@ def test_the_arrays_outlive_their_program_for_as_long_as_core_ml_may_own_them(mo
 SLOTS, WINDOW, RING = 64, 32, 32
 GRAPH = Graph(hidden=8, heads=2, kv_heads=2, head_dim=4, rope_dim=4, ffn=8, rms_norm_eps=1e-5, conv_taps=3)
 KINDS = (LayerSpec(), LayerSpec(mask=SLIDING_MASK), LayerSpec(mixer="conv"))
-BLUEPRINT = GraphSpec("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, hosted=True)
+SPEC = GraphSpec("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, hosted=True)
 
 
 def empty_caches() -> HostCaches:
-    shapes = caches(BLUEPRINT)
+    shapes = caches(SPEC)
     return HostCaches({name: new_name(name) for name in shapes}, shapes)  # type: ignore[arg-type]
 
 
@@ -84,7 +84,7 @@ def one_hot(slots: Sequence[int], count: int, rows: bool = False) -> Any:
 
 def outputs(tokens: int) -> dict[str, Any]:
     rng = np.random.default_rng(5)
-    shapes = {name: [tokens if n == -1 else n for n in shape] for name, shape in new_rows(BLUEPRINT).items()}
+    shapes = {name: [tokens if n == -1 else n for n in shape] for name, shape in new_rows(SPEC).items()}
     return {name: rng.random(shape, np.float32) + 1 for name, shape in shapes.items()}
 
 
@@ -106,7 +106,7 @@ def test_each_cache_is_written_by_the_mask_of_its_layer(held: HostCaches) -> Non
 def test_a_ring_gets_each_position_of_a_pass_into_its_own_slot() -> None:
     """Also of a recurrence's wide pass, which puts only its last block there, and of one that goes round the ring."""
     cache, sizes = (
-        HostCaches({"c_2": "c_2_new"}, {"c_2": caches(BLUEPRINT)["c_2"]}),
+        HostCaches({"c_2": "c_2_new"}, {"c_2": caches(SPEC)["c_2"]}),
         {"block": 8, "taps": 4, "narrow": 4},
     )
     layout = KVLayout(
@@ -139,8 +139,8 @@ def test_what_was_read_of_a_cache_stays_as_it_was(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_contract_has_inputs_in_the_place_of_states() -> None:
-    assert states(BLUEPRINT) == {} and list(caches(BLUEPRINT)) == ["k_0", "v_0", "k_1", "v_1", "c_2"]
-    assert {name: inputs(BLUEPRINT)[name] for name in caches(BLUEPRINT)} == caches(BLUEPRINT)
+    assert states(SPEC) == {} and list(caches(SPEC)) == ["k_0", "v_0", "k_1", "v_1", "c_2"]
+    assert {name: inputs(SPEC)[name] for name in caches(SPEC)} == caches(SPEC)
 
 
 def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: HostCaches) -> None:
@@ -149,12 +149,12 @@ def test_other_lengths_hold_what_both_reach_and_rings_all_of_it(held: HostCaches
     held.write(outputs(3), masks | {"conv_write_mask": one_hot([3, 18, 31], RING, rows=True)})
     before = {name: array.copy() for name, array in held.arrays.items()}
     assert before["k_0"][:, :, [39, 50]].all()
-    shorter = caches(replace(BLUEPRINT, slots=40))
+    shorter = caches(replace(SPEC, slots=40))
     held.resize(shorter)
     for name, array in held.arrays.items():
         assert array.shape == shorter[name] and array.dtype == before[name].dtype
         np.testing.assert_array_equal(array, before[name][:, :, : array.shape[2]])
-    held.resize(caches(BLUEPRINT))
+    held.resize(caches(SPEC))
     for name, array in held.arrays.items():
         np.testing.assert_array_equal(array[:, :, :40], before[name][:, :, :40])
         assert array.shape == before[name].shape and not array[:, :, shorter[name][2] :].any()
@@ -169,8 +169,8 @@ def test_rings_stay_and_slots_go_along_when_the_context_changes(
     held = empty_caches()
     for array in held.arrays.values():
         array[...] = 1
-    longer = {name: shape for name, shape in caches(replace(BLUEPRINT, slots=2 * SLOTS)).items()}
-    for shapes in (longer, caches(BLUEPRINT), longer):
+    longer = {name: shape for name, shape in caches(replace(SPEC, slots=2 * SLOTS)).items()}
+    for shapes in (longer, caches(SPEC), longer):
         held.resize(shapes)  # type: ignore[arg-type]
         for name, array in held.arrays.items():
             assert array.shape == tuple(shapes[name]) and array[:, :, : SLOTS if name in ("k_0", "v_0") else None].all()
@@ -206,7 +206,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Models:
         def predict(self, given: dict[str, Any], state: None) -> dict[str, Any]:
             found.passes.append((self.name, given))
             tokens = given["x"].shape[2]
-            rows = {name: [tokens if n == -1 else n for n in shape] for name, shape in new_rows(BLUEPRINT).items()}
+            rows = {name: [tokens if n == -1 else n for n in shape] for name, shape in new_rows(SPEC).items()}
             return {"hidden": given["x"]} | {name: np.ones(shape, np.float32) for name, shape in rows.items()}
 
     monkeypatch.setattr(ct.models, "MLModel", Model)
@@ -215,7 +215,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Models:
 
 @pytest.fixture
 def program(models: Models) -> Program:
-    return Program(Path("part.mlpackage"), interface(BLUEPRINT, EntryPoints(FIXED, (1, 4), HOST)))
+    return Program(Path("part.mlpackage"), interface(SPEC, EntryPoints(FIXED, (1, 4), HOST)))
 
 
 def given(tokens: int) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def given(tokens: int) -> dict[str, Any]:
     rng, slots = np.random.default_rng(0), range(3, 3 + tokens)
     found: dict[str, Any] = {
         name: rng.random([tokens if n == -1 else n for n in shape], np.float32) + 1  # type: ignore[misc]
-        for name, shape in inputs(BLUEPRINT).items()
-        if name not in caches(BLUEPRINT)
+        for name, shape in inputs(SPEC).items()
+        if name not in caches(SPEC)
     }
     rings = {"conv_write_mask": one_hot(slots, RING, rows=True), "kv_write_mask_sliding": one_hot(slots, WINDOW)}
     return found | rings | {"kv_write_mask": one_hot(slots, SLOTS)}
@@ -259,7 +259,7 @@ def test_more_tokens_than_any_function_takes_are_refused(program: Program) -> No
 
 
 def test_a_range_has_one_function_for_all_and_may_keep_its_caches(models: Models) -> None:
-    plain = Program(Path("part.mlpackage"), interface(replace(BLUEPRINT, hosted=False), EntryPoints()))
+    plain = Program(Path("part.mlpackage"), interface(replace(SPEC, hosted=False), EntryPoints()))
     assert not plain.functions and plain.function(3) == "" and plain.held is None
     assert Program(Path("head.mlpackage"), interface(GraphSpec("head", GRAPH, rows=8), EntryPoints())).held is None
 

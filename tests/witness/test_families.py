@@ -58,7 +58,7 @@ def test_groups_of_experts_are_the_same(family: str, tmp_path: Path) -> None:
     built = routed.build(routed.checkpoint(family, tmp_path), tmp_path / "build", routed.GROUPS[family])
     states = known(built.source, carried_channels(built.plan))
     for name, piece in built.parts.items():
-        if piece.blueprint.ends_in_experts or (piece.kind == "experts" and name.endswith("_0")):
+        if piece.spec.ends_in_experts or (piece.kind == "experts" and name.endswith("_0")):
             demand(piece, built.packages[name], built.plan, states, built.source)
 
 

@@ -91,7 +91,7 @@ def test_states_are_those_of_the_engine_that_ships(built: tiny.Build, fp32: None
     piece = built.layers()[0]
     stored = PackageWeights(built.packages[piece.name], piece)
     case = part.witness_case(piece, built.packages[piece.name], built.plan, known(built.source), built.source, stored)
-    program, kept = coreai.CoreAIProgram(case.program.blueprint, stored.stored, case.widths), f"k_{piece.start}"
+    program, kept = coreai.CoreAIProgram(case.program.spec, stored.stored, case.widths), f"k_{piece.start}"
     states: dict[str, Any] = {}
 
     def mixed(loaded: Any) -> Any:
@@ -169,9 +169,9 @@ def test_a_fault_in_one_stored_matrix_is_seen(built: tiny.Build, fault: str, mon
     """Apple's runtime gets the faulty matrix, and transformers what the package stores."""
     name, program = built.layers()[0].name, coreai.CoreAIProgram
 
-    def faulty(blueprint: Any, stored: Callable[[str], Stored], widths: Any) -> Any:
-        first = next(path for path in constants(blueprint) if stored(path).coded)
-        return program(blueprint, lambda path: WEIGHTS[fault](stored(path)) if path == first else stored(path), widths)
+    def faulty(spec: Any, stored: Callable[[str], Stored], widths: Any) -> Any:
+        first = next(path for path in constants(spec) if stored(path).coded)
+        return program(spec, lambda path: WEIGHTS[fault](stored(path)) if path == first else stored(path), widths)
 
     monkeypatch.setattr(part, "CoreAIProgram", faulty)
     missed = {row["name"] for row in measured(built, name, widest=1) if not row["passed"]}

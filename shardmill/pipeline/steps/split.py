@@ -158,7 +158,7 @@ def _plan_json(
             "kind": p.kind,
             "start": p.start,
             "end": p.end,
-            **({} if p.kind == "embedding" else interface(p.blueprint, p.calls)),
+            **({} if p.kind == "embedding" else interface(p.spec, p.calls)),
             **plan.part_sizes(p, p.parameters),
             **({"drafter": True} if p.drafter else {}),
             **({"tokens": p.row_tokens[: len(config.program.labels)]} if p.kind == LABELS else {}),
