@@ -249,12 +249,12 @@ def predict(part: Part, path: Path, answers: Path) -> None:
 
     from shardmill import machine as host_machine
     from shardmill.convert.trace import sized
-    from shardmill.models.contract import inputs
+    from shardmill.models.part_kinds import inputs
 
     with host_machine.load_programs_as("fp16"):
         model = ct.models.MLModel(str(path))
     random, state, found = np.random.default_rng(0), model.make_state(), []
-    for tokens in (1, part.tokens):
+    for tokens in (1, part.spec.tokens):
         shapes = {name: sized(shape, tokens) for name, shape in inputs(part.spec).items()}
         given = {name: random.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
         result = model.predict(given, state)

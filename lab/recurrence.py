@@ -32,7 +32,7 @@ from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.contract import BLOCK, DECAY_SCALE, GraphSpec, caches
 from shardmill.models.delta_net import GatedDeltaNet
 from shardmill.models.families.qwen3_5_text import KINDS
-from shardmill.models.part_constants import computed
+from shardmill.models.part_kinds import computed
 from shardmill.models.recurrences import DeltaNet
 from shardmill.models.shared import LayerCaches, Shared
 from shardmill.runtime.kv import KVLayout

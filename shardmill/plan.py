@@ -8,20 +8,19 @@ keeps its layers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from itertools import chain, cycle, islice, product
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from functools import cache, cached_property
+from itertools import chain, cycle, islice, product, repeat
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, cast, get_args, get_origin, get_type_hints
 
 from shardmill.checkpoint.headers import TensorInfo
 from shardmill.errors import UnreadableError
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import (
     Architecture,
-    EncoderIO,
-    Experts,
     Graph,
     LayerSpec,
     ModelDescription,
@@ -32,16 +31,16 @@ from shardmill.models.architecture import (
 )
 from shardmill.models.caches import Shape
 from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, caches, window_slots
-from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, HOST, LABELS, MTP, EntryPoints
+from shardmill.models.interface import APART, DRAFT_PARTS, LABELS
 from shardmill.models.layer_constants import role_in_layer
-from shardmill.models.part_constants import constants, model_constants, table_constants
-from shardmill.models.recurrences import DeltaNet, Mamba2
+from shardmill.models.part_kinds import constants, model_constants, table_constants, whole_spec
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
     from shardmill.forms.recipe import Recipe
     from shardmill.models.eagle3 import DrafterDescription
 
+HOST_TABLE = "embedding"  # the name and the kind of the host's table
 DRAFTER = "drafter."  # begins the path of a constant of the drafter
 SLICED = ("lm_head.", "down_bias")  # a part has only its own rows of these constants
 LARGE = 1 << 22  # elements; the portable engine expands smaller constants to fp32 (portable_coreml/run/stored.py)
@@ -91,42 +90,31 @@ class Constant:
 class Part:
     """One program or the host's embedding table.
 
-    A program has layers [start, end), experts [start, end) of a layer, or rows [start, end) of the LM head. A part of
-    kind "labels" has `end` rows of the LM head, a label's token each, and the first ones again at the end.
-
-    Each program of an encoder holds all layers.
+    Its rows are experts of a layer, or rows of the LM head, or a token each for a label and the first ones again at
+    the end. A part of layers counts layers in place of rows; each program of an encoder holds all.
     """
 
     name: str
-    kind: str  # "layers", "experts", "head", "labels", "encoder", "fuse", "join", "mtp" or "embedding"
-    start: int
-    end: int
-    slots: int  # S
-    window_slots: int  # W, see models/contract.py
-    tokens: int  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json; of an encoder, T
-    graph: Graph
-    kinds: tuple[LayerSpec, ...]  # of its layers
-    tensors: tuple[Constant, ...]
-    ends: EncoderIO | None = None  # of an encoder
-    layer: int = 0  # the layer of a part of kind "experts"
-    calls: EntryPoints = EntryPoints()
-    taps: tuple[int, ...] = ()  # of a part of layers, see models/contract.py
+    spec: GraphSpec
+    tensors: tuple[Constant, ...] = ()
+    first: int = 0  # of its rows
+    layer: int | None = None  # whose experts it has
     drafter: bool = False  # whether it belongs to the drafter, and not to the model's own chain
-    lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers whose caches the part reads, see models/contract.py
 
     @property
-    def spec(self) -> GraphSpec:
-        """Return the part's spec in the graph contract."""
-        if self.kind in ("layers", "encoder"):
-            layers = tuple(zip(range(self.start, self.end), self.kinds, strict=True))
-            hosted, slots = self.calls.state == HOST, (self.slots, self.window_slots)
-            adapters = self.calls.adapters
-            found = GraphSpec(
-                self.kind, self.graph, layers, *slots, ends=self.ends, hosted=hosted, taps=self.taps, adapters=adapters
-            )
-            wide = self.calls.shapes == FIXED and found.recurs and self.tokens > BLOCK
-            return replace(found, lent=self.lent, blocks=self.tokens // BLOCK if wide else 1)
-        return GraphSpec("head" if self.kind == LABELS else self.kind, self.graph, rows=self.end - self.start)
+    def kind(self) -> str:
+        """Return the kind of its graph."""
+        return self.spec.kind
+
+    @property
+    def start(self) -> int:
+        """Return its first layer, or its first row."""
+        return self.spec.layers[0][0] if self.spec.layers else self.first
+
+    @property
+    def end(self) -> int:
+        """Return the layer after its last one, or the row after its last one."""
+        return self.start + (len(self.spec.layers) or self.spec.rows)
 
     @property
     def is_apart(self) -> bool:
@@ -139,11 +127,6 @@ class Part:
         return [tensor.rows[0] for tensor in self.tensors if tensor.path == "lm_head.weight" and tensor.rows]
 
     @property
-    def depends_on_slots(self) -> bool:
-        """Return whether any layer keeps S slots; False if all layers keep rings."""
-        return self.kind == "layers" and any(self.spec.kept(mask) == self.slots for mask in self.spec.masks)
-
-    @property
     def content(self) -> dict[str, Any]:
         """Return what decides the package: everything but where the bytes lie, and the part's own name."""
         fields = asdict(self) | {"tensors": [tensor.content for tensor in self.tensors]}
@@ -152,9 +135,19 @@ class Part:
     @cached_property
     def shapes(self) -> dict[str, Shape]:
         """Return the shapes of its constants by path; for the embedding, the shapes of the host's tables."""
-        if self.kind == "embedding":
+        if self.kind == HOST_TABLE:
             return {tensor.path: tensor.shape for tensor in self.tensors}
         return constants(self.spec)
+
+    def changed(self, **fields: Any) -> Part:
+        """Return the part with other fields of its spec."""
+        return replace(self, spec=replace(self.spec, **fields))
+
+    def edges(self, layers: int) -> tuple[int, int]:
+        """Return the layers of a model of `layers` layers before which the part reads the stream and writes it."""
+        if self.layer is not None:
+            return self.layer, self.layer + 1
+        return (self.start, self.end) if self.spec.layers else (layers, layers)
 
     def in_model(self, path: str) -> str:
         """Return the constant's path in the model, as recipes use it: a group of experts counts its experts from 0.
@@ -163,9 +156,10 @@ class Part:
         """
         if self.drafter:
             return f"{DRAFTER}{path}"
-        if self.kind != "experts" or self.graph.experts is None:
+        if self.layer is None:
             return path
-        return f"layers.{self.layer}.{role_in_layer(path, self.start // self.graph.experts.group)}"
+        group = self.spec.graph.experts.group if self.spec.graph.experts else 1
+        return f"layers.{self.layer}.{role_in_layer(path, self.first // group)}"
 
     @property
     def named_shapes(self) -> dict[str, Shape]:
@@ -191,32 +185,29 @@ def load_part(path: Path) -> Part:
     """
     fields = read_json(path)
     try:
-        kinds = tuple(LayerSpec(**kind) for kind in fields["kinds"])
-        made_of = {"experts": Experts, "delta": DeltaNet, "mamba": Mamba2}
-        inner = {name: made(**fields["graph"][name]) for name, made in made_of.items() if fields["graph"].get(name)}
-        graph = Graph(**fields["graph"] | inner)
-        ends = EncoderIO(**fields["ends"]) if fields.get("ends") else None
-        tensors = tuple(map(_loaded, fields["tensors"]))
-        calls = EntryPoints(**{name: _tuple(value) for name, value in fields.get("calls", {}).items()})
-        made = {"graph": graph, "kinds": kinds, "tensors": tensors, "ends": ends, "calls": calls}
-        lent = tuple((index, LayerSpec(**kind)) for index, kind in fields.get("lent", ()))
-        return Part(**fields | made | {"taps": tuple(fields.get("taps", ())), "lent": lent})
+        return cast(Part, _loaded(Part, fields))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise UnreadableError(
             f"{path}: another version of shardmill made it, or it was changed; build again to read it"
         ) from error
 
 
-def _loaded(fields: dict[str, Any]) -> Constant:
-    source = {name: _tuple(value) for name, value in fields["source"].items()}
-    lists = {name: _tuple(fields[name]) for name in ("rows", "stored", "at") if name in fields}
-    beside = tuple(map(_loaded, fields.get("beside", ())))
-    return Constant(**fields | lists | {"source": TensorSource(**source), "beside": beside})
+def _loaded(of: Any, value: Any) -> Any:
+    """Return a value of JSON as the type that wrote it: JSON has lists for tuples, and objects for dataclasses."""
+    if isinstance(of, UnionType):  # with None
+        return None if value is None else _loaded(get_args(of)[0], value)
+    if isinstance(of, type) and is_dataclass(of):
+        types = _field_types(of)
+        return of(**{name: _loaded(types[name], each) for name, each in value.items()})
+    if get_origin(of) is tuple:
+        inner = get_args(of)
+        return tuple(map(_loaded, repeat(inner[0]) if inner[-1] is Ellipsis else inner, value))
+    return value
 
 
-def _tuple(value: Any) -> Any:
-    """Return a tuple in place of a list, since JSON has lists only."""
-    return tuple(value) if isinstance(value, list) else value
+@cache
+def _field_types(of: Any) -> dict[str, Any]:
+    return get_type_hints(of)
 
 
 def write_part(path: Path, part: Part) -> None:
@@ -230,45 +221,41 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
     The host's table, the embedding, comes last.
     """
 
-    def part(name: str, kind: str, start: int, end: int, slots: int = 0, of: Architecture = a) -> Part:
-        kinds = of.kinds[start:end] if kind == "layers" else ()
-        ring = window_slots(of.window, config.tokens.max, slots) if slots else 0
-        calls = EntryPoints() if kind == "embedding" else config.calls
-        calls = calls if kind == "layers" and of is a else replace(calls, adapters=0)  # not a drafter's layers
-        made = Part(name, kind, start, end, slots, ring, config.tokens.max, of.graph, kinds, (), calls=calls)
-        return made if made.depends_on_slots else replace(made, calls=replace(calls, contexts=()))
+    def spec(kind: str, rows: int = 0, of: Architecture = a) -> GraphSpec:
+        alone = replace(config.calls, adapters=0, contexts=())  # without caches or adapters
+        return GraphSpec(kind, of.graph, rows=rows, tokens=config.tokens.max, calls=alone)
 
+    def layers(start: int, end: int, of: Architecture = a, first: int = 0) -> GraphSpec:
+        numbered = tuple(zip(range(first + start, first + end), of.kinds[start:end], strict=True))
+        ring = window_slots(of.window, config.tokens.max, config.length)
+        made = replace(spec("layers", of=of), layers=numbered, slots=config.length, window_slots=ring)
+        adapters = config.calls.adapters if of is a else 0  # not a drafter's layers
+        contexts = config.calls.contexts if any(made.kept(mask) == made.slots for mask in made.masks) else ()
+        return replace(made, calls=replace(made.calls, adapters=adapters, contexts=contexts))
+
+    table = Part(HOST_TABLE, GraphSpec(HOST_TABLE, a.graph, rows=a.vocab, tokens=config.tokens.max))
     if a.ends is not None:
-        programs = [
-            Part(name, "encoder", 0, a.layers, 0, 0, size, a.graph, a.kinds, (), a.ends)
-            for name, size in zip(config.parts, config.sizes, strict=True)
-        ]
-        return (*programs, part("embedding", "embedding", 0, a.vocab))
+        whole = whole_spec(a)
+        programs = zip(config.parts, config.sizes, strict=True)
+        return (*(Part(name, replace(whole, tokens=size)) for name, size in programs), table)
     parts: list[Part] = []
     for start, end in config.ranges:
         taps = tuple(sorted({tap for tap in drafter.taps if start < tap < end})) if drafter else ()
-        made = part(f"layers_{start:02d}_{end:02d}", "layers", start, end, config.length)
-        parts.append(replace(made, taps=taps, lent=_lent(a.kinds, start, end)))
+        made = replace(layers(start, end), taps=taps, lent=_lent(a.kinds, start, end))
+        parts.append(Part(f"layers_{start:02d}_{end:02d}", made))
         size = a.graph.experts.count // config.groups if a.graph.experts and config.groups else 0
         for j in range(config.groups):
-            group = part(f"experts_{end - 1:02d}_{j}", "experts", j * size, (j + 1) * size)
-            parts.append(replace(group, layer=end - 1))
+            parts.append(Part(f"experts_{end - 1:02d}_{j}", spec("experts", size), first=j * size, layer=end - 1))
     rows = a.vocab // config.slices
-    parts += [part(f"head_{j}", "head", j * rows, (j + 1) * rows) for j in range(config.slices)]
+    parts += [Part(f"head_{j}", spec("head", rows), first=j * rows) for j in range(config.slices)]
     if count := len(config.program.labels):
-        parts.append(part(LABELS, LABELS, 0, -(-count // LABEL_STEP) * LABEL_STEP))
+        parts.append(Part(LABELS, spec(LABELS, -(-count // LABEL_STEP) * LABEL_STEP)))
     if drafter:
-        of, (fuse, layers, head) = drafter.model.architecture, DRAFT_PARTS
-        first = part(fuse, "fuse", 0, len(drafter.taps), of=of)
-        chain = part(layers, "layers", 0, of.layers, config.length, of)
-        if drafter.kind == MTP:
-            first = part(fuse, MTP, 0, of.graph.hidden, of=of)
-        if drafter.lent:
-            first = part(fuse, "join", 0, a.graph.hidden, of=of)
-            chain = replace(chain, start=a.layers, end=a.layers + of.layers, lent=drafter.lent)
-        own = (first, chain, part(head, "head", 0, of.vocab, of=of))
-        parts += [replace(one, drafter=True) for one in own]
-    return (*parts, part("embedding", "embedding", 0, a.vocab))
+        of = drafter.model.architecture
+        chain = layers(0, of.layers, of, a.layers if drafter.lent else 0)
+        specs = (spec(*drafter.first, of), replace(chain, lent=drafter.lent), spec("head", of.vocab, of))
+        parts += [Part(name, each, drafter=True) for name, each in zip(DRAFT_PARTS, specs, strict=True)]
+    return (*parts, table)
 
 
 def _lent(kinds: Sequence[LayerSpec], start: int, end: int) -> tuple[tuple[int, LayerSpec], ...]:
@@ -308,7 +295,7 @@ def draft_parts(
         sources[f"{DRAFTER}{MODEL_NORM}.weight"] = model.sources["norm.weight"]
 
     def filled(part: Part) -> Part:
-        shapes = table_constants(model.architecture) if part.kind == "embedding" else part.shapes
+        shapes = table_constants(model.architecture) if part.kind == HOST_TABLE else part.shapes
         rows = [(part.start, part.end)]
         if part.kind == LABELS:
             rows = [(token, token + 1) for token in islice(cycle(labels), part.end)]
@@ -334,7 +321,7 @@ def _drafted(
             _placed(path, TensorSource(name), tensors[name], None) for name in (source.plus, source.by) if name
         )
         info = tensors[source.tensor]
-        if part.kind == "embedding":  # whose rows may be pieces of the tensor's rows
+        if part.kind == HOST_TABLE:  # whose rows may be pieces of the tensor's rows
             info = replace(info, shape=shape)
         block = replace(_placed(path, source, info, rows), at=(down, across), beside=beside)
         yield block
@@ -394,6 +381,6 @@ def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
     caches in all contexts. The functions of a program share what is expanded, and those of one context its caches.
     """
     expanded = sum(n for n in numbers if n < LARGE)
-    forms = (replace(part.spec, slots=slots) for slots in (*part.calls.contexts, part.slots))
+    forms = (replace(part.spec, slots=slots) for slots in (*part.spec.calls.contexts, part.spec.slots))
     cached = sum(prod(shape) for form in forms for shape in caches(form).values())
     return {"parameters": sum(numbers), "largest_tensor": max(numbers), "expanded": expanded, "cached": cached}

@@ -40,7 +40,7 @@ from shardmill.models.caches import RING, Shape
 from shardmill.models.contract import BLOCK, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import FIXED, HOST, TANH
-from shardmill.models.part_constants import constants, whole_spec
+from shardmill.models.part_kinds import constants, whole_spec
 from shardmill.plan import empty_parts
 
 if TYPE_CHECKING:

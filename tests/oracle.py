@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from shardmill.convert.template import WHOLE
 from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import FP16, Form, form, spread
 from shardmill.models.interface import ENUMERATED, FIXED
-from shardmill.models.part_constants import stem
+from shardmill.models.part_kinds import stem
 from shardmill.models.parts import build
 from shardmill.plan import Part
 
@@ -55,10 +56,11 @@ def convert_plain(
 ) -> None:
     """Write the canonical package of a part as `convert_stamped` does, by coremltools alone."""
     chosen = spread(forms, part.shapes)
-    if part.calls.shapes == FIXED:
+    if part.spec.calls.shapes == FIXED:
         with tempfile.TemporaryDirectory() as folder:
-            packages = {name: Path(folder) / f"{name}.mlpackage" for name, _ in by_function(part)}
-            for name, one in by_function(part):
+            packages = {name: Path(folder) / f"{name}.mlpackage" for name, _ in by_function(part.spec)}
+            for name, spec in by_function(part.spec):
+                one = replace(part, spec=spec)
                 save(converted(one, PartWeights(one, source), chosen), packages[name])
             save_combined(packages, path)
     else:
@@ -78,12 +80,12 @@ def converted(part: Part, weights: Mapping[str, Tensor], forms: str | Mapping[st
     chosen = spread(forms, part.shapes)
     passes = trace.passes()
     passes.remove_passes(FOLDING)
-    model = trace.converted(part, build(part.spec, weights), {}, passes)
+    model = trace.converted(part.spec, build(part.spec, weights), {}, passes)
     if not set(chosen.values()) <= {FP16}:
         model = compressed(model, chosen)
     spec = normalised(model.get_spec(), part)
-    if part.calls.shapes == ENUMERATED:
-        enumerate_shapes(spec, part.calls.widths)
+    if part.spec.calls.shapes == ENUMERATED:
+        enumerate_shapes(spec, part.spec.calls.widths)
     return ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True)
 
 
@@ -98,7 +100,7 @@ def normalised(spec: Any, part: Part) -> Any:
             op.attributes["val"].blobFileValue.SetInParent()
     operations = list(
         normal_form(spec, pieces_of if part.kind == "layers" else one_piece).operations(
-            spec.description.input[0].name, block.outputs[0], part.taps
+            spec.description.input[0].name, block.outputs[0], part.spec.taps
         )
     )
     del block.operations[:]

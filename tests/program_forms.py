@@ -37,7 +37,7 @@ def build(source: Path, folder: Path, program: dict[str, Any], **changes: Any) -
             if program.get("bundles") == EACH:  # what is loaded is no package then
                 package, packages[name] = packages[name], folder / f"{name}.mlmodelc"
                 with load_programs_as("fp32"):
-                    compile_package(package, packages[name], part.calls.by_name)
+                    compile_package(package, packages[name], part.spec.calls.by_name)
     table = tiny.write_table(parts["embedding"], source, folder / "embedding.safetensors")
     return tiny.Build(source, parts, plan, packages, table, ())
 

@@ -23,7 +23,7 @@ from shardmill.forms.recipe import recipe
 from shardmill.models import family
 from shardmill.models.architecture import Architecture, Experts, Graph, LayerSpec
 from shardmill.models.contract import cache_bytes
-from shardmill.models.part_constants import constants, model_constants, table_constants
+from shardmill.models.part_kinds import constants, model_constants, table_constants
 
 PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (LayerSpec(),) * 32, 200064, True, {})
 COMMIT = "0" * 40
@@ -190,7 +190,7 @@ def test_with_caches_on_the_host_layers_without_a_cache_are_parts_of_their_own()
     chosen = topology.resolve_topology(settings(program=host), gemma4())
     assert chosen.ranges == ((0, 15), (15, 35))
     first, second, *_ = plan.empty_parts(chosen, gemma4())
-    assert not first.lent and [i for i, _ in second.lent] == [13, 14] and cache_bytes(second.spec) == 0
+    assert not first.spec.lent and [i for i, _ in second.spec.lent] == [13, 14] and cache_bytes(second.spec) == 0
     further = settings(program=host, topology=[[0, 15], [15, 20], [20, 35]])
     assert topology.resolve_topology(further, gemma4()).ranges == ((0, 15), (15, 20), (20, 35))
     line = refusal(gemma4(), program=host, topology=[[0, 14], [14, 35]])

@@ -14,7 +14,8 @@ from shardmill.commands.arguments import make_table, size
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.forms.recipe import SEARCH
-from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, MTP, RANGE
+from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, RANGE
+from shardmill.models.part_kinds import PART_KINDS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -143,18 +144,14 @@ def _draft(found: Preview) -> str:
     own = [p for p in found.programs if p.name in DRAFT_PARTS]
     if not own:
         return ""
-    if own[0].kind == "join":
-        read = size(sum(p.weight_bytes + p.lent_bytes for p in own))
-        return f"\na draft: {len(own)} dispatches for each token, which read {read}, the model's caches included"
-    if own[0].kind == MTP:
-        read = size(sum(p.weight_bytes + p.state_bytes for p in own))
-        return f"\na draft: {len(own)} dispatches for each token, which read {read}"
-    read = size(sum(p.weight_bytes + p.state_bytes for p in own[1:]))
-    return f"\na draft: a dispatch after each pass, and {len(own) - 1} for each token, which read {read}"
+    each = own if PART_KINDS[own[0].kind].joins else own[1:]
+    read = size(sum(p.weight_bytes + p.state_bytes + p.lent_bytes for p in each))
+    lent = ", the model's caches included" if any(p.lent_bytes for p in own) else ""
+    if each == own:
+        return f"\na draft: {len(own)} dispatches for each token, which read {read}{lent}"
+    return f"\na draft: a dispatch after each pass, and {len(each)} for each token, which read {read}"
 
 
-# What a program holds, by its kind.
-HELD = {"experts": "experts", "fuse": "taps", "join": "channels", MTP: "channels"}
 TENSORS = {
     "match": "those that config.json describes",
     "differ": "not those that config.json describes",
@@ -167,7 +164,7 @@ def _programs(found: Preview) -> Table:
     table = make_table("program", "holds", *figures, right=figures, fold=("holds",))
     for p in found.programs:
         layers = ", ".join(f"{count} {name}" for name, count in p.layers.items())
-        holds = layers or f"{p.end - p.start} {HELD.get(p.kind, 'rows')}"
+        holds = layers or f"{p.end - p.start} {PART_KINDS[p.kind].holds}"
         share = f"{p.weight_bytes / found.weight_file_limit:.1%}"
         table.add_row(p.name, holds, size(p.weight_bytes), share, _states(p.state_bytes))
     table.add_section()

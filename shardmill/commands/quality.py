@@ -98,7 +98,7 @@ def _rounded(build: Path) -> Table:
     from shardmill.gates.rounding import kept_db
     from shardmill.gates.weights import PackageWeights
     from shardmill.pipeline.task import source_folder
-    from shardmill.plan import load_part
+    from shardmill.plan import HOST_TABLE, load_part
 
     content, source = read_json(build / "plan.json"), source_folder(build / "source.receipt.json")
     packages = {row["name"]: build / f"packages/{row['name']}.mlpackage" for row in content["parts"]}
@@ -109,7 +109,7 @@ def _rounded(build: Path) -> Table:
     kept: dict[str, tuple[float, str]] = {}  # for a matrix in several programs, the program that lost most
     for row in content["parts"]:
         part = load_part(build / f"parts/{row['name']}.json")
-        if part.kind != "embedding":
+        if part.kind != HOST_TABLE:
             stored = PackageWeights(packages[part.name], part, content["prefix"])
             forms = part.forms(chosen)
             for path, db in kept_db(stored, source).items():

@@ -15,7 +15,7 @@ from shardmill.convert.package import HALF, StampError, main_block, weight_sites
 from shardmill.convert.stream import Content, LiteralWeight, Palette, Weight, bands
 from shardmill.convert.weights import PartWeights
 from shardmill.forms.form import FP16, form
-from shardmill.models.part_constants import computed, stem
+from shardmill.models.part_kinds import computed, stem
 from shardmill.plan import Part
 
 # Types of numbers: the name in MIL, and the name of the blob type.

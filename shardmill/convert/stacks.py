@@ -18,15 +18,15 @@ from shardmill.models.contract import GraphSpec
 LAYER_AXIS = 1
 
 
-def stack_inputs(spec: Any, graph_spec: GraphSpec) -> None:
+def stack_inputs(spec: Any, part_spec: GraphSpec) -> None:
     """Replace the slices among the inputs of a program by stacks, in place; without adapters, change nothing.
 
     Args:
         spec: Model_pb2.Model in normal form.
-        graph_spec: the spec of its part.
+        part_spec: the spec of its part.
     """
-    graph, layers, first = graph_spec.graph, graph_spec.layers, list[Any]()
-    for name, shape in adapter_inputs(graph, layers, graph_spec.adapters).items():
+    graph, layers, first = part_spec.graph, part_spec.layers, list[Any]()
+    for name, shape in adapter_inputs(graph, layers, part_spec.calls.adapters).items():
         slices = [f"{name}_{index}" for index in adapted_layers(graph, layers)[name]]
         described, taken = (
             _one_for_all(found, slices) for found in (spec.description.input, main_function(spec).inputs)

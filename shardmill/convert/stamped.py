@@ -33,8 +33,9 @@ from shardmill.convert.package import (
 )
 from shardmill.convert.placing import fill_inline, place
 from shardmill.forms.form import FP16, Form, form, spread
+from shardmill.models.contract import GraphSpec
 from shardmill.models.interface import ENUMERATED, FIXED, MAIN
-from shardmill.models.part_constants import stem
+from shardmill.models.part_kinds import stem
 from shardmill.plan import Part
 
 
@@ -66,19 +67,19 @@ def convert_stamped(
     import coremltools as ct
 
     chosen = spread(forms, part.shapes)
-    one_each = dict(by_function(part)) or {MAIN: part}
-    specs = {name: template.program(one, cache) for name, one in one_each.items()}
+    by_name = dict(by_function(part.spec)) or {MAIN: part.spec}
+    specs = {name: template.program(one, cache) for name, one in by_name.items()}
     known = Codes(codes, part, chosen) if codes else None
-    for name, each in specs.items():
+    for each in specs.values():
         set_forms(each, chosen)
-        fill_inline(each, one_each[name], source, known)
+        fill_inline(each, part, source, known)
     spec, *others = specs.values()
     blobs, contents = place(spec, part, chosen, known)
-    if part.calls.shapes == FIXED:
+    if part.spec.calls.shapes == FIXED:
         share_places(spec, others)
         spec = _combined(specs)
-    if part.calls.shapes == ENUMERATED:
-        enumerate_shapes(spec, part.calls.widths)
+    if part.spec.calls.shapes == ENUMERATED:
+        enumerate_shapes(spec, part.spec.calls.widths)
     with tempfile.TemporaryDirectory() as empty:
         ct.utils.save_spec(spec, str(path), weights_dir=empty)
     stream.write_weights(path / WEIGHT_FILE, blobs, contents, source, threads)
@@ -139,19 +140,18 @@ def _reshaped(value: Any, shape: tuple[int, ...]) -> None:
         kind.dimensions.add().constant.size = size
 
 
-def by_function(part: Part) -> Iterator[tuple[str, Part]]:
-    """Yield a part of fixed shapes for each of its functions, by the function's name.
+def by_function(part_spec: GraphSpec) -> Iterator[tuple[str, GraphSpec]]:
+    """Yield the spec of each function of a part of fixed shapes, by the function's name.
 
-    Each yielded part equals the whole part, except for its width and, in a shorter context, its slots.
+    It is the part's spec, except for the width and, in a shorter context, the slots.
     """
-    if part.calls.shapes != FIXED:
+    calls = part_spec.calls
+    if calls.shapes != FIXED:
         return
-    for slots, names in {part.slots: part.calls.functions, **part.calls.shorter}.items():
+    for slots, names in {part_spec.slots: calls.functions, **calls.shorter}.items():
         for width, name in names.items():
-            yield (
-                name,
-                replace(part, slots=slots, tokens=width, calls=replace(part.calls, widths=(width,), contexts=())),
-            )
+            alone = replace(calls, widths=(width,), contexts=())
+            yield name, replace(part_spec, slots=slots, tokens=width, calls=alone)
 
 
 def share_places(placed: Any, others: Iterable[Any]) -> None:

@@ -20,9 +20,9 @@ from shardmill.convert.normal import STATE, Normal, SharedOperation, normal_form
 from shardmill.convert.package import check_closed, copied, main_block, main_function, named_arguments, parse_spec
 from shardmill.convert.stacks import stack_inputs
 from shardmill.models.architecture import LayerSpec
-from shardmill.models.contract import tap_name, traced_inputs
-from shardmill.models.interface import FIXED, LABELS, EntryPoints
-from shardmill.plan import Part
+from shardmill.models.contract import GraphSpec, tap_name
+from shardmill.models.interface import FIXED, EntryPoints
+from shardmill.models.part_kinds import PART_KINDS, traced_inputs
 
 INDEX, LENDER = "2000000", "1000000"  # of a template's layer, and of the layer whose cache it reads
 WHOLE = "whole"  # the only piece of a head, a group of experts or an encoder
@@ -180,53 +180,54 @@ def _kept(operations: Iterable[Any]) -> dict[str, str]:
     return found
 
 
-def program(part: Part, cache: Path | None) -> Any:
+def program(part_spec: GraphSpec, cache: Path | None) -> Any:
     """Return the Model_pb2.Model of a part, composed from templates; its weights are constants of fp16 without a place.
 
     Args:
-        part: layers, experts, a head, an encoder or a drafter's projection.
+        part_spec: the part's spec.
         cache: a folder in which templates are kept between processes, or None.
 
     Raises:
         StampError: for a graph that can't be stamped.
     """
-    kinds = dict((*part.spec.lent, *part.spec.layers))
-    sources = {i: part.spec.source(i) for i, kind in part.spec.layers if kind.shares}
-    # coremltools optimises across the layers of an encoder, which is therefore converted whole.
-    alone = [bare(part, part.kinds)]
-    if part.kind == "layers":
-        lenders = [kinds[sources[i]] if i in sources else None for i, _ in part.spec.layers]
-        alone = [bare(part, (kind,), lender) for kind, lender in zip(part.kinds, lenders, strict=True)]
-    chosen = [template(one, cache) for one in alone]
-    spec = compose(chosen, part.start, list(traced_inputs(part.spec)), sources, part.taps)
-    stack_inputs(spec, part.spec)
+    layers = dict((*part_spec.lent, *part_spec.layers))
+    sources = {i: part_spec.source(i) for i, kind in part_spec.layers if kind.shares}
+    alone = separate(part_spec, [layers[sources[i]] if i in sources else None for i, _ in part_spec.layers])
+    start = part_spec.layers[0][0] if part_spec.layers else 0
+    spec = compose(
+        [template(one, cache) for one in alone], start, list(traced_inputs(part_spec)), sources, part_spec.taps
+    )
+    stack_inputs(spec, part_spec)
     return spec
 
 
-def bare(part: Part, kinds: tuple[LayerSpec, ...], lender: LayerSpec | None = None) -> Part:
-    """Return the part without its place and tensors, and with layers of `kinds` alone: what a template depends on.
+def separate(part_spec: GraphSpec, lenders: Sequence[LayerSpec | None]) -> list[GraphSpec]:
+    """Return what the templates of a part depend on: its spec for each layer alone, or as a whole.
+
+    coremltools optimises across the layers of an encoder, which is therefore converted whole.
 
     Args:
-        part: the part.
-        kinds: of one of its layers, or of all layers of an encoder.
-        lender: the kind of the layer whose cache the layer reads; that cache is then an input.
+        part_spec: the part's spec.
+        lenders: for each layer that reads the cache of another, that layer's kind; the cache is then an input.
     """
-    start = int(INDEX) if part.kind == "layers" else 0
-    end = start + (len(kinds) or part.end - part.start)
-    calls = part.calls
+    calls = part_spec.calls
     if calls.shapes != FIXED:  # then widths are only described
         calls = EntryPoints(state=calls.state, adapters=calls.adapters)
-    kind = "head" if part.kind == LABELS else part.kind  # a program for labels is any head's
-    nowhere = replace(part, name="", kind=kind, start=start, end=end, layer=0, taps=(), drafter=False, tensors=())
-    return replace(nowhere, kinds=kinds, calls=calls, lent=((int(LENDER), lender),) if lender else ())
+    whole = replace(part_spec, calls=calls, taps=())
+    if not PART_KINDS[part_spec.kind].by_layer:
+        return [whole]
+    return [
+        replace(whole, layers=((int(INDEX), kind),), lent=((int(LENDER), lender),) if lender else ())
+        for (_, kind), lender in zip(part_spec.layers, lenders, strict=True)
+    ]
 
 
 @lru_cache(maxsize=8)
-def template(alone: Part, cache: Path | None) -> Template:
+def template(alone: GraphSpec, cache: Path | None) -> Template:
     """Return the template of a kind of layer: from this process, or the cache folder, or coremltools.
 
     Args:
-        alone: a part as `bare` returns it.
+        alone: one that `separate` returns.
         cache: where programs are kept, or None.
     """
 
@@ -236,4 +237,4 @@ def template(alone: Part, cache: Path | None) -> Template:
         return bytes(trace.convert(alone).SerializeToString(deterministic=True))
 
     spec = parse_spec(cached(cache, asdict(alone), make) if cache else make())
-    return template_of(spec, f"layer_{INDEX}" if alone.kind == "layers" else WHOLE)
+    return template_of(spec, f"layer_{INDEX}" if PART_KINDS[alone.kind].by_layer else WHOLE)

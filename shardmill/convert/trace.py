@@ -21,11 +21,10 @@ from torch import Tensor
 
 from shardmill.convert.package import HALF, constant, copied, main_block, main_function, named_arguments, neutralize
 from shardmill.models.caches import Shape, T
-from shardmill.models.contract import new_rows, output, states, taps, traced_inputs
+from shardmill.models.contract import GraphSpec, new_rows, states, taps
 from shardmill.models.interface import FIXED
-from shardmill.models.part_constants import computed, constants, stem
+from shardmill.models.part_kinds import computed, constants, output, stem, traced_inputs
 from shardmill.models.parts import build
-from shardmill.plan import Part
 
 WHOLE_STATE_UPDATE = "shardmill::whole_state_update"
 
@@ -69,23 +68,23 @@ TARGET = ct.target.iOS18  # the first target with states
 BOTH_SIDES = 2  # terms of an equation of two symbols
 
 
-def convert(part: Part) -> Any:
+def convert(part_spec: GraphSpec) -> Any:
     """Return the Model_pb2.Model of a part, whose weights are constants of fp16 without a place.
 
     coremltools gets the weights as inputs. So no pass sees their values, or folds one into another, and they take no
     memory. Then each of these inputs becomes a constant, before the first operation that reads it.
 
     Args:
-        part: the part; if its shapes are fixed, it has one width.
+        part_spec: the part's spec; if its shapes are fixed, it has one width.
     """
-    shapes = constants(part.spec)
-    module = build(part.spec, {path: torch.zeros(1).expand(shape) for path, shape in shapes.items()})
+    shapes = constants(part_spec)
+    module = build(part_spec, {path: torch.zeros(1).expand(shape) for path, shape in shapes.items()})
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    weights = {path: held[path].data for path in (*shapes, *computed(part.spec))}
-    _take_as_inputs(module, weights, len(traced_inputs(part.spec)))
+    weights = {path: held[path].data for path in (*shapes, *computed(part_spec))}
+    _take_as_inputs(module, weights, len(traced_inputs(part_spec)))
     named = {f"{stem(path)}{HALF}": value for path, value in weights.items()}
     with hurried(), unmultiplied():
-        spec = converted(part, module, named, passes()).get_spec()
+        spec = converted(part_spec, module, named, passes()).get_spec()
     _make_constant(spec, named)
     neutralize(spec)
     return spec
@@ -188,22 +187,22 @@ def passes() -> Any:
     return pipeline
 
 
-def converted(part: Part, module: torch.nn.Module, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
+def converted(part_spec: GraphSpec, module: torch.nn.Module, weights: Mapping[str, Tensor], pipeline: Any) -> Any:
     """Return the MLModel of a part's module, which takes `weights` after the contract's inputs."""
-    spec = part.spec
-    shapes, outputs = traced_inputs(spec), (output(spec), *new_rows(spec), *taps(spec))
-    example = [*(torch.zeros(sized(shape, part.tokens)) for shape in shapes.values()), *weights.values()]
+    shapes = traced_inputs(part_spec)
+    outputs = (output(part_spec), *new_rows(part_spec), *taps(part_spec))
+    example = [*(torch.zeros(sized(shape, part_spec.tokens)) for shape in shapes.values()), *weights.values()]
     with torch.no_grad():
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
     # Reading a program leaves counters that would number this program's operations differently than a fresh process.
     mb.name_count.clear()
-    fixed = part.kind == "encoder" or part.calls.shapes == FIXED
+    fixed = part_spec.encodes or part_spec.calls.shapes == FIXED
     given = {name: tuple(value.shape) for name, value in weights.items()}
     return ct.convert(
         traced,
-        inputs=_core_ml_inputs({**shapes, **given}, part.tokens, fixed),
+        inputs=_core_ml_inputs({**shapes, **given}, part_spec.tokens, fixed),
         outputs=[ct.TensorType(name, dtype=np.float16) for name in outputs],
-        states=_core_ml_states(states(spec)) or None,
+        states=_core_ml_states(states(part_spec)) or None,
         minimum_deployment_target=TARGET,
         compute_units=ct.ComputeUnit.CPU_AND_NE,
         pass_pipeline=pipeline,

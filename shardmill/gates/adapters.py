@@ -21,7 +21,7 @@ from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import name_in_tower, renamed
-from shardmill.models.interface import interface
+from shardmill.models.part_kinds import interface
 from shardmill.runtime.adapter_inputs import laid_out
 
 SHARE = 0.5  # of a weight's magnitude, which an adapter adds: enough to make a misplaced matrix show
@@ -44,7 +44,7 @@ def adapter_parity(
         stored: the package's weights; the reference gets these and, in addition, the adapter's B A.
     """
     part, where = runner.part, runner.program
-    rank = part.spec.adapters
+    rank = part.spec.calls.adapters
     if not rank:
         return
     if part.spec.routes or not is_portable():
@@ -66,8 +66,8 @@ def adapter_parity(
         weight, lora = stored(name), drawn.get(name.removesuffix(".weight"))
         return weight if lora is None else weight.float() + torch.from_numpy(lora.b @ lora.a)
 
-    entry = {"name": part.name, **interface(part.spec, part.calls)}
-    inputs = laid_out(read, part.graph, dict(part.spec.layers), sources, [entry], rank, where)
+    entry = {"name": part.name, **interface(part.spec)}
+    inputs = laid_out(read, part.spec.graph, dict(part.spec.layers), sources, [entry], rank, where)
     expected = reference.layers(x, range(part.start, part.end), adapted)[-1]
     with load_programs_as("fp32"):
         program = runner.loaded()
@@ -83,8 +83,8 @@ def adapter_parity(
 def _ways(runner: PartRunner, count: int) -> dict[str, list[Pass]]:
     """Return passes over `count` tokens, of every width that decoding may use, and in every context, by name."""
     part, verify = runner.part, runner.runtime["verify"]
-    ways = {f"T={width}": list(in_passes(count, [width])) for width in (1, *compared_widths(verify, part.tokens))}
-    return ways | at_lengths(count, part.calls.widths, verify, runner.lengths)
+    ways = {f"T={width}": list(in_passes(count, [width])) for width in (1, *compared_widths(verify, part.spec.tokens))}
+    return ways | at_lengths(count, part.spec.calls.widths, verify, runner.lengths)
 
 
 def _drawn(module: str, weight: Tensor, rank: int) -> LoraModule:

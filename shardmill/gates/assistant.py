@@ -93,20 +93,16 @@ def assistant_case(
     x = exact.pre_projection(torch.cat([hidden[0], read], dim=-1))
     lent: list[int] = plan["drafter"]["lent"]
     caches = _caches(reference, hidden, lent, original)
-    if part.kind == "layers":
-        rows = {
-            f"{letter}_{layer}": each[0].transpose(0, 1).flatten(1)
-            for layer, pair in zip(lent, caches.values(), strict=True)
-            for letter, each in zip("kv", pair, strict=True)
-        }
-        return compared({"x": x, **rows}, lambda model: _layers(model, x, caches), held, exact)
+    rows = {
+        f"{letter}_{layer}": each[0].transpose(0, 1).flatten(1)
+        for layer, pair in zip(lent, caches.values(), strict=True)
+        for letter, each in zip("kv", pair, strict=True)
+    }
     state = _layers(exact, x, caches)
-    if part.kind == "head":
-        return compared({"hidden": state}, lambda model: model.lm_head(model.model.norm(state)), held, exact)
     # A draft's first step and its further steps, in turn: the host gives zeros for what the step lacks.
     first = torch.arange(len(x))[:, None] % 2 == 0
     own = torch.where(first, 0.0, state)
-    rows = {"x": torch.cat([hidden[0], torch.where(first, hidden[-1], 0.0), own], dim=-1)}
+    pieces = torch.cat([hidden[0], torch.where(first, hidden[-1], 0.0), own], dim=-1)
 
     def joined(model: Any) -> Tensor:
         normed = reference.normed(hidden[-1], stored if model is held else original)
@@ -114,7 +110,12 @@ def assistant_case(
         found: Tensor = model.pre_projection(torch.cat([hidden[0], torch.where(first, normed, further)], dim=-1))
         return found
 
-    return compared(rows, joined, held, exact)
+    cases: dict[str, tuple[dict[str, Tensor], Callable[[Any], Tensor]]] = {
+        "join": ({"x": pieces}, joined),
+        "layers": ({"x": x, **rows}, lambda model: _layers(model, x, caches)),
+        "head": ({"hidden": state}, lambda model: model.lm_head(model.model.norm(state))),
+    }
+    return compared(*cases[part.kind], held, exact)
 
 
 def reference_assistant(

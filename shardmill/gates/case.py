@@ -82,25 +82,34 @@ def part_case(
         source: the checkpoint's folder.
         stored: the package's weights.
     """
+    return CASES[part.kind](part, reference, known, source, stored)
+
+
+def _head_case(
+    part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: StoredWeights
+) -> Case:
+    tokens = part.row_tokens if part.kind == LABELS else slice(part.start, part.end)
+    last, head = known["hidden"][-1], partial(stored.rows, "lm_head.weight")
+    exact = known["logits"][: len(last), tokens]
+
+    def weights(name: str) -> Tensor:  # a bias of labels has other rows than the checkpoint's
+        return stored.values(name) if name == "lm_head.bias" else stored(name)
+
+    rows = {"hidden": last.numpy()}
+    return Case(rows, lambda: [reference.logits(last, head(), weights)], lambda: [exact], reference.model)
+
+
+def _layers_case(
+    part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: StoredWeights
+) -> Case:
     hidden, model = known["hidden"], reference.model
-    if part.spec.kind == "head":
-        tokens = part.row_tokens if part.kind == LABELS else slice(part.start, part.end)
-        last, exact = hidden[-1], known["logits"][: hidden.shape[1], tokens]
-        rows, head = {"hidden": last.numpy()}, partial(stored.rows, "lm_head.weight")
-
-        def weights(name: str) -> Tensor:  # a bias of labels has other rows than the checkpoint's
-            return stored.values(name) if name == "lm_head.bias" else stored(name)
-
-        return Case(rows, lambda: [reference.logits(last, head(), weights)], lambda: [exact], model)
     original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
-    if part.kind == "experts":
-        return _experts_case(part, reference, hidden[part.layer], original, stored.over(original))
     x, split, given = hidden[part.start], part.spec.ends_in_experts, dict[str, Floats]()
-    if width := part.graph.per_layer:
+    if width := part.spec.graph.per_layer:
         reference.given(hidden[0], known["rows"])
         pieces = enumerate(torch.split(known["rows"], width, dim=1))
         given = {"embedded": hidden[0].numpy(), **{f"p_{i}": rows.numpy() for i, rows in pieces}}
-    for i, _ in part.lent:
+    for i, _ in part.spec.lent:
         found = reference.shared_caches(hidden[i], i, original)  # of one type of layers
         reference.lent |= found
         pairs = (zip("kv", pair, strict=True) for pair in found.values())
@@ -129,7 +138,7 @@ def _at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> li
         x: the part's input, [n, d].
         weights: the weights of the part's layers, including the experts.
     """
-    indices, experts = range(part.start, part.end), part.graph.experts
+    indices, experts = range(part.start, part.end), part.spec.graph.experts
     if experts is None or not part.spec.ends_in_experts:
         return reference.layers(x, indices, weights)[-1:]
     with choosing(reference.model, part.end - 1, none_taken) as calls:
@@ -138,16 +147,13 @@ def _at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> li
     return [stream, call.hidden, call.share(0, experts.count)]
 
 
-def _experts_case(part: Part, reference: Reference, x: Tensor, original: Weights, held: Weights) -> Case:
-    """Return the case of a group of experts: every token is routed to experts of the group in turn.
-
-    Args:
-        part: the group.
-        reference: transformers' model.
-        x: the layer's input with the original weights, [n, d].
-        original: the checkpoint's weights of the whole layer.
-        held: the same with the weights that the package contains.
-    """
+def _experts_case(
+    part: Part, reference: Reference, known: Mapping[str, Tensor], source: Path, stored: StoredWeights
+) -> Case:
+    """Return the case of a group of experts: every token is routed to experts of the group in turn."""
+    assert part.layer is not None
+    x, original = known["hidden"][part.layer], checkpoint_weights(source, stored.prefix)
+    held = stored.over(original)
     call, exact = _experts_contribution(reference, part, x, original)
     index, values = taken_in_turn(part.start, part.end)(call)
     shares = Call(call.hidden, index, values).share(part.start, part.end)
@@ -166,12 +172,17 @@ def _experts_contribution(reference: Reference, part: Part, x: Tensor, weights: 
         x: the layer's input, [n, d].
         weights: the weights of the whole layer.
     """
+    assert part.layer is not None
+    layer = part.layer
 
     def run() -> Tensor:
-        return reference.layers(x, [part.layer], weights)[-1]
+        return reference.layers(x, [layer], weights)[-1]
 
-    with choosing(reference.model, part.layer, none_taken):
+    with choosing(reference.model, layer, none_taken):
         without = run()
-    with choosing(reference.model, part.layer, taken_in_turn(part.start, part.end)) as calls:
+    with choosing(reference.model, layer, taken_in_turn(part.start, part.end)) as calls:
         difference = run() - without
-    return calls[0], difference[:, : part.graph.hidden]
+    return calls[0], difference[:, : part.spec.graph.hidden]
+
+
+CASES = {"layers": _layers_case, "experts": _experts_case, "head": _head_case, LABELS: _head_case}

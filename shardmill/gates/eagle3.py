@@ -42,19 +42,20 @@ def head_case(
         source: the model's checkpoint, with the head's in a folder inside it.
         stored: the package's weights.
     """
-    (exact, held), width = (load_head(source / FOLDER) for _ in range(2)), part.graph.hidden
+    (exact, held), width = (load_head(source / FOLDER) for _ in range(2)), part.spec.graph.hidden
     hidden = known["hidden"][:, :, :width]
     _hold(held, stored)
     with torch.no_grad():
         tapped = torch.cat([hidden[layer] for layer in plan["drafter"]["taps"]], dim=-1)
         embedded, read = hidden[0, 1:], exact.fuse(tapped)[:-1]
         last = exact(embedded, read)
-        if part.kind == "fuse":
-            return compared({"x": tapped}, lambda head: head.fuse(tapped), held, exact)
-        if part.kind == "head":
-            return compared({"hidden": last}, lambda head: head.logits(last), held, exact)
-        x = torch.cat([embedded, read], dim=-1)
-        return compared({"x": x}, lambda head: head(embedded, read), held, exact)
+    x = torch.cat([embedded, read], dim=-1)
+    cases: dict[str, tuple[dict[str, Tensor], Callable[[Eagle3Head], Tensor]]] = {
+        "fuse": ({"x": tapped}, lambda head: head.fuse(tapped)),
+        "layers": ({"x": x}, lambda head: head(embedded, read)),
+        "head": ({"hidden": last}, lambda head: head.logits(last)),
+    }
+    return compared(*cases[part.kind], held, exact)
 
 
 def reference_head(

@@ -101,7 +101,7 @@ def texts_in_fp16(runner: PartRunner, case: Case) -> Iterator[Measurement]:
 
 def _padding(runner: PartRunner, case: Case, detail: str = "") -> Measurement:
     """Measure what noise in place of zeros changes, after texts of at most half of the bucket."""
-    short = [span[: max(runner.part.tokens // 2, 1)] for span in spans_of(case.texts)]
+    short = [span[: max(runner.part.spec.tokens // 2, 1)] for span in spans_of(case.texts)]
 
     def run(noise: float) -> Floats:
         return runner.run(case.rows, [together([span], noise) for span in short])[0]

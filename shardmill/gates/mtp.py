@@ -113,16 +113,17 @@ def mtp_case(
     state = exact(x)
     # A draft's first step and its further steps, in turn: the host gives zeros for what the step lacks.
     first = torch.arange(len(x))[:, None] % 2 == 0
-    if part.kind == "head":
-        return compared({"hidden": state}, lambda layer: layer.logits(state), held, exact)
-    if part.kind == "layers":
-        return compared({"x": x}, lambda layer: layer(x), held, exact)
-    rows = {"x": torch.cat([embedded, torch.where(first, read, 0.0), torch.where(first, 0.0, state)], dim=-1)}
+    pieces = torch.cat([embedded, torch.where(first, read, 0.0), torch.where(first, 0.0, state)], dim=-1)
 
     def joined(layer: ReferenceMtp) -> Tensor:
         return layer.join(embedded, torch.where(first, layer.model_norm(read), layer.norm(state)))
 
-    return compared(rows, joined, held, exact)
+    cases: dict[str, tuple[dict[str, Tensor], Callable[[ReferenceMtp], Tensor]]] = {
+        MTP: ({"x": pieces}, joined),
+        "layers": ({"x": x}, lambda layer: layer(x)),
+        "head": ({"hidden": state}, lambda layer: layer.logits(state)),
+    }
+    return compared(*cases[part.kind], held, exact)
 
 
 def reference_mtp(

@@ -53,7 +53,7 @@ def part_parity(runner: PartRunner, case: Case) -> Iterator[Measurement | NotRun
         if case.texts:
             yield from encoder.texts_in_fp16(runner, case)
         if is_portable() and case.routes:
-            choices = _choices(runner, case, part.tokens, case.routes, "fp16")
+            choices = _choices(runner, case, part.spec.tokens, case.routes, "fp16")
             if choices:
                 yield experts.choice_agreement("experts_agreement_fp16", choices)
 
@@ -62,7 +62,7 @@ def _plain_and_shipped(runner: PartRunner, case: Case) -> tuple[list[Pass], list
     """Return the passes with which others are compared, and passes as a runtime feeds them."""
     if case.texts:
         return one_by_one(case.texts), one_by_one(case.texts)
-    verify, widest, pads = runner.runtime["verify"], runner.part.tokens, runner.part.spec.blocks > 1
+    verify, widest, pads = runner.runtime["verify"], runner.part.spec.tokens, runner.part.spec.blocks > 1
     return list(in_passes(case.count, [1])), list(as_shipped(case.count, verify, widest, pads))
 
 
@@ -105,12 +105,12 @@ def _choices(
     mixtures = [i for i, kind in runner.part.spec.layers if kind.ffn == "experts"]
     if not mixtures:
         return None
-    function = runner.part.calls.functions.get(width, "")
+    function = runner.part.spec.calls.functions.get(width, "")
     # If a pass is run by another function, or padded, its choices can't be found by their names.
-    count = case.count - (case.count % width if runner.part.calls.functions else 0)
+    count = case.count - (case.count % width if runner.part.spec.calls.functions else 0)
     run = partial(runner.run, _first(case.rows, count), list(in_passes(count, [width])))
     found = experts.chosen_by(runner.program, function, len(mixtures), run)
-    jitter = options.jitter if (options := runner.part.graph.experts) else 0.0
+    jitter = options.jitter if (options := runner.part.spec.graph.experts) else 0.0
     return experts.compare_choices(found, [truth[i][:count] for i in mixtures], precision, jitter)
 
 
@@ -127,7 +127,7 @@ def width_measurements(
         within: how far apart the results may be.
     """
     verify, part = runner.runtime["verify"], runner.part
-    moving = at_lengths(len(plain), part.calls.widths, verify, runner.lengths)
+    moving = at_lengths(len(plain), part.spec.calls.widths, verify, runner.lengths)
     ways = part_schedules(part, len(plain), verify) | moving
     for name, passes in ways.items():
         fed = passes[-1].positions[-1] + 1  # all, unless a shorter context holds no more

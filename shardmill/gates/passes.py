@@ -214,5 +214,5 @@ def schedules(length: int, verify: int, upper: int, pads: bool = False) -> dict[
 
 def part_schedules(part: Part, count: int, verify: int) -> dict[str, list[Pass]]:
     """Return the schedules to test, by name; a part without states needs passes of each width only."""
-    ways = schedules(count, verify, part.tokens, part.spec.blocks > 1)
-    return ways if part.kind == "layers" else {name: passes for name, passes in ways.items() if name.startswith("T=")}
+    ways = schedules(count, verify, part.spec.tokens, part.spec.blocks > 1)
+    return ways if part.spec.layers else {name: passes for name, passes in ways.items() if name.startswith("T=")}

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardmill.gates.passes import MOVING, REJECTED, at_lengths, compared_widths, part_schedules, schedules
-from shardmill.models import ENCODER
 from shardmill.models.architecture import EMBED, LABEL
 from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import caches
@@ -57,22 +56,22 @@ def part_numbers(part: Part, verify: int, portable: bool, coded: bool) -> Iterat
     yield from map(Number, (*ROUNDED, *(CODED if coded else ())))
     if portable:
         yield Number("program_error")
-    if part.kind == ENCODER:
+    if part.spec.encodes:
         yield from (Number("padding_error", detail) for detail in ("", *(("in fp16",) if portable else ())))
         yield from (Number("psnr", detail) for detail in ("half of a bucket", "two texts in a bucket"))
-        if part.tokens > 1:  # a text of one token has no halves
+        if part.spec.tokens > 1:  # a text of one token has no halves
             yield Number(_rounded("packing_error", portable))
     else:
         yield from _widths(_ways(part, verify), portable)
-    if portable and part.kind == "layers":
-        plain = schedules(1, verify, part.tokens)
+    if portable and not part.spec.encodes:
+        plain = schedules(1, verify, part.spec.tokens)
         if any(cache_kind(name) is not CacheKind.STATE for name in caches(part.spec)):
             yield from (Number("width_state_error", f"state, {name}") for name in plain)
-        if any(kind.ffn == "experts" for kind in part.kinds):
+        if part.spec.routes:
             yield Number("experts_agreement")
             yield from (Number("experts_agreement_fp16") for _ in range(not part.drafter))
-        if part.calls.adapters and not part.spec.routes:
-            widths = (1, *compared_widths(verify, part.tokens))
+        if part.spec.calls.adapters and not part.spec.routes:
+            widths = (1, *compared_widths(verify, part.spec.tokens))
             yield from (
                 Number("adapter_error", name) for name in (*(f"T={width}" for width in widths), *_moves(part, verify))
             )
@@ -126,7 +125,7 @@ def placement_numbers(findings: Sequence[Mapping[str, Any]], portable: bool) -> 
 def witness_numbers(part: Part, verify: int, portable: bool) -> Iterator[Number]:
     """Yield the numbers of a part on Apple's runtime."""
     yield Number("witness_error")
-    ways = [] if part.kind == ENCODER else [*part_schedules(part, 1, verify)]
+    ways = [] if part.spec.encodes else [*part_schedules(part, 1, verify)]
     yield from (Number("witness_width_error", name) for name in ways)
     if portable:
         yield Number("witness_agreement")
@@ -146,7 +145,7 @@ def _ways(part: Part, verify: int) -> list[str]:
 
 def _moves(part: Part, verify: int) -> list[str]:
     """Return the ways that need several contexts."""
-    return [*at_lengths(1, [1], verify, (*part.calls.contexts, part.slots))]
+    return [*at_lengths(1, [1], verify, (*part.spec.calls.contexts, part.spec.slots))]
 
 
 def _rounded(name: str, portable: bool) -> str:

@@ -11,11 +11,10 @@ import numpy as np
 
 from shardmill.gates.passes import Pass, filled_up
 from shardmill.machine import is_portable
-from shardmill.models import ENCODER
 from shardmill.models.architecture import CLASSIFY
 from shardmill.models.caches import CacheKind, cache_kind
-from shardmill.models.contract import caches, lent_caches, pass_inputs
-from shardmill.models.interface import interface
+from shardmill.models.contract import caches, lent_caches
+from shardmill.models.part_kinds import PART_KINDS, interface, pass_inputs
 from shardmill.plan import Part
 from shardmill.runtime.kv import Floats, KVLayout
 from shardmill.runtime.pack import apart, columns, encoder_arrays
@@ -28,7 +27,7 @@ def _gate_widths(part: Part, verify: int) -> tuple[int, ...]:
     The first pass of a width takes Core ML minutes. On Core ML a narrower pass is therefore padded, as a session pads
     it, and all widths that decoding uses are compared in the whole stack. A program of fixed widths pads by itself.
     """
-    return () if is_portable() or part.calls.functions or part.kind == ENCODER else (verify, part.tokens)
+    return () if is_portable() or part.spec.calls.functions or part.spec.encodes else (verify, part.spec.tokens)
 
 
 class PartRunner:
@@ -57,11 +56,11 @@ class PartRunner:
 
         There is only one length if the functions accept any context.
         """
-        return (*self.part.calls.contexts, self.part.slots)
+        return (*self.part.spec.calls.contexts, self.part.spec.slots)
 
     def _load(self) -> Program:
         """Load the program, in its shortest context if it has functions for several."""
-        return Program(self.program, interface(self.part.spec, self.part.calls), self.part.slots)
+        return Program(self.program, interface(self.part.spec), self.part.spec.slots)
 
     def run(self, rows: Mapping[str, Floats], passes: Iterable[Pass]) -> tuple[Floats, dict[str, Floats]]:
         """Run passes from empty states, in the whole context unless they name another.
@@ -75,14 +74,17 @@ class PartRunner:
             Outputs [n, channels], and by name the states' contents for the tokens. Of an encoder that classifies texts,
             the outputs have a row for each text.
         """
-        if self.part.kind == ENCODER:
+        if self.part.spec.encodes:
             return self._texts(rows["x"], passes), {}
-        layers, passes, kept = self.part.kind == "layers", list(passes), []
+        layers, passes, kept = bool(self.part.spec.layers), list(passes), []
         program, host, used = self.loaded(), KVLayout(self.runtime) if layers else None, passes[-1].positions[-1] + 1
-        program.move(passes[0].slots or self.part.slots, keep=False)
+        program.move(passes[0].slots or self.part.spec.slots, keep=False)
         program.renew()
-        scale = np.float32(1 if self.part.kind == "experts" else self.part.graph.stream_scale)
-        room = self.part.slots if layers else used + max(self.widths, default=0)
+        scales = [
+            np.float32(self.part.spec.graph.stream_scale if in_stream else 1)
+            for in_stream in PART_KINDS[self.part.kind].streams
+        ]
+        room = self.part.spec.slots if layers else used + max(self.widths, default=0)
         lent = HostCaches({name: name for name in lent_caches(self.part.spec)}, self._lent(passes[0].slots))
         for p in filled_up(passes, self.widths, room):
             if host and p.slots:
@@ -93,9 +95,11 @@ class PartRunner:
             taken = {name: values[list(p.tokens)] for name, values in rows.items()}  # each [T, channels]
             lent.write({name: _by_head(taken[name], shape) for name, shape in lent.shapes.items()}, given)
             given |= lent.arrays
-            given |= {name: each.T[None, :, :, None] * scale for name, each in taken.items() if name not in lent.shapes}
+            given |= {
+                name: each.T[None, :, :, None] * scales[0] for name, each in taken.items() if name not in lent.shapes
+            }
             result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
-            kept.append((result if self.part.spec.kind in ("head", "experts") else result / scale)[: p.kept])
+            kept.append((result / scales[1])[: p.kept])
         outputs = np.concatenate(kept)
         # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
         left = self._states(program, host, used, passes[-1].offset) if host else {}
@@ -108,17 +112,17 @@ class PartRunner:
         for p in passes:
             texts = [x[list(tokens)] for tokens in p.texts]
             counts = [len(rows) for rows in texts]
-            filled = columns(texts, self.part.tokens)
+            filled = columns(texts, self.part.spec.tokens)
             rest = filled[:, :, sum(counts) :]
             rest[:] = p.noise * generator.standard_normal(rest.shape)
-            given = encoder_arrays(self.runtime, self.part.tokens, counts) | {"x": filled}
+            given = encoder_arrays(self.runtime, self.part.spec.tokens, counts) | {"x": filled}
             out = program({name: given[name] for name in self.names})
             found += [rows[:first] for rows in apart(out[0, :labels, :, 0].T, counts)]
         return np.concatenate(found)
 
     def _lent(self, slots: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the lent caches that the part reads, in a context of some slots; 0 for the whole."""
-        return lent_caches(replace(self.part.spec, slots=slots or self.part.slots))
+        return lent_caches(replace(self.part.spec, slots=slots or self.part.spec.slots))
 
     def _states(self, program: Program, host: KVLayout, used: int, offset: int) -> dict[str, Floats]:
         """Return the states' contents for the first `used` positions; a ring contains only the last positions.
@@ -126,7 +130,7 @@ class PartRunner:
         The state of a recurrence is left out. The passes decide how far it is folded, and its content shows in
         the outputs.
         """
-        found, g = {}, self.part.graph
+        found, g = {}, self.part.spec.graph
         taps = g.recurrence.taps if g.recurrence else g.conv_taps
         for name in caches(self.part.spec):
             kind = cache_kind(name)

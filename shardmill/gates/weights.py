@@ -21,7 +21,7 @@ from shardmill.convert.package import MODEL_FILE, load_spec
 from shardmill.errors import GateError
 from shardmill.forms.form import FP16
 from shardmill.gates.stored import Stored, StoredWeights
-from shardmill.models.part_constants import stem
+from shardmill.models.part_kinds import stem
 from shardmill.plan import Part
 
 

@@ -73,7 +73,7 @@ def describe(config: Any, width: int | None, target: Architecture, context: int)
     architecture = replace(found.architecture, model_type=ASSISTANT, graph=graph, kinds=kinds)
     model = ModelDescription(architecture, sources, ignored=tuple(FOLDER + name for name in UNUSED))
     lent = tuple((lender, target.kinds[lender]) for lender in dict.fromkeys(lenders))
-    return DrafterDescription(model, (), False, ASSISTANT, lent)
+    return DrafterDescription(model, (), False, ASSISTANT, lent, ("join", target.graph.hidden))
 
 
 def _lender(target: Architecture, index: int, kind: LayerSpec) -> int:

@@ -1,41 +1,19 @@
 """The graph contract: what goes into each kind of program, what it keeps, and what comes out.
 
-A model is a chain of parts, and a part has a kind:
-
-    kind    in                                                          states               out
-    layers  x [1, d, T, 1]                                              k_i, v_i, c_i, s_i   hidden [1, d, T, 1]
-            rope_cos, rope_sin [T, rope_dim / 2], rope_*_local
-            attn_mask [1, 1, T, S], attn_mask_sliding [1, 1, T, W]
-            kv_write_mask [1, 1, S, T], kv_write_mask_sliding [1, 1, W, T]
-            conv_write_mask [1, 1, T, R], conv_read_mask [1, L - 1, R, T]
-            recurrent_read_mask [1, 2 (B + L - 1), R, T]
-            recurrent_out_mask [1, 1, T, B], recurrent_keep_mask [1, 1, 1, T]
-            embedded [1, d, T, 1], p_i [1, P, T, 1]
-            adapter_* [1, n, rows, width]
-    experts x [1, d, T, 1], weights [1, experts, T, 1]                  none                 hidden [1, d, T, 1]
-    head    hidden [1, d, T, 1]                                         none                 logits [1, rows, T, 1]
-    fuse    x [1, n d, T, 1]                                            none                 hidden [1, d, T, 1]
-    join    x [1, 2 m + d, T, 1]                                        none                 hidden [1, d, T, 1]
-    mtp     x [1, 3 d, T, 1]                                            none                 hidden [1, d, T, 1]
-    encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
-            rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
-            attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
+A model is a chain of parts, and a part has a kind: part_kinds.py lists the kinds, with the inputs and outputs of each.
+The kinds of a part's layers decide which inputs it has.
 
 A drafter's programs are parts too, called apart from the model's own chain. They read taps: the hidden states of the
 model at the inputs of n of its layers. A tap within a part is a further output of the part, tap_i [1, d, T, 1]. A tap
-between two parts is the second part's x, which the host has already. A part of kind "fuse" projects the n taps of a
-token to d channels. A layer of a drafter may be paired: its x [1, 2 d, T, 1] has a token's embedding before the stream.
-A part of kind "join" makes the stream of a drafter of another width than the model's m. Its x has a token's embedding,
-then the model's last hidden state, then the drafter's own: the host gives zeros for one of the two, which adds nothing.
-A part of kind "mtp" takes the same x for a drafter of the model's width, and norms and projects it in another way.
-A drafter may keep no caches. It then takes k_i and v_i of some layers of the model, which are lent: the host holds them
-(GraphSpec.hosted), and the drafter's part writes nothing into them.
+between two parts is the second part's x, which the host has already. A layer of a drafter may be paired: its
+x [1, 2 d, T, 1] has a token's embedding before the stream. A drafter may keep no caches. It then takes k_i and v_i of
+some layers of the model, which are lent: the host holds them (GraphSpec.hosted), and the drafter's part writes nothing
+into them.
 
-The kinds of a part's layers decide which inputs it has. d is the hidden width, S the number of key/value slots, and W
-the number of slots of a sliding layer. R is the number of slots of a convolution's ring, and L its number of taps.
-Every input but the host's caches and an adapter's matrices carries T, the tokens of a pass. Beside the residual stream,
-a token may carry a router's state from part to part. This state lies in the channels of x and hidden after the first d;
-the host gives the first part zeros there.
+d is the hidden width, S the number of key/value slots, and W the number of slots of a sliding layer. R is the number of
+slots of a convolution's ring, and L its number of taps. Every input but the host's caches and an adapter's matrices
+carries T, the tokens of a pass. Beside the residual stream, a token may carry a router's state from part to part. This
+state lies in the channels of x and hidden after the first d; the host gives the first part zeros there.
 
 If the host routes to experts, a part of layers ends in the middle of a layer with experts. Its `hidden` then has the
 channels of x, where the residual stream lacks only the experts' output. After these channels come the experts' input z,
@@ -89,10 +67,10 @@ program writes the new tokens into its copies by the same masks and sees them th
 outputs, which the host writes into its caches: k_i_new, v_i_new [1, kv_heads, T, head_dim], c_i_new [1, 1, ., T]. The
 output s_i_new replaces s_i.
 
-The weights of a layer are defined in models/layer_constants.py, the weights of whole programs in
-models/part_constants.py. models/mixers.py says what each mixer keeps, and models/caches.py how a pass changes it. This
-file defines everything else for conversion, engine, gates and manifest. runtime/kv.py computes the masks and the
-rotary rows of a pass, runtime/pack.py an encoder's.
+The weights of a layer are defined in models/layer_constants.py, the inputs and weights of whole programs in
+models/part_kinds.py. models/mixers.py says what each mixer keeps, and models/caches.py how a pass changes it. This file
+defines everything else for conversion, engine, gates and manifest. runtime/kv.py computes the masks and the rotary rows
+of a pass, runtime/pack.py an encoder's.
 """
 
 from __future__ import annotations
@@ -101,9 +79,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from shardmill.errors import ShardmillError
-from shardmill.models.adapters import adapter_inputs, slices
 from shardmill.models.architecture import SLIDING_MASK, EncoderIO, Graph, LayerSpec, cache_source
 from shardmill.models.caches import RING, CacheKind, Shape, T, cache_kind, new_shape
+from shardmill.models.interface import FIXED, HOST, EntryPoints
 from shardmill.models.mixers import MIXERS
 
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
@@ -122,18 +100,28 @@ WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 class GraphSpec:
     """Everything that decides a part's program, and so its interface."""
 
-    kind: str  # "layers", "experts", "head", "encoder", "fuse", "join" or "mtp"
+    kind: str  # a key of PART_KINDS (models/part_kinds.py), or "embedding", the host's tables
     graph: Graph
     layers: tuple[tuple[int, LayerSpec], ...] = ()  # absolute index and kind of each layer
     slots: int = 0  # S
     window_slots: int = 0  # W if sliding layers keep rings; 0 if they keep as many slots as the other layers
     rows: int = 0  # of the vocabulary, or experts, or taps, or the width of a join's model
     ends: EncoderIO | None = None  # of an encoder
-    hosted: bool = False  # whether the host keeps what states would hold
     taps: tuple[int, ...] = ()  # layers of the part, but not its first, whose input is a further output
-    adapters: int = 0  # the rank of adapters whose matrices are inputs; 0 if there are no such inputs
     lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers of other parts, whose caches this part reads
-    blocks: int = 1  # of BLOCK tokens in a pass that a recurrence takes in several
+    tokens: int = 0  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json; of an encoder, T
+    calls: EntryPoints = EntryPoints()
+
+    @property
+    def hosted(self) -> bool:
+        """Return whether the host keeps what states would hold."""
+        return self.calls.state == HOST
+
+    @property
+    def blocks(self) -> int:
+        """Return how many blocks of BLOCK tokens a pass has that a recurrence takes in several; otherwise 1."""
+        several = self.calls.shapes == FIXED and self.recurs and self.tokens > BLOCK
+        return self.tokens // BLOCK if several else 1
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -148,7 +136,14 @@ class GraphSpec:
     @property
     def written_masks(self) -> tuple[str, ...]:
         """Return the attention masks of layers that keep a cache, sorted."""
+        if self.encodes:
+            return ()
         return tuple(sorted({kind.mask for _, kind in self.layers if kind.attends and not kind.shares}))
+
+    @property
+    def encodes(self) -> bool:
+        """Return whether it is an encoder's: its tokens see one another, and nothing is kept from pass to pass."""
+        return self.ends is not None
 
     @property
     def label_rows(self) -> int:
@@ -160,7 +155,7 @@ class GraphSpec:
 
     def kept(self, mask: str) -> int:
         """Return key/value slots of layers with an attention mask; of an encoder, the tokens of the pass."""
-        if self.kind == "encoder":
+        if self.encodes:
             return T
         return self.window_slots if mask == SLIDING_MASK and self.window_slots else self.slots
 
@@ -172,7 +167,7 @@ class GraphSpec:
     def ends_in_experts(self) -> bool:
         """Return whether the part ends in the middle of a layer because the host routes to experts."""
         experts = self.graph.experts
-        ends = self.kind == "layers" and bool(self.layers) and self.layers[-1][1].ffn == "experts"
+        ends = bool(self.layers) and self.layers[-1][1].ffn == "experts"
         return ends and experts is not None and experts.routed
 
     def source(self, index: int) -> int:
@@ -215,55 +210,6 @@ def window_slots(window: int | None, tokens: int, slots: int) -> int:
 def most_tokens(taps: int) -> int:
     """Return the most tokens of a pass whose first token still finds the `taps` - 1 tokens before it in the ring."""
     return RING - taps + 1
-
-
-def inputs(spec: GraphSpec) -> dict[str, Shape]:
-    """Return the inputs of a program by name, in order; T stands for the token axis."""
-    return {**pass_inputs(spec), **adapter_inputs(spec.graph, spec.layers, spec.adapters)}
-
-
-def traced_inputs(spec: GraphSpec) -> dict[str, Shape]:
-    """Return the inputs of a part's PyTorch module, which takes an adapter's matrices layer by layer."""
-    return {**pass_inputs(spec), **slices(spec.graph, spec.layers, spec.adapters)}
-
-
-def pass_inputs(spec: GraphSpec) -> dict[str, Shape]:
-    """Return the inputs without adapters' matrices, by name, in order."""
-    g = spec.graph
-    if spec.kind == "head":
-        return {"hidden": (1, g.hidden + g.carry, T, 1)}
-    if spec.kind == "experts":
-        return {"x": (1, g.hidden, T, 1), "weights": (1, spec.rows, T, 1)}
-    if spec.kind == "fuse":
-        return {"x": (1, spec.rows * g.hidden, T, 1)}
-    if spec.kind == "join":
-        return {"x": (1, 2 * spec.rows + g.hidden, T, 1)}
-    if spec.kind == "mtp":
-        return {"x": (1, 3 * g.hidden, T, 1)}
-    paired = any(kind.paired for _, kind in spec.layers[:1])
-    found: dict[str, Shape] = {"x": (1, (2 if paired else 1) * g.hidden + g.carry, T, 1)}
-    for name in spec.ropes:
-        cos, sin = rope_inputs(name)
-        half = next(g.of(kind).rope_dim for _, kind in spec.layers if kind.rope == name) // 2
-        found |= {cos: (T, half), sin: (T, half)}
-    found |= {name: (1, 1, T, spec.kept(name)) for name in spec.masks}
-    if spec.kind == "encoder":
-        return found
-    found |= {spec.write_mask(name): (1, 1, spec.kept(name), T) for name in spec.written_masks}
-    if spec.convolves:
-        found |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
-    if spec.recurs and g.recurrence:
-        found |= {"conv_write_mask": (1, 1, T, RING)}
-        found |= {"recurrent_read_mask": (1, 2 * (BLOCK + g.recurrence.taps - 1), RING, T)}
-        found |= {"recurrent_out_mask": (1, 1, T, BLOCK), "recurrent_keep_mask": (1, 1, 1, T)}
-    if g.per_layer:
-        found["embedded"] = (1, g.hidden, T, 1)
-    found |= lent_caches(spec)
-    kept = caches(spec) if spec.hosted else {}
-    for i, _ in spec.layers:
-        found |= {name: shape for name, shape in kept.items() if name.endswith(f"_{i}")}
-        found |= {f"p_{i}": (1, g.per_layer, T, 1)} if g.per_layer else {}
-    return found
 
 
 def lent_caches(spec: GraphSpec) -> dict[str, Shape]:
@@ -313,14 +259,12 @@ def caches(spec: GraphSpec) -> dict[str, Shape]:
 
     These are k_i and v_i of attention layers, c_i of convolutions, and c_i and s_i of recurrences.
     """
-    if spec.kind not in ("layers", "encoder"):
-        return {}
-    g = spec.graph
-    found: dict[str, Shape] = {}
-    for i, kind in () if spec.kind == "encoder" else spec.layers:
-        kept = MIXERS[kind.mixer].caches(g.of(kind), spec.kept(kind.mask)) if kind.mixer and not kind.shares else {}
-        found |= {f"{letter}_{i}": shape for letter, shape in kept.items()}
-    return found
+    by_layer = {
+        i: MIXERS[kind.mixer].caches(spec.graph.of(kind), spec.kept(kind.mask))
+        for i, kind in spec.layers
+        if kind.mixer and not kind.shares and not spec.encodes
+    }
+    return {f"{letter}_{i}": shape for i, shapes in by_layer.items() for letter, shape in shapes.items()}
 
 
 def has_positions(name: str, shape: Shape, slots: int) -> bool:
@@ -340,8 +284,3 @@ def has_positions(name: str, shape: Shape, slots: int) -> bool:
 def cache_bytes(spec: GraphSpec) -> int:
     """Return the bytes of all that is kept from pass to pass."""
     return sum(CACHE_ITEM_BYTES * prod(shape) for shape in caches(spec).values())
-
-
-def output(spec: GraphSpec) -> str:
-    """Return the name of a program's first output."""
-    return "logits" if spec.kind == "head" or spec.label_rows else "hidden"

@@ -81,6 +81,7 @@ class DrafterDescription:
         mapped: whether its tokens have other numbers than the model's.
         kind: EAGLE3, ASSISTANT or MTP.
         lent: the model's layers whose caches it reads. Its own layers are numbered after the model's then.
+        first: the kind and the rows of its first program, see GraphSpec.
     """
 
     model: ModelDescription
@@ -88,6 +89,7 @@ class DrafterDescription:
     mapped: bool
     kind: str = EAGLE3
     lent: tuple[tuple[int, LayerSpec], ...] = ()
+    first: tuple[str, int] = ("fuse", TAPS)
 
 
 def load_head_config(folder: Path) -> Any:

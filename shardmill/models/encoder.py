@@ -24,7 +24,7 @@ from shardmill.models.architecture import (
     renamed,
 )
 from shardmill.models.decoder import check_heads, refuse_unplaced
-from shardmill.models.part_constants import model_constants, whole_spec
+from shardmill.models.part_kinds import model_constants, whole_spec
 
 TASKS = {"ForTokenClassification": LABEL, "ForSequenceClassification": CLASSIFY, "Model": EMBED}
 TEXT_TASKS = {"ForCausalLM": EMBED, "Model": EMBED}  # of language models, whose last hidden states are pooled

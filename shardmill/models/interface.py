@@ -1,14 +1,9 @@
-"""The part of plan.json and model.json that describes how a program is called."""
+"""How a program is called, and the names that plan.json and model.json have for it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from shardmill.models.adapters import adapted_layers
-from shardmill.models.caches import T
-from shardmill.models.contract import GraphSpec, caches, inputs, lent_caches, new_name, output, states, tap_name
 
 RANGE, FIXED, ENUMERATED = "range", "fixed", "enumerated"
 GRAPH, HOST = "graph", "host"
@@ -79,38 +74,3 @@ def calls(
 def own_bundle(program: Path, function: str) -> Path:
     """Return where the bundle of a function lies if each function has a bundle: the program is a folder of bundles."""
     return program / f"{function}{BUNDLE}"
-
-
-def interface(spec: GraphSpec, calls: EntryPoints) -> dict[str, Any]:
-    """Return what goes into a part's program, what it keeps and what comes out; "T" stands for the token axis."""
-    named = {name: ["T" if extent == T else extent for extent in shape] for name, shape in inputs(spec).items()}
-    found = {
-        "inputs": named,
-        "states": {name: list(s) for name, s in states(spec).items()},
-        "output": output(spec),
-    }
-    if spec.hosted and caches(spec):
-        found["written"] = {name: new_name(name) for name in caches(spec)}
-    if spec.lent:
-        found["lent"] = list(lent_caches(spec))
-    if spec.taps:
-        found["taps"] = {tap_name(layer): layer for layer in spec.taps}
-    if spec.adapters:
-        layers = adapted_layers(spec.graph, spec.layers)
-        found["adapters"] = {name: list(indices) for name, indices in layers.items()}
-    if functions := calls.named:
-        found["functions"] = functions
-    if calls.contexts:
-        found["contexts"] = {str(slots): _shorter(spec, calls, slots) for slots in calls.contexts}
-    return found
-
-
-def _shorter(spec: GraphSpec, calls: EntryPoints, slots: int) -> dict[str, Any]:
-    """Return the functions for a shorter context, and the inputs and states that have other shapes there."""
-    whole = interface(spec, replace(calls, contexts=()))
-    other = interface(replace(spec, slots=slots), EntryPoints())
-    shapes = {
-        key: {name: shape for name, shape in other[key].items() if shape != whole[key][name]}
-        for key in ("inputs", "states")
-    }
-    return {"functions": {str(width): name for width, name in calls.shorter[slots].items()}, **shapes}

@@ -59,9 +59,9 @@ def layer_adapter(spec: GraphSpec, given: Mapping[str, Tensor], index: int) -> L
         given: the inputs of the part's module, slices by layer among them.
         index: the layer.
     """
-    stacks = layer_stacks(spec.graph, dict(spec.layers)[index]) if spec.adapters else {}
+    stacks = layer_stacks(spec.graph, dict(spec.layers)[index]) if spec.calls.adapters else {}
     slices = {name: given[f"{name}_{index}"] for name in stacks}
-    return LayerAdapter(spec.adapters, slices, spec.graph.gated) if slices else None
+    return LayerAdapter(spec.calls.adapters, slices, spec.graph.gated) if slices else None
 
 
 def _times(down: Tensor, x: Tensor) -> Tensor:

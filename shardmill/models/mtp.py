@@ -91,4 +91,4 @@ def describe(
     graph = replace(found.architecture.graph, activation=target.graph.activation)
     architecture = replace(found.architecture, model_type=MTP, graph=graph, vocab=vocab or target.vocab)
     model = ModelDescription(architecture, sources).under(prefix)
-    return DrafterDescription(model, (target.layers,), False, MTP)
+    return DrafterDescription(model, (target.layers,), False, MTP, first=(MTP, graph.hidden))

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from shardmill.models.blocks import Layer, Weights, create_layer, norm
-from shardmill.models.contract import MODEL_NORM, GraphSpec, caches, inputs, new_name, new_rows, states, traced_inputs
+from shardmill.models.contract import MODEL_NORM, GraphSpec, caches, new_name, new_rows, states
+from shardmill.models.interface import LABELS
 from shardmill.models.low_rank import layer_adapter
 from shardmill.models.mixture import RoutedExperts
-from shardmill.models.part_constants import computed
+from shardmill.models.part_kinds import computed, inputs, traced_inputs
 from shardmill.models.primitives import ACTIVATIONS, cap, projection, scale
 from shardmill.models.shared import LayerCaches, Shared
 
@@ -167,10 +168,11 @@ class EncoderPart(nn.Module):
         return out
 
 
-PARTS: Mapping[str, type[nn.Module]] = {
+MODULES: Mapping[str, type[nn.Module]] = {  # of each of PART_KINDS
     "layers": LayersPart,
     "experts": RoutedExperts,
     "head": HeadPart,
+    LABELS: HeadPart,
     "encoder": EncoderPart,
     "fuse": FusePart,
     "join": JoinPart,
@@ -185,4 +187,4 @@ def build(spec: GraphSpec, weights: Weights) -> nn.Module:
         spec: the part's.
         weights: in fp32 by the contract's paths.
     """
-    return PARTS[spec.kind](spec, weights).eval()
+    return MODULES[spec.kind](spec, weights).eval()

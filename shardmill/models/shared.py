@@ -73,7 +73,7 @@ class Shared:
                 _ = mask + 0
             self.masks[name, group] = mask
         # By the attention mask: where its layers write, [1, 1, S, T], and what of the cache they keep, [1, 1, S, 1].
-        cached = () if spec.kind == "encoder" else spec.written_masks
+        cached = spec.written_masks
         written = {name: given[name] for name in sorted({spec.write_mask(mask) for mask in cached})}
         kept = {name: 1 - mask.sum(dim=3, keepdim=True) for name, mask in written.items()}
         self.writes = {mask: (written[name], kept[name]) for mask in cached for name in [spec.write_mask(mask)]}

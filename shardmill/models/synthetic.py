@@ -31,7 +31,7 @@ from shardmill.models import DECODER, ENCODER, family, supported, type_fault
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks
 from shardmill.models.contract import PER_LAYER
 from shardmill.models.hf_config import FLOAT_TAG, model_description
-from shardmill.models.part_constants import model_constants, table_constants
+from shardmill.models.part_kinds import model_constants, table_constants
 
 MAX_FILE_BYTES = 5_000_000_000
 BLOCK_ELEMENTS = 1 << 20

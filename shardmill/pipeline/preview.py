@@ -23,7 +23,7 @@ from shardmill.models.caches import Shape
 from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, lent_caches
 from shardmill.models.interface import APART, FIXED
 from shardmill.models.mixers import MIXERS
-from shardmill.models.part_constants import table_constants
+from shardmill.models.part_kinds import table_constants
 from shardmill.pipeline.resolve import check_labels, describe, describe_drafter, fitted
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, read_out
@@ -161,7 +161,7 @@ def preview(config: Config) -> Preview:
         raise ConfigError(problem)
     drafter = describe_drafter(config, a)
     parts = empty_parts(chosen, a, drafter)
-    programs = [_program(part, config) for part in parts if part.kind != "embedding"]
+    programs = [_program(part, config) for part in parts[:-1]]  # the last one is the host's table
     found = stored_weights([part for part in parts if not part.is_apart], config.convert.recipe)
     weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
     read = sum(p.weight_bytes + p.state_bytes for p in programs if p.name not in APART)
@@ -171,7 +171,7 @@ def preview(config: Config) -> Preview:
         path: stored_bytes(config.convert.embedding if path in BY_TOKEN else FP16, shape)
         for path, shape in table_constants(a).items()
     }
-    stacks = [shape for part in parts if part.calls.adapters for shape in _stacks(part)]
+    stacks = [shape for part in parts if part.spec.calls.adapters for shape in _stacks(part)]
     fault = _tensor_fault(config, model)
     unpooled = _read_out_fault(config, model)
     return Preview(
@@ -220,7 +220,7 @@ def preview(config: Config) -> Preview:
 
 def _stacks(part: Part) -> list[Shape]:
     """Return the shapes of the inputs for an adapter."""
-    return [*adapter_inputs(part.graph, part.spec.layers, part.calls.adapters).values()]
+    return [*adapter_inputs(part.spec.graph, part.spec.layers, part.spec.calls.adapters).values()]
 
 
 def _placed(stacks: Sequence[Shape]) -> str:
@@ -247,7 +247,7 @@ def _program(part: Part, config: Config) -> PlannedProgram:
         kind=part.kind,
         start=part.start,
         end=part.end,
-        layers=dict(Counter(map(_kind_name, part.kinds))),
+        layers=dict(Counter(_kind_name(kind) for _, kind in part.spec.layers)),
         matrices=chosen.forms(shapes),
         parameters=sum(map(prod, shapes.values())),
         weight_bytes=file_bytes(shapes, chosen),

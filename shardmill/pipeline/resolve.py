@@ -174,7 +174,7 @@ def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
 
 
 def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
-    from shardmill.models.part_constants import table_constants
+    from shardmill.models.part_kinds import table_constants
     from shardmill.plan import empty_parts, part_sizes
 
     *programs, table = empty_parts(resolved, a, describe_drafter(resolved, a))

@@ -14,7 +14,7 @@ from shardmill.models.architecture import Architecture, Experts, with_experts
 from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import cache_bytes, caches
 from shardmill.models.interface import LABELS
-from shardmill.plan import Part, empty_parts
+from shardmill.plan import HOST_TABLE, Part, empty_parts
 from shardmill.topology import file_bytes, misfits, proposed
 
 
@@ -66,8 +66,8 @@ def stored_weights(parts: Sequence[Part], chosen: Recipe) -> WeightSizes:
         parts: all parts of a plan. A pass of an encoder calls one program, and all its programs hold the same weights.
         chosen: the form of each matrix.
     """
-    programs = [part for part in parts if part.kind != "embedding"]
-    read = programs[:1] if programs[0].kind == "encoder" else programs
+    programs = [part for part in parts if part.kind != HOST_TABLE]
+    read = programs[:1] if programs[0].spec.encodes else programs
     sizes: Counter[str] = Counter()
     for part in read:
         sizes.update(chosen.bytes_by_form(part.named_shapes))
@@ -91,9 +91,9 @@ def _passes(config: Config, a: Architecture) -> Iterator[PassTraffic]:
         if misfits(wanted, built):
             continue
         chosen = proposed(wanted, built)
-        parts = [part for part in empty_parts(chosen, built) if part.kind not in (LABELS, "embedding")]
+        parts = [part for part in empty_parts(chosen, built) if part.kind not in (LABELS, HOST_TABLE)]
         for tokens in config.widths:
-            called = [1.0 if part.kind != "experts" else _share(part, tokens) for part in parts]
+            called = [_share(part, tokens) for part in parts]
             read = sum(share * _bytes(part, config) for share, part in zip(called, parts, strict=True))
             yield PassTraffic(kind, chosen.groups, tokens, sum(called), round(read))
 
@@ -102,13 +102,13 @@ def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...
     """Return the traffic of each shorter context, then of the whole context; empty without shorter contexts."""
     if not config.program.contexts:
         return ()
-    parts = [part for part in empty_parts(proposed(config, a), a) if part.kind not in (LABELS, "embedding")]
+    parts = [part for part in empty_parts(proposed(config, a), a) if part.kind not in (LABELS, HOST_TABLE)]
     return tuple(_length(slots, parts, config) for slots in (*config.program.contexts, config.length))
 
 
 def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
-    placed = [replace(part, slots=slots) for part in parts]
-    share = {part.name: _share(part, 1) if part.kind == "experts" else 1.0 for part in placed}
+    placed = [part.changed(slots=slots) for part in parts]
+    share = {part.name: _share(part, 1) for part in placed}
     kept = sum(cache_bytes(part.spec) for part in placed)
     read = sum(share[part.name] * _bytes(part, config) for part in placed)
     operations = sum(share[part.name] * _operations(part) for part in placed)
@@ -123,14 +123,15 @@ def _operations(part: Part) -> int:
     program, numbers = part.spec, sum(map(prod, matrices(part.shapes).values()))
     attending = [kind for _, kind in program.layers if kind.attends]
     recurring = sum(prod(shape) for name, shape in caches(program).items() if cache_kind(name) is CacheKind.STATE)
-    seen = sum(program.kept(kind.mask) * part.graph.of(kind).head_dim for kind in attending)
-    return 2 * (numbers + 2 * seen * part.graph.heads + 4 * recurring)
+    seen = sum(program.kept(kind.mask) * part.spec.graph.of(kind).head_dim for kind in attending)
+    return 2 * (numbers + 2 * seen * part.spec.graph.heads + 4 * recurring)
 
 
 def _share(part: Part, tokens: int) -> float:
-    """Return the probability that some token of a pass takes one of a part's experts."""
-    assert part.graph.experts is not None
-    return 1 - missed(part.graph.experts, part.end - part.start) ** tokens
+    """Return the probability that a pass calls a part: that some token takes one of its experts, or 1."""
+    if part.layer is None or part.spec.graph.experts is None:
+        return 1.0
+    return 1 - missed(part.spec.graph.experts, part.end - part.start) ** tokens
 
 
 def missed(e: Experts, count: int) -> float:

@@ -72,7 +72,7 @@ def write_part_codes(
         forms: the other forms; no codes are written for INT8 and fp16.
     """
     logging.getLogger("coremltools").setLevel(logging.WARNING)  # it logs every matrix
-    edge = read_edges(edges, part.start if part.kind == "layers" else model.layers)
+    edge = read_edges(edges, part.edges(model.layers)[0])
     errors: dict[str, dict[str, float]] = {}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:

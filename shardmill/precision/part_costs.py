@@ -198,7 +198,7 @@ def part_costs(
         def another() -> Original:
             return replace(originals(), weights=model.weights, table=model.table, head=model.head)  # mapped once
 
-        index = part.start if part.kind == "layers" else model.layers
+        index, _ = part.edges(model.layers)
         edge = read_edges(edges, index)
         first = Costs(model, edge.held, index, spool)
         idle: SimpleQueue[Costs] = SimpleQueue()

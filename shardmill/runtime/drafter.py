@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.machine import load_programs_as
-from shardmill.models.interface import MTP
+from shardmill.models.part_kinds import PART_KINDS
 from shardmill.runtime.bundles import reshaping
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.kv import Floats, KVLayout
@@ -46,7 +46,9 @@ class DrafterEngine(Engine):
         with reshaping(reshape_frequency(manifest)):
             self.fuse = Program(root / fuse["program"]["path"], fuse, self.slots)
         self.model, self.known = model, 0
-        self.joins = fuse["kind"] == MTP  # its first program also takes the embedding and the drafter's own output
+        self.joins = PART_KINDS[
+            fuse["kind"]
+        ].joins  # its first program also takes the embedding and the drafter's own output
         self.ids = drafted_tokens(manifest)
 
     def follow(self, known: int) -> None:

@@ -29,8 +29,9 @@ from shardmill.gates.stored import Stored
 from shardmill.imports import quiet_process
 from shardmill.models.architecture import LayerSpec, joints
 from shardmill.models.caches import T
-from shardmill.models.contract import GraphSpec, inputs, output, states
-from shardmill.models.part_constants import constants
+from shardmill.models.contract import GraphSpec, states
+from shardmill.models.interface import GRAPH
+from shardmill.models.part_kinds import PART_KINDS, constants, inputs, output
 from shardmill.models.parts import build
 from shardmill.runtime.kv import Floats
 
@@ -48,7 +49,7 @@ class CoreAIProgram:
             stored: returns a constant as the package stores it, given its path.
             widths: tokens of a pass; each width is an entry point.
         """
-        self.spec, self.stored, self.widths = replace(spec, hosted=False), stored, widths
+        self.spec, self.stored, self.widths = replace(spec, calls=replace(spec.calls, state=GRAPH)), stored, widths
 
     def run(self, feeds: Mapping[str, Callable[[Any], Floats]]) -> dict[str, Floats]:
         """Return each feed's result, given a program that the feed calls as `runtime.program.Program` is called.
@@ -128,7 +129,7 @@ def _pieces(spec: GraphSpec) -> Iterator[GraphSpec]:
 
     Layers that share a cache stay in one run, whatever they weigh.
     """
-    if spec.kind != "layers":
+    if not PART_KINDS[spec.kind].by_layer:
         yield spec
         return
     run: list[tuple[int, LayerSpec]] = []

@@ -7,7 +7,7 @@ recorded. So a difference comes from the graphs or the arithmetic, not from the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from shardmill.gates.reference import Reference, carried_channels, checkpoint_we
 from shardmill.gates.runner import PartRunner
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models import ENCODER
+from shardmill.models.part_kinds import PART_KINDS
 from shardmill.plan import Part
 from shardmill.runtime.kv import Floats
 from shardmill.runtime.program import Program
@@ -109,7 +109,7 @@ def witness_case(
     part: Part, bundle: Path, plan: Mapping[str, Any], known: Mapping[str, Tensor], source: Path, stored: PackageWeights
 ) -> WitnessCase:
     """Return the case of a part; the arguments are the same as for `witness_measurements`."""
-    return (_encoder if part.kind == ENCODER else _decoder)(part, bundle, plan, known, source, stored)
+    return (_encoder if part.spec.encodes else _decoder)(part, bundle, plan, known, source, stored)
 
 
 def _decoder(
@@ -120,13 +120,13 @@ def _decoder(
     first = {name: known[name][:TOKENS] for name in known if name == "rows"}  # of a second table
     case = part_case(part, reference, {**known, **first, "hidden": known["hidden"][:, :TOKENS]}, source, stored)
     # The caches only need to hold the text and the padding of its last pass, and empty slots cost time.
-    short = replace(part, slots=TOKENS + part.tokens) if part.kind == "layers" else part
+    short = part.changed(slots=TOKENS + part.spec.tokens) if PART_KINDS[part.kind].by_layer else part
     ways = {PLAIN: list(in_passes(case.count, [1]))} | part_schedules(part, case.count, plan["verify"])
-    widths = (1, *compared_widths(plan["verify"], part.tokens))
+    widths = (1, *compared_widths(plan["verify"], part.spec.tokens))
 
     def run(program: Any, name: str) -> Floats:
         here = part if isinstance(program, Program) else short
-        runner = PartRunner(bundle, here, {**plan, "context": here.slots})
+        runner = PartRunner(bundle, here, {**plan, "context": here.spec.slots})
         runner.loaded, runner.widths = (lambda: program), widths
         return runner.run(case.rows, ways[name])[0]
 
@@ -138,13 +138,13 @@ def _encoder(
 ) -> WitnessCase:
     """Return the case of an encoder of one width: the first passage of the text that fits it."""
     reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
-    texts = passages(known["tokens"].tolist(), part.tokens, plan["task"])[:1]
-    case = encoder_case(plan, reference, texts, known[f"output_{part.tokens}"], stored, weights)
+    texts = passages(known["tokens"].tolist(), part.spec.tokens, plan["task"])[:1]
+    case = encoder_case(plan, reference, texts, known[f"output_{part.spec.tokens}"], stored, weights)
 
     def run(program: Any, name: str) -> Floats:
         runner = PartRunner(bundle, part, plan)
         runner.loaded = lambda: program
         return runner.run(case.rows, one_by_one(case.texts))[0]
 
-    loaded, width = PartRunner(bundle, part, plan).loaded, f"T={part.tokens}"
-    return WitnessCase(case.expected(), (width,), run, loaded, part, (part.tokens,))
+    loaded, width = PartRunner(bundle, part, plan).loaded, f"T={part.spec.tokens}"
+    return WitnessCase(case.expected(), (width,), run, loaded, part, (part.spec.tokens,))

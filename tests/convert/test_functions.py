@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fixed(part: Part) -> Part:
-    return replace(part, calls=EntryPoints(FIXED, WIDTHS))
+    return part.changed(calls=EntryPoints(FIXED, WIDTHS))
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -67,7 +66,7 @@ def test_all_but_the_names_of_state_updates_is_coremltools_own(checkpoint: Path,
     """Against its public functions alone, called here."""
     part = fixed(layers_part(checkpoint, 1, 3))
     descriptor = ct.utils.MultiFunctionDescriptor()
-    for name, one in by_function(part):
+    for name, one in by_function(part.spec):
         path = tmp_path / f"{name}.mlpackage"
         save(converted(one, PartWeights(one, checkpoint), "int8"), path)
         descriptor.add_function(str(path), "main", name)
@@ -111,8 +110,8 @@ def test_the_weights_are_those_of_one_function(checkpoint: Path, tmp_path: Path)
 def test_shorter_contexts_take_no_room_but_their_text(checkpoint: Path, tmp_path: Path, state: str) -> None:
     """The weight file is that of one context, the functions of the whole context are the same, and two runs agree."""
     part = layers_part(checkpoint, 1, 3)
-    one = replace(part, calls=EntryPoints(FIXED, WIDTHS, state))
-    several = replace(part, calls=EntryPoints(FIXED, WIDTHS, state, (16, 32)))
+    one = part.changed(calls=EntryPoints(FIXED, WIDTHS, state))
+    several = part.changed(calls=EntryPoints(FIXED, WIDTHS, state, (16, 32)))
     for name, chosen in {"one": one, "several": several, "again": several}.items():
         convert_stamped(chosen, checkpoint, "int8", tmp_path / f"{name}.mlpackage", templates.FOLDER)
     assert files(tmp_path / "several.mlpackage") == files(tmp_path / "again.mlpackage")
@@ -122,7 +121,9 @@ def test_shorter_contexts_take_no_room_but_their_text(checkpoint: Path, tmp_path
     assert {*alone.mlProgram.functions} == {"t1", "t4"} and spec.description.defaultFunctionName == "t1"
     assert [f.name for f in spec.description.functions] == ["t1", "t4", "c16_t1", "c16_t4", "c32_t1", "c32_t4"]
     assert all(spec.mlProgram.functions[name] == alone.mlProgram.functions[name] for name in ("t1", "t4"))
-    for described, slots in zip(spec.description.functions, (part.slots, part.slots, 16, 16, 32, 32), strict=True):
+    for described, slots in zip(
+        spec.description.functions, (part.spec.slots, part.spec.slots, 16, 16, 32, 32), strict=True
+    ):
         kept = described.state if state == GRAPH else [f for f in described.input if f.name[:2] in ("k_", "v_")]
         arrays = (f.type.stateType.arrayType if state == GRAPH else f.type.multiArrayType for f in kept)
         assert [array.shape[2] for array in arrays] == [slots] * 4
@@ -130,7 +131,7 @@ def test_shorter_contexts_take_no_room_but_their_text(checkpoint: Path, tmp_path
 
 def test_shorter_contexts_are_those_that_coremltools_combines(checkpoint: Path, tmp_path: Path) -> None:
     """Which stores the weights once by their values, here by their names."""
-    part = replace(layers_part(checkpoint, 1, 3), calls=EntryPoints(FIXED, (1, 4), GRAPH, (16,)))
+    part = layers_part(checkpoint, 1, 3).changed(calls=EntryPoints(FIXED, (1, 4), GRAPH, (16,)))
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
@@ -138,7 +139,7 @@ def test_shorter_contexts_are_those_that_coremltools_combines(checkpoint: Path, 
 
 def test_a_function_without_one_of_the_weights_is_refused(checkpoint: Path) -> None:
     one, other = (
-        template.program(part, templates.FOLDER) for _, part in by_function(fixed(layers_part(checkpoint, 1, 3)))
+        template.program(spec, templates.FOLDER) for _, spec in by_function(fixed(layers_part(checkpoint, 1, 3)).spec)
     )
     for op in main_block(other).operations:
         if op.outputs and op.outputs[0].name.startswith("layers_2_mlp_down_proj_weight"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from oracle import convert_plain
 from shardmill.convert import package
 from shardmill.convert.stamped import convert_stamped
 from shardmill.models.interface import ENUMERATED, FIXED, HOST, RANGE, EntryPoints
-from shardmill.models.part_constants import constants
+from shardmill.models.part_kinds import constants
 from shardmill.models.parts import build
 
 from .small import draft, head_part, layers_part, write_checkpoint, write_family
@@ -37,7 +36,7 @@ def files(folder: Path) -> dict[str, bytes]:
     "calls", [EntryPoints(ENUMERATED, (1, 4), HOST), EntryPoints(FIXED, (1, 4), HOST)], ids=lambda c: c.shapes
 )
 def test_stamped_packages_are_plain_ones(checkpoint: Path, tmp_path: Path, calls: EntryPoints) -> None:
-    part = replace(layers_part(checkpoint, 1, 3), calls=calls)
+    part = layers_part(checkpoint, 1, 3).changed(calls=calls)
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
@@ -51,7 +50,7 @@ def test_stamped_packages_are_plain_ones(checkpoint: Path, tmp_path: Path, calls
 def test_layers_of_several_kinds_give_what_is_new_to_each(tmp_path: Path) -> None:
     """Rings of convolutions beside keys and values."""
     source = write_family(tmp_path / "checkpoint", "lfm2")
-    part = replace(draft(source, [[0, 2], [2, 4]])["layers_00_02"], calls=EntryPoints(RANGE, (), HOST))
+    part = draft(source, [[0, 2], [2, 4]])["layers_00_02"].changed(calls=EntryPoints(RANGE, (), HOST))
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
@@ -59,10 +58,10 @@ def test_layers_of_several_kinds_give_what_is_new_to_each(tmp_path: Path) -> Non
 
 def test_enumerated_shapes_are_described_as_coremltools_describes_them(checkpoint: Path, tmp_path: Path) -> None:
     """Of a program with one input it can convert them itself."""
-    part = replace(head_part(checkpoint, 32, 64), calls=EntryPoints(ENUMERATED, (1, 4), HOST))
+    part = head_part(checkpoint, 32, 64).changed(calls=EntryPoints(ENUMERATED, (1, 4), HOST))
     convert_stamped(part, checkpoint, "fp16", tmp_path / "ours.mlpackage", templates.FOLDER)
     weights = {path: torch.rand(shape) for path, shape in constants(part.spec).items()}
-    hidden = part.graph.hidden
+    hidden = part.spec.graph.hidden
     traced = torch.jit.trace(build(part.spec, weights), torch.zeros(1, hidden, 4, 1), check_trace=False)
     shapes = ct.EnumeratedShapes([(1, hidden, 1, 1), (1, hidden, 4, 1)], default=(1, hidden, 1, 1))
     theirs = ct.convert(

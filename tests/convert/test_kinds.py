@@ -21,6 +21,7 @@ from shardmill.convert import template, trace
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.weights import PartWeights
 from shardmill.gates.weights import PackageWeights
+from shardmill.models.contract import GraphSpec
 from shardmill.models.interface import GRAPH, HOST, EntryPoints
 from shardmill.plan import Part
 
@@ -79,7 +80,7 @@ def whole(folder: Path, name: str) -> Part:
     if not (folder / name).exists():
         write_tiny(name, folder / name, **changes)
     part = layers_part(folder / name, 0, layers)
-    assert len(set(part.kinds)) == kinds
+    assert len({kind for _, kind in part.spec.layers}) == kinds
     return part
 
 
@@ -91,8 +92,8 @@ def reordered(part: Part, order: list[int], start: int) -> Part:
         for tensor in part.tensors
         if tensor.path.startswith(f"layers.{old}.")
     ]
-    kinds = tuple(part.kinds[i] for i in order)
-    return replace(part, start=start, end=start + len(order), kinds=kinds, tensors=tuple(tensors))
+    layers = tuple((start + new, part.spec.layers[old][1]) for new, old in enumerate(order))
+    return replace(part.changed(layers=layers), tensors=tuple(tensors))
 
 
 def lanes(names: Iterable[str], fast: str) -> list[Any]:
@@ -126,7 +127,7 @@ def test_layers_that_read_the_cache_of_another_are_plain_coremltools_byte_for_by
 ) -> None:
     """Each kind of layer reads the cache of the last of its kind before it, with other layers between them."""
     source = write_tiny("gemma4_text", folder / f"gemma4-{state}")
-    part = replace(layers_part(source, 2, 8), calls=EntryPoints(state=state))
+    part = layers_part(source, 2, 8).changed(calls=EntryPoints(state=state))
     assert [part.spec.source(i) for i in range(2, 8)] == [2, 3, 3, 2, 3, 2]
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
@@ -140,7 +141,7 @@ def test_layers_that_read_another_part_s_caches_are_plain_coremltools_byte_for_b
     source = write_tiny("gemma4_text", folder / "gemma4-lent")
     before = layers_part(source, 2, 4)
     part = layers_part(source, 4, 8)
-    part = replace(part, calls=EntryPoints(state=HOST), lent=tuple(zip((2, 3), before.kinds, strict=True)))
+    part = part.changed(calls=EntryPoints(state=HOST), lent=before.spec.layers)
     assert [part.spec.source(i) for i in range(4, 8)] == [3, 2, 3, 2]
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
@@ -168,13 +169,13 @@ def test_the_template_of_a_kind_serves_every_sequence(folder: Path, monkeypatch:
     made: list[object] = []
     original = trace.convert
 
-    def counted(part: Part) -> Any:
-        made.append(part.kinds)
-        return original(part)
+    def counted(spec: GraphSpec) -> Any:
+        made.extend(kind for _, kind in spec.layers)
+        return original(spec)
 
     monkeypatch.setattr(trace, "convert", counted)
     every, cache = whole(folder, "lfm2"), folder / "counted"
     template.template.cache_clear()
     for order, start in (([1, 2, 3], 0), ([2, 0, 1, 3], 41), ([2, 3], 7)):
-        template.program(reordered(every, order, start), cache)
-    assert sorted(made, key=str) == sorted([(kind,) for kind in set(every.kinds)], key=str)
+        template.program(reordered(every, order, start).spec, cache)
+    assert sorted(made, key=str) == sorted({kind for _, kind in every.spec.layers}, key=str)

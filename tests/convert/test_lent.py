@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import assistants
@@ -40,7 +39,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_package_is_what_coremltools_makes(
     parts: tuple[Path, dict[str, Part]], tmp_path: Path, name: str, calls: EntryPoints
 ) -> None:
-    source, part = parts[0], replace(parts[1][name], calls=calls)
+    source, part = parts[0], parts[1][name].changed(calls=calls)
     convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")

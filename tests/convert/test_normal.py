@@ -15,7 +15,7 @@ from shardmill.convert import trace
 from shardmill.convert.normal import normal_form
 from shardmill.convert.package import check_closed, copied, main_block
 from shardmill.models import family
-from shardmill.models.contract import window_slots
+from shardmill.models.contract import GraphSpec, window_slots
 from shardmill.plan import Part
 
 
@@ -23,8 +23,9 @@ from shardmill.plan import Part
 def converted() -> tuple[Part, Any]:
     """Four layers of Gemma 3 as coremltools leaves them: sliding, sliding, full, sliding; the first is the seventh."""
     a = family("gemma3_text").describe(tiny_config("gemma3_text"), SLOTS).architecture
-    part = Part("p", "layers", 7, 11, SLOTS, window_slots(a.window, 4, SLOTS), 4, a.graph, a.kinds, ())
-    return part, trace.convert(part)
+    layers, ring = tuple(enumerate(a.kinds, start=7)), window_slots(a.window, 4, SLOTS)
+    part = Part("p", GraphSpec("layers", a.graph, layers, tokens=4, slots=SLOTS, window_slots=ring))
+    return part, trace.convert(part.spec)
 
 
 @pytest.fixture(scope="module")

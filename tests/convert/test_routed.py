@@ -38,7 +38,7 @@ def test_packages_are_plain_coremltools_and_eligible(split: tuple[Path, dict[str
         convert_plain(part, source, "int8", plain)
         convert_stamped(part, source, "int8", stamped, templates.FOLDER)
         assert files(plain) == files(stamped)
-        rows, findings = predict(stamped, part.tokens)
+        rows, findings = predict(stamped, part.spec.tokens)
         assert {row.status for row in rows} <= {"eligible", "no_device"}
         assert [finding for finding in findings if finding["severity"] == "error"] == []
 

@@ -33,7 +33,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def test_a_package_with_adapters_is_what_coremltools_makes(
     checkpoint: Path, tmp_path: Path, calls: EntryPoints
 ) -> None:
-    part = replace(layers_part(checkpoint, 1, 3), calls=calls)
+    part = layers_part(checkpoint, 1, 3).changed(calls=calls)
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
@@ -47,8 +47,8 @@ def test_a_package_with_adapters_is_what_coremltools_makes(
 @pytest.mark.thorough
 @pytest.mark.parametrize("layers", [1, 3])
 def test_weights_are_those_without_adapters(checkpoint: Path, tmp_path: Path, layers: int) -> None:
-    part = replace(layers_part(checkpoint, 1, 1 + layers), calls=EntryPoints(FIXED, (1, 4)))
-    other = replace(part, calls=replace(part.calls, adapters=8))
+    part = layers_part(checkpoint, 1, 1 + layers).changed(calls=EntryPoints(FIXED, (1, 4)))
+    other = part.changed(calls=replace(part.spec.calls, adapters=8))
     for name, one in {"plain": part, "adapted": other}.items():
         convert_stamped(one, checkpoint, "int8", tmp_path / f"{name}.mlpackage", templates.FOLDER)
     plain, adapted = (tmp_path / f"{name}.mlpackage" / package.WEIGHT_FILE for name in ("plain", "adapted"))

@@ -14,6 +14,7 @@ from shardmill.checkpoint.hashing import tree_hash
 from shardmill.convert import template, trace, weights
 from shardmill.convert.stamped import convert_stamped
 from shardmill.errors import CheckpointError
+from shardmill.models.contract import GraphSpec
 from shardmill.plan import Part
 
 from .small import head_part, layers_part, write_checkpoint
@@ -116,9 +117,9 @@ def test_templates_are_kept_between_processes_and_damaged_ones_made_again(
     made: list[int] = []
     original = trace.convert
 
-    def counted(part: Part) -> Any:
+    def counted(spec: GraphSpec) -> Any:
         made.append(1)
-        return original(part)
+        return original(spec)
 
     monkeypatch.setattr(trace, "convert", counted)
     part, hashes = head_part(checkpoint, 0, 32), set()
@@ -141,14 +142,14 @@ def test_templates_are_kept_between_processes_and_damaged_ones_made_again(
 
 def test_a_template_serves_every_part_of_its_kind_and_widths_only(checkpoint: Path) -> None:
     part = layers_part(checkpoint, 1, 3)
-    same = [part, layers_part(checkpoint, 2, 6), layers_part(checkpoint, 1, 2), replace(part, taps=(2,))]
+    same = [part, layers_part(checkpoint, 2, 6), layers_part(checkpoint, 1, 2), part.changed(taps=(2,))]
     other = [
         head_part(checkpoint, 0, 32),
-        replace(part, slots=96),
-        replace(part, tokens=1),
-        replace(part, graph=replace(part.graph, rms_norm_eps=1e-6)),
-        replace(part, graph=replace(part.graph, hidden=128)),
+        part.changed(slots=96),
+        part.changed(tokens=1),
+        part.changed(graph=replace(part.spec.graph, rms_norm_eps=1e-6)),
+        part.changed(graph=replace(part.spec.graph, hidden=128)),
     ]
-    found = [template.bare(each, each.kinds[:1]) for each in (*same, *other)]
+    found = [template.separate(each.spec, [None] * len(each.spec.layers))[0] for each in (*same, *other)]
     assert len(set(found[: len(same)])) == 1
     assert len(set(found)) == 1 + len(other)

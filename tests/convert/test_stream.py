@@ -29,7 +29,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> tuple[Part, Path]:
 
 
 def composed(part: Part) -> object:
-    spec = template.program(part, None)
+    spec = template.program(part.spec, None)
     set_forms(spec, INT8)
     return spec
 

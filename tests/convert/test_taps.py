@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.thorough(but=["range"])
 @pytest.mark.parametrize("calls", CALLS, ids=lambda calls: calls.shapes)
 def test_a_tapped_package_is_what_coremltools_makes(checkpoint: Path, tmp_path: Path, calls: EntryPoints) -> None:
-    part = replace(layers_part(checkpoint, 1, 4), calls=calls, taps=(2, 3))
+    part = layers_part(checkpoint, 1, 4).changed(calls=calls, taps=(2, 3))
     convert_plain(part, checkpoint, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, checkpoint, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     assert files(tmp_path / "stamped.mlpackage") == files(tmp_path / "plain.mlpackage")
@@ -44,7 +43,7 @@ def test_a_tapped_package_is_what_coremltools_makes(checkpoint: Path, tmp_path: 
 def test_weights_of_a_tapped_package_are_those_without_taps(checkpoint: Path, tmp_path: Path) -> None:
     part = layers_part(checkpoint, 1, 4)
     convert_stamped(part, checkpoint, "int8", tmp_path / "plain.mlpackage", templates.FOLDER)
-    convert_stamped(replace(part, taps=(2,)), checkpoint, "int8", tmp_path / "tapped.mlpackage", templates.FOLDER)
+    convert_stamped(part.changed(taps=(2,)), checkpoint, "int8", tmp_path / "tapped.mlpackage", templates.FOLDER)
     assert (tmp_path / "plain.mlpackage" / package.WEIGHT_FILE).read_bytes() == (
         tmp_path / "tapped.mlpackage" / package.WEIGHT_FILE
     ).read_bytes()

@@ -25,9 +25,8 @@ from shardmill.convert import package, trace
 from shardmill.convert.stamped import convert_stamped
 from shardmill.models import family
 from shardmill.models.caches import T
-from shardmill.models.contract import inputs
-from shardmill.models.part_constants import constants, stem
-from shardmill.plan import Part
+from shardmill.models.contract import GraphSpec
+from shardmill.models.part_kinds import constants, inputs, stem
 
 FP16 = FeatureTypes_pb2.ArrayFeatureType.FLOAT16
 
@@ -129,7 +128,7 @@ def test_no_tensor_has_more_than_four_axes(built: tiny.Build) -> None:
 
 
 def test_one_token_a_pass_is_a_fixed_shape(built: tiny.Build, tmp_path: Path) -> None:
-    part = replace(built.parts["head_0"], tokens=1)
+    part = built.parts["head_0"].changed(tokens=1)
     spec = package.load_spec(tiny.convert(part, built.source, tmp_path / "p.mlpackage"))
     array = spec.description.input[0].type.multiArrayType
     assert tuple(array.shape) == (1, 96, 1, 1)
@@ -162,21 +161,20 @@ def test_a_quick_conversion_gives_the_same_program(kind: str, monkeypatch: pytes
     searches: list[None] = []
     monkeypatch.setattr(gc, "collect", lambda *_: searches.append(None))
     a = family("llama").describe(tiny_config("llama"), SLOTS).architecture
-    part = Part(
-        "p", kind, 0, 2 if kind == "layers" else 32, SLOTS, 0, 4, a.graph, a.kinds[: 2 * (kind == "layers")], ()
-    )
+    layers = tuple(enumerate(a.kinds[:2])) if kind == "layers" else ()
+    spec = GraphSpec(kind, a.graph, layers, tokens=4, slots=SLOTS, rows=0 if layers else 32)
     own = (Program.validate, Program.__str__, sympy.solve, gc.collect)
-    quick = trace.convert(part)
+    quick = trace.convert(spec)
     assert not searches
     monkeypatch.setattr(trace, "hurried", nullcontext)
-    assert trace.convert(part) == quick
+    assert trace.convert(spec) == quick
     assert searches  # by coremltools alone
     assert (Program.validate, Program.__str__, sympy.solve, gc.collect) == own
 
 
 def test_weights_are_inputs_for_coremltools_and_constants_without_values_afterwards(built: tiny.Build) -> None:
     part = built.parts["layers_00_02"]
-    spec = trace.convert(replace(part, graph=replace(part.graph, ffn=4096)))
+    spec = trace.convert(replace(part.spec, graph=replace(part.spec.graph, ffn=4096)))
     taken = [value.name for value in spec.mlProgram.functions["main"].inputs]
     assert list(features(spec.description.input)) == list(inputs(part.spec)) == taken[: -len(spec.description.state)]
     held = {op.outputs[0].name: package.stored_values(op) for op in operations(spec) if package.stored_values(op)}
@@ -213,7 +211,7 @@ def test_what_is_solved_at_sight_is_what_sympy_finds() -> None:
 def test_a_stamped_encoder_of_two_kinds_is_plain_coremltools(model_type: str, tmp_path: Path) -> None:
     source, parts, _ = encoders.parts_of(tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint"), tmp_path)
     part = next(part for part in parts.values() if part.kind == "encoder")
-    assert len(set(part.kinds)) == 2
+    assert len({kind for _, kind in part.spec.layers}) == 2
     oracle.convert_plain(part, source, "int8", tmp_path / "plain.mlpackage")
     convert_stamped(part, source, "int8", tmp_path / "stamped.mlpackage", templates.FOLDER)
     plain, stamped = (package.load_spec(tmp_path / f"{name}.mlpackage") for name in ("plain", "stamped"))

@@ -286,6 +286,6 @@ def test_a_written_head_is_built_like_a_published_one(
     tiny.fetched(tmp_path / "head", source / "drafter")
     parts, plan = tiny.split(source, topology=[[0, 6]], drafter={"path": str(tmp_path / "head")})
     assert (plan["drafter"]["taps"], plan["drafter"]["vocab"]) == ([*TAPS], 100)
-    assert parts["layers_00_06"].taps == tuple(sorted({*TAPS}))
+    assert parts["layers_00_06"].spec.taps == tuple(sorted({*TAPS}))
     again = eagle3.load_head(tmp_path / "head")
     limits.numbers_agree("the head's rows", again.lm_head.weight, model.lm_head.weight[rows], limits.roundings("fp16"))

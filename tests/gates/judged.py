@@ -20,8 +20,9 @@ from shardmill.gates import measurement, reference, stack
 from shardmill.gates.reference import carried_channels
 from shardmill.gates.rounding import table_parity
 from shardmill.gates.weights import PackageWeights
+from shardmill.models.part_kinds import output
 from shardmill.pipeline.steps.parity import measurements
-from shardmill.plan import Part
+from shardmill.plan import Constant, Part
 from shardmill.runtime import engine
 from shardmill.runtime.manifest import in_place
 
@@ -58,7 +59,7 @@ def part(build: tiny.Build, name: str, package: Path | None = None) -> Rows:
     """The rows of parity/`name`.json. Raises GateError."""
     piece, program = build.parts[name], package or build.packages[name]
     stored, states = PackageWeights(program, piece), dict(known(build.source, carried_channels(build.plan)))
-    if piece.spec.kind != "head":
+    if output(piece.spec) != "logits":
         rows = {"rows": states["rows"][:POSITIONS]} if "rows" in states else {}
         states = rows | {name: states[name][:, :POSITIONS] for name in states.keys() & {"hidden", "experts"}}
     return judge(name, measurements(program, piece, build.plan, states, build.source, stored, in_int8(piece)))
@@ -99,8 +100,11 @@ def chained(
     return lambda: engine.Engine(in_place(build.plan, programs, table), Path("/")), stored
 
 
-def converted(build: tiny.Build, name: str, path: Path, **changes: Any) -> Path:
-    """A part's package made by the code as it is now, without templates that were made before; `changes` go into it."""
+def converted(
+    build: tiny.Build, name: str, path: Path, tensors: tuple[Constant, ...] | None = None, **changes: Any
+) -> Path:
+    """A part's package made by the code as it is now, without templates; with other tensors, or changes of its spec."""
     with trace.hurried():  # nothing here is about coremltools' own checks
-        oracle.convert_plain(replace(build.parts[name], **changes), build.source, "int8", path)
+        part = build.parts[name].changed(**changes)
+        oracle.convert_plain(replace(part, tensors=tensors or part.tensors), build.source, "int8", path)
     return path

@@ -24,6 +24,7 @@ from shardmill.gates.runner import PartRunner
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import is_portable
+from shardmill.models.interface import EntryPoints
 from shardmill.runtime.adapter_inputs import Halves, laid_out
 
 pytestmark = pytest.mark.skipif(not is_portable(), reason="measures in fp32, which Core ML does not have")
@@ -110,7 +111,8 @@ def test_what_is_not_measured_is_said() -> None:
     """An adapter may change a router's choices; without adapters there is nothing to say."""
     for adapted, routes, expected in ((8, True, [gate.ROUTED]), (0, True, []), (0, False, [])):
         runner: Any = SimpleNamespace(
-            part=SimpleNamespace(spec=SimpleNamespace(adapters=adapted, routes=routes)), program=Path("p")
+            part=SimpleNamespace(spec=SimpleNamespace(calls=EntryPoints(adapters=adapted), routes=routes)),
+            program=Path("p"),
         )
         unread: Any = None
         found = [one for one in gate.adapter_parity(runner, unread, unread, unread) if isinstance(one, NotRun)]

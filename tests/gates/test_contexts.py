@@ -123,5 +123,5 @@ def test_a_function_of_one_context_that_is_wrong_fails(runner: PartRunner, monke
 
 
 def test_parts_of_one_context_are_fed_in_no_other(runner: PartRunner) -> None:
-    part = replace(runner.part, calls=replace(runner.part.calls, contexts=()))
+    part = runner.part.changed(calls=replace(runner.part.spec.calls, contexts=()))
     assert PartRunner(runner.program, part, runner.runtime).lengths == (64,)

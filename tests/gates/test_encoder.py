@@ -200,7 +200,9 @@ class Spoiling(PartRunner):
 
     def run(self, rows: Rows, passes: Iterable[Pass]) -> tuple[Floats, Any]:
         passes = list(passes)
-        factors = [spoilt(precision(), [rows["x"][list(text)] for text in p.texts], self.part.tokens) for p in passes]
+        factors = [
+            spoilt(precision(), [rows["x"][list(text)] for text in p.texts], self.part.spec.tokens) for p in passes
+        ]
         return super().run(rows, passes)[0] * np.prod(factors, dtype=np.float32), {}
 
 

@@ -44,8 +44,10 @@ def test_a_sound_part_takes_transformers_experts(mixed: tiny.Build) -> None:
 @pytest.mark.thorough
 def test_a_program_that_takes_another_expert_too_is_told(mixed: tiny.Build, tmp_path: Path) -> None:
     part = mixed.parts[FIRST]
-    assert part.graph.experts is not None
-    greedy = replace(part.graph, experts=replace(part.graph.experts, chosen=part.graph.experts.chosen + 1))
+    assert part.spec.graph.experts is not None
+    greedy = replace(
+        part.spec.graph, experts=replace(part.spec.graph.experts, chosen=part.spec.graph.experts.chosen + 1)
+    )
     package = judged.converted(mixed, FIRST, tmp_path / "wrong.mlpackage", graph=greedy)
     with caught("experts_agreement", "program_error"):
         judged.part(mixed, FIRST, package)

@@ -116,7 +116,7 @@ def test_rotary_on_all_dimensions(built: tiny.Build, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(decoder, "rope", unaware)
     parts, plan = tiny.split(built.source)
-    assert parts[LAYER].graph.rope_dim == tiny.HEAD_DIM
+    assert parts[LAYER].spec.graph.rope_dim == tiny.HEAD_DIM
     faulty = replace(built, parts=parts, plan=plan)
     with caught("program_error"):
         judged.part(faulty, LAYER, judged.converted(faulty, LAYER, tmp_path / "p.mlpackage"))

@@ -13,6 +13,7 @@ import pytest
 from shardmill.figures import psnr, relative_error
 from shardmill.gates import parity
 from shardmill.gates.thresholds import Allowed
+from shardmill.models.architecture import LayerSpec
 from shardmill.models.interface import EntryPoints
 
 
@@ -50,8 +51,8 @@ class Remembered:
 
     def __init__(self, result: tuple[Any, dict[str, Any]]) -> None:
         self.result = result
-        spec = type("GraphSpec", (), {"blocks": 1})()
-        self.part = type("Part", (), {"kind": "layers", "tokens": 2, "calls": EntryPoints(), "spec": spec})()
+        spec = {"blocks": 1, "tokens": 2, "calls": EntryPoints(), "layers": ((0, LayerSpec()),)}
+        self.part = type("Part", (), {"spec": type("GraphSpec", (), spec)()})()
         self.runtime = {"verify": 2}
 
     def run(self, rows: Any, passes: Any) -> tuple[Any, dict[str, Any]]:

@@ -100,7 +100,7 @@ def test_a_plan_s_operations_have_the_names_of_the_prediction_s(built: tiny.Buil
 
 
 def test_each_function_is_judged_at_its_own_width(built: tiny.Build, tmp_path: Path) -> None:
-    part, path = replace(built.parts["layers_02_03"], calls=EntryPoints(FIXED, (1, 4))), tmp_path / "p.mlpackage"
+    part, path = built.parts["layers_02_03"].changed(calls=EntryPoints(FIXED, (1, 4))), tmp_path / "p.mlpackage"
     convert_stamped(part, built.source, "int8", path, templates.FOLDER)
     bundle = compiled(path, tmp_path / "p.mlmodelc")
     rows, findings = residency.inspect_placement(path, bundle, 4, functions={"t1": 1, "t4": 4})
@@ -113,7 +113,7 @@ def test_a_function_that_a_plan_leaves_out_is_measured_all_the_same(
     built: tiny.Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Core ML's plan of a program of several functions names the default one; the others would pass unseen."""
-    part, path = replace(built.parts["layers_02_03"], calls=EntryPoints(FIXED, (1, 4))), tmp_path / "p.mlpackage"
+    part, path = built.parts["layers_02_03"].changed(calls=EntryPoints(FIXED, (1, 4))), tmp_path / "p.mlpackage"
     convert_stamped(part, built.source, "int8", path, templates.FOLDER)
     portable_coreml.install("fp32")
 

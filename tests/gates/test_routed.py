@@ -153,7 +153,7 @@ def test_a_group_that_leaves_out_the_weights(
 
 
 def test_a_group_without_its_branchs_multiplier(granite: tiny.Build, tmp_path: Path) -> None:
-    graph = replace(granite.parts[GROUP].graph, branch_scale=1.0)
+    graph = replace(granite.parts[GROUP].spec.graph, branch_scale=1.0)
     with caught("program_error"):
         judged.part(granite, GROUP, judged.converted(granite, GROUP, tmp_path / "wrong.mlpackage", graph=graph))
 

@@ -156,7 +156,7 @@ def test_a_palette_s_step_is_the_gap_between_the_two_nearest_entries() -> None:
 
 def test_functions_that_do_not_share_their_weights_are_refused(built: tiny.Build, tmp_path: Path) -> None:
     """The gate reads one function's; another one could hold anything."""
-    part, path = replace(built.parts["layers_02_03"], calls=EntryPoints(FIXED, (1, 4))), tmp_path / "p.mlpackage"
+    part, path = built.parts["layers_02_03"].changed(calls=EntryPoints(FIXED, (1, 4))), tmp_path / "p.mlpackage"
     convert_stamped(part, built.source, "int8", path, templates.FOLDER)
     shared = PackageWeights(path, part)
     assert weight_steps(shared, built.source, [*part.shapes])[0] <= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def test_layers_are_told_by_where_they_begin() -> None:
 @pytest.mark.usefixtures("fp32")
 def test_one_of_several_functions_is_cut_off_by_itself(built: tiny.Build, tmp_path: Path) -> None:
     """It stays as the only one, with its own shapes, and gives what it gave."""
-    part = replace(built.parts["layers_02_03"], calls=EntryPoints(FIXED, (1, WIDTH)))
+    part = built.parts["layers_02_03"].changed(calls=EntryPoints(FIXED, (1, WIDTH)))
     package, cut = tmp_path / "both.mlpackage", tmp_path / "cut.mlpackage"
     convert_stamped(part, built.source, "int8", package, templates.FOLDER)
     found = operations(package, f"t{WIDTH}")

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from shardmill.config import parse
 from shardmill.errors import ShardmillError
-from shardmill.models.contract import inputs, states
+from shardmill.models.contract import states
+from shardmill.models.part_kinds import inputs
 from shardmill.pipeline.preview import preview
 
 
@@ -59,7 +60,7 @@ def test_its_layers_read_the_caches_of_the_model_s_last_layers_that_have_one(fol
         assert rows["draft_layers"]["inputs"][name] == rows["layers_00_04"]["inputs"][name]
     assert "written" not in rows["draft_layers"]
     assert rows["draft_fuse"]["inputs"] == {"x": [1, 2 * 64 + 32, "T", 1]}
-    assert parts["draft_head"].graph.logit_cap == 0 and parts["head_0"].graph.logit_cap == 3
+    assert parts["draft_head"].spec.graph.logit_cap == 0 and parts["head_0"].spec.graph.logit_cap == 3
 
 
 def test_the_model_s_own_parts_are_those_of_a_build_without_it(folder: Path) -> None:

@@ -18,8 +18,8 @@ from shardmill.models import family
 from shardmill.models.architecture import Graph, LayerSpec
 from shardmill.models.blocks import GatedMLP, ShortConv
 from shardmill.models.caches import RING
-from shardmill.models.contract import GraphSpec, inputs, output, states
-from shardmill.models.part_constants import constants
+from shardmill.models.contract import GraphSpec, states
+from shardmill.models.part_kinds import constants, inputs, output
 from shardmill.models.parts import build
 from shardmill.models.shared import LayerCaches
 from shardmill.runtime.kv import KVLayout

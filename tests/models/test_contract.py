@@ -11,9 +11,9 @@ import pytest
 from models.hosts import host
 from shardmill.models.architecture import LOCAL_ROPE, SLIDING_MASK, Graph, LayerSpec
 from shardmill.models.caches import RING, T
-from shardmill.models.contract import GraphSpec, has_positions, inputs, output, rope_inputs, states, window_slots
+from shardmill.models.contract import GraphSpec, has_positions, rope_inputs, states, window_slots
 from shardmill.models.layer_constants import layer_constants
-from shardmill.models.part_constants import constants, stem
+from shardmill.models.part_kinds import constants, inputs, output, stem
 
 GRAPH = Graph(hidden=64, heads=4, kv_heads=2, head_dim=32, rope_dim=24, ffn=96, rms_norm_eps=1e-5, conv_taps=3)
 FULL, LOCAL, BARE = LayerSpec(), LayerSpec(rope=LOCAL_ROPE, mask=SLIDING_MASK), LayerSpec(rope=None)

@@ -47,7 +47,9 @@ def test_a_plan_has_the_head_s_parts_and_the_taps_that_it_reads(source: Path, tm
     heads.write_head(tmp_path / "head")
     parts, plan = planned(source, tmp_path)
     assert [name for name, part in parts.items() if part.drafter] == ["draft_fuse", "draft_layers", "draft_head"]
-    assert {name: part.taps for name, part in parts.items() if part.taps} == {"layers_00_02": (1,)}  # 2, 3 begin parts
+    assert {name: part.spec.taps for name, part in parts.items() if part.spec.taps} == {
+        "layers_00_02": (1,)
+    }  # 2, 3 begin parts
     rows = {row["name"]: row for row in plan["parts"]}
     assert rows["layers_00_02"]["taps"] == {"tap_1": 1}
     assert rows["draft_fuse"]["inputs"] == {"x": [1, 3 * tiny.HIDDEN, "T", 1]}
@@ -64,7 +66,7 @@ def test_the_model_s_own_parts_are_those_of_a_build_without_a_head(source: Path,
     (parts, plan), (plain, alone) = planned(source, tmp_path), tiny.split(source)
     assert plan["source"] == alone["source"] and plan["weights"] == alone["weights"] and "drafter" not in alone
     for name, part in plain.items():
-        assert part.taps == () and not part.drafter
+        assert part.spec.taps == () and not part.drafter
         assert (parts[name].content == part.content) == (name != "layers_00_02")
 
 

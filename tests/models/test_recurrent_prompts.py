@@ -75,7 +75,7 @@ def test_a_part_leaves_the_same_rings_and_caches(blocks: Blocks) -> None:
     """However its tokens are cut, by the schedules of its gate."""
     part, plan = next(p for p in blocks.shipped.parts.values() if p.kind == "layers"), blocks.shipped.plan
     runner = PartRunner(blocks.shipped.packages[part.name], part, plan)
-    rows = {"x": np.random.default_rng(0).normal(size=(80, part.graph.hidden)).astype(np.float32)}
+    rows = {"x": np.random.default_rng(0).normal(size=(80, part.spec.graph.hidden)).astype(np.float32)}
     with load_programs_as("fp32"):
         plain, states = runner.run(rows, in_passes(80, [1]))
         for name, passes in part_schedules(part, 80, plan["verify"]).items():

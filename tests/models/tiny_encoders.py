@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from shardmill import models
 from shardmill.files import write_json
 from shardmill.models.architecture import ModelDescription, blocks
-from shardmill.models.contract import inputs
-from shardmill.models.part_constants import constants, table_constants, whole_spec
+from shardmill.models.part_kinds import constants, inputs, table_constants, whole_spec
 from shardmill.models.parts import build
 from shardmill.models.sources import assembled, turned
 from shardmill.runtime.kv import Floats

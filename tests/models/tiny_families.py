@@ -22,8 +22,8 @@ from shardmill.gates.disturbed import disturbed, longest_sum
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import ModelDescription, TensorSource, blocks
-from shardmill.models.contract import PER_LAYER, GraphSpec, inputs, window_slots
-from shardmill.models.part_constants import constants, table_constants
+from shardmill.models.contract import PER_LAYER, GraphSpec, window_slots
+from shardmill.models.part_kinds import constants, inputs, table_constants
 from shardmill.models.parts import build
 from shardmill.models.sources import assembled, turned
 from shardmill.plan import recurrent

@@ -13,7 +13,9 @@ from shardmill.gates.by_bits import FOUR, limits_table
 from shardmill.gates.measurement import Measurement, compare
 from shardmill.gates.thresholds import THRESHOLDS, Allowed
 from shardmill.models.architecture import EncoderIO, Experts, Graph, LayerSpec
-from shardmill.models.interface import FIXED, HOST, EntryPoints, interface
+from shardmill.models.contract import GraphSpec
+from shardmill.models.interface import FIXED, HOST, EntryPoints
+from shardmill.models.part_kinds import interface
 from shardmill.plan import Part
 
 GRAPH = Graph(hidden=96, heads=3, kv_heads=1, head_dim=32, rope_dim=32, ffn=128, rms_norm_eps=1e-5)
@@ -86,7 +88,7 @@ class Form:
         """The parts of plan.json."""
         own = [
             {"name": part.name, "kind": part.kind, "start": part.start, "end": part.end}
-            | interface(part.spec, part.calls)
+            | interface(part.spec)
             | ({"drafter": True} if part.drafter else {})
             | ({"tokens": [1, 2]} if part.kind == "labels" else {})
             for part in self.parts
@@ -103,10 +105,11 @@ def measurement(told: str) -> Measurement:
 
 def part(name: str, kind: str, start: int, end: int, graph: Graph = GRAPH, **more: Any) -> Part:
     """A part without tensors."""
-    layers = kind == "layers"
-    kinds = (LayerSpec(ffn="experts" if graph.experts else "mlp"),) * (end - start) if layers else ()
-    given = {"slots": SLOTS if layers else 0, "window_slots": 0, "tokens": TOKENS, "kinds": kinds, "tensors": ()}
-    return Part(**{"name": name, "kind": kind, "start": start, "end": end, "graph": graph, **given, **more})
+    if kind != "layers":
+        return Part(name, GraphSpec(kind, graph, rows=end - start, tokens=TOKENS), first=start, **more)
+    layer = LayerSpec(ffn="experts" if graph.experts else "mlp")
+    layers = tuple((i, layer) for i in range(start, end))
+    return Part(name, GraphSpec(kind, graph, layers, tokens=TOKENS, slots=SLOTS), **more)
 
 
 def judged(parts: Iterable[str], **parity: list[str]) -> dict[str, list[str]]:
@@ -156,7 +159,7 @@ SEARCHED = replace(
 )
 MOVED = EntryPoints(FIXED, (1, 4), HOST, (32,))
 HOSTED = Form(
-    (replace(LAYERS_PART, calls=MOVED), replace(HEAD_PART, calls=replace(MOVED, contexts=()))),
+    (LAYERS_PART.changed(calls=MOVED), HEAD_PART.changed(calls=replace(MOVED, contexts=()))),
     judged(
         ("layers_00_02", "head_0"),
         layers_00_02=[*LAYERS, *MOVES],
@@ -184,7 +187,7 @@ EXPERTS = Form(
 )
 ADAPTED = Form(
     (
-        replace(LAYERS_PART, calls=EntryPoints(adapters=8)),
+        LAYERS_PART.changed(calls=EntryPoints(adapters=8)),
         HEAD_PART,
         part("labels", "labels", 0, 16),
     ),
@@ -221,9 +224,9 @@ ENCODING = [*ROUNDED, "program_error", "padding_error", "padding_error: in fp16"
 ENCODING += ["psnr: half of a bucket, and one token", "psnr: two texts in a bucket"]
 WIDER = ["label_kl", "label_agreement", "span_agreement"]
 ENDS = EncoderIO(labels=3, final_norm=True)
-KINDS = (LayerSpec(),) * 2
+SPEC = GraphSpec("encoder", GRAPH, tuple(enumerate((LayerSpec(),) * 2)), ends=ENDS)
 ENCODER = Form(
-    tuple(part(f"encoder_{size}", "encoder", 0, 2, ends=ENDS, tokens=size, kinds=KINDS, slots=0) for size in (16, 32)),
+    tuple(Part(f"encoder_{size}", replace(SPEC, tokens=size)) for size in (16, 32)),
     judged(
         ("encoder_16", "encoder_32"),
         encoder_16=ENCODING,

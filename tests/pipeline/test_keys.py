@@ -102,7 +102,7 @@ UNREAD = (
     ("parity_stack", "recipe", "in the packages, unless it decides the limits"),
     ("parity/decoder/head_* convert/decoder/head_*", "codes.0", "a matrix in INT8 has no codes"),
     ("*/encoder/*", "reshape", "the shapes are fixed"),
-    ("embedding", "part.tokens", "a table has no passes"),
+    ("embedding", "part.spec.tokens", "a table has no passes"),
     ("precision", "parts.*", "a recipe names matrices, and is the same if their names are"),
     ("precision/drafter/*", "precision", "the file that it names counts"),
     ("measured", "point", "the forms and the estimate count, not the name"),
@@ -121,7 +121,7 @@ BEHIND = {"model": "tiny", "parts": [{"program": {"files": {"a": "0"}}}], "sourc
 # What is unlike the usual change of a value of its kind.
 LEAVES: dict[str, Any] = {"bundles": "each", "point": "chosen", "drafter": MTP, "precision": "fp16"}
 # The entries of a file that are changed one by one. Others than these have each of their entries changed.
-OF_A_PART: list[Leaf] = [("tensors", 0, "sha256"), ("tokens",)]
+OF_A_PART: list[Leaf] = [("tensors", 0, "sha256"), ("spec", "tokens")]
 OF_A_RECORD: list[Leaf] = [("files",), ("commit",), ("repo",), ("drafter", "files")]
 OF_PARTS: list[Leaf] = [("parts", 0, "start"), ("parts", 0, "inputs"), ("parts", 0, "parameters")]
 

@@ -172,9 +172,10 @@ def test_restoring_a_package_imports_nothing_heavy(tmp_path: Path) -> None:
     """The convert step on a hit, in a process of its own."""
     from shardmill import plan
     from shardmill.models.architecture import Graph
+    from shardmill.models.contract import GraphSpec
 
     graph = Graph(hidden=96, heads=3, kv_heads=1, head_dim=32, rope_dim=24, ffn=128, rms_norm_eps=1e-5)
-    plan.write_part(tmp_path / "part.json", plan.Part("head_0", "head", 0, 1, 0, 0, 4, graph, (), ()))
+    plan.write_part(tmp_path / "part.json", plan.Part("head_0", GraphSpec("head", graph, rows=1, tokens=4)))
 
     write_json(tmp_path / "precision.json", {"schema": 1, "default": "int8", "matrices": {}})
 

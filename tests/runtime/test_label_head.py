@@ -16,7 +16,8 @@ from models.tiny_families import write_tiny
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.convert.stamped import convert_stamped
 from shardmill.machine import is_portable, load_programs_as
-from shardmill.models.interface import LABELS, interface
+from shardmill.models.interface import LABELS
+from shardmill.models.part_kinds import interface
 from shardmill.plan import Part
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place, label_tokens
@@ -39,7 +40,7 @@ def program(part: Part, source: Path, folder: Path, form: str, precision: str) -
     if not package.exists():
         convert_stamped(part, source, form, package, templates.FOLDER)
     with load_programs_as(precision):
-        return Program(package, interface(part.spec, part.calls))
+        return Program(package, interface(part.spec))
 
 
 @alike
@@ -57,7 +58,7 @@ def test_labels_have_the_logits_of_the_whole_head(tmp_path: Path, family: str, f
     for precision in ("fp16", "fp32"):
         head_0, head_1, few = (program(parts[name], source, tmp_path, form, precision) for name in HEADS)
         for width in (1, 4):
-            x = 3 * np.random.default_rng(width).standard_normal((1, parts["head_0"].graph.hidden, width, 1))
+            x = 3 * np.random.default_rng(width).standard_normal((1, parts["head_0"].spec.graph.hidden, width, 1))
             given = {"hidden": x.astype(np.float32)}
             whole = np.concatenate([head(given)[0, :, :, 0] for head in (head_0, head_1)])[tokens]
             found = few(given)[0, : len(tokens), :, 0]
@@ -65,7 +66,7 @@ def test_labels_have_the_logits_of_the_whole_head(tmp_path: Path, family: str, f
                 assert np.array_equal(found, whole)
             else:
                 limits.numbers_agree(
-                    f"labels' logits, {width} tokens", found, whole, summed(parts["head_0"].graph.hidden)
+                    f"labels' logits, {width} tokens", found, whole, summed(parts["head_0"].spec.graph.hidden)
                 )
             assert len(np.unique(found[:, 0])) == len(tokens) and np.ptp(found) > 0.5
 

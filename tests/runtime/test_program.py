@@ -17,8 +17,9 @@ import tiny
 
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import SLIDING_MASK, Graph, LayerSpec
-from shardmill.models.contract import GraphSpec, caches, inputs, new_name, new_rows, states
-from shardmill.models.interface import FIXED, HOST, EntryPoints, interface
+from shardmill.models.contract import GraphSpec, caches, new_name, new_rows, states
+from shardmill.models.interface import FIXED, HOST, EntryPoints
+from shardmill.models.part_kinds import inputs, interface
 from shardmill.runtime import program as module
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.kv import KVLayout
@@ -62,7 +63,8 @@ def test_the_arrays_outlive_their_program_for_as_long_as_core_ml_may_own_them(mo
 SLOTS, WINDOW, RING = 64, 32, 32
 GRAPH = Graph(hidden=8, heads=2, kv_heads=2, head_dim=4, rope_dim=4, ffn=8, rms_norm_eps=1e-5, conv_taps=3)
 KINDS = (LayerSpec(), LayerSpec(mask=SLIDING_MASK), LayerSpec(mixer="conv"))
-SPEC = GraphSpec("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, hosted=True)
+CALLS = EntryPoints(FIXED, (1, 4), HOST)
+SPEC = GraphSpec("layers", GRAPH, tuple(enumerate(KINDS)), slots=SLOTS, window_slots=WINDOW, calls=CALLS)
 
 
 def empty_caches() -> HostCaches:
@@ -215,7 +217,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Models:
 
 @pytest.fixture
 def program(models: Models) -> Program:
-    return Program(Path("part.mlpackage"), interface(SPEC, EntryPoints(FIXED, (1, 4), HOST)))
+    return Program(Path("part.mlpackage"), interface(SPEC))
 
 
 def given(tokens: int) -> dict[str, Any]:
@@ -259,9 +261,9 @@ def test_more_tokens_than_any_function_takes_are_refused(program: Program) -> No
 
 
 def test_a_range_has_one_function_for_all_and_may_keep_its_caches(models: Models) -> None:
-    plain = Program(Path("part.mlpackage"), interface(replace(SPEC, hosted=False), EntryPoints()))
+    plain = Program(Path("part.mlpackage"), interface(replace(SPEC, calls=EntryPoints())))
     assert not plain.functions and plain.function(3) == "" and plain.held is None
-    assert Program(Path("head.mlpackage"), interface(GraphSpec("head", GRAPH, rows=8), EntryPoints())).held is None
+    assert Program(Path("head.mlpackage"), interface(GraphSpec("head", GRAPH, rows=8))).held is None
 
 
 def load(build: tiny.Build, functions: dict[str, str], **changes: Any) -> None:

@@ -24,7 +24,7 @@ from shardmill.gates.measurement import Measurement, compare
 from shardmill.gates.stored import Stored
 from shardmill.gates.weights import PackageWeights
 from shardmill.models import attention, blocks, primitives, shared
-from shardmill.models.part_constants import constants
+from shardmill.models.part_kinds import constants
 from shardmill.pipeline.steps import witness as step
 from shardmill.pipeline.task import Artifact
 from shardmill.witness import coreai, installed, part
@@ -37,7 +37,7 @@ def measured(build: tiny.Build, name: str, widest: int = 0) -> Rows:
     """Return the rows of a part's verdict; with `widest`, of passes of at most so many tokens."""
     piece, plan = build.parts[name], dict(build.plan)
     if widest:
-        piece, plan = replace(piece, tokens=widest), plan | {"verify": widest}
+        piece, plan = piece.changed(tokens=widest), plan | {"verify": widest}
     stored = PackageWeights(build.packages[name], piece)
     found = part.witness_measurements(piece, build.packages[name], plan, known(build.source), build.source, stored)
     return compare(one for one in found if isinstance(one, Measurement))

@@ -12,7 +12,6 @@ from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import by_bits
-from shardmill.models import ENCODER
 from shardmill.models.interface import FIXED
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
@@ -77,7 +76,7 @@ def task(
     } | ({"codes": codes[0].sha256} if file else {})
     inputs |= {"drafter": drafter_files(record)} if piece.drafter else {}
     of = {**host_side(of_drafter(plan)), "taps": plan["drafter"]["taps"]} if piece.drafter else host_side(plan)
-    params = {**of, "tokens": piece.tokens, "verify": plan["verify"], "engine": engine, **judged, **told}
+    params = {**of, "tokens": piece.spec.tokens, "verify": plan["verify"], "engine": engine, **judged, **told}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine, **told})
 
 
@@ -112,17 +111,17 @@ def measurements(
 
     yield from weights_kept(stored, source, forms)
     runner = PartRunner(bundle, piece, of_drafter(plan) if piece.drafter else plan)
-    if piece.kind == ENCODER:
+    if piece.spec.encodes:
         classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
-        texts = passages(known["tokens"].tolist(), piece.tokens, plan["task"])
-        given = encoder.encoder_case(plan, classes, texts, known[f"output_{piece.tokens}"], stored, weights)
+        texts = passages(known["tokens"].tolist(), piece.spec.tokens, plan["task"])
+        given = encoder.encoder_case(plan, classes, texts, known[f"output_{piece.spec.tokens}"], stored, weights)
     elif piece.drafter:
         given = drafters.drafter_case(piece, plan, known, source, stored)
     else:
         reference = Reference(source, plan["context"], carried_channels(plan))
         given = case.part_case(piece, reference, known, source, stored)
     yield from parity.part_parity(runner, given)
-    if piece.calls.adapters:
+    if piece.spec.calls.adapters:
         yield from adapters.adapter_parity(runner, known["hidden"][piece.start], reference, stored)
 
 
@@ -145,7 +144,7 @@ def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:
     """Return the reshape hint for Core ML that verdict and receipt record; empty if all shapes are fixed."""
-    fixed = all(piece.kind == ENCODER or piece.calls.shapes == FIXED for piece in pieces)
+    fixed = all(piece.spec.encodes or piece.spec.calls.shapes == FIXED for piece in pieces)
     return {} if fixed else {"reshape_frequency": reshape}
 
 

@@ -19,7 +19,6 @@ from shardmill.checkpoint.tokenizer import (
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.files import read_json
 from shardmill.gates.passes import LONG, STRETCH, sampled
-from shardmill.models import ENCODER
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.plan import Part
 
@@ -107,23 +106,22 @@ def seen(states: Path, part: Part) -> str:
     """
     states = states.resolve()
     held = {tensor.name: tensor for tensor in read_header(states.parent, states.name)}
-    if part.kind == ENCODER:
-        output, tokens = held[f"output_{part.tokens}"], held["tokens"]
+    if part.spec.encodes:
+        output, tokens = held[f"output_{part.spec.tokens}"], held["tokens"]
         return _hashed(states, [(tokens.start, tokens.end), (output.start, output.end)], repr(output.shape))
     hidden, logits = held["hidden"], held["logits"]
     if part.drafter:
         return _hashed(states, [(hidden.start, hidden.end)], repr(hidden.shape))
     edge = (hidden.end - hidden.start) // hidden.shape[0]  # bytes
     end = hidden.shape[0] - 1
-    edges = {"layers": (part.start, part.end), "experts": (part.layer, part.layer + 1)}
-    first, last = edges.get(part.kind, (end, end))
+    first, last = part.edges(end)
     spans = [(hidden.start + first * edge, hidden.start + (last + 1) * edge)]
-    spans += [(hidden.start + i * edge, hidden.start + (i + 2) * edge) for i, _ in part.lent]
-    spans += [] if part.kind in edges else [(logits.start, logits.end)]
-    if "experts" in held and part.kind == "layers":
+    spans += [(hidden.start + i * edge, hidden.start + (i + 2) * edge) for i, _ in part.spec.lent]
+    spans += [(logits.start, logits.end)] if first == end else []
+    if "experts" in held and part.spec.layers:
         row = (held["experts"].end - held["experts"].start) // held["experts"].shape[0]
         spans.append((held["experts"].start + first * row, held["experts"].start + last * row))
-    if "rows" in held and part.kind == "layers":  # and the first layer's input, which every part takes, too
+    if "rows" in held and part.spec.layers:  # and the first layer's input, which every part takes, too
         spans += [(hidden.start, hidden.start + edge), (held["rows"].start, held["rows"].end)]
     return _hashed(states, spans, repr((hidden.shape[1:], logits.shape)))
 

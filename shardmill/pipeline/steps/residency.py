@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shardmill import machine, plan
-from shardmill.models import ENCODER
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.pipeline.verdict import write_verdict
 
@@ -20,8 +19,8 @@ def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, s
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates import measurement, residency
 
-        named, encodes = piece.calls.by_name, piece.kind == ENCODER
-        rows, findings = residency.inspect_placement(package.path, bundle.path, piece.tokens, encodes, named)
+        named, encodes = piece.spec.calls.by_name, piece.spec.encodes
+        rows, findings = residency.inspect_placement(package.path, bundle.path, piece.spec.tokens, encodes, named)
         gate = measurement.compare(residency.placement_measurements(rows, findings))
         content = {
             "part": piece.name,
@@ -35,5 +34,5 @@ def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, s
         write_verdict(f"residency {piece.name}", content, made["verdict"])
 
     inputs = {"package": package.sha256, "bundle": bundle.sha256}
-    params = {"tokens": piece.tokens, "engine": engine}
+    params = {"tokens": piece.spec.tokens, "engine": engine}
     return Task(work, Action("residency", inputs, params, **tools), {"engine": engine})

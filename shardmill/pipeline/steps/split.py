@@ -30,7 +30,8 @@ from shardmill.models.contract import window_slots
 from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
 from shardmill.models.end_tokens import eos_token_ids
-from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE, interface
+from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE
+from shardmill.models.part_kinds import interface
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
@@ -158,7 +159,7 @@ def _plan_json(
             "kind": p.kind,
             "start": p.start,
             "end": p.end,
-            **({} if p.kind == "embedding" else interface(p.spec, p.calls)),
+            **({} if p.kind == plan.HOST_TABLE else interface(p.spec)),
             **plan.part_sizes(p, p.parameters),
             **({"drafter": True} if p.drafter else {}),
             **({"tokens": p.row_tokens[: len(config.program.labels)]} if p.kind == LABELS else {}),

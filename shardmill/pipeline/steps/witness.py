@@ -51,7 +51,7 @@ def task(
     }
     params = {
         **host_side(plan),
-        "tokens": piece.tokens,
+        "tokens": piece.spec.tokens,
         "verify": plan["verify"],
         "engine": engine,
         "runtime": runtime,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +88,7 @@ def test_a_part_sees_the_layers_whose_caches_it_reads(built: tiny.Build, build: 
     """Transformers' keys and values of layer 0 follow from its input and its weights, which its output shows."""
     run(build)
     states, part = build / "reference.safetensors", built.parts["layers_03_04"]
-    reader = replace(part, lent=((0, part.kinds[0]),))
+    reader = part.changed(lent=((0, part.spec.layers[0][1]),))
     others = [changed(states, build, "hidden", edge).rename(build / f"{edge}.safetensors") for edge in range(3)]
     assert [reference.seen(other, reader) != reference.seen(states, reader) for other in others] == [True, True, False]
 
