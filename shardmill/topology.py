@@ -13,12 +13,8 @@ from itertools import accumulate, pairwise
 from math import isqrt, prod
 from typing import TYPE_CHECKING
 
-from portable_coreml.judge.rules.shapes import (
-    MAX_EXTENT,
-    MAX_WEIGHT_BYTES,
-    MIN_WEIGHT_BYTES,
-    STATE_WIDTH_MULTIPLE,
-)
+from portable_coreml.judge.limits import loosest
+from portable_coreml.judge.rules.shapes import MAX_EXTENT, MIN_WEIGHT_BYTES, STATE_WIDTH_MULTIPLE
 
 from shardmill.config import Config
 from shardmill.convert.blob import ALIGNMENT, SMALLEST
@@ -49,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "resolve_topology", "share_layers"]
 
+MAX_WEIGHT_BYTES = loosest().weight_bytes.most
 MOST_SLICES = 64  # more slices would cost a pass more than extents over MAX_EXTENT might
 Range = tuple[int, int]
 

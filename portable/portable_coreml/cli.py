@@ -25,6 +25,7 @@ from portable_coreml.errors import InputError, PortableError
 from portable_coreml.files.bundle import compile_model
 from portable_coreml.files.compare import Contents, read_contents
 from portable_coreml.files.model import read_bytes
+from portable_coreml.judge.limits import asked_for
 from portable_coreml.judge.lint import lint
 from portable_coreml.judge.placement import judge_package
 from portable_coreml.judge.rule import Target
@@ -73,7 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = add(judge, f"{what} Nothing is measured.", "model")
         command.add_argument("--chip", type=int, default=4, help="generation of the M-series chip; 4")
-        command.add_argument("--ios", action="store_true", help="judge for an iPhone or iPad")
+        command.add_argument("--ios", action="store_true", help="judge for every iOS that is known")
+        command.add_argument(
+            "--system", action="append", default=[], help="judge for this system, such as 'macOS 27'; may be repeated"
+        )
         as_json += [command] if judge is _lint else []
     for command in as_json:
         command.add_argument("--json", action="store_true", help="print JSON")
@@ -145,8 +149,12 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
+def _target(options: argparse.Namespace) -> Target:
+    return Target(options.chip, asked_for(options.system, options.ios))
+
+
 def _lint(options: argparse.Namespace) -> int:
-    rows = lint(options.model, Target(options.chip, options.ios))
+    rows = lint(options.model, _target(options))
     errors = sum(row.severity == "error" for row in rows)
     if options.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
@@ -158,6 +166,6 @@ def _lint(options: argparse.Namespace) -> int:
 
 
 def _residency(options: argparse.Namespace) -> int:
-    verdicts = judge_package(options.model, Target(options.chip, options.ios))
+    verdicts = judge_package(options.model, _target(options))
     print(json.dumps({"evidence": "predicted", "rows": [asdict(row) for row in verdicts.rows]}, indent=2))
     return 0

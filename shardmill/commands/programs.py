@@ -85,7 +85,10 @@ STYLES = {"error": "red", "warn": "yellow", "info": "dim"}
 def lint(
     path: Annotated[Path, typer.Argument(help="An .mlpackage or .mlmodelc that holds an ML Program.")],
     chip: Annotated[int, typer.Option(min=1, help="Generation of the M-series chip to judge for.")] = 4,
-    ios: Annotated[bool, typer.Option("--ios", help="Judge for an iPhone or iPad.")] = False,
+    ios: Annotated[bool, typer.Option("--ios", help="Judge for every iOS that is known.")] = False,
+    system: Annotated[
+        list[str] | None, typer.Option(help="Judge for this system, such as 'macOS 27'; may be repeated.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
 ) -> None:
     """Predict by the placement rules what leaves the Neural Engine. Exit code 1 if there is an error."""
@@ -99,10 +102,11 @@ def lint(
         one = next(iter(sorted(path.glob("packages/*.mlpackage"))), path / "packages/PART.mlpackage")
         raise ShardmillError(f"{path}: is a build; name one of its programs, such as {one}")
     with quiet_coremltools():
+        from portable_coreml.judge.limits import asked_for
         from portable_coreml.judge.lint import lint as judge
         from portable_coreml.judge.rule import Target
 
-        rows = judge(path, Target(chip, ios))  # coremltools is imported when the model is read
+        rows = judge(path, Target(chip, asked_for(system or (), ios)))  # coremltools is imported when the model is read
     errors = sum(row.severity == "error" for row in rows)
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows]))

@@ -12,6 +12,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from portable_coreml.judge.limits import SYSTEMS, limits
+
 from shardmill import figures
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.device.recording import Arrays, record
@@ -162,7 +164,10 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
     files |= {f"arrays/{key}.npy": content for key, content in arrays.files.items()}
     content = {
         "format": KIT_FORMAT,
-        "limits": {"psnr": THRESHOLDS["psnr"].limit},
+        "limits": {
+            "psnr": THRESHOLDS["psnr"].limit,
+            "weight_bytes": {system: limits(system).weight_bytes.most for system in SYSTEMS},
+        },
         "variants": variants,
         "files": {name: _sha256(files[name]) for name in sorted(files)},
     }

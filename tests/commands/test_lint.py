@@ -162,15 +162,27 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_shard_over_2_gib_is_named(deep: Path) -> None:
-    """24 layers of Phi-4-mini's size, 100.8 MB each, are over the limit; 20 are not; on iOS both are."""
+def test_a_shard_over_a_systems_limit_is_named(deep: Path) -> None:
+    """24 layers of Phi-4-mini's size, 100.8 MB each, are over every limit; 20 are not, but on macOS 27 and iOS 18."""
     assert linted(deep) == (set(), 0)
     spread(deep, 20 * 100_800_000)
     assert linted(deep) == (set(), 0)
     assert linted(deep, "--ios") == ({"W2"}, 1)
+    assert linted(deep, "--system", "macOS 26", "--system", "iOS 26") == (set(), 0)
+    assert linted(deep, "--system", "macOS 26", "--system", "macOS 27") == ({"W1"}, 1)
     spread(deep, 24 * 100_800_000)
-    assert linted(deep) == ({"W1"}, 1)
+    assert linted(deep) == ({"W1", "W2"}, 1)
+    assert linted(deep, "--system", "macOS 26") == ({"W1"}, 1)
     assert next(deep.rglob("weight.bin")).stat().st_blocks * 512 < 50_000_000  # it is a sparse file
+
+
+def test_a_system_that_is_not_known_is_refused_in_a_line(deep: Path) -> None:
+    said = CliRunner().invoke(app, ["lint", str(deep), "--system", "macOS 14"])
+    assert said.exit_code == 1
+    assert said.stderr == (
+        "shardmill: macOS 14: no system whose limits are known; there are macOS 15, macOS 26, macOS 27, iOS 18, "
+        "iOS 26, iOS 27\n"
+    )
 
 
 def test_the_table_says_what_to_do(tmp_path: Path) -> None:

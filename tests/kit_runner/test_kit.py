@@ -1,4 +1,4 @@
-"""What a measurement wrote is on the disk itself before the next one begins."""
+"""What a measurement wrote is on the disk itself before the next one begins; what a system is said not to take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from shardmill.kit_runner.kit import Results, write_durably
+from shardmill.kit_runner.kit import Kit, Results, write_durably
+from shardmill.kit_runner.main import over_the_limit
 
 FULL = 51  # F_FULLFSYNC of macOS
 HEADER = {"kit": "a"}
@@ -52,3 +53,28 @@ def test_elsewhere_the_system_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "fsync", synced.append)
     write(tmp_path)
     assert len(synced) == 2
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "said"),
+    [
+        ("macOS", "26.1", []),
+        ("macOS", "27.0.1", ["a/large: 1.50 GiB of weights, macOS 27 is said to take 1.00; expect it on the CPU"]),
+        ("macOS", "28.0", ["a/large: 1.50 GiB of weights, macOS 28 is said to take 1.00; expect it on the CPU"]),
+        ("Linux", "6.1.0", []),
+        ("macOS", "14.7", []),
+        ("macOS", "", []),
+    ],
+)
+def test_a_program_over_the_limit_of_this_system_is_named_before_it_is_measured(
+    platform: str, version: str, said: list[str]
+) -> None:
+    """By the limits that the kit brings; a system that is newer than the kit is taken for the newest it knows."""
+    gib = 1 << 30
+    parts = [
+        {"name": name, "programs": [{"weights": size}]} for name, size in (("large", 3 * gib // 2), ("small", gib))
+    ]
+    limits = {"macOS 15": 2 * gib, "macOS 26": 2 * gib, "macOS 27": gib, "iOS 18": gib}
+    content = {"limits": {"weight_bytes": limits}, "variants": [{"name": "a", "parts": parts}]}
+    assert list(over_the_limit(Kit(Path(), "", content), platform, version)) == said
+    assert list(over_the_limit(Kit(Path(), "", content | {"limits": {}}), platform, version)) == []

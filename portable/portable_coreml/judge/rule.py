@@ -17,6 +17,7 @@ import numpy as np
 from portable_coreml.files.blob import resolve
 from portable_coreml.files.features import Feature, feature_of
 from portable_coreml.files.model import LoadedModel, pick_function
+from portable_coreml.judge.limits import SYSTEMS
 from portable_coreml.program import Function, Op, StateType, TensorType, Value, blobs
 
 SEVERITIES = ("error", "warn", "info")
@@ -26,10 +27,21 @@ _NO_DEVICE = frozenset({"const", "read_state"})  # and every constexpr_*: they h
 
 @dataclass(frozen=True)
 class Target:
-    """The target machine: the generation of its M-series chip, and whether it runs iOS."""
+    """The machines that a program is for.
+
+    Attributes:
+        chip: the generation of the M-series chip.
+        named: systems that somebody asked for: what one of them does not take is an error. Without any, all known
+            systems count, and what only some of them take is a warning.
+    """
 
     chip: int = 4
-    ios: bool = False
+    named: tuple[str, ...] = ()
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """Return the systems that count."""
+        return self.named or SYSTEMS
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,7 +73,7 @@ def updated(consumer: str) -> str:
 
 
 WRITE = "write_state(data = new, input = k);"
-OLD_CHIP, IPHONE = {"target": Target(chip=2)}, {"target": Target(ios=True)}
+OLD_CHIP, IPHONE = {"target": Target(chip=2)}, {"target": Target(named=("iOS 18",))}
 TOPK = (
     "tensor<fp16, [1, 64, 1, 4]> v, tensor<{0}, [1, 64, 1, 4]> i = topk(x = x); "
     "tensor<fp16, [1, 64, 1, 4]> z = relu(x = i);"
@@ -180,8 +180,8 @@ CASES: dict[str, tuple[Subject, Subject]] = {
     ),
     "D8": (subject(function_count=2, **described(ranges=RANGE)), subject(function_count=2)),
     "D9": (subject("tensor<int32, [4]> y = shape(x = x);"), subject()),
-    "W1": (subject(weight_bytes=(1 << 31) + 1), subject(weight_bytes=1 << 31)),
-    "W2": (subject(weight_bytes=(1 << 30) + 1, **IPHONE), subject(weight_bytes=(1 << 30) + 1)),
+    "W1": (subject(weight_bytes=(1 << 30) + 1), subject(weight_bytes=1 << 30)),
+    "W2": (subject(weight_bytes=(1 << 30) + 1, **IPHONE), subject(weight_bytes=1 << 30, **IPHONE)),
     "W3": (subject(weight_bytes=1_500_000_000), subject()),
     "W5": (subject(weight_bytes=1_000_000), subject()),
     "W6": (subject(dequantized("[64, 2, 1, 1]")), subject(dequantized("[64, 1, 1, 1]"))),
@@ -225,6 +225,31 @@ def test_a_rule_strikes_where_it_should(rule_id: str) -> None:
     found = list(RULES[rule_id].findings(breaks))
     assert found and all(f.rule == rule_id and f.why and f.remedy and f.severity in SEVERITIES for f in found)
     assert list(RULES[rule_id].findings(keeps)) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "named", "found"),
+    [
+        (1 << 30, (), []),
+        ((1 << 30) + 1, (), [("W1", "warn", "macOS 27"), ("W2", "warn", "iOS 18"), ("W2", "warn", "iOS 27")]),
+        ((1 << 30) + 1, ("macOS 15", "macOS 26"), []),
+        ((1 << 30) + 1, ("macOS 27",), [("W1", "error", "macOS 27")]),
+        ((1 << 31) + 1, ("iOS 26",), [("W2", "error", "iOS 26")]),
+        ((1 << 31) + 1, ("macOS 15", "macOS 26"), [("W1", "error", "macOS 15 to 26")]),
+    ],
+)
+def test_what_only_some_systems_take_is_an_error_where_one_of_them_is_named(
+    size: int, named: tuple[str, ...], found: list[tuple[str, str, str]]
+) -> None:
+    """Without a name, all known systems count, and what some of them take is a warning that names the others."""
+    judged = subject(weight_bytes=size, target=Target(named=named))
+    breaches = [one for rule in ("W1", "W2") for one in RULES[rule].findings(judged)]
+    assert [(one.rule, one.severity, one.why.split("; ")[1].split(" takes ")[0]) for one in breaches] == found
+
+
+def test_what_no_system_takes_is_an_error_without_a_name() -> None:
+    over = subject(weight_bytes=(1 << 31) + 1)
+    assert {one.severity for rule in ("W1", "W2") for one in RULES[rule].findings(over)} == {"error"}
 
 
 def test_wide_pointwise_heads_are_only_warned_of() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from portable_coreml.judge.limits import SPLIT, WEIGHT_BYTES, limits, listed, loosest
 from portable_coreml.judge.rule import Breach, Subject, label, rule
-from portable_coreml.judge.rules.shapes import MAX_OUTPUT_CHANNELS, MAX_WEIGHT_BYTES, MIN_WEIGHT_BYTES
+from portable_coreml.judge.rules.shapes import MAX_OUTPUT_CHANNELS, MIN_WEIGHT_BYTES
 
-_MAX_IOS_WEIGHT_BYTES = 1 << 30
 _LARGE_WEIGHT_BYTES = 1_400_000_000
 _QUANTIZATION_DOC = "apple/coremltools, docs-guides/source/opt-quantization-perf.md"
 
@@ -19,35 +19,47 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count < 1_000_000_000 else f"{count / 1e9:.2f} GB"
 
 
+def _over(subject: Subject, rule_id: str) -> Iterator[Breach]:
+    """Yield a breach for each limit of a rule that the weights exceed on systems of the target.
+
+    It is an error if no system takes so much, or if somebody asked for one that doesn't.
+    """
+    for limit in (limit for limit in WEIGHT_BYTES if limit.rule == rule_id and subject.weight_bytes > limit.most):
+        systems = [name for name in subject.target.systems if limits(name).weight_bytes == limit]
+        if systems:
+            sure = subject.target.named or subject.weight_bytes > loosest().weight_bytes.most
+            taken = f"{listed(systems)} takes {_size(limit.most)}"
+            yield Breach("", f"the weights take {_size(subject.weight_bytes)}; {taken}", None if sure else "warn")
+
+
 @rule(
     "W1",
     "error",
     "A",
-    "weights over 2 GiB",
+    "weights over what macOS takes",
     "split the layers over more programs",
     "apple/coremltools, pull request 2593, issue 1807",
     "smpanaro/coreml-llm-cli, chunk_model.py",
+    SPLIT,
     systems="macOS",
 )
 def _file_too_large(subject: Subject) -> Iterator[Breach]:
-    if subject.weight_bytes > MAX_WEIGHT_BYTES:
-        yield Breach("", f"the weights take {_size(subject.weight_bytes)}; the limit is {_size(MAX_WEIGHT_BYTES)}")
+    yield from _over(subject, "W1")
 
 
 @rule(
     "W2",
     "error",
     "A",
-    "weights over 1 GB for iOS",
+    "weights over what iOS takes",
     "split the layers over more programs",
     "apple/coremltools, docs-guides/source/mlmodel-utilities.md",
     "apple/ml-stable-diffusion, README",
-    systems="iOS 18 and older",
-    contested="coremltools pull request 2593 says 2 GB now",
+    systems="iOS",
+    contested="coremltools pull request 2593 says 2 GB for iOS 18 too",
 )
 def _file_too_large_for_ios(subject: Subject) -> Iterator[Breach]:
-    if subject.target.ios and subject.weight_bytes > _MAX_IOS_WEIGHT_BYTES:
-        yield Breach("", f"the weights take {_size(subject.weight_bytes)}; iOS takes {_size(_MAX_IOS_WEIGHT_BYTES)}")
+    yield from _over(subject, "W2")
 
 
 @rule(
@@ -60,7 +72,7 @@ def _file_too_large_for_ios(subject: Subject) -> Iterator[Breach]:
     contested="a 2.0 GB program is reported resident (videlalvaro/ane-book, experiment 26)",
 )
 def _large_file(subject: Subject) -> Iterator[Breach]:
-    if _LARGE_WEIGHT_BYTES < subject.weight_bytes <= MAX_WEIGHT_BYTES:
+    if _LARGE_WEIGHT_BYTES < subject.weight_bytes <= loosest().weight_bytes.most:
         yield Breach("", f"the weights take {_size(subject.weight_bytes)}")
 
 
