@@ -21,8 +21,9 @@ from shardmill.convert import stamped
 from shardmill.errors import ConfigError
 from shardmill.forms.recipe import recipe
 from shardmill.models import family
-from shardmill.models.architecture import Architecture, Experts, Graph, LayerSpec
+from shardmill.models.architecture import SLIDING_MASK, Architecture, Experts, Graph, LayerSpec, ModelDescription
 from shardmill.models.contract import cache_bytes
+from shardmill.models.eagle3 import DrafterDescription
 from shardmill.models.part_kinds import constants, model_constants, table_constants
 
 PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (LayerSpec(),) * 32, 200064, True, {})
@@ -177,6 +178,18 @@ def test_gemma_4_e2b_has_the_sizes_that_its_publisher_gives() -> None:
 )
 def test_layers_stay_in_the_part_of_the_cache_that_they_read(topology: list[list[int]], why: str) -> None:
     assert refusal(gemma4(), topology=topology) == f"topology: {why}; [[0, 35]] keeps such layers together"
+
+
+def test_entry_points_are_those_that_a_part_has_a_use_for() -> None:
+    """Shorter contexts belong to layers that keep all slots, and adapters to layers of the model, not of a drafter."""
+    sliding = LayerSpec(mask=SLIDING_MASK)
+    a = replace(PHI, kinds=(*[sliding] * 16, *PHI.kinds[:16]), window=64)
+    drafter = DrafterDescription(ModelDescription(replace(PHI, kinds=(LayerSpec(),)), {}), (2, 16, 29), mapped=False)
+    form = {"shapes": "fixed", "contexts": [512], "adapters": 4}
+    chosen = topology.resolve_topology(settings(program=form), a)
+    parts = [*plan.empty_parts(chosen, a, drafter)]
+    found = {one.name: (one.spec.calls.contexts, one.spec.calls.adapters) for one in parts if one.spec.layers}
+    assert found == {"layers_00_16": ((), 4), "layers_16_32": ((512,), 4), "draft_layers": ((512,), 0)}
 
 
 def test_parts_before_the_caches_that_are_read_may_be_cut_anywhere() -> None:

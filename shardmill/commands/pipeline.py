@@ -125,7 +125,7 @@ def _pass(found: Preview) -> str:
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(chain)} dispatches; "
         f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}{hint}"
-        f"{_draft(found)}{_adapter(found)}"
+        f"{draft_costs(found)}{_adapter(found)}"
     )
 
 
@@ -139,7 +139,7 @@ def _adapter(found: Preview) -> str:
     )
 
 
-def _draft(found: Preview) -> str:
+def draft_costs(found: Preview) -> str:
     """Return the costs of a draft by the build's own drafter, in a line; empty without one."""
     own = [p for p in found.programs if p.name in DRAFT_PARTS]
     if not own:

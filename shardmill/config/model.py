@@ -12,7 +12,7 @@ from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
 from shardmill.models.adapters import MOST_RANK
-from shardmill.models.interface import DRAFT_PARTS, LABELS, EntryPoints, calls
+from shardmill.models.interface import DRAFT_PARTS, LABELS, RANGE, EntryPoints
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
@@ -437,4 +437,5 @@ class Config:
     def calls(self) -> EntryPoints:
         """Return how a decoder's programs take passes."""
         form = self.program
-        return calls(form.shapes, form.state, self.widths, form.contexts, form.adapters or 0)
+        widths = () if form.shapes == RANGE else self.widths
+        return EntryPoints(form.shapes, widths, form.state, form.contexts, form.adapters or 0)

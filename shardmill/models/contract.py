@@ -81,7 +81,7 @@ from math import prod
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import SLIDING_MASK, EncoderIO, Graph, LayerSpec, cache_source
 from shardmill.models.caches import RING, CacheKind, Shape, T, cache_kind, new_shape
-from shardmill.models.interface import FIXED, HOST, EntryPoints
+from shardmill.models.interface import HOST, EntryPoints
 from shardmill.models.mixers import MIXERS
 
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
@@ -119,9 +119,8 @@ class GraphSpec:
 
     @property
     def blocks(self) -> int:
-        """Return how many blocks of BLOCK tokens a pass has that a recurrence takes in several; otherwise 1."""
-        several = self.calls.shapes == FIXED and self.recurs and self.tokens > BLOCK
-        return self.tokens // BLOCK if several else 1
+        """Return how many blocks of BLOCK tokens a pass has if a recurrence takes it in several; otherwise 1."""
+        return max(self.tokens // BLOCK, 1) if self.recurs else 1
 
     @property
     def ropes(self) -> tuple[str, ...]:
@@ -176,10 +175,10 @@ class GraphSpec:
         Raises:
             ShardmillError: if no layer of the part has that cache.
         """
-        found = cache_source((*self.lent, *self.layers), index)
-        if found is None:
+        layer = cache_source((*self.lent, *self.layers), index)
+        if layer is None:
             raise ShardmillError(f"layer {index} reads the cache of a layer that is not in its part")
-        return found
+        return layer
 
     @property
     def convolves(self) -> bool:

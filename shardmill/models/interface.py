@@ -64,13 +64,6 @@ class EntryPoints:
         return {str(width): name for width, name in self.functions.items()}
 
 
-def calls(
-    shapes: str, state: str, widths: tuple[int, ...], contexts: tuple[int, ...] = (), adapters: int = 0
-) -> EntryPoints:
-    """Return the form of programs for these shapes and for passes of these widths, at shorter contexts too."""
-    return EntryPoints(shapes, () if shapes == RANGE else widths, state, contexts, adapters)
-
-
 def own_bundle(program: Path, function: str) -> Path:
     """Return where the bundle of a function lies if each function has a bundle: the program is a folder of bundles."""
     return program / f"{function}{BUNDLE}"

@@ -88,38 +88,33 @@ class PartKind:
     joins: bool = False
 
 
-def _channels(count: Callable[[GraphSpec], int]) -> Declared:
-    """Return the inputs of a program that takes an x of `count` channels and nothing else."""
-    return lambda spec: {"x": (1, count(spec), T, 1)}
-
-
 def _layers_inputs(spec: GraphSpec) -> Shapes:
-    g, given = spec.graph, _attention_inputs(spec)
-    given |= {spec.write_mask(name): (1, 1, spec.kept(name), T) for name in spec.written_masks}
+    g, shapes = spec.graph, _attention_inputs(spec)
+    shapes |= {spec.write_mask(name): (1, 1, spec.kept(name), T) for name in spec.written_masks}
     if spec.convolves:
-        given |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
+        shapes |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
     if spec.recurs and g.recurrence:
-        given |= {"conv_write_mask": (1, 1, T, RING)}
-        given |= {"recurrent_read_mask": (1, 2 * (BLOCK + g.recurrence.taps - 1), RING, T)}
-        given |= {"recurrent_out_mask": (1, 1, T, BLOCK), "recurrent_keep_mask": (1, 1, 1, T)}
+        shapes |= {"conv_write_mask": (1, 1, T, RING)}
+        shapes |= {"recurrent_read_mask": (1, 2 * (BLOCK + g.recurrence.taps - 1), RING, T)}
+        shapes |= {"recurrent_out_mask": (1, 1, T, BLOCK), "recurrent_keep_mask": (1, 1, 1, T)}
     if g.per_layer:
-        given["embedded"] = (1, g.hidden, T, 1)
-    given |= lent_caches(spec)
+        shapes["embedded"] = (1, g.hidden, T, 1)
+    shapes |= lent_caches(spec)
     hosted = caches(spec) if spec.hosted else {}
     for i, _ in spec.layers:
-        given |= {name: shape for name, shape in hosted.items() if name.endswith(f"_{i}")}
-        given |= {f"p_{i}": (1, g.per_layer, T, 1)} if g.per_layer else {}
-    return given
+        shapes |= {name: shape for name, shape in hosted.items() if name.endswith(f"_{i}")}
+        shapes |= {f"p_{i}": (1, g.per_layer, T, 1)} if g.per_layer else {}
+    return shapes
 
 
 def _attention_inputs(spec: GraphSpec) -> Shapes:
     """Return what layers take that see one another's tokens: the stream, rotary tables and masks."""
     g, paired = spec.graph, any(kind.paired for _, kind in spec.layers[:1])
-    given: Shapes = {"x": (1, (2 if paired else 1) * g.hidden + g.carry, T, 1)}
+    shapes: Shapes = {"x": (1, (2 if paired else 1) * g.hidden + g.carry, T, 1)}
     for name in spec.ropes:
         half = next(g.of(kind).rope_dim for _, kind in spec.layers if kind.rope == name) // 2
-        given |= dict.fromkeys(rope_inputs(name), (T, half))
-    return given | {name: (1, 1, T, spec.kept(name)) for name in spec.masks}
+        shapes |= dict.fromkeys(rope_inputs(name), (T, half))
+    return shapes | {name: (1, 1, T, spec.kept(name)) for name in spec.masks}
 
 
 def _layers_constants(spec: GraphSpec) -> Shapes:
@@ -182,12 +177,12 @@ PART_KINDS = {
     LABELS: HEAD,  # with rows of some tokens
     "encoder": PartKind(_attention_inputs, _encoder_constants, holds="layers"),
     "fuse": PartKind(
-        _channels(lambda spec: spec.rows * spec.graph.hidden),
+        lambda spec: {"x": (1, spec.rows * spec.graph.hidden, T, 1)},
         lambda spec: projection_constants("fc", spec.graph.hidden, spec.rows * spec.graph.hidden, False),
         holds="taps",
     ),
-    "join": PartKind(_channels(lambda spec: 2 * spec.rows + spec.graph.hidden), _join_constants, joins=True),
-    "mtp": PartKind(_channels(lambda spec: 3 * spec.graph.hidden), _mtp_constants, joins=True),
+    "join": PartKind(lambda spec: {"x": (1, 2 * spec.rows + spec.graph.hidden, T, 1)}, _join_constants, joins=True),
+    "mtp": PartKind(lambda spec: {"x": (1, 3 * spec.graph.hidden, T, 1)}, _mtp_constants, joins=True),
 }
 
 
@@ -243,9 +238,9 @@ def interface(spec: GraphSpec) -> dict[str, Any]:
 def _shorter(spec: GraphSpec, slots: int) -> dict[str, Any]:
     """Return the functions for a shorter context, and the inputs and states that have other shapes there."""
     whole = replace(spec, calls=replace(spec.calls, contexts=()))
-    there, here = interface(replace(whole, slots=slots)), interface(whole)
+    short, long = interface(replace(whole, slots=slots)), interface(whole)
     shapes = {
-        key: {name: shape for name, shape in there[key].items() if shape != here[key][name]}
+        key: {name: shape for name, shape in short[key].items() if shape != long[key][name]}
         for key in ("inputs", "states")
     }
     return {"functions": {str(width): name for width, name in spec.calls.shorter[slots].items()}, **shapes}

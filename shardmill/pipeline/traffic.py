@@ -13,7 +13,6 @@ from shardmill.forms.recipe import Recipe
 from shardmill.models.architecture import Architecture, Experts, with_experts
 from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import cache_bytes, caches
-from shardmill.models.interface import LABELS
 from shardmill.plan import HOST_TABLE, Part, empty_parts
 from shardmill.topology import file_bytes, misfits, proposed
 
@@ -91,7 +90,7 @@ def _passes(config: Config, a: Architecture) -> Iterator[PassTraffic]:
         if misfits(wanted, built):
             continue
         chosen = proposed(wanted, built)
-        parts = [part for part in empty_parts(chosen, built) if part.kind not in (LABELS, HOST_TABLE)]
+        parts = [part for part in empty_parts(chosen, built)[:-1] if not part.is_apart]  # the last one is a table
         for tokens in config.widths:
             called = [_share(part, tokens) for part in parts]
             read = sum(share * _bytes(part, config) for share, part in zip(called, parts, strict=True))
@@ -102,7 +101,7 @@ def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...
     """Return the traffic of each shorter context, then of the whole context; empty without shorter contexts."""
     if not config.program.contexts:
         return ()
-    parts = [part for part in empty_parts(proposed(config, a), a) if part.kind not in (LABELS, HOST_TABLE)]
+    parts = [part for part in empty_parts(proposed(config, a), a)[:-1] if not part.is_apart]  # the last one is a table
     return tuple(_length(slots, parts, config) for slots in (*config.program.contexts, config.length))
 
 

@@ -11,6 +11,7 @@ from shardmill.files import how_to_build, load_json
 from shardmill.models.architecture import MASK, RANK, SILU_TANH, SLIDING_MASK
 from shardmill.models.contract import rope_inputs
 from shardmill.models.interface import APART, INFREQUENT, LABELS, TANH
+from shardmill.models.part_kinds import PART_KINDS
 from shardmill.printable import printable
 
 FORMAT = 2
@@ -58,7 +59,6 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "dense": lambda content: "dense" in content,
     "labels": lambda content: any(part["kind"] == LABELS for part in content["parts"]),
 }
-KINDS = ("layers", "experts", "head", LABELS, "encoder", "fuse", "join", "mtp")
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -137,7 +137,7 @@ def _fault(content: Any, kinds: Keys) -> str:
         if len(tokens) > part["end"] or max(tokens, default=0) >= content["vocab"]:
             return f"tokens of {part['name']} do not fit its rows or vocab"
     if not _follow(content["parts"]):
-        return f"its parts are not of the kinds {', '.join(KINDS)}, experts after layers, labels once"
+        return f"its parts are not of the kinds {', '.join(PART_KINDS)}, experts after layers, labels once"
     return "" if all(map(_names_files, entries(content))) else "an entry has no valid path or no valid hashes"
 
 
@@ -284,9 +284,9 @@ def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
     """
     before = ""
     for part in parts:
-        if part["kind"] not in KINDS:
+        if part["kind"] not in PART_KINDS:
             return False
-        if part["kind"] == "experts" and (before not in KINDS[:2] or "weights" not in part["inputs"]):
+        if part["kind"] == "experts" and (before not in ("layers", "experts") or "weights" not in part["inputs"]):
             return False
         before = part["kind"]
     return [part["kind"] for part in parts].count(LABELS) < 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import yaml
 from typer.testing import CliRunner
 
 from shardmill import cli
+from shardmill.commands import pipeline
 from shardmill.errors import ConfigError
+from shardmill.models.interface import DRAFT_PARTS
 from shardmill.pipeline import snakefile
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +140,25 @@ def test_an_encoder_says_how_it_reads_longer_texts(bucket: int, windows: str, tm
     said = CliRunner().invoke(cli.app, ["plan", str(file)])
     assert f"\na longer text: {windows} windows of {bucket} tokens\n" in said.stdout
     assert json.loads(CliRunner().invoke(cli.app, ["plan", str(file), "--json"]).stdout)["windows"] == windows
+
+
+@pytest.mark.parametrize(
+    ("kind", "lent", "said"),
+    [
+        ("fuse", 0, "a dispatch after each pass, and 2 for each token, which read 60 B"),
+        ("mtp", 0, "3 dispatches for each token, which read 63 B"),
+        ("join", 5, "3 dispatches for each token, which read 68 B, the model's caches included"),
+    ],
+)
+def test_a_draft_costs_what_is_run_for_each_of_its_tokens(kind: str, lent: int, said: str) -> None:
+    """An EAGLE-3 head fuses what the model has computed, and so once after each pass."""
+    sizes = {kind: (3, 0), "layers": (10, lent), "head": (50, 0)}
+    programs = [
+        SimpleNamespace(name=name, kind=each, weight_bytes=size, state_bytes=0, lent_bytes=read)
+        for name, (each, (size, read)) in zip(DRAFT_PARTS, sizes.items(), strict=True)
+    ]
+    found: Any = SimpleNamespace(programs=programs)
+    assert pipeline.draft_costs(found) == f"\na draft: {said}"
 
 
 REFUSED: dict[str, dict[str, Any]] = {

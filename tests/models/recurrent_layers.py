@@ -20,7 +20,6 @@ from torch import Tensor
 
 from shardmill.models.caches import RING
 from shardmill.models.contract import BLOCK, GraphSpec, caches
-from shardmill.models.interface import FIXED, EntryPoints
 from shardmill.models.part_kinds import computed
 from shardmill.models.shared import LayerCaches, Shared
 from shardmill.runtime.kv import Floats, KVLayout
@@ -69,7 +68,7 @@ def fed(mixer: Any, x: Tensor, spec: GraphSpec, seed: int, widths: tuple[int, ..
         given = {name: torch.from_numpy(values).to(x.dtype) for name, values in arrays.items()}
         rows = torch.cat([x[start : start + kept], wrong])
         rows = torch.cat([rows, rows[-1:].expand(width - count, -1)]).T[None, :, :, None]
-        wide = replace(spec, tokens=width, calls=EntryPoints(FIXED))
+        wide = replace(spec, tokens=width)
         found.append(mixer(rows, Shared(wide, given, constants), held)[0, :, :kept, 0].T)
         start += kept
     return torch.cat(found)

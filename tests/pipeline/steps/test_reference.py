@@ -18,9 +18,11 @@ from shardmill import config
 from shardmill.checkpoint.headers import read_header
 from shardmill.errors import CheckpointError, ConfigError, ShardmillError
 from shardmill.files import write_json
+from shardmill.models.contract import GraphSpec
 from shardmill.pipeline.cache.store import Store
 from shardmill.pipeline.job import perform
 from shardmill.pipeline.steps import reference
+from shardmill.plan import Part
 
 POSITIONS = {"positions": 16, "perplexity_positions": 40}
 
@@ -82,6 +84,17 @@ def test_a_part_sees_its_own_edges_and_a_head_the_last_one_with_the_logits(built
         {"layers_03_04"} | heads,
     ]
     assert moved("logits", 7) == heads
+
+
+def test_a_group_of_experts_sees_the_edges_of_its_layer(built: tiny.Build, build: Path) -> None:
+    run(build)
+    states, graph = build / "reference.safetensors", built.parts["layers_00_02"].spec.graph
+    group = Part("experts_02_1", GraphSpec("experts", graph, rows=4), first=4, layer=2)
+    others = [changed(states, build, "hidden", edge).rename(build / f"{edge}.safetensors") for edge in range(5)]
+    assert [i for i, other in enumerate(others) if reference.seen(other, group) != reference.seen(states, group)] == [
+        2,
+        3,
+    ]
 
 
 def test_a_part_sees_the_layers_whose_caches_it_reads(built: tiny.Build, build: Path) -> None:
