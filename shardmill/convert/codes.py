@@ -55,10 +55,12 @@ class Codes:
             elif self.names(path):
                 expected |= _expected(self._stem(path), shape, forms.get(path, FP16))
         for name, (dtype, shape) in expected.items():
-            held = self.tensors.get(name)
-            if held is None or (held.dtype, held.shape) != (dtype, shape):
-                found = "nothing" if held is None else f"{held.dtype} {list(held.shape)}"
-                raise ShardmillError(f"{self.name}: {name} is {found}, must be {dtype} {list(shape)}; make codes again")
+            tensor = self.tensors.get(name)
+            if tensor is None or (tensor.dtype, tensor.shape) != (dtype, shape):
+                stored = "nothing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+                raise ShardmillError(
+                    f"{self.name}: {name} is {stored}, must be {dtype} {list(shape)}; make codes again"
+                )
         if strange := [name for name in sorted(self.tensors.keys() - expected) if not self._is_of_another_form(name)]:
             raise ShardmillError(f"{self.name}: {strange[0]} belongs to nothing of {part.name}; make codes again")
 

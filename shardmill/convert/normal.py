@@ -82,12 +82,12 @@ def normal_form(spec: Any, divide: Divide) -> Normal:
     steps = [op for op in operations if op.type != "const" and not stored_values(op)]
     shared, names, moving = _shared(steps, constants, {*inputs} - states - {stream})
     pieces: dict[str, tuple[Any, ...]] = {}
-    kept = {name for name in main_block(spec).outputs[1:] if not name.startswith(TAP)}
+    row_outputs = {name for name in main_block(spec).outputs[1:] if not name.startswith(TAP)}
     left = {name: op for name, op in weights.items() if WEIGHT.match(name)}
-    moving = _with_rows_early(moving, kept)
+    moving = _with_rows_early(moving, row_outputs)
     for piece, its_steps in divide(moving, weights, states, stream).items():
         names[stream] = f"{piece}_in"
-        pieces[piece] = tuple(_piece(piece, its_steps, constants, left, names, kept))
+        pieces[piece] = tuple(_piece(piece, its_steps, constants, left, names, row_outputs))
         stream = its_steps[-1].outputs[0].name
     return Normal(shared, {name: op for name, op in weights.items() if not WEIGHT.match(name)}, pieces)
 
@@ -99,12 +99,12 @@ def _with_rows_early(steps: Sequence[Any], rows: Collection[str]) -> list[Any]:
     """
     used = {name for step in steps for name in _reads(step)}
     late = [step for step in steps if step.outputs and {out.name for out in step.outputs} <= set(rows) - used]
-    found = [step for step in steps if not any(step is one for one in late)]
+    early = [step for step in steps if not any(step is one for one in late)]
     for step in late:
         made_of = set(_reads(step))
-        last = max(place for place, one in enumerate(found) if made_of & {out.name for out in one.outputs})
-        found.insert(last + 1, step)
-    return found
+        last = max(place for place, one in enumerate(early) if made_of & {out.name for out in one.outputs})
+        early.insert(last + 1, step)
+    return early
 
 
 def _shared(
@@ -146,7 +146,7 @@ def _piece(
     constants: Named,
     left: dict[str, Any],
     names: dict[str, str],
-    kept: Collection[str],
+    row_outputs: Collection[str],
 ) -> Iterator[Any]:
     """Yield the operations of a piece.
 
@@ -156,7 +156,7 @@ def _piece(
     for number, step in enumerate(steps):
         name = f"{piece}_out" if step is steps[-1] else f"{piece}_{number}_{step.type}"
         yield from map(copied, _taken(left, step))
-        names |= {old: new for old, new in _results(step, name).items() if old not in kept}
+        names |= {old: new for old, new in _results(step, name).items() if old not in row_outputs}
         yield from _written(step, name, constants, names)
 
 
@@ -178,10 +178,10 @@ def _written(step: Any, name: str, constants: Named, names: Mapping[str, str]) -
     copy = copied(step)
     for parameter, argument in named_arguments(copy):
         if argument.name in constants:
-            own = copied(constants[argument.name])
+            constant_copy = copied(constants[argument.name])
             argument.name = f"{name}_{parameter}"
-            call(own, argument.name)
-            yield own
+            call(constant_copy, argument.name)
+            yield constant_copy
     _rename(copy, names)
     _title(copy, name)
     yield copy

@@ -80,17 +80,17 @@ def main_block(spec: Any) -> Any:
 def named_arguments(operation: Any) -> Iterator[tuple[str, Any]]:
     """Yield the named values that an operation reads, each with its parameter, numbered if it has several."""
     for key in sorted(operation.inputs):
-        found = operation.inputs[key].arguments
-        for i, argument in enumerate(found):
+        arguments = operation.inputs[key].arguments
+        for i, argument in enumerate(arguments):
             if argument.WhichOneof("binding") == "name":
-                yield (key if len(found) == 1 else f"{key}_{i}"), argument
+                yield (key if len(arguments) == 1 else f"{key}_{i}"), argument
 
 
 def stored_values(operation: Any) -> list[Any]:
     """Return an operation's values that lie in the weight file, in the order of their names."""
     attributes = [operation.attributes[key] for key in sorted(operation.attributes)]
-    given = [argument.value for key in sorted(operation.inputs) for argument in operation.inputs[key].arguments]
-    return [value for value in (*attributes, *given) if value.WhichOneof("value") == "blobFileValue"]
+    values = [argument.value for key in sorted(operation.inputs) for argument in operation.inputs[key].arguments]
+    return [value for value in (*attributes, *values) if value.WhichOneof("value") == "blobFileValue"]
 
 
 def weight_sites(spec: Any) -> Iterator[tuple[str, list[Any]]]:

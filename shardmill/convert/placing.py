@@ -49,13 +49,13 @@ def fill_inline(spec: Any, part: Part, source: Path, codes: Codes | None = None)
         CheckpointError: for a weight that fp16 can't hold.
         StampError: if the program lacks one of the short weights.
     """
-    left, weights, given = inline_constants(part), PartWeights(part, source), computed(part.spec)
+    left, weights, literals = inline_constants(part), PartWeights(part, source), computed(part.spec)
     for operation in main_block(spec).operations:
         path = left.pop(operation.outputs[0].name, None) if operation.type == "const" else None
         if path is not None:
             values = codes.values(path) if codes else None
             if values is None:
-                values = np.asarray(given[path] if path in given else weights[path].half().numpy(), np.float16)
+                values = np.asarray(literals[path] if path in literals else weights[path].half().numpy(), np.float16)
             operation.attributes["val"].immediateValue.tensor.bytes.values = values.tobytes()
     if left:
         raise StampError(f"{next(iter(left))}: a tensor of {part.name} that its program does not use")
@@ -80,14 +80,14 @@ def place(
     blobs = blob.place_blobs([_kind_and_count(value) for _, values in sites for value in values])
     elsewhere = inline_constants(part).values()
     shapes = {stem(path): path for path in part.shapes if path not in elsewhere}
-    given = {stem(path): tuple(values.ravel().tolist()) for path, values in computed(part.spec).items()}
+    literals = {stem(path): tuple(values.ravel().tolist()) for path, values in computed(part.spec).items()}
     left, contents = iter(blobs), list[Content]()
     for name, values in sites:
         offsets = [next(left) for _ in values]
         for value, where in zip(values, offsets, strict=True):
             value.blobFileValue.offset = where.offset
-        if name in given:
-            contents.append(LiteralWeight(given[name], offsets[0].data))
+        if name in literals:
+            contents.append(LiteralWeight(literals[name], offsets[0].data))
             continue
         if name not in shapes or math.prod(extents(values[0])) != math.prod(part.shapes[shapes[name]]):
             raise StampError(f"{name}: the program's weight of {extents(values[0])} is no tensor of {part.name}")
@@ -104,15 +104,15 @@ def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> li
 
     Raises StampError if the blocks do not fill the constant, or if a band begins within a byte.
     """
-    found, wanted = bands([tensor for tensor in part.tensors if tensor.path == path]), form(name)
-    held = sum(math.prod(tensor.shape) for band in found for tensor in band.tensors)
-    if held != math.prod(part.shapes[path]):
-        raise StampError(f"{stem(path)}: the tensors of {part.name} hold {held} numbers of {list(part.shapes[path])}")
+    row_ranges, wanted = bands([tensor for tensor in part.tensors if tensor.path == path]), form(name)
+    count = sum(math.prod(tensor.shape) for band in row_ranges for tensor in band.tensors)
+    if count != math.prod(part.shapes[path]):
+        raise StampError(f"{stem(path)}: the tensors of {part.name} hold {count} numbers of {list(part.shapes[path])}")
     if wanted.kind == "palette":
         data, tables = places
-        return [Palette(tuple(found), data, tables, wanted)]
+        return [Palette(tuple(row_ranges), data, tables, wanted)]
     columns = part.shapes[path][-1] if len(part.shapes[path]) > 1 else 1
-    if odd := [band for band in found if band.row * columns * wanted.bits % 8]:
+    if odd := [band for band in row_ranges if band.row * columns * wanted.bits % 8]:
         raise StampError(f"{odd[0].label}: begins within a byte of {path} in {name}; give that another form")
     data, *scales = places
     return [
@@ -122,7 +122,7 @@ def _constant_weights(part: Part, path: str, name: str, places: list[int]) -> li
             scales[0] + 2 * band.row if scales else None,
             wanted,
         )
-        for band in found
+        for band in row_ranges
     ]
 
 

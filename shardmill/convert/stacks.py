@@ -29,10 +29,12 @@ def stack_inputs(spec: Any, part_spec: GraphSpec) -> None:
     for name, shape in adapter_inputs(graph, layers, part_spec.calls.adapters).items():
         slices = [f"{name}_{index}" for index in adapted_layers(graph, layers)[name]]
         described, taken = (
-            _one_for_all(found, slices) for found in (spec.description.input, main_function(spec).inputs)
+            _one_for_all(described_inputs, slices)
+            for described_inputs in (spec.description.input, main_function(spec).inputs)
         )
         if len(slices) == 1:  # nothing to take apart
-            _rename_reads(main_block(spec), slices[0], name)
+            for argument in (one for op in main_block(spec).operations for _, one in named_arguments(op)):
+                argument.name = name if argument.name == slices[0] else argument.name
         else:
             first += _taken_apart(name, slices, taken.type)
         described.name = taken.name = name
@@ -46,18 +48,11 @@ def stack_inputs(spec: Any, part_spec: GraphSpec) -> None:
 
 def _one_for_all(inputs: Any, slices: list[str]) -> Any:
     """Remove the inputs with these names from a list of inputs; append the first one again, and return that."""
-    kept = [copied(one) for one in inputs if one.name not in slices]
+    others = [copied(one) for one in inputs if one.name not in slices]
     first = next(copied(one) for one in inputs if one.name == slices[0])
     del inputs[:]
-    inputs.extend([*kept, first])
+    inputs.extend([*others, first])
     return inputs[-1]
-
-
-def _rename_reads(block: Any, old: str, new: str) -> None:
-    """Rename a value where operations read it."""
-    for operation in block.operations:
-        for _, argument in named_arguments(operation):
-            argument.name = new if argument.name == old else argument.name
 
 
 def _taken_apart(name: str, slices: list[str], kind: Any) -> list[Any]:

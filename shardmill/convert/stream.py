@@ -72,39 +72,39 @@ class RowRange:
             CheckpointError: if the file ends within the rows.
         """
         count, columns = min(self.step(size), self.shape[0] - row), self.shape[1]
-        found = [_rows_of(tensor, row, count, source) for tensor in self.tensors]
-        return (found[0] if len(found) == 1 else torch.cat(found, dim=1)).reshape(count, columns).contiguous()
+        blocks = [_rows_of(tensor, row, count, source) for tensor in self.tensors]
+        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks, dim=1)).reshape(count, columns).contiguous()
 
 
 def bands(tensors: Sequence[Constant]) -> list[RowRange]:
     """Return the bands of one constant's blocks, from the first row on."""
-    found: dict[int, list[Constant]] = {}
+    by_row: dict[int, list[Constant]] = {}
     for tensor in tensors:
-        found.setdefault(tensor.at[0], []).append(tensor)
-    return [RowRange(tuple(band), row) for row, band in sorted(found.items())]
+        by_row.setdefault(tensor.at[0], []).append(tensor)
+    return [RowRange(tuple(band), row) for row, band in sorted(by_row.items())]
 
 
 def _in_groups(
-    found: Sequence[RowRange], unit: int, size: int, source: Path
+    ranges: Sequence[RowRange], unit: int, size: int, source: Path
 ) -> Iterator[tuple[RowRange, torch.Tensor]]:
     """Yield all rows of a constant in order, in fp32, in groups, each with the band of the group's last row.
 
     Args:
-        found: the bands of the constant.
+        ranges: the bands of the constant.
         unit: each group has a multiple of this number of rows; the remaining rows come last.
         size: about how many numbers are read at a time.
         source: the checkpoint's folder.
     """
-    kept = torch.empty(0, found[0].shape[1])
-    for band in found:
+    rest = torch.empty(0, ranges[0].shape[1])
+    for band in ranges:
         for row in band.starts(size):
-            kept = torch.cat([kept, band.read(row, size, source).float()])
-            full = len(kept) - len(kept) % unit
+            rest = torch.cat([rest, band.read(row, size, source).float()])
+            full = len(rest) - len(rest) % unit
             if full:
-                yield band, kept[:full]
-            kept = kept[full:]
-    if len(kept):
-        yield found[-1], kept
+                yield band, rest[:full]
+            rest = rest[full:]
+    if len(rest):
+        yield ranges[-1], rest
 
 
 def _rows_of(tensor: Constant, row: int, count: int, source: Path) -> torch.Tensor:
@@ -272,24 +272,20 @@ def _demand_fp16(magnitude: float, band: RowRange) -> None:
 def _write_palette(descriptor: int, matrix: Palette, source: Path) -> None:
     """Compute the tables of a matrix, and write the tables and the indices into the tables."""
     bits, group = matrix.form.bits, matrix.form.group
-    shared = None if group else palette.palette_table(_histogram(matrix, source), 2**bits)
+    counts = (palette.histogram(values) for values in _halves(matrix, source))
+    shared = None if group else palette.palette_table(sum(counts, palette.histogram(NOTHING)), 2**bits)
     data, tables = matrix.data, matrix.tables
     for values in _halves(matrix, source):
         groups = values.reshape(-1, group * values.shape[1]) if group else values.reshape(1, -1)
-        found = [
+        entries_of_each = [
             palette.palette_table(palette.histogram(each), 2**bits) if shared is None else shared for each in groups
         ]
-        codes = [palette.indices(entries, each) for entries, each in zip(found, groups, strict=True)]
+        codes = [palette.indices(entries, each) for entries, each in zip(entries_of_each, groups, strict=True)]
         made = blob.packed(np.concatenate(codes), bits)
         blob.write_at(descriptor, made.data, data)
         data += len(made)
-        blob.write_at(descriptor, np.concatenate(found).data, tables)
+        blob.write_at(descriptor, np.concatenate(entries_of_each).data, tables)
         tables += 2 * 2**bits * len(groups) if group else 0
-
-
-def _histogram(matrix: Palette, source: Path) -> palette.Histogram:
-    """Return the histogram of all numbers of a matrix."""
-    return sum((palette.histogram(values) for values in _halves(matrix, source)), palette.histogram(NOTHING))
 
 
 def _halves(matrix: Palette, source: Path) -> Iterator[NDArray[np.float16]]:

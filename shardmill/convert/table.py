@@ -33,7 +33,9 @@ def write_table(part: Part, source: Path, file: Path, threads: int, name: str = 
     """
     forms = {tensor.path: name if tensor.path in BY_TOKEN else FP16 for tensor in part.tensors}
     entries, end = dict[str, dict[str, Any]](), 0
-    for path, dtype, shape in sorted(_held(part, forms), key=lambda held: held[1] != TABLE_DTYPE):  # int8 last: no gap
+    for path, dtype, shape in sorted(
+        _held(part, forms), key=lambda table: table[1] != TABLE_DTYPE
+    ):  # int8 last: no gap
         start, end = end, end + ITEM_BYTES[dtype] * math.prod(shape)
         entries[path] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     prefix = header_bytes(entries)

@@ -168,16 +168,16 @@ def _kept(operations: Iterable[Any]) -> dict[str, str]:
     That is what is read from a state last or, if the host has the caches, the sum of new rows and of a product with the
     old cache.
     """
-    found, products = dict[str, str](), dict[str, str]()
+    updated, products = dict[str, str](), dict[str, str]()
     for operation in operations:
         for _, argument in named_arguments(operation):
             if operation.type == "read_state":
-                found[argument.name] = operation.outputs[0].name
+                updated[argument.name] = operation.outputs[0].name
             elif operation.type == "mul" and STATE.fullmatch(argument.name):
                 products[operation.outputs[0].name] = argument.name
             elif operation.type == "add" and argument.name in products:
-                found[products[argument.name]] = operation.outputs[0].name
-    return found
+                updated[products[argument.name]] = operation.outputs[0].name
+    return updated
 
 
 def program(part_spec: GraphSpec, cache: Path | None) -> Any:

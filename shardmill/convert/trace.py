@@ -79,8 +79,8 @@ def convert(part_spec: GraphSpec) -> Any:
     """
     shapes = constants(part_spec)
     module = build(part_spec, {path: torch.zeros(1).expand(shape) for path, shape in shapes.items()})
-    held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    weights = {path: held[path].data for path in (*shapes, *computed(part_spec))}
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    weights = {path: tensors[path].data for path in (*shapes, *computed(part_spec))}
     _take_as_inputs(module, weights, len(traced_inputs(part_spec)))
     named = {f"{stem(path)}{HALF}": value for path, value in weights.items()}
     with hurried(), unmultiplied():
@@ -97,10 +97,10 @@ def _take_as_inputs(module: torch.nn.Module, paths: Iterable[str], count: int) -
         delattr(owner, leaf)
     kind: Any = type(module)
 
-    def forward(self: torch.nn.Module, *given: Tensor) -> Any:
-        for (owner, leaf), value in zip(places, given[count:], strict=True):
+    def forward(self: torch.nn.Module, *arguments: Tensor) -> Any:
+        for (owner, leaf), value in zip(places, arguments[count:], strict=True):
             setattr(owner, leaf, value)
-        return kind.forward(self, *given[:count])
+        return kind.forward(self, *arguments[:count])
 
     module.__class__ = type(kind.__name__, (kind,), {"forward": forward})
 
@@ -124,9 +124,9 @@ def _make_constant(spec: Any, names: Collection[str]) -> None:
                 block.operations.append(constant(name, value))
         block.operations.append(operation)
     for inputs in (function.inputs, spec.description.input):
-        kept = [copied(value) for value in inputs if value.name not in names]
+        others = [copied(value) for value in inputs if value.name not in names]
         del inputs[:]
-        inputs.extend(kept)
+        inputs.extend(others)
 
 
 @contextmanager
@@ -196,13 +196,19 @@ def converted(part_spec: GraphSpec, module: torch.nn.Module, weights: Mapping[st
         traced = torch.jit.trace(module, example, check_trace=False)  # type: ignore[no-untyped-call]
     # Reading a program leaves counters that would number this program's operations differently than a fresh process.
     mb.name_count.clear()
-    fixed = part_spec.encodes or part_spec.calls.shapes == FIXED
-    given = {name: tuple(value.shape) for name, value in weights.items()}
+    fixed, tokens = part_spec.encodes or part_spec.calls.shapes == FIXED, part_spec.tokens
+    # All inputs share one symbol for T: a stateful program must not mix fixed and flexible T (rule D3).
+    symbol = tokens if fixed or tokens == 1 else ct.RangeDim(lower_bound=1, upper_bound=tokens, default=1)
+    shapes |= {name: tuple(value.shape) for name, value in weights.items()}
+    taken = {name: tuple(symbol if extent == T else extent for extent in shape) for name, shape in shapes.items()}
+    cached = [
+        ct.StateType(ct.TensorType(shape=s, dtype=np.float16), name=name) for name, s in states(part_spec).items()
+    ]
     return ct.convert(
         traced,
-        inputs=_core_ml_inputs({**shapes, **given}, part_spec.tokens, fixed),
+        inputs=[ct.TensorType(name, shape, np.float16) for name, shape in taken.items()],
         outputs=[ct.TensorType(name, dtype=np.float16) for name in outputs],
-        states=_core_ml_states(states(part_spec)) or None,
+        states=cached or None,
         minimum_deployment_target=TARGET,
         compute_units=ct.ComputeUnit.CPU_AND_NE,
         pass_pipeline=pipeline,
@@ -213,23 +219,3 @@ def converted(part_spec: GraphSpec, module: torch.nn.Module, weights: Mapping[st
 def sized(shape: Shape, tokens: int) -> Shape:
     """Return a shape with T filled in."""
     return tuple(tokens if extent == T else extent for extent in shape)
-
-
-def _core_ml_inputs(shapes: Mapping[str, Shape], upper: int, fixed: bool) -> list[Any]:
-    """Return inputs that share one symbol for T: a stateful program must not mix fixed and flexible T (rule D3).
-
-    Args:
-        shapes: the shapes of the inputs, by name.
-        upper: upper bound of T.
-        fixed: whether T is always `upper`.
-    """
-    symbol = upper if fixed or upper == 1 else ct.RangeDim(lower_bound=1, upper_bound=upper, default=1)
-    return [
-        ct.TensorType(name, tuple(symbol if extent == T else extent for extent in shape), np.float16)
-        for name, shape in shapes.items()
-    ]
-
-
-def _core_ml_states(shapes: Mapping[str, Shape]) -> list[Any]:
-    """Return the states in fp16."""
-    return [ct.StateType(ct.TensorType(shape=shape, dtype=np.float16), name=name) for name, shape in shapes.items()]

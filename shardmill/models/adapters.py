@@ -48,40 +48,40 @@ class Stack:
 
 def layer_stacks(g: Graph, kind: LayerSpec) -> dict[str, Stack]:
     """Return what a layer reads of each input, by the input's name; empty for a layer without such projections."""
-    g, found = g.of(kind), dict[str, Stack]()
+    g, stacks = g.of(kind), dict[str, Stack]()
     q, k, v, o = (f"self_attn.{name}_proj" for name in "qkvo")
     gate, up, down = (f"mlp.{name}_proj" for name in ("gate", "up", "down"))
     if kind.mixer == "attention":
-        found |= {
+        stacks |= {
             "adapter_attn": Stack(g.hidden, (*(Factor(name, DOWN) for name in (q, k, v)), Factor(o, UP))),
             "adapter_query": Stack(g.heads * g.head_dim, (Factor(q, UP), Factor(o, DOWN))),
             "adapter_key_value": Stack(g.kv_heads * g.head_dim, (Factor(k, UP), Factor(v, UP))),
         }
     if kind.ffn == "mlp":
         wide = (gate, up) if g.gated else (up,)
-        found |= {
+        stacks |= {
             "adapter_mlp": Stack(g.hidden, (*(Factor(name, DOWN) for name in wide), Factor(down, UP))),
             "adapter_ffn": Stack(g.ffn, (*(Factor(name, UP) for name in wide), Factor(down, DOWN))),
         }
-    return found
+    return stacks
 
 
 def adapted_layers(g: Graph, layers: Layers) -> dict[str, tuple[int, ...]]:
     """Return the layers that have a slice in each input of a part, in order, by the input's name."""
-    found: dict[str, list[int]] = {}
+    by_input: dict[str, list[int]] = {}
     for index, kind in layers:
         for name in layer_stacks(g, kind):
-            found.setdefault(name, []).append(index)
-    return {name: tuple(found[name]) for name in sorted(found)}
+            by_input.setdefault(name, []).append(index)
+    return {name: tuple(by_input[name]) for name in sorted(by_input)}
 
 
 def adapter_inputs(g: Graph, layers: Layers, rank: int) -> dict[str, Shape]:
     """Return the inputs of a part for adapters of `rank`, by name, in order; none for rank 0."""
-    kinds, found = dict(layers), dict[str, Shape]()
+    kinds, shapes = dict(layers), dict[str, Shape]()
     for name, indices in adapted_layers(g, layers).items() if rank else ():
         stack = layer_stacks(g, kinds[indices[0]])[name]
-        found[name] = (1, len(indices), rank * len(stack.factors), stack.width)
-    return found
+        shapes[name] = (1, len(indices), rank * len(stack.factors), stack.width)
+    return shapes
 
 
 def slices(g: Graph, layers: Layers, rank: int) -> dict[str, Shape]:
@@ -107,6 +107,6 @@ def unadaptable(a: Architecture) -> str:
     for kind in a.kinds:
         for name, stack in layer_stacks(a.graph, kind).items():
             sizes.setdefault(name, set()).add(stack)
-    if any(len(found) > 1 for found in sizes.values()):
+    if any(len(stacks) > 1 for stacks in sizes.values()):
         return f"{a.model_type} has layers of several sizes"
     return "" if sizes else f"{a.model_type} has no projection that an adapter could change"

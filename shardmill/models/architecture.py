@@ -256,11 +256,11 @@ class TensorSource:
         """Return the shape of the block that is made of values of shape `read`."""
         if self.magnitude == "only":
             return (self.repeat,)
-        found = read if self.column is None else tuple(extent for extent in read[:-1] if extent > 1)
+        shape = read if self.column is None else tuple(extent for extent in read[:-1] if extent > 1)
         if self.transposed:
-            found = found[::-1]
-        count = found[0] if self.rows is None else len(range(*self.rows))
-        return (count * self.repeat, *found[1:])
+            shape = shape[::-1]
+        count = shape[0] if self.rows is None else len(range(*self.rows))
+        return (count * self.repeat, *shape[1:])
 
 
 Sources = (
@@ -285,9 +285,13 @@ class ModelDescription:
 
     def stored_as(self, tensors: Collection[str]) -> ModelDescription:
         """Return the same model by the names of a checkpoint's tensors: under its prefix, and in its layout."""
-        found = self.under(prefix_of(tensors, self.prefix))
-        held = {path: each for path, each in found.others.items() if all(one.tensor in tensors for one in blocks(each))}
-        return replace(found, sources={**found.sources, **held}, others={})
+        renamed_model = self.under(prefix_of(tensors, self.prefix))
+        stored = {
+            path: each
+            for path, each in renamed_model.others.items()
+            if all(one.tensor in tensors for one in blocks(each))
+        }
+        return replace(renamed_model, sources={**renamed_model.sources, **stored}, others={})
 
     def under(self, prefix: str) -> ModelDescription:
         """Return the same model inside a larger one, whose checkpoint has its tensors under another prefix."""
@@ -298,7 +302,8 @@ class ModelDescription:
             return name_under(prefix, name_in_tower(self.prefix, name))
 
         sources, others = (
-            {path: all_renamed(found, moved) for path, found in each.items()} for each in (self.sources, self.others)
+            {path: all_renamed(tensor_sources, moved) for path, tensor_sources in each.items()}
+            for each in (self.sources, self.others)
         )
         fixed = {moved(name): value for name, value in self.fixed.items()}
         ignored = tuple(map(moved, self.ignored))
@@ -310,8 +315,8 @@ def prefix_of(tensors: Iterable[str], usual: str) -> str:
 
     In a larger model the embedding has a longer prefix.
     """
-    found = [name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)]
-    return found[0] if len(found) == 1 else usual
+    prefixes = [name.removesuffix(EMBEDDING) for name in tensors if name.endswith(EMBEDDING)]
+    return prefixes[0] if len(prefixes) == 1 else usual
 
 
 def name_under(prefix: str, name: str) -> str:
@@ -361,8 +366,8 @@ def cache_source(layers: Sequence[tuple[int, LayerSpec]], index: int) -> int | N
     if not wanted.shares:
         return index
     alike = replace(wanted, shares=False, wide=1)
-    found = [i for i, kind in layers if i < index and replace(kind, wide=1) == alike]
-    return found[-1] if found else None
+    earlier = [i for i, kind in layers if i < index and replace(kind, wide=1) == alike]
+    return earlier[-1] if earlier else None
 
 
 def joints(kinds: Sequence[LayerSpec]) -> list[int]:

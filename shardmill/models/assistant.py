@@ -59,18 +59,18 @@ def describe(config: Any, width: int | None, target: Architecture, context: int)
             raise CheckpointError(
                 f"drafter: its {what} is {ours}, the model's {theirs}: it is another model's assistant"
             )
-    found = family("gemma4_text").layers(config, context)
-    first, lenders = target.layers, [_lender(target, i, kind) for i, kind in enumerate(found.architecture.kinds)]
+    described = family("gemma4_text").layers(config, context)
+    first, lenders = target.layers, [_lender(target, i, kind) for i, kind in enumerate(described.architecture.kinds)]
     kinds = tuple(replace(target.kinds[lender], shares=True, wide=1) for lender in lenders)
-    graph = replace(found.architecture.graph, logit_cap=0.0)
+    graph = replace(described.architecture.graph, logit_cap=0.0)
     sources: dict[str, Sources] = {path: TensorSource(FOLDER + path) for path in PROJECTIONS}
-    for path, each in found.sources.items():
+    for path, each in described.sources.items():
         if not path.startswith("layers."):
             sources[path] = _in_folder(each)
             continue
         _, index, role = path.split(".", 2)
         sources[f"layers.{first + int(index)}.{role}"] = _in_folder(each)
-    architecture = replace(found.architecture, model_type=ASSISTANT, graph=graph, kinds=kinds)
+    architecture = replace(described.architecture, model_type=ASSISTANT, graph=graph, kinds=kinds)
     model = ModelDescription(architecture, sources, ignored=tuple(FOLDER + name for name in UNUSED))
     lent = tuple((lender, target.kinds[lender]) for lender in dict.fromkeys(lenders))
     return DrafterDescription(model, (), False, ASSISTANT, lent, ("join", target.graph.hidden))

@@ -5,6 +5,10 @@ attention after two short convolutions, which mix query and key over a few token
 added, and the sum is normed to the length of sqrt(head_dim). Half of the value comes from the token before. The values
 of earlier tokens that the convolutions and the delayed half read lie in a ring of slots by position, like a short
 convolution's input.
+
+Shapes: x is [1, d, T, 1], with T the tokens of the pass, and what projections make of it [1, heads * head_dim, T, 1].
+Heads turn as [1, heads, head_dim, T] and attend as [1, heads, T, head_dim]. Keys and values have kv_heads heads, and S
+slots in place of T where they come from a cache.
 """
 
 from __future__ import annotations
@@ -165,8 +169,8 @@ class ConvolvedAttention(Attention):
         g, width = self.g, self.width
         q, k = self.q_proj(x), self.k_proj(x)
         now = torch.cat([q, k], dim=1)
-        own = torch.cat([now, self.v_proj_delayed(x)], dim=1)
-        added = own.reshape(1, 1, width + self.delayed, -1)
+        columns = torch.cat([now, self.v_proj_delayed(x)], dim=1)
+        added = columns.reshape(1, 1, width + self.delayed, -1)
         ring = caches.put("c", added, shared.ring_write, shared.ring_keep)
         one, two = (read_ring(ring, read, width + self.delayed) for read in shared.ring_read)
         before, delayed = torch.split(one, [width, self.delayed], dim=1)

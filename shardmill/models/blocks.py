@@ -1,6 +1,10 @@
 """The programs of a model as PyTorch modules, built from a Graph and the kinds of its layers.
 
 Submodules carry the paths that models/contract.py gives the weights, so that the programs' constants do too.
+
+Shapes: x, y, z and whatever a branch adds to the stream are [1, d, T, 1], with d the hidden width and T the tokens of
+the pass; x has more channels where it comes with a token's embedding or a router's state. gate and up are
+[1, ffn, T, 1].
 """
 
 from __future__ import annotations

@@ -121,7 +121,8 @@ def decoder(
     """
     refuse_unplaced(config, honours)
     refuse_partial_rotation(config, honours)
-    _check_context(config, context)
+    if context > (limit := config.max_position_embeddings):
+        raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
     tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
     graph = graph_of(config, tables, **options)
     layers = tuple(kinds) if kinds is not None else (LayerSpec(),) * config.num_hidden_layers
@@ -201,16 +202,16 @@ def _end_sources(
 ) -> dict[str, Sources]:
     """Return the sources of the constants outside the layers: the last norm, the embedding and the LM head."""
     embedding = table or TensorSource("embed_tokens.weight")
-    found: dict[str, Sources] = {
+    sources: dict[str, Sources] = {
         "norm.weight": _placed(named.get("norm.weight", TensorSource(final_norm)), PREFIX),
         "embedding": _placed(replace(embedding, times=architecture.embedding_scale), PREFIX),
         "lm_head.weight": TensorSource(PREFIX + embedding.tensor if architecture.tied else "lm_head.weight"),
     }
     if architecture.graph.norm == "layer" and architecture.graph.norm_bias:
-        found["norm.bias"] = _placed(TensorSource("norm.bias"), PREFIX)
+        sources["norm.bias"] = _placed(TensorSource("norm.bias"), PREFIX)
     if architecture.graph.head_bias:
-        found["lm_head.bias"] = TensorSource("lm_head.bias")
-    return found
+        sources["lm_head.bias"] = TensorSource("lm_head.bias")
+    return sources
 
 
 def activation(config: Any, field: str) -> str:
@@ -284,13 +285,6 @@ def taken_for_granted(config: Any, values: Mapping[str, Any]) -> tuple[str, ...]
 def is_neutral(value: Any) -> bool:
     """Return whether a field at this value changes nothing, whatever it means. True is no number here."""
     return value is not True and value in NEUTRAL
-
-
-def _check_context(config: Any, context: int) -> None:
-    """Raise CheckpointError for more slots than the model has positions."""
-    limit = config.max_position_embeddings
-    if context > limit:
-        raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
 
 
 def attention_biases(config: Any) -> dict[str, Any]:

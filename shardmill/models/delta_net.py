@@ -22,6 +22,10 @@ In fp16 the state keeps its digits over thousands of tokens because of how this 
 64 for the same reason. Sums of decays are sums, never differences of sums. 1 - exp(G) is (1 + exp(G)) tanh(-G / 2),
 which is precise if a head forgets next to nothing. (1 + N)^-1 is forward substitution, since products of powers of N
 cancel if keys are alike. SiLU and softplus have no operation that the engine reads from a coarse table.
+
+Shapes: x is [1, d, T, 1]; the ring [1, 1, C, R] has C channels of R positions; S is [1, heads, key_dim, value_dim].
+n counts blocks of B tokens, the pending one first: q and k are [n, heads, B, key_dim], v and u [n, heads, B,
+value_dim], beta and decays [n, heads, B, 1].
 """
 
 from __future__ import annotations
@@ -94,10 +98,10 @@ class GatedDeltaNet(nn.Module):
         return keys, keys, delta.value_heads * delta.value_dim
 
     def forward(self, x: Tensor, shared: Shared, caches: LayerCaches) -> Tensor:
-        delta, own = self.sizes, self.own(x)
-        read = put_into_ring(own, caches, shared)
+        delta, new = self.sizes, self.added(x)
+        read = put_into_ring(new, caches, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
-        q, k, v, beta, decay = self.heads(cut(read, own, n, delta), n)
+        q, k, v, beta, decay = self.heads(cut(read, new, n, delta), n)
         blocks = self.solved(k, v, beta, decay, shared.constants, n)
         folded = caches.put("s", self.folded(caches["s"], blocks.block(0), shared.goes_on))
         q = spread(q[1:n], n - 1, delta.key_heads, delta.value_heads, (BLOCK, delta.key_dim))
@@ -121,19 +125,19 @@ class GatedDeltaNet(nn.Module):
             blocks: what was pending before the pass, and then the n blocks.
             follows: for each block but the last, 1 if a token follows it, otherwise 0, each [1, 1, 1, 1].
         """
-        found = [self.seen(state, q[0:1], blocks.block(1))]
-        for i, there in enumerate(follows, start=1):
+        outputs = [self.seen(state, q[0:1], blocks.block(1))]
+        for i, follows_here in enumerate(follows, start=1):
             block = blocks.block(i)
-            state = state - self.change(state, block.lost, block.w, block) * there
-            found.append(self.seen(state, q[i : i + 1], blocks.block(i + 1)))
-        return torch.cat(found, dim=2), state
+            state = state - self.change(state, block.lost, block.w, block) * follows_here
+            outputs.append(self.seen(state, q[i : i + 1], blocks.block(i + 1)))
+        return torch.cat(outputs, dim=2), state
 
     def gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """Return the heads' output [1, heads, T, value_dim], normed and then gated, as the gate lies: [., ., ., T]."""
         out: Tensor = self.norm(y).transpose(2, 3) * silu_tanh(gate)
         return out
 
-    def own(self, x: Tensor) -> Tensor:
+    def added(self, x: Tensor) -> Tensor:
         """Return what the tokens of the pass would add: query, key and value, beta and decay, [1, 1, C, T]."""
         heads = self.sizes.value_heads
         ba = multiply(self.in_proj_ba["weight"], x).reshape(1, 1, 2 * heads, -1)
@@ -169,10 +173,10 @@ class GatedDeltaNet(nn.Module):
         pairs, since, until, lost = decayed(decay, n, delta.value_heads, constants)
         alike = spread(torch.matmul(k, k.transpose(2, 3)), n, *heads, (BLOCK, BLOCK))
         k = spread(k, n, *heads, (BLOCK, delta.key_dim))
-        found = substituted(
+        solution = substituted(
             alike * (pairs * later) * beta, torch.cat([v * beta, k * (beta * since)], dim=3)
         )  # [n, heads, B, value_dim + key_dim]
-        u, w = torch.split(found, [delta.value_dim, delta.key_dim], dim=3)
+        u, w = torch.split(solution, [delta.value_dim, delta.key_dim], dim=3)
         return Solved(u, w, k, pairs, since, until, lost)
 
     def folded(self, state: Tensor, block: Solved, goes_on: Tensor) -> Tensor:
@@ -187,38 +191,38 @@ class GatedDeltaNet(nn.Module):
 
     def seen(self, state: Tensor, q: Tensor, block: Solved) -> Tensor:
         """Return what the tokens of a block read, given the state before it, [1, heads, B, value_dim]."""
-        own = torch.matmul(q, block.k.transpose(2, 3)) * block.pairs
-        return torch.matmul(q * block.since, state) + torch.matmul(own, block.u - torch.matmul(block.w, state))
+        scores = torch.matmul(q, block.k.transpose(2, 3)) * block.pairs
+        return torch.matmul(q * block.since, state) + torch.matmul(scores, block.u - torch.matmul(block.w, state))
 
 
-def put_into_ring(own: Tensor, caches: LayerCaches, shared: Shared) -> Tensor:
+def put_into_ring(new: Tensor, caches: LayerCaches, shared: Shared) -> Tensor:
     """Put what the tokens of a pass would add into the ring of a recurrence, and read both windows.
 
     Args:
-        own: what the tokens would add, [1, 1, C, T].
+        new: what the tokens would add, [1, 1, C, T].
         caches: the layer's; the ring is [1, 1, C, R].
         shared: the inputs of the part.
 
     Returns:
         The positions of both windows, [1, 1, 2 (B + taps - 1), C].
     """
-    ring = caches.put("c", own, shared.ring_write, shared.ring_keep)
+    ring = caches.put("c", new, shared.ring_write, shared.ring_keep)
     return torch.matmul(shared.windows, ring.transpose(2, 3))
 
 
-def cut(read: Tensor, own: Tensor, n: int, sizes: DeltaNet | Mamba2) -> Tensor:
+def cut(read: Tensor, new: Tensor, n: int, sizes: DeltaNet | Mamba2) -> Tensor:
     """Return each block's positions, after the positions that its convolution reads, [1, n, B + taps - 1, C].
 
     Args:
         read: both windows of the ring, [1, 1, 2 (B + taps - 1), C].
-        own: the tokens of the pass, [1, 1, C, T].
+        new: the tokens of the pass, [1, 1, C, T].
         n: blocks, the first one pending. Two blocks are the two windows.
         sizes: of the recurrence.
     """
     back = sizes.taps - 1
     if n == 2:
         return read.reshape(1, 2, BLOCK + back, sizes.pending)
-    line = torch.cat([read[:, :, BLOCK + back : BLOCK + 2 * back], own.transpose(2, 3)], dim=2)
+    line = torch.cat([read[:, :, BLOCK + back : BLOCK + 2 * back], new.transpose(2, 3)], dim=2)
     starts = range(0, (n - 1) * BLOCK, BLOCK)
     return torch.cat([read[:, :, : BLOCK + back], *(line[:, :, i : i + BLOCK + back] for i in starts)], dim=1)
 

@@ -110,8 +110,8 @@ def _flattened(content: Any) -> Any:
         raise ValueError(f"speculators_model_type is {content.get('speculators_model_type')!r}, not {EAGLE3}")
     if not isinstance(layer, dict):
         raise ValueError(f"{NESTED} is {layer!r}: it must be the config of a layer")
-    own = {name: value for name, value in content.items() if name != NESTED and name not in IDLE}
-    return {"model_type": "llama", **layer, "norm_before_residual": True, "tie_word_embeddings": False, **own}
+    head_fields = {name: value for name, value in content.items() if name != NESTED and name not in IDLE}
+    return {"model_type": "llama", **layer, "norm_before_residual": True, "tie_word_embeddings": False, **head_fields}
 
 
 def describe(config: Any, tensors: Collection[str] | None, target: Architecture, context: int) -> DrafterDescription:
@@ -134,17 +134,17 @@ def describe(config: Any, tensors: Collection[str] | None, target: Architecture,
     config = copy(config)
     config.max_position_embeddings = max(context, config.max_position_embeddings)  # a draft may be wrong anywhere
     kind = LayerSpec(paired=True, norm_before_residual=bool(getattr(config, "norm_before_residual", False)))
-    found = decoder(config, context, READ, kinds=(kind,), **attention_biases(config)).architecture
+    described = decoder(config, context, READ, kinds=(kind,), **attention_biases(config)).architecture
     # The stream of a head is in the model's units, so what its branches add to the stream has them too.
     units = dict.fromkeys(("self_attn.o_proj.weight", "mlp.down_proj.weight"), target.graph.stream_scale)
     prefix = "midlayer." if any(name.startswith("midlayer.") for name in names) else "layers.0."
     sources: dict[str, Sources] = {
         f"layers.0.{role}": TensorSource(FOLDER + prefix + role, times=units.get(role, 1.0))
-        for role in layer_constants(found.graph, found.kinds[0])
+        for role in layer_constants(described.graph, described.kinds[0])
     }
     sources |= {path: TensorSource(FOLDER + path) for path in ("fc.weight", "norm.weight", "lm_head.weight")}
-    graph = replace(found.graph, stream_scale=target.graph.stream_scale)
-    architecture = replace(found, model_type=EAGLE3, graph=graph, vocab=rows, tied=False)
+    graph = replace(described.graph, stream_scale=target.graph.stream_scale)
+    architecture = replace(described, model_type=EAGLE3, graph=graph, vocab=rows, tied=False)
     model = ModelDescription(architecture, sources, ignored=tuple(FOLDER + name for name in (TOKENS, *UNUSED)))
     return DrafterDescription(model, _tapped_layers(config, target.layers), rows < target.vocab or TOKENS in names)
 
@@ -168,14 +168,16 @@ def _tapped_layers(config: Any, layers: int) -> tuple[int, ...]:
 
     Raises CheckpointError for layers that the model lacks.
     """
-    given = getattr(config, "eagle_config", None) or {}
-    if isinstance(given, dict) and given.get("norm_before_fc"):  # vLLM's llama_eagle3.py reads it here too
+    eagle_config = getattr(config, "eagle_config", None) or {}
+    if isinstance(eagle_config, dict) and eagle_config.get(
+        "norm_before_fc"
+    ):  # vLLM's llama_eagle3.py reads it here too
         raise CheckpointError("drafter: eagle_config: norm_before_fc is True: programs have no norm before fc")
-    if not isinstance(given, dict) or given.get("use_aux_hidden_state") is False:
+    if not isinstance(eagle_config, dict) or eagle_config.get("use_aux_hidden_state") is False:
         raise CheckpointError(
-            f"drafter: eagle_config is {given!r}: a head that reads {TAPS} hidden states is supported"
+            f"drafter: eagle_config is {eagle_config!r}: a head that reads {TAPS} hidden states is supported"
         )
-    inputs, outputs = getattr(config, LAYER_IDS, None), given.get(LAYER_IDS)
+    inputs, outputs = getattr(config, LAYER_IDS, None), eagle_config.get(LAYER_IDS)
     ids = outputs if inputs is None else inputs
     if ids is None:
         return default_taps(layers)

@@ -42,8 +42,8 @@ class Eagle3Head(nn.Module):
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Return what the layer reads of the model's hidden states: [n, d] of [n, 3 d]."""
-        found: Tensor = self.fc(taps)
-        return found
+        fused: Tensor = self.fc(taps)
+        return fused
 
     def forward(self, embedded: Tensor, read: Tensor) -> Tensor:
         """Return the layer's outputs [n, d] at positions 0 .. n - 1; a position sees itself and earlier ones.
@@ -60,10 +60,10 @@ class Eagle3Head(nn.Module):
         mask = torch.full((count, count), torch.finfo(z.dtype).min).triu(1)[None, None]
         mixed, _ = layer.self_attn(hidden_states=z, position_embeddings=turns, attention_mask=mask)
         y = (normed if getattr(self.config, "norm_before_residual", False) else read) + mixed[0]
-        found: Tensor = y + layer.mlp(layer.post_attention_layernorm(y))
-        return found
+        output: Tensor = y + layer.mlp(layer.post_attention_layernorm(y))
+        return output
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, rows] of the layer's outputs [n, d]."""
-        found: Tensor = self.lm_head(self.norm(hidden))
-        return found
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return logits

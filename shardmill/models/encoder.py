@@ -63,18 +63,18 @@ def task_of(config: Any, tasks: Mapping[str, str] = TASKS) -> str:
         CheckpointError: for any other task.
     """
     named = (config.architectures or [""])[0]
-    found = [task for suffix, task in tasks.items() if named.endswith(suffix)]
-    if not found:
+    named_tasks = [task for suffix, task in tasks.items() if named.endswith(suffix)]
+    if not named_tasks:
         raise CheckpointError(f"architectures: {named!r}: programs have *{', *'.join(tasks)} only")
-    return found[0]
+    return named_tasks[0]
 
 
 def _check_problem(config: Any, task: str) -> None:
     """Raise CheckpointError if a text may have several labels, or if labels are numbers."""
     kind = getattr(config, "problem_type", None)
     if task == CLASSIFY and (kind not in (None, "single_label_classification") or config.num_labels == 1):
-        found = f"problem_type is {kind!r} with {config.num_labels} labels"
-        raise CheckpointError(f"{found}: programs give a text one label of several")
+        problem = f"problem_type is {kind!r} with {config.num_labels} labels"
+        raise CheckpointError(f"{problem}: programs give a text one label of several")
 
 
 def _labels_of(config: Any, task: str) -> tuple[str, ...]:
@@ -205,16 +205,16 @@ def _source(
     if not path.startswith("layers.") or role not in tensors:
         return TensorSource(_tensor(path, names))
     layer = names.layer.format(i=index)
-    found = tuple(renamed(source, lambda name: layer + name) for source in blocks(tensors[role]))
-    return found[0] if len(found) == 1 else found
+    sources = tuple(renamed(source, lambda name: layer + name) for source in blocks(tensors[role]))
+    return sources[0] if len(sources) == 1 else sources
 
 
 def _filled_up(tensor: str, shape: tuple[int, ...], labels: int) -> Sources:
     """Return a classifier's rows, followed by the first rows again up to the program's number of rows."""
     whole = TensorSource(tensor, shape=(labels, *shape[1:]))
     times, rest = divmod(shape[0], labels)
-    found = (whole,) * times + ((replace(whole, rows=(0, rest, 1)),) if rest else ())
-    return found[0] if len(found) == 1 else found
+    rows = (whole,) * times + ((replace(whole, rows=(0, rest, 1)),) if rest else ())
+    return rows[0] if len(rows) == 1 else rows
 
 
 def _tensor(path: str, names: Names) -> str:
@@ -231,7 +231,7 @@ def _tensor(path: str, names: Names) -> str:
 
 def encoder_activation(config: Any, name: str) -> str:
     """Return the activation that a field of the config names. Raises CheckpointError for one that programs lack."""
-    found = getattr(config, name)
-    if found not in ACTIVATIONS:
-        raise CheckpointError(f"{name} {found!r}: programs have {', '.join(sorted(ACTIVATIONS))} only")
-    return ACTIVATIONS[found]
+    activation = getattr(config, name)
+    if activation not in ACTIVATIONS:
+        raise CheckpointError(f"{name} {activation!r}: programs have {', '.join(sorted(ACTIVATIONS))} only")
+    return ACTIVATIONS[activation]

@@ -81,31 +81,31 @@ def transposed(e: Experts, hidden: int, path: str, *, interleaved: bool) -> dict
         shape = (e.count, hidden, 2 * e.ffn)
         return TensorSource(f"{path}gate_up_proj", index=i, transposed=True, rows=rows(role), shape=shape)
 
-    found = _sources(e, at)
+    sources = _sources(e, at)
     for j, members in enumerate(_members(e)):
         for role in ("gate_proj", "up_proj"):
             bias = TensorSource(f"{path}gate_up_proj_bias", rows=rows(role), shape=(e.count, 2 * e.ffn))
-            found[f"mlp.experts.{j}.{role}.bias"] = tuple(replace(bias, index=i) for i in members)
-    found["mlp.down_bias"] = TensorSource(f"{path}down_proj_bias", transposed=True, shape=(e.count, hidden))
-    return found
+            sources[f"mlp.experts.{j}.{role}.bias"] = tuple(replace(bias, index=i) for i in members)
+    sources["mlp.down_bias"] = TensorSource(f"{path}down_proj_bias", transposed=True, shape=(e.count, hidden))
+    return sources
 
 
 def _sources(e: Experts, at: At) -> dict[str, Sources]:
     """Return the sources of all groups' matrices by their role."""
-    found: dict[str, Sources] = {}
+    sources: dict[str, Sources] = {}
     for j, members in enumerate(_members(e)):
         path = f"mlp.experts.{j}."
         for role in ("gate_proj", "up_proj"):
-            found[f"{path}{role}.weight"] = tuple(at(role, i) for i in members)
+            sources[f"{path}{role}.weight"] = tuple(at(role, i) for i in members)
         down = tuple(at("down_proj", i) for i in members)
         if e.group == 1:
-            found[f"{path}down_proj.weight"] = down
+            sources[f"{path}down_proj.weight"] = down
             continue
         # One INT8 scale a row serves the whole group: each expert is divided by its magnitude, and the magnitude is a
         # constant.
-        found[f"{path}down_proj.weight"] = tuple(replace(one, magnitude="divide") for one in down)
-        found[f"{path}scale"] = tuple(replace(one, magnitude="only", repeat=e.ffn) for one in down)
-    return found
+        sources[f"{path}down_proj.weight"] = tuple(replace(one, magnitude="divide") for one in down)
+        sources[f"{path}scale"] = tuple(replace(one, magnitude="only", repeat=e.ffn) for one in down)
+    return sources
 
 
 def _members(e: Experts) -> list[range]:

@@ -37,7 +37,7 @@ def model_description(family: ModuleType, config: Any, length: int) -> ModelDesc
         Exception: an error of `family` that transformers' own default config causes too: that is a bug.
     """
     try:
-        found: ModelDescription = family.describe(config, length)
+        model: ModelDescription = family.describe(config, length)
     except STUMBLES as error:
         if _stumbles(family, type(config)(), length):
             raise
@@ -45,7 +45,7 @@ def model_description(family: ModuleType, config: Any, length: int) -> ModelDesc
             f"config.json: a field is null, or of another type than a {config.model_type} model's "
             f"({type(error).__name__}: {error})"
         ) from error
-    return found
+    return model
 
 
 def _stumbles(family: ModuleType, config: Any, length: int) -> bool:
@@ -100,7 +100,7 @@ def size_fault(content: Any) -> str:
         return "not a model's config"
     for name, most in SIZES.items():
         size = content.get(name)
-        if size is not None and not _is_size(size):
+        if size is not None and not (type(size) is int and size >= 1):  # true is an int, too
             return f"{name} is {size!r}: it must be 1 or more"
         if size is not None and size > most:
             return f"{name} is {size}: it may be {most} at most"
@@ -159,21 +159,17 @@ def load_hf_config(folder: Path, flattened: Callable[[Any], Any] | None = None) 
         if fault:
             raise ValueError(fault)
         if flattened:
-            found = AutoConfig.for_model(**content)
+            config = AutoConfig.for_model(**content)
         else:
-            found = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False).get_text_config()
             # transformers ties a multimodal model's head by the outer setting, which the text tower may lack.
             if "tie_word_embeddings" in content and "tie_word_embeddings" not in text_part(content):
-                found.tie_word_embeddings = content["tie_word_embeddings"]
-        if not isinstance(found, PretrainedConfig):
+                config.tie_word_embeddings = content["tie_word_embeddings"]
+        if not isinstance(config, PretrainedConfig):
             raise ValueError("text_config is no model's config")
-        return found
+        return config
     except Exception as error:  # transformers may raise any error
         raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first_line(error)}") from error
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and value >= 1  # true is an int, too
 
 
 def config_problems(path: str, root: Path, length: int | None, kind: str = DECODER) -> list[str]:

@@ -22,8 +22,8 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     g = g.of(kind)
     if not kind.mixer:
         return {**norm_constants("post_attention_layernorm", g), **_feed_forward(g, "mlp.")}
-    found = MIXERS[kind.mixer]
-    mixer = {f"{found.path}.{name}": shape for name, shape in found.constants(g, kind).items()}
+    declared = MIXERS[kind.mixer]
+    mixer = {f"{declared.path}.{name}": shape for name, shape in declared.constants(g, kind).items()}
     first = norm_constants("input_layernorm", g) if kind.normed else {}
     if not kind.ffn:
         return {**first, **mixer}
@@ -47,18 +47,18 @@ def layer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
 
 def mixer_constants(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     """Return the weights in the program of a layer's mixer: all, or all but the experts' if the host routes."""
-    found = layer_constants(g, kind)
+    weights = layer_constants(g, kind)
     if g.experts is None or not g.experts.routed:
-        return found
+        return weights
     elsewhere = (f"mlp.{EXPERT}", OF_GROUP["down_bias"])
-    return {path: shape for path, shape in found.items() if not path.startswith(elsewhere)}
+    return {path: shape for path, shape in weights.items() if not path.startswith(elsewhere)}
 
 
 def group_constants(g: Graph, count: int) -> dict[str, Shape]:
     """Return the weights of a program that holds `count` of a layer's experts, by their paths in it."""
     assert g.experts is not None
-    found = _expert_matrices(g, replace(g.experts, count=count), "")
-    return found | ({"branch_scale": (g.hidden,)} if g.residual_scales else {})
+    weights = _expert_matrices(g, replace(g.experts, count=count), "")
+    return weights | ({"branch_scale": (g.hidden,)} if g.residual_scales else {})
 
 
 def role_in_layer(path: str, first: int) -> str:
@@ -101,48 +101,48 @@ def _per_layer(g: Graph) -> dict[str, Shape]:
 
 def _feed_forward(g: Graph, path: str) -> dict[str, Shape]:
     rows = {"gate_up": 2 * g.ffn} if g.fused else {"gate": g.ffn, "up": g.ffn} if g.gated else {"up": g.ffn}
-    found: dict[str, Shape] = {}
+    weights: dict[str, Shape] = {}
     for name, count in rows.items():
-        found |= projection_constants(f"{path}{name}_proj", count, g.hidden, g.mlp_bias)
+        weights |= projection_constants(f"{path}{name}_proj", count, g.hidden, g.mlp_bias)
     if g.activation == XIELU:
-        found |= {f"{path}act_fn.{name}": (g.ffn,) for name in ("alpha_p", "alpha_n")}
-    return found | projection_constants(f"{path}down_proj", g.hidden, g.ffn, g.mlp_bias)
+        weights |= {f"{path}act_fn.{name}": (g.ffn,) for name in ("alpha_p", "alpha_n")}
+    return weights | projection_constants(f"{path}down_proj", g.hidden, g.ffn, g.mlp_bias)
 
 
 def _mixture(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     e = g.experts
     assert e is not None
-    found: dict[str, Shape] = {"mlp.router.weight": (1, e.classes, g.hidden)}
+    router: dict[str, Shape] = {"mlp.router.weight": (1, e.classes, g.hidden)}
     if e.router == "mlp":
-        found = _mlp_router(g, kind)
+        router = _mlp_router(g, kind)
     if e.router_bias:
-        found["mlp.router.bias"] = (e.classes,)
+        router["mlp.router.bias"] = (e.classes,)
     if e.choice_bias:
-        found["mlp.choice_bias"] = (e.classes,)
+        router["mlp.choice_bias"] = (e.classes,)
     beside = _feed_forward(g, "shared_mlp.") if e.beside else {}
     beside |= {"shared_mlp_gate.weight": (1, 1, g.hidden)} if e.beside_gate else {}
-    return found | _expert_matrices(g, e, "mlp.") | beside
+    return router | _expert_matrices(g, e, "mlp.") | beside
 
 
 def _expert_matrices(g: Graph, e: Experts, prefix: str) -> dict[str, Shape]:
     """Return the weights of the experts themselves."""
-    found: dict[str, Shape] = {}
+    weights: dict[str, Shape] = {}
     wide = e.group * e.ffn
     for j in range(e.count // e.group):
         path = f"{prefix}{EXPERT}{j}."
-        found |= projection_constants(f"{path}gate_proj", wide, g.hidden, e.biases)
-        found |= projection_constants(f"{path}up_proj", wide, g.hidden, e.biases)
-        found |= {f"{path}scale": (wide,)} if e.group > 1 else {}
-        found[f"{path}down_proj.weight"] = (g.hidden, wide)
-    return found | ({f"{prefix}down_bias": (1, g.hidden, e.count)} if e.biases else {})
+        weights |= projection_constants(f"{path}gate_proj", wide, g.hidden, e.biases)
+        weights |= projection_constants(f"{path}up_proj", wide, g.hidden, e.biases)
+        weights |= {f"{path}scale": (wide,)} if e.group > 1 else {}
+        weights[f"{path}down_proj.weight"] = (g.hidden, wide)
+    return weights | ({f"{prefix}down_bias": (1, g.hidden, e.count)} if e.biases else {})
 
 
 def _mlp_router(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     assert g.experts is not None
     p, width = "mlp.router.", g.experts.router_width
-    found: dict[str, Shape] = {f"{p}down_proj.weight": (1, width, g.hidden), f"{p}down_proj.bias": (width,)}
-    found |= {f"{p}states_scale": (width,)} if kind.carries else {}
-    found[f"{p}norm.weight"] = (width,)
+    weights: dict[str, Shape] = {f"{p}down_proj.weight": (1, width, g.hidden), f"{p}down_proj.bias": (width,)}
+    weights |= {f"{p}states_scale": (width,)} if kind.carries else {}
+    weights[f"{p}norm.weight"] = (width,)
     for name in ("fc1", "fc2"):
-        found |= {f"{p}{name}.weight": (1, width, width), f"{p}{name}.bias": (width,)}
-    return found | {f"{p}out_proj.weight": (1, g.experts.classes, width)}
+        weights |= {f"{p}{name}.weight": (1, width, width), f"{p}{name}.bias": (width,)}
+    return weights | {f"{p}out_proj.weight": (1, g.experts.classes, width)}

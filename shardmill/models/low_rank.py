@@ -1,4 +1,7 @@
-"""What an adapter adds to the projections of a layer, as PyTorch: B (A x), with A and B from a program's inputs."""
+"""What an adapter adds to the projections of a layer, as PyTorch: B (A x), with A and B from a program's inputs.
+
+Shapes: x is [1, channels, T, 1]; rows of A are [1, 1, rows, channels], B transposed is [1, 1, r, channels].
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ from shardmill.models.contract import GraphSpec
 class LayerAdapter:
     """The matrices of one layer, see models/adapters.py. x is [1, in, T, 1], and each result is [1, out, T, 1]."""
 
-    def __init__(self, rank: int, given: Mapping[str, Tensor], gated: bool) -> None:
+    def __init__(self, rank: int, slices: Mapping[str, Tensor], gated: bool) -> None:
         """Take the layer's slices apart.
 
         Args:
             rank: rows of a matrix.
-            given: the slices by the input's name, each [1, 1, rows, width].
+            slices: the slices by the input's name, each [1, 1, rows, width].
             gated: whether the MLP has a gate.
         """
         self.rank, self.wide = rank, 2 if gated else 1
-        if "adapter_attn" in given:
-            self.qkv_down, self.o_up = torch.split(given["adapter_attn"], [3 * rank, rank], dim=2)
-            self.q_up, self.o_down = torch.split(given["adapter_query"], [rank] * 2, dim=2)
-            self.k_up, self.v_up = torch.split(given["adapter_key_value"], [rank] * 2, dim=2)
-        if "adapter_mlp" in given:
-            self.wide_down, self.down_up = torch.split(given["adapter_mlp"], [self.wide * rank, rank], dim=2)
-            *self.wide_up, self.down_down = torch.split(given["adapter_ffn"], [rank] * (self.wide + 1), dim=2)
+        if "adapter_attn" in slices:
+            self.qkv_down, self.o_up = torch.split(slices["adapter_attn"], [3 * rank, rank], dim=2)
+            self.q_up, self.o_down = torch.split(slices["adapter_query"], [rank] * 2, dim=2)
+            self.k_up, self.v_up = torch.split(slices["adapter_key_value"], [rank] * 2, dim=2)
+        if "adapter_mlp" in slices:
+            self.wide_down, self.down_up = torch.split(slices["adapter_mlp"], [self.wide * rank, rank], dim=2)
+            *self.wide_up, self.down_down = torch.split(slices["adapter_ffn"], [rank] * (self.wide + 1), dim=2)
 
     def projected(self, x: Tensor) -> list[Tensor]:
         """Return what is added to query, key and value."""
@@ -51,16 +54,16 @@ class LayerAdapter:
         return _back(self.down_up, _times(self.down_down, x))
 
 
-def layer_adapter(spec: GraphSpec, given: Mapping[str, Tensor], index: int) -> LayerAdapter | None:
+def layer_adapter(spec: GraphSpec, inputs: Mapping[str, Tensor], index: int) -> LayerAdapter | None:
     """Return the adapter of a layer; None if the part takes no adapters, or the layer has nothing to adapt.
 
     Args:
         spec: the part's.
-        given: the inputs of the part's module, slices by layer among them.
+        inputs: the inputs of the part's module, slices by layer among them.
         index: the layer.
     """
     stacks = layer_stacks(spec.graph, dict(spec.layers)[index]) if spec.calls.adapters else {}
-    slices = {name: given[f"{name}_{index}"] for name in stacks}
+    slices = {name: inputs[f"{name}_{index}"] for name in stacks}
     return LayerAdapter(spec.calls.adapters, slices, spec.graph.gated) if slices else None
 
 

@@ -18,6 +18,9 @@ computes
 A token with a step of 0 changes nothing, whatever the bias of the convolution makes of it. Steps in the ring are 64
 times the model's, x is a quarter of the model's, and so S and y are 16 times the model's. The gate takes this factor
 away again, since a gate may be large where y is.
+
+Shapes: as in models/delta_net.py, with P = head_dim and N = state_dim: S is [1, heads, P, N], x, u and y are
+[n, heads, B, P], B and C [n, groups, B, N], steps and decays [n, heads, B, 1].
 """
 
 from __future__ import annotations
@@ -61,10 +64,10 @@ class MambaMixer(nn.Module):
         self.out_proj = projection(weights[f"{path}out_proj.weight"])
 
     def forward(self, x: Tensor, shared: Shared, caches: LayerCaches) -> Tensor:
-        mamba, own = self.sizes, self.own(x)
-        read = put_into_ring(own, caches, shared)
+        mamba, new = self.sizes, self.added(x)
+        read = put_into_ring(new, caches, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
-        v, b, c, dt = self.heads(cut(read, own, n, mamba), n)
+        v, b, c, dt = self.heads(cut(read, new, n, mamba), n)
         decay = torch.maximum(dt * self.rate, torch.full((1, 1, 1, 1), -MOST_DECAY, dtype=dt.dtype))
         pairs, since, until, lost = decayed(decay, n, mamba.heads, shared.constants)
         u = v * dt
@@ -99,12 +102,12 @@ class MambaMixer(nn.Module):
             at = slice(number, number + 1)
             return u[at], self.spread(b[at], until[at], (self.sizes.state_dim, 1), 1), lost[at]
 
-        found = [self.folded(state, *block(0), shared.goes_on)]
-        for number, there in enumerate(shared.follows, start=1):
-            found.append(found[-1] - self.change(found[-1], *block(number)) * there)
-        return found
+        states = [self.folded(state, *block(0), shared.goes_on)]
+        for number, follows_here in enumerate(shared.follows, start=1):
+            states.append(states[-1] - self.change(states[-1], *block(number)) * follows_here)
+        return states
 
-    def own(self, x: Tensor) -> Tensor:
+    def added(self, x: Tensor) -> Tensor:
         """Return what the tokens of the pass would add: x, B and C before the convolution, and steps, [1, 1, C, T]."""
         dt = multiply(self.in_proj_dt["weight"], x).reshape(1, 1, self.sizes.heads, -1)
         return torch.cat([self.in_proj_xbc(x).reshape(1, 1, self.sizes.mixed, -1), self.steps(dt)], dim=2)

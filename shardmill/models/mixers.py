@@ -55,25 +55,25 @@ def _attention(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     rows = {"qkv": q + 2 * kv} if g.fused else {"q": q, "k": kv, "v": kv}
     rows = {name: rows[name] for name in rows if name not in missing_projections(kind)}
     columns = 2 * g.hidden if kind.paired else g.hidden
-    found: dict[str, Shape] = {}
+    weights: dict[str, Shape] = {}
     for name, count in rows.items():
-        found |= projection_constants(f"{name}_proj", count, columns, g.qkv_bias)
+        weights |= projection_constants(f"{name}_proj", count, columns, g.qkv_bias)
     if g.qk_norm:
         widths = (q, kv) if g.qk_norm == "wide" else (g.head_dim, g.head_dim)
-        found |= {"q_norm.weight": widths[:1]}
-        found |= {} if kind.shares else {"k_norm.weight": widths[1:]}
+        weights |= {"q_norm.weight": widths[:1]}
+        weights |= {} if kind.shares else {"k_norm.weight": widths[1:]}
     sinks: dict[str, Shape] = {"sinks": (g.heads,)} if g.sinks else {}
     sinks |= projection_constants("gate_proj", q, g.hidden, False) if g.output_gate else {}
-    return found | sinks | projection_constants("o_proj", g.hidden, q, g.o_bias)
+    return weights | sinks | projection_constants("o_proj", g.hidden, q, g.o_bias)
 
 
 def _cca(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     q, kv = g.heads * g.head_dim, g.kv_heads * g.head_dim
     rows = {"q_proj": q, "k_proj": kv, "v_proj_current": kv // 2, "v_proj_delayed": kv // 2}
-    found: dict[str, Shape] = {f"{name}.weight": (count, g.hidden) for name, count in rows.items()}
-    found |= {f"depthwise.{name}": (q + kv,) for name in ("tap_0", "tap_1", "bias")}
-    found |= {f"grouped.tap_{j}": (g.heads + g.kv_heads, g.head_dim, g.head_dim) for j in range(2)}
-    return found | {"grouped.bias": (q + kv,), "k_gain": (kv,), "o_proj.weight": (g.hidden, q)}
+    weights: dict[str, Shape] = {f"{name}.weight": (count, g.hidden) for name, count in rows.items()}
+    weights |= {f"depthwise.{name}": (q + kv,) for name in ("tap_0", "tap_1", "bias")}
+    weights |= {f"grouped.tap_{j}": (g.heads + g.kv_heads, g.head_dim, g.head_dim) for j in range(2)}
+    return weights | {"grouped.bias": (q + kv,), "k_gain": (kv,), "o_proj.weight": (g.hidden, q)}
 
 
 def _convolution(g: Graph, kind: LayerSpec) -> dict[str, Shape]:

@@ -69,9 +69,9 @@ def describe(
         raise CheckpointError("drafter: the checkpoint has no tensors mtp.*; take one that has, or leave out `drafter`")
     if vocab and vocab > target.vocab:
         raise CheckpointError(f"head.draft_vocab_size: {vocab} is over the model's {target.vocab} tokens")
-    own = copy(config)
-    own.num_hidden_layers, own.layer_types = 1, ["full_attention"]
-    found = family(FAMILY).describe(own, context)
+    layer_config = copy(config)
+    layer_config.num_hidden_layers, layer_config.layer_types = 1, ["full_attention"]
+    described = family(FAMILY).describe(layer_config, context)
     names = {"model.layers.0.": f"{MTP}.layers.0.", "model.norm.": f"{MTP}.norm."}
 
     def moved(name: str) -> str:
@@ -82,13 +82,13 @@ def describe(
         f"{name}.weight": TensorSource(f"{MTP}.{name}.weight", add=1.0, times=scales.get(name, 1.0)) for name in NORMS
     }
     sources["fc.weight"] = TensorSource(f"{MTP}.fc.weight")
-    for path, each in found.sources.items():
+    for path, each in described.sources.items():
         sources[path] = all_renamed(each, moved)
     if vocab:  # the tensor has the other rows too
         head = sources["lm_head.weight"]
         assert isinstance(head, TensorSource)
         sources["lm_head.weight"] = replace(head, shape=(target.vocab, target.graph.hidden))
-    graph = replace(found.architecture.graph, activation=target.graph.activation)
-    architecture = replace(found.architecture, model_type=MTP, graph=graph, vocab=vocab or target.vocab)
+    graph = replace(described.architecture.graph, activation=target.graph.activation)
+    architecture = replace(described.architecture, model_type=MTP, graph=graph, vocab=vocab or target.vocab)
     model = ModelDescription(architecture, sources).under(prefix)
     return DrafterDescription(model, (target.layers,), False, MTP, first=(MTP, graph.hidden))

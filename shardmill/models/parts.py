@@ -42,24 +42,24 @@ class LayersPart(nn.Module):
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return the last output, what is new to each cache that the host owns, and the taps."""
-        spec, given = self.spec, dict(zip(self.names[1:], rest, strict=True))
-        shared = Shared(spec, given, _registered(self, spec))
-        by_layer = {i: LayerCaches({"k": given[f"k_{i}"], "v": given[f"v_{i}"]}, spec.hosted) for i, _ in spec.lent}
+        spec, arrays = self.spec, dict(zip(self.names[1:], rest, strict=True))
+        shared = Shared(spec, arrays, _registered(self, spec))
+        by_layer = {i: LayerCaches({"k": arrays[f"k_{i}"], "v": arrays[f"v_{i}"]}, spec.hosted) for i, _ in spec.lent}
         tapped: list[Tensor] = []
         for i, kind in spec.layers:
             tapped += [x] if i in spec.taps else []
-            shared.row, shared.adapter = given.get(f"p_{i}"), layer_adapter(spec, given, i)
-            by_layer[i] = by_layer[spec.source(i)] if kind.shares else self._caches(given, i)
+            shared.row, shared.adapter = arrays.get(f"p_{i}"), layer_adapter(spec, arrays, i)
+            by_layer[i] = by_layer[spec.source(i)] if kind.shares else self._caches(arrays, i)
             x = self.layers[str(i)](x, shared, by_layer[i])
-        rows = {new_name(f"{letter}_{i}"): row for i, held in by_layer.items() for letter, row in held.new.items()}
+        rows = {new_name(f"{letter}_{i}"): row for i, cached in by_layer.items() for letter, row in cached.new.items()}
         out = (x, *(rows[name] for name in new_rows(spec)), *tapped)
         return out if len(out) > 1 else x
 
-    def _caches(self, given: Mapping[str, Tensor], layer: int) -> LayerCaches:
+    def _caches(self, arrays: Mapping[str, Tensor], layer: int) -> LayerCaches:
         """Return the caches of a layer of this part."""
         names = [name for name in caches(self.spec) if name.endswith(f"_{layer}")]
-        held = given if self.spec.hosted else dict(self.named_buffers(recurse=False))
-        return LayerCaches({name[0]: held[name] for name in names}, self.spec.hosted)
+        tensors = arrays if self.spec.hosted else dict(self.named_buffers(recurse=False))
+        return LayerCaches({name[0]: tensors[name] for name in names}, self.spec.hosted)
 
 
 class HeadPart(nn.Module):
@@ -103,8 +103,8 @@ class JoinPart(nn.Module):
         self.pre_projection = projection(weights["pre_projection.weight"])
 
     def forward(self, x: Tensor) -> Tensor:
-        embedding, read, own = torch.split(x, self.sizes, dim=1)
-        state = self.model_norm(read) + self.post_projection(self.norm(own))  # the norm of zeros is zero
+        embedding, read, output = torch.split(x, self.sizes, dim=1)
+        state = self.model_norm(read) + self.post_projection(self.norm(output))  # the norm of zeros is zero
         hidden: Tensor = self.pre_projection(torch.cat([embedding, state], dim=1))
         return hidden
 
@@ -123,8 +123,8 @@ class MtpPart(nn.Module):
         self.fc = projection(weights["fc.weight"])
 
     def forward(self, x: Tensor) -> Tensor:
-        embedding, read, own = torch.split(x, self.hidden, dim=1)
-        state = self.model_norm(read) + self.norm(own)  # the norm of zeros is zero
+        embedding, read, output = torch.split(x, self.hidden, dim=1)
+        state = self.model_norm(read) + self.norm(output)  # the norm of zeros is zero
         pair = [self.pre_fc_norm_embedding(embedding), self.pre_fc_norm_hidden(state)]
         hidden: Tensor = self.fc(torch.cat(pair, dim=1))
         return hidden
@@ -146,13 +146,13 @@ class EncoderPart(nn.Module):
         g, ends = spec.graph, spec.ends
         self.spec, self.ends, self.names = spec, ends, list(inputs(spec))
         norms = {"embed_norm": ends.embed_norm, "norm": ends.final_norm, "dense_norm": ends.dense_norm}
-        for name, there in norms.items():
+        for name, present in norms.items():
             eps = g.stream_eps if name == "norm" else g.rms_norm_eps
-            setattr(self, name, norm(g, weights, name, eps) if there else nn.Identity())
+            setattr(self, name, norm(g, weights, name, eps) if present else nn.Identity())
         self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in spec.layers})
         projections = {"dense": bool(ends.dense), "classifier": bool(ends.labels), "projection": bool(ends.project)}
-        for name, there in projections.items():
-            made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if there else nn.Identity()
+        for name, present in projections.items():
+            made = projection(weights[f"{name}.weight"], weights.get(f"{name}.bias")) if present else nn.Identity()
             setattr(self, name, made)
         _register_computed(self, spec)
 

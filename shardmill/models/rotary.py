@@ -29,12 +29,12 @@ def rope(config: Any, context: int, layer_type: str = "", fixed: tuple[str, ...]
         CheckpointError: if transformers makes no table of finite numbers from the parameters.
     """
     try:
-        found = _rope(config, context, layer_type, fixed)
-        if not all(isfinite(number) for number in (*found.inv_freq, found.scale)):
+        frequencies = _rope(config, context, layer_type, fixed)
+        if not all(isfinite(number) for number in (*frequencies.inv_freq, frequencies.scale)):
             raise ValueError("some frequencies are not finite")
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"rope_parameters: no rotary table can be made of them: {first_line(error)}") from error
-    return found
+    return frequencies
 
 
 def refuse_partial_rotation(config: Any, honours: Collection[str]) -> None:
@@ -77,4 +77,4 @@ def _rotary_class(config: Any) -> Any:
     """Return the RotaryEmbedding of the module that belongs to a config's class."""
     module = import_module(type(config).__module__.replace(".configuration_", ".modeling_"))
     members = inspect.getmembers(module, inspect.isclass)
-    return next(found for name, found in members if name.endswith("RotaryEmbedding"))
+    return next(member for name, member in members if name.endswith("RotaryEmbedding"))

@@ -175,9 +175,9 @@ def _described(config: dict[str, Any]) -> ModelDescription:
     if missing:
         raise CheckpointError(f"synthetic weights: config.json has no {missing[0]!r}; add it")
     rest = {key: value for key, value in config.items() if key != "model_type"}
-    found = AutoConfig.for_model(config["model_type"], **rest)
+    hf = AutoConfig.for_model(config["model_type"], **rest)
     kind = DECODER if config["model_type"] in supported(DECODER) else ENCODER
-    return model_description(family(config["model_type"], kind), found, 1)
+    return model_description(family(config["model_type"], kind), hf, 1)
 
 
 def _recipe(

@@ -44,7 +44,7 @@ def describe(config: Any, length: int) -> ModelDescription:
     width, hidden, band = config.hidden_size_per_layer_input, config.hidden_size, config.sliding_window
     tables = rotary_tables(config, length)
     kinds = kinds_of(config, length, band + 1, tables)  # in a pass of band + 1 tokens every layer sees all tokens
-    found = encoder(
+    model = encoder(
         config,
         length,
         HONOURED,
@@ -59,4 +59,4 @@ def describe(config: Any, length: int) -> ModelDescription:
         embedding_scale=sqrt(hidden),
     )
     rows = projected_rows(f"{PREFIX}ple.", len(kinds), width, hidden)
-    return replace(found, sources={**found.sources, **rows})
+    return replace(model, sources={**model.sources, **rows})

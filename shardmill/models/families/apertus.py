@@ -30,7 +30,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         path + name: TensorSource(path + name, softplus=True, add=add, repeat=width, shape=(1,))
         for name, add in ADDED.items()
     }
-    found = decoder(
+    model = decoder(
         config,
         context,
         honours=("attention_bias", *taken_for_granted(config, GRANTED)),
@@ -41,4 +41,4 @@ def describe(config: Any, context: int) -> ModelDescription:
         **attention_biases(config),
     )
     layers = [f"{PREFIX}layers.{i}.{path}" for i in range(config.num_hidden_layers)]
-    return replace(found, fixed={layer + name: value for layer in layers for name, value in FIXED.items()})
+    return replace(model, fixed={layer + name: value for layer in layers for name, value in FIXED.items()})

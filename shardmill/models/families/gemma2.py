@@ -57,7 +57,7 @@ def gemma_options(config: Any) -> dict[str, Any]:
 
 def gains() -> Mapping[str, TensorSource]:
     """Return sources of norms with gain 1 + weight; norms that write to the residual stream include its scale."""
-    found = {}
+    sources = {}
     for name, times in (
         ("input_layernorm", 1.0),
         ("post_attention_layernorm", STREAM_SCALE),
@@ -67,5 +67,5 @@ def gains() -> Mapping[str, TensorSource]:
         ("self_attn.q_norm", 1.0),
         ("self_attn.k_norm", 1.0),
     ):
-        found[f"{name}.weight"] = TensorSource(f"{name}.weight", add=1.0, times=times)
-    return found
+        sources[f"{name}.weight"] = TensorSource(f"{name}.weight", add=1.0, times=times)
+    return sources

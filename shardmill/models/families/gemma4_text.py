@@ -35,11 +35,11 @@ def describe(config: Any, context: int) -> ModelDescription:
     check_layers(config)
     width = getattr(config, "hidden_size_per_layer_input", 0) or 0
     _refuse(config, width)
-    found = layers(config, context)
-    kinds = found.architecture.kinds
+    model = layers(config, context)
+    kinds = model.architecture.kinds
     unread = [f"{PREFIX}layers.{i}.self_attn.{name}" for i, kind in enumerate(kinds) if kind.shares for name in UNREAD]
     of_model = _of_model(config.vocab_size, len(kinds), width, config.hidden_size) if width else {}
-    return replace(found, sources={**found.sources, **of_model}, ignored=(*found.ignored, *unread))
+    return replace(model, sources={**model.sources, **of_model}, ignored=(*model.ignored, *unread))
 
 
 def layers(config: Any, context: int) -> ModelDescription:
@@ -63,8 +63,8 @@ def check_layers(config: Any) -> None:
     """Raise CheckpointError for a type of layer that programs lack, or if layers differ in more than their heads."""
     if unknown := sorted(set(config.layer_types) - TABLES.keys()):
         raise CheckpointError(f"layer_types: {unknown[0]!r}: programs have {' and '.join(TABLES)} only")
-    own = config.to_dict().get("per_layer_config") or {}
-    if others := sorted({name for layer in own.values() for name in layer} - {*OWN}):
+    by_layer = config.to_dict().get("per_layer_config") or {}
+    if others := sorted({name for layer in by_layer.values() for name in layer} - {*OWN}):
         raise CheckpointError(f"per_layer_config: {others[0]}: layers may differ in {' and '.join(OWN)} only")
 
 
@@ -117,15 +117,15 @@ def _refuse(config: Any, width: int) -> None:
 
 def _kind(config: Any, index: int, context: int, window: int, tables: Mapping[str, Rope]) -> LayerSpec:
     """Return the kind of a layer."""
-    name, own = config.layer_types[index], config.per_layer_config[index]
+    name, layer_config = config.layer_types[index], config.per_layer_config[index]
     slides = name == "sliding_attention"
     shares = index >= config.num_hidden_layers - getattr(config, "num_kv_shared_layers", 0)
     return sliding_kind(
         context,
         window if slides else None,
         rope=TABLES[name],
-        head_dim=own.head_dim,
-        kv_heads=own.num_key_value_heads,
+        head_dim=layer_config.head_dim,
+        kv_heads=layer_config.num_key_value_heads,
         rope_dim=tables[TABLES[name]].dim,
         wide=2 if shares and getattr(config, "use_double_wide_mlp", False) else 1,
         key_is_value=bool(getattr(config, "attention_k_eq_v", False)) and not slides,
@@ -164,9 +164,9 @@ def projected_rows(prefix: str, layers: int, width: int, hidden: int) -> dict[st
         hidden: width of the residual stream.
     """
     norm, matrix = (f"{prefix}per_layer_{name}.weight" for name in ("projection_norm", "model_projection"))
-    found: dict[str, TensorSource] = {}
+    sources: dict[str, TensorSource] = {}
     for i in range(layers):
         rows, path = (i * width, (i + 1) * width, 1), f"layers.{i}.per_layer."
-        found[f"{path}model_projection.weight"] = TensorSource(matrix, rows=rows, shape=(layers * width, hidden))
-        found[f"{path}projection_norm.weight"] = TensorSource(norm)
-    return found
+        sources[f"{path}model_projection.weight"] = TensorSource(matrix, rows=rows, shape=(layers * width, hidden))
+        sources[f"{path}projection_norm.weight"] = TensorSource(norm)
+    return sources

@@ -95,16 +95,16 @@ def mamba_sources(mamba: Mamba2, hidden: int, path: str) -> dict[str, Sources]:
     ends = {"in_proj_z": mamba.width, "in_proj_xbc": mamba.width + mamba.mixed}
     rows = mamba.width + mamba.pending  # of the gate; of x, B and C; of steps
     firsts = zip((*ends, "in_proj_dt"), (0, *ends.values()), (*ends.values(), rows), strict=True)
-    found: dict[str, Sources] = {
+    sources: dict[str, Sources] = {
         f"mamba.{role}.weight": TensorSource(f"{path}in_proj.weight", rows=(first, end, 1), shape=(rows, hidden))
         for role, first, end in firsts
     }
-    found |= {
+    sources |= {
         f"mamba.tap_{j}": TensorSource(f"{path}conv1d.weight", column=j, shape=(mamba.mixed, 1, mamba.taps))
         for j in range(mamba.taps)
     }
-    found |= {f"mamba.{name}": TensorSource(path + name) for name in ("dt_bias", "norm.weight", "out_proj.weight")}
-    return found | {
+    sources |= {f"mamba.{name}": TensorSource(path + name) for name in ("dt_bias", "norm.weight", "out_proj.weight")}
+    return sources | {
         "mamba.conv_bias": TensorSource(f"{path}conv1d.bias"),
         "mamba.rate": TensorSource(f"{path}A_log", exp=True, times=-1.0),
         "mamba.skip": TensorSource(f"{path}D", times=DECAY_SCALE),

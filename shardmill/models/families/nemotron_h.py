@@ -60,7 +60,7 @@ def describe(config: Any, context: int) -> ModelDescription:
             "mamba_ssm_cache_dtype": "float32",
         },
     )
-    found = decoder(
+    model = decoder(
         config,
         context,
         honours=(*HONOURED, *UNREAD, *EXPERTS, *granted),
@@ -75,7 +75,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         mlp_bias=bool(config.mlp_bias),
         mamba=mamba if "linear_attention" in config.layers_block_type else None,
     )
-    return found.under("backbone.")  # as on the hub
+    return model.under("backbone.")  # as on the hub
 
 
 def _mamba(config: Any) -> Mamba2:
@@ -102,5 +102,5 @@ def _renamed() -> dict[str, Sources]:
     """Return the sources of the layers' constants: a layer's one branch is its mixer, behind its one norm."""
     inner = [f"self_attn.{name}_proj.weight" for name in "qkvo"]
     inner += [f"mlp.{name}_proj.{kind}" for name in ("up", "down") for kind in ("weight", "bias")]
-    found: dict[str, Sources] = {role: TensorSource(f"mixer.{role.partition('.')[2]}") for role in inner}
-    return found | {f"{name}_layernorm.weight": TensorSource("norm.weight") for name in ("input", "post_attention")}
+    sources: dict[str, Sources] = {role: TensorSource(f"mixer.{role.partition('.')[2]}") for role in inner}
+    return sources | {f"{name}_layernorm.weight": TensorSource("norm.weight") for name in ("input", "post_attention")}

@@ -78,7 +78,7 @@ def hybrid(
         raise CheckpointError(f"layer_types: {unknown[0]!r}: programs have {' and '.join(KINDS)} only")
     scale = stream_scale(config)
     mixers = _query_and_gate(config) | _recurrence(delta, config.hidden_size, scale)
-    found = decoder(
+    model = decoder(
         config,
         context,
         honours=(*HONOURED, *honours, *UNREAD, *granted),
@@ -91,7 +91,7 @@ def hybrid(
         delta=delta if "linear_attention" in config.layer_types else None,
         **options,
     )
-    return replace(found, ignored=(*found.ignored, *_drafting(config, drafting)))
+    return replace(model, ignored=(*model.ignored, *_drafting(config, drafting)))
 
 
 def stream_scale(config: Any) -> float:
@@ -145,15 +145,15 @@ def _recurrence(delta: DeltaNet, hidden: int, scale: float) -> dict[str, Sources
     The gain of its last norm includes the stream's scale.
     """
     path, heads = "linear_attn.", delta.value_heads
-    found: dict[str, Sources] = {
+    sources: dict[str, Sources] = {
         f"{path}tap_{j}": TensorSource(f"{path}conv1d.weight", column=j, shape=(delta.mixed, 1, delta.taps))
         for j in range(delta.taps)
     }
-    found[f"{path}in_proj_ba.weight"] = tuple(
+    sources[f"{path}in_proj_ba.weight"] = tuple(
         TensorSource(f"{path}in_proj_{name}.weight", shape=(heads, hidden)) for name in "ba"
     )
-    found[f"{path}norm.weight"] = TensorSource(f"{path}norm.weight", times=scale)
-    return found | {f"{path}rate": TensorSource(f"{path}A_log", exp=True, times=-DECAY_SCALE)}
+    sources[f"{path}norm.weight"] = TensorSource(f"{path}norm.weight", times=scale)
+    return sources | {f"{path}rate": TensorSource(f"{path}A_log", exp=True, times=-DECAY_SCALE)}
 
 
 def _drafting(config: Any, names: Sequence[str]) -> tuple[str, ...]:
@@ -164,9 +164,9 @@ def _drafting(config: Any, names: Sequence[str]) -> tuple[str, ...]:
         names: of tensors of a layer, without its norms and its attention.
     """
     norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    found = [f"mtp.{name}.weight" for name in ("fc", *norms)]
+    drafting = [f"mtp.{name}.weight" for name in ("fc", *norms)]
     inner = [f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")]
     inner += ["input_layernorm", "post_attention_layernorm"]
     for i in range(getattr(config, "mtp_num_hidden_layers", 0) or 0):
-        found += [f"mtp.layers.{i}.{name}" for name in (*(f"{name}.weight" for name in inner), *names)]
-    return tuple(found)
+        drafting += [f"mtp.layers.{i}.{name}" for name in (*(f"{name}.weight" for name in inner), *names)]
+    return tuple(drafting)

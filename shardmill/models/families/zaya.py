@@ -47,20 +47,22 @@ def describe(config: Any, context: int) -> ModelDescription:
         )
     )
     first, other = (LayerSpec(mixer="cca", ffn="experts", mask=MASK, carries=carries) for carries in (False, True))
-    found = decoder(
+    model = decoder(
         config,
         context,
         honours=HONOURED,
         kinds=(first, *(other,) * (config.num_hidden_layers - 1)),
         ropes={ROPE: rope(config, context, HYBRID)},
-        tensors=_attention(config, heads) | _router(experts, hidden) | _matrices(experts, hidden),
+        tensors=_attention(config, heads)
+        | _router(experts, hidden)
+        | stacked(experts, hidden, "mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
         table=TensorSource("embed_tokens.weight", plus="input_hidden_states_bias", by="input_hidden_states_scale"),
         ffn=experts.ffn,
         conv_taps=TAPS,
         residual_scales=True,
         experts=experts,
     )
-    return replace(found, foreign=LEGACY)
+    return replace(model, foreign=LEGACY)
 
 
 def _check(config: Any) -> None:
@@ -74,7 +76,7 @@ def _check(config: Any) -> None:
 def _attention(config: Any, heads: int) -> dict[str, Sources]:
     """Return where the constants of the convolutional attention lie."""
     path, width = "self_attn.qkv_proj.", heads * config.head_dim
-    found: dict[str, Sources] = {
+    sources: dict[str, Sources] = {
         f"self_attn.{name}.weight": TensorSource(f"{path}{name}.weight")
         for name in ("q_proj", "k_proj", "v_proj_current", "v_proj_delayed")
     }
@@ -82,10 +84,10 @@ def _attention(config: Any, heads: int) -> dict[str, Sources]:
         tensor = f"{path}conv_qk_{name}"
         for tap in range(2):
             source = TensorSource(f"{tensor}.weight", column=tap, shape=(width, middle, 2))
-            found[f"self_attn.{name}.tap_{tap}"] = source
-        found[f"self_attn.{name}.bias"] = TensorSource(f"{tensor}.bias")
+            sources[f"self_attn.{name}.tap_{tap}"] = source
+        sources[f"self_attn.{name}.bias"] = TensorSource(f"{tensor}.bias")
     gain = TensorSource("self_attn.qk_norm.temp", repeat=config.head_dim, shape=(config.num_key_value_heads,))
-    return found | {"self_attn.k_gain": gain}
+    return sources | {"self_attn.k_gain": gain}
 
 
 def _router(experts: Experts, hidden: int) -> dict[str, Sources]:
@@ -97,7 +99,7 @@ def _router(experts: Experts, hidden: int) -> dict[str, Sources]:
         "fc2": ("router_mlp.fc2.weight", (width, width)),
         "out_proj": ("router_mlp.out_proj.weight", (experts.classes, width)),
     }
-    found: dict[str, Sources] = {
+    sources: dict[str, Sources] = {
         f"mlp.router.{role}.weight": TensorSource(path + name, shape=shape) for role, (name, shape) in matrices.items()
     }
     vectors = {
@@ -107,9 +109,5 @@ def _router(experts: Experts, hidden: int) -> dict[str, Sources]:
         "fc1.bias": "router_mlp.fc1.bias",
         "fc2.bias": "router_mlp.fc2.bias",
     }
-    found |= {f"mlp.router.{role}": TensorSource(path + name) for role, name in vectors.items()}
-    return found | {"mlp.choice_bias": TensorSource(f"{path}balancing_biases")}
-
-
-def _matrices(experts: Experts, hidden: int) -> dict[str, Sources]:
-    return stacked(experts, hidden, "mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    sources |= {f"mlp.router.{role}": TensorSource(path + name) for role, name in vectors.items()}
+    return sources | {"mlp.choice_bias": TensorSource(f"{path}balancing_biases")}
