@@ -32,6 +32,7 @@ onstart:
     tell_jobs(MODELS)
     scheduling.go_on(MODELS, workflow)
     scheduling.start_without_delay(workflow)
+    fork_server.start(workflow)
 
 
 onsuccess:

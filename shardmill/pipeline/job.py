@@ -83,6 +83,7 @@ def perform(
     receipt: Path | None,
     store: Store,
     reads: Mapping[Path, Path] | None = None,
+    begins: Callable[[], None] = lambda: None,
 ) -> bool:
     """Do a job's work, or take its result from the store; True if that took work.
 
@@ -92,17 +93,23 @@ def perform(
         receipt: where to write the receipt; None for work whose result is not kept.
         store: where results are kept.
         reads: artifacts that the work reads, with their receipts; the action has the hashes from these receipts.
+        begins: called before the work, if there is any.
 
     Raises:
         GateError: a gate's number missed its threshold; every number is in the file beside the verdict.
     """
+
+    def work(made: Mapping[str, Path]) -> None:
+        begins()
+        task.work(made)
+
     if task.action is None or receipt is None:
-        task.work(outputs)
+        work(outputs)
         return True
     if "verdict" in outputs:
         failed(outputs["verdict"]).unlink(missing_ok=True)
     try:
-        return store.perform(task.action, outputs, receipt, task.work, reads, **task.notes)
+        return store.perform(task.action, outputs, receipt, work, reads, **task.notes)
     except Missed as missed:
         numbers = failed(outputs["verdict"])
         write_json(numbers, missed.content)
@@ -160,7 +167,7 @@ STORE = Path("build/.store")
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def execute(snakemake: Any) -> None:
+def execute(snakemake: Any, begins: Callable[[], None] = lambda: None) -> None:
     """Do one job.
 
     The step has the rule's name. Its function gets the job's named inputs as Paths and its parameters unchanged. If the
@@ -169,6 +176,7 @@ def execute(snakemake: Any) -> None:
 
     Args:
         snakemake: the object that Snakemake gives a script.
+        begins: called before the work, if the store does not have its result.
     """
     terminal = _redirect_output(Path(snakemake.log[0]))
     own = step_of(snakemake.rule)
@@ -183,7 +191,7 @@ def execute(snakemake: Any) -> None:
     withdrawal = _nothing if snakemake.params.get("aside") else partial(_withdraw, build)
     try:
         join_build("build")
-        _run(STEPS[own], snakemake, withdrawal)
+        _run(STEPS[own], snakemake, withdrawal, begins)
         if interrupt.happened():
             raise KeyboardInterrupt  # a library has swallowed the interrupt
     except (KeyboardInterrupt, Exception) as error:
@@ -198,7 +206,7 @@ def execute(snakemake: Any) -> None:
         log.debug("peak memory %d MB, declared %s MB", peak_mb(), snakemake.resources.get("mem_mb"))
 
 
-def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
+def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None], begins: Callable[[], None]) -> None:
     params = dict(snakemake.params.items())
     tools, _ = params.pop("tools"), params.pop("aside", False)
     if "engine" in params:
@@ -215,7 +223,7 @@ def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None]) -> None:
         assert not isinstance(receipt, list)
         arguments = given(room.inputs) | params
         todo = describe(step.task, arguments, store, tools, _threads(step, snakemake, room.inputs))
-        perform(todo, flat(made), receipt, store, taken(arguments))
+        perform(todo, flat(made), receipt, store, taken(arguments), begins)
 
 
 def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:

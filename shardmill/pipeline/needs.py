@@ -32,6 +32,7 @@ class Step:
         exact: whether every build of torch gives the same result. Then its key has torch's public version, 2.13.0. The
             key of a step whose numbers are sums has the build, too: 2.13.0+cpu may add up in another order.
         also: modules that the step runs in another process.
+        forks: whether a job may be a fork of a process that has imported coremltools, torch and transformers.
         wanted: whether the build of a config has the step; None if every build has it.
     """
 
@@ -41,6 +42,7 @@ class Step:
     packages: tuple[str, ...] = ()
     exact: bool = False
     also: tuple[str, ...] = ()
+    forks: bool = False
     wanted: Callable[[Config], bool] | None = None
 
     @property
@@ -63,22 +65,31 @@ _ROWS = (
     # Torch merges an adapter.
     Step("fetch", needs=Need(230, torch=1), packages=("huggingface-hub", "tokenizers", "torch", "transformers")),
     # A tokenizer of 262,144 tokens takes 250 MB.
-    Step("split", needs=Need(580, torch=1), packages=("tokenizers", "transformers")),
-    Step("calibration", needs=Need(880, torch=1, layer=4, table=2), packages=TEXTS, wanted=options.calibrates),
-    Step("codes", needs=Need(780, torch=1, layer=8, largest=36), packages=CODES, wanted=options.calibrates),
+    Step("split", needs=Need(580, torch=1), packages=("tokenizers", "transformers"), forks=True),
+    Step(
+        "calibration", needs=Need(880, torch=1, layer=4, table=2), packages=TEXTS, forks=True, wanted=options.calibrates
+    ),
+    Step("codes", needs=Need(780, torch=1, layer=8, largest=36), packages=CODES, forks=True, wanted=options.calibrates),
     Step(
         "sensitivity",
         needs=Need(580, torch=1, layer=8, largest=12, table=4, vocab=1500),
         each_thread=Need(260, largest=12, vocab=1100),
         packages=CODES,
+        forks=True,
         wanted=options.searches,
     ),
     Step("search", needs=Need(400), packages=("numpy", "scipy"), wanted=options.searches),
-    Step("original", needs=Need(880, torch=1, layer=4, table=2), packages=TEXTS, wanted=options.measures),
-    Step("measured", needs=Need(1480, torch=1, layer=12, largest=12, table=2), packages=CODES, wanted=options.measures),
+    Step("original", needs=Need(880, torch=1, layer=4, table=2), packages=TEXTS, forks=True, wanted=options.measures),
+    Step(
+        "measured",
+        needs=Need(1480, torch=1, layer=12, largest=12, table=2),
+        packages=CODES,
+        forks=True,
+        wanted=options.measures,
+    ),
     Step("precision", needs=Need(300)),
     # The weights in fp32, three times over.
-    Step("reference", needs=Need(730, torch=1, whole=4, table=2, logits=12), packages=TEXTS),
+    Step("reference", needs=Need(730, torch=1, whole=4, table=2, logits=12), packages=TEXTS, forks=True),
     Step("embedding", needs=Need(180, torch=1), packages=("numpy", "torch"), exact=True),
     # Blocks of rows, and templates of a bucket's size.
     Step(
@@ -86,10 +97,16 @@ _ROWS = (
         needs=Need(580, torch=1, part=0.05, bucket=900_000),
         packages=("coremltools", "numpy", "protobuf", "torch"),
         exact=True,
+        forks=True,
     ),
     Step("compile", needs=Need(380), packages=("coremltools", "protobuf")),
-    Step("residency", needs=Need(380, torch=1), packages=("coremltools", "numpy", "protobuf", "torch")),
-    Step("parity", needs=Need(630, torch=1, part=2.5, whole=3.5, expanded=8, cached=8), packages=RUNS),
+    Step(
+        "residency",
+        needs=Need(380, torch=1),
+        packages=("coremltools", "numpy", "protobuf", "torch"),
+        forks=True,
+    ),
+    Step("parity", needs=Need(630, torch=1, part=2.5, whole=3.5, expanded=8, cached=8), packages=RUNS, forks=True),
     # A drafter's reference is in fp32, and its checkpoint is mapped.
     Step(
         "parity_stack",
@@ -106,6 +123,7 @@ _ROWS = (
         "predicted",
         needs=Need(1080, torch=1, model=2.4, expanded=8, logits=12),
         packages=RUNS,
+        forks=True,
         wanted=options.predicts,
     ),
     # Transformers renders conversations in a separate process.
