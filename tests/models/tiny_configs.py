@@ -318,6 +318,7 @@ TINY: dict[str, dict[str, Any]] = {
     "seed_oss": BASE | {"head_dim": 32},
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     "stablelm": BASE | WIDE | {"use_qkv_bias": True, "layer_norm_eps": 1e-3},
+    "starcoder2": BASE | WIDE | {"sliding_window": WINDOW, "norm_epsilon": 1e-3},
     "zaya": BASE
     | {
         "num_hidden_layers": 3,
