@@ -34,6 +34,7 @@ from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, 
 from shardmill.models.interface import APART, DRAFT_PARTS, LABELS
 from shardmill.models.layer_constants import role_in_layer
 from shardmill.models.part_kinds import constants, model_constants, table_constants, whole_spec
+from shardmill.models.recurrences import written
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
@@ -129,7 +130,7 @@ class Part:
     @property
     def content(self) -> dict[str, Any]:
         """Return what decides the package: everything but where the bytes lie, and the part's own name."""
-        fields = asdict(self) | {"tensors": [tensor.content for tensor in self.tensors]}
+        fields = asdict(self, dict_factory=written) | {"tensors": [tensor.content for tensor in self.tensors]}
         return {name: value for name, value in fields.items() if name not in ("name", "layer")}
 
     @cached_property
@@ -212,7 +213,7 @@ def _field_types(of: Any) -> dict[str, Any]:
 
 def write_part(path: Path, part: Part) -> None:
     """Write parts/P.json."""
-    write_json(path, asdict(part))
+    write_json(path, asdict(part, dict_factory=written))
 
 
 def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | None = None) -> tuple[Part, ...]:

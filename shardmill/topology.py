@@ -233,10 +233,8 @@ def misfits(config: Config, a: Architecture) -> list[str]:
 
 def _unfit_states(config: Config, a: Architecture) -> str:
     """Return which state of the model the Neural Engine or a pass of `tokens.max` tokens does not take, or ''."""
-    delta, mamba = a.graph.delta, a.graph.mamba
     widths = [("head_dim", a.graph.of(kind).head_dim) for kind in a.kinds if kind.attends]
-    widths += [("linear_key_head_dim", delta.key_dim), ("linear_value_head_dim", delta.value_dim)] if delta else []
-    widths += [("state_dim", mamba.state_dim)] if mamba else []
+    widths += a.graph.recurrence.widths.items() if a.graph.recurrence else []
     for name, width in ((name, width) for name, width in widths if width % STATE_WIDTH_MULTIPLE):
         kind = "key/value state" if name == "head_dim" else "recurrent state"
         return (

@@ -23,6 +23,7 @@ from shardmill.models.architecture import LayerSpec
 from shardmill.models.contract import GraphSpec, tap_name
 from shardmill.models.interface import FIXED, EntryPoints
 from shardmill.models.part_kinds import PART_KINDS, traced_inputs
+from shardmill.models.recurrences import written
 
 INDEX, LENDER = "2000000", "1000000"  # of a template's layer, and of the layer whose cache it reads
 WHOLE = "whole"  # the only piece of a head, a group of experts or an encoder
@@ -236,5 +237,5 @@ def template(alone: GraphSpec, cache: Path | None) -> Template:
 
         return bytes(trace.convert(alone).SerializeToString(deterministic=True))
 
-    spec = parse_spec(cached(cache, asdict(alone), make) if cache else make())
+    spec = parse_spec(cached(cache, asdict(alone, dict_factory=written), make) if cache else make())
     return template_of(spec, f"layer_{INDEX}" if PART_KINDS[alone.kind].by_layer else WHOLE)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardmill.errors import CheckpointError
-from shardmill.models.recurrences import DeltaNet, Mamba2
+from shardmill.models.recurrences import RECURRENCES, DeltaNet, Mamba2, Recurrence
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX, HEAD = "model.", "lm_head."  # of transformers' names: all but the LM head, and the LM head
@@ -74,9 +74,7 @@ class Experts:
 class LayerSpec:
     """The options that tell the graphs of a model's layers apart; a layer's index does not change its graph."""
 
-    # Or "conv", a short causal convolution; or "cca", ZAYA's convolutional attention; or a recurrence: "delta", gated
-    # DeltaNet, or "mamba", Mamba-2; or "", no mixer.
-    mixer: str = "attention"
+    mixer: str = "attention"  # or another of models/mixers.py; or "", no mixer
     rope: str | None = ROPE  # the rotary table that turns its heads; None for a layer without rotary embedding
     mask: str = MASK  # which positions its tokens see
     normed: bool = True  # whether its mixer has the norm that the graph puts before it
@@ -99,7 +97,7 @@ class LayerSpec:
     @property
     def recurs(self) -> bool:
         """Return whether its mixer is a recurrence."""
-        return self.mixer in ("delta", "mamba")
+        return self.mixer in RECURRENCES
 
 
 @dataclass(frozen=True)
@@ -144,8 +142,9 @@ class Graph:
     per_layer_table: bool = True  # such a row is this norm plus a row of the host's second table; False: the norm alone
     layer_scale: bool = False  # the residual stream is multiplied by a number of the checkpoint after each layer
     output_gate: bool = False  # the heads' output is multiplied by the sigmoid of one more projection
-    delta: DeltaNet | None = None  # of the layers that are a recurrence of this kind
-    mamba: Mamba2 | None = None  # or of this kind; a model has one kind at most
+    # Of the layers that are a recurrence of a kind, by the names of models/recurrences.py:
+    delta: DeltaNet | None = None
+    mamba: Mamba2 | None = None
 
     def of(self, kind: LayerSpec) -> Graph:
         """Return the graph as a layer of this kind sees it, with the layer's own sizes."""
@@ -168,9 +167,9 @@ class Graph:
         return self.experts.router_width if self.experts and self.experts.router == "mlp" else 0
 
     @property
-    def recurrence(self) -> DeltaNet | Mamba2 | None:
-        """Return the sizes of the layers that are a recurrence, of either kind."""
-        return self.delta or self.mamba
+    def recurrence(self) -> Recurrence | None:
+        """Return the sizes of the layers that are a recurrence; a model has one kind at most."""
+        return next((sizes for name in RECURRENCES if (sizes := getattr(self, name))), None)
 
     @property
     def stream_eps(self) -> float:

@@ -45,16 +45,14 @@ slots are hidden by their positions until they are written again.
 If its window is short enough, a sliding layer keeps no more than it sees: W slots as a ring, position p in slot
 p mod W. Otherwise W is S, the layer has the same slots as the other layers, and kv_write_mask_sliding does not exist.
 
-A layer that is a recurrence keeps s_i, its state as of a position: every earlier position is in it, no other. The state
-of gated DeltaNet is [1, value heads, key_dim, value_dim], of Mamba-2 [1, heads, head_dim, state_dim]. The ring c_i has
-what each position would add: query, key and value before their convolution of L taps, and beta and decay; of Mamba-2
-x, B and C before their convolution, and the step. A pass puts its own tokens into the ring only. It reads two windows
-of B + L - 1 positions from the ring. The second window ends with the pass' own tokens. If it has room for the pending
-tokens before them, the first window is empty. Otherwise the first window holds the pending tokens, and the pass folds
-them into the state. A column of zeros, in the place of a position that does not count, has a beta and a decay of 0, or
-a step of 0, and changes nothing. So a rejected draft is never folded. The windows' columns are rows of
-recurrent_read_mask, at its first token; recurrent_keep_mask is 0 where a text begins, and recurrent_out_mask finds each
-token's column in the second window.
+A layer that is a recurrence keeps s_i, its state as of a position: every earlier position is in it, no other. The ring
+c_i has what each position would add, before a convolution of L taps. models/recurrences.py has the axes and channels of
+each kind. A pass puts its own tokens into the ring only. It reads two windows of B + L - 1 positions from the ring. The
+second window ends with the pass' own tokens. If it has room for the pending tokens before them, the first window is
+empty. Otherwise the first window holds the pending tokens, and the pass folds them into the state. A column of zeros,
+in the place of a position that does not count, changes nothing. So a rejected draft is never folded. The windows'
+columns are rows of recurrent_read_mask, at its first token; recurrent_keep_mask is 0 where a text begins, and
+recurrent_out_mask finds each token's column in the second window.
 
 A program of fixed shapes may take more than B tokens in a pass, a multiple of B (GraphSpec.blocks). Such a pass folds
 what is pending, and cuts its own tokens into blocks of B. It reads them directly; from the second window it takes the

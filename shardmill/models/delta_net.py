@@ -49,7 +49,7 @@ from shardmill.models.primitives import (
     unquantized,
     vector,
 )
-from shardmill.models.recurrences import DeltaNet, Mamba2
+from shardmill.models.recurrences import Recurrence
 from shardmill.models.shared import LayerCaches, Shared
 
 Weights = Mapping[str, Tensor]
@@ -210,7 +210,7 @@ def put_into_ring(new: Tensor, caches: LayerCaches, shared: Shared) -> Tensor:
     return torch.matmul(shared.windows, ring.transpose(2, 3))
 
 
-def cut(read: Tensor, new: Tensor, n: int, sizes: DeltaNet | Mamba2) -> Tensor:
+def cut(read: Tensor, new: Tensor, n: int, sizes: Recurrence) -> Tensor:
     """Return each block's positions, after the positions that its convolution reads, [1, n, B + taps - 1, C].
 
     Args:

@@ -277,12 +277,12 @@ def computed(spec: GraphSpec) -> dict[str, NDArray[np.float32]]:
     arrays: dict[str, NDArray[np.float32]] = {}
     if spec.routes and spec.graph.experts:
         arrays[ORDER] = np.arange(spec.graph.experts.classes, 0, -1, dtype=np.float32).reshape(1, -1, 1, 1)
-    if spec.recurs:
+    if spec.recurs and (sizes := spec.graph.recurrence):
         i, j = np.mgrid[0:BLOCK, 0:BLOCK]
         both = np.concatenate([i >= j, j > i])  # up to token i, and after it
-        scaled = {"later_decays": (i > j) / DECAY_SCALE, "decay_sums": both / DECAY_SCALE}
-        named = {"causal": i >= j} | ({"later": i > j} if spec.graph.delta else {}) | scaled
-        arrays |= {name: values.astype(np.float32)[None, None] for name, values in named.items()}
+        triangles = {"causal": i >= j, "later": i > j}
+        triangles |= {"later_decays": (i > j) / DECAY_SCALE, "decay_sums": both / DECAY_SCALE}
+        arrays |= {name: triangles[name].astype(np.float32)[None, None] for name in sizes.triangles}
     return arrays
 
 

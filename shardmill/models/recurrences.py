@@ -1,22 +1,48 @@
 """The sizes of recurrences: layers with a state of one size for a text of any length, in the place of attention.
 
-What the graph contract needs of both kinds has the same names: `taps`, `pending` and `state`.
+`RECURRENCES` has the kinds by the name of their mixer, which is also the name of their sizes in a `Graph`. Everything
+outside a mixer's own module asks by that table, and by the names that all kinds have in common (`Recurrence`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any, ClassVar, Protocol
 
 from shardmill.errors import CheckpointError
 
-MOST_TAPS = 8  # of the short convolution of either kind
+MOST_TAPS = 8  # of the short convolution of any kind
+
+
+class Recurrence(Protocol):
+    """What is asked of the sizes of any kind."""
+
+    triangles: ClassVar[tuple[str, ...]]  # the constants of models/part_kinds.py that its blocks read, in order
+
+    @property
+    def taps(self) -> int:
+        """Return how many positions its short convolution reads."""
+
+    @property
+    def pending(self) -> int:
+        """Return the channels of the ring: what a position would add, where a column of zeros adds nothing."""
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Return the state's axes after the first, which is 1."""
+
+    @property
+    def widths(self) -> Mapping[str, int]:
+        """Return sizes that are a last axis of something kept, by the names that they have in a config."""
 
 
 @dataclass(frozen=True)
 class DeltaNet:
     """The sizes of gated DeltaNet layers (models/delta_net.py)."""
 
+    triangles: ClassVar[tuple[str, ...]] = ("causal", "later", "later_decays", "decay_sums")
     key_heads: int  # each serves value_heads / key_heads neighbouring value heads
     value_heads: int
     key_dim: int  # of a head, for queries too
@@ -38,11 +64,17 @@ class DeltaNet:
         """Return the state's axes: value heads, and a matrix of each."""
         return self.value_heads, self.key_dim, self.value_dim
 
+    @property
+    def widths(self) -> dict[str, int]:
+        """Return the widths of keys and values."""
+        return {"linear_key_head_dim": self.key_dim, "linear_value_head_dim": self.value_dim}
+
 
 @dataclass(frozen=True)
 class Mamba2:
     """The sizes and options of Mamba-2 layers (models/mamba.py)."""
 
+    triangles: ClassVar[tuple[str, ...]] = ("causal", "later_decays", "decay_sums")
     heads: int
     groups: int  # heads / groups neighbouring heads share B and C
     head_dim: int
@@ -70,6 +102,25 @@ class Mamba2:
     def state(self) -> tuple[int, int, int]:
         """Return the state's axes: heads, and a matrix of each."""
         return self.heads, self.head_dim, self.state_dim
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Return the width of B and C."""
+        return {"state_dim": self.state_dim}
+
+
+RECURRENCES: Mapping[str, type] = {"delta": DeltaNet, "mamba": Mamba2}
+ALWAYS_WRITTEN = ("delta", "mamba")  # in the files of every build, null in those of a model without such layers
+
+
+def written(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a dataclass as files have them, for `asdict`: without recurrences that a model lacks.
+
+    So a further kind of recurrence changes the files, and with them the keys, of no model that lacks it.
+    """
+    return {
+        name: value for name, value in fields if value is not None or name not in RECURRENCES or name in ALWAYS_WRITTEN
+    }
 
 
 def checked_mamba(mamba: Mamba2) -> Mamba2:

@@ -23,6 +23,7 @@ from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.models.interface import HOST, MTP
+from shardmill.models.recurrences import RECURRENCES
 from shardmill.pipeline.code_digest import code_digest, model_type_in
 from shardmill.records.attest import PATHS
 
@@ -188,8 +189,7 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
                 "experts": a.graph.experts is not None,
                 "per_layer": a.graph.per_layer,
                 "per_layer_table": a.graph.per_layer_table,
-                "delta": a.graph.delta is not None,
-                "mamba": a.graph.mamba is not None,
+                **{name: getattr(a.graph, name) is not None for name in RECURRENCES},
             },
         },
         "item_bytes": 2,

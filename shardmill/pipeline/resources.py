@@ -20,6 +20,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import kept_for, load_json, write_json
 from shardmill.gates.passes import LONG, sampled
 from shardmill.machine import memory_bytes, torch_build
+from shardmill.models.recurrences import RECURRENCES
 from shardmill.pipeline.storage import home_of
 
 SNAKEMAKE_MB = 500  # a job on another machine holds up to three Snakemakes of 148 MB beside its own process
@@ -267,7 +268,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     looked_up *= shape["graph"].get("per_layer_table", True)
     table = rows["embedding"]["parameters"] - looked_up
     layer = layers / plan["architecture"]["layers"] / MILLION
-    if shape["graph"].get("delta") or shape["graph"].get("mamba"):  # which have a longer text, too
+    if any(map(shape["graph"].get, RECURRENCES)):  # which have a longer text, too
         positions += len(sampled(LONG))
     encoders = [name for name, row in rows.items() if row["kind"] == "encoder"]
     buckets = dict(zip(encoders, plan.get("buckets") or (), strict=True))

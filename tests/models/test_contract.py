@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from models.hosts import host
+from shardmill.models import recurrences
 from shardmill.models.architecture import LOCAL_ROPE, SLIDING_MASK, Graph, LayerSpec
 from shardmill.models.caches import RING, T
 from shardmill.models.contract import GraphSpec, has_positions, rope_inputs, states, window_slots
 from shardmill.models.layer_constants import layer_constants
 from shardmill.models.part_kinds import constants, inputs, output, stem
+from shardmill.models.recurrences import RECURRENCES, Mamba2, written
 
 GRAPH = Graph(hidden=64, heads=4, kv_heads=2, head_dim=32, rope_dim=24, ffn=96, rms_norm_eps=1e-5, conv_taps=3)
 FULL, LOCAL, BARE = LayerSpec(), LayerSpec(rope=LOCAL_ROPE, mask=SLIDING_MASK), LayerSpec(rope=None)
@@ -174,3 +176,12 @@ def test_the_host_makes_every_array_that_a_form_takes_in_its_shape(window: int |
         if name != "x":
             assert found[name].shape == tuple(3 if extent == T else extent for extent in shape)
             assert found[name].dtype == np.float32
+
+
+def test_a_further_recurrence_changes_no_file_of_a_model_that_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each part's file would have one more null, and every model would be converted again."""
+    before = asdict(GRAPH, dict_factory=written)
+    assert {name: before[name] for name in ("delta", "mamba")} == {"delta": None, "mamba": None}
+    monkeypatch.setattr(recurrences, "RECURRENCES", {**RECURRENCES, "later": Mamba2})
+    assert written([*vars(GRAPH).items(), ("later", None)]) == before
+    assert written([("later", {"taps": 4})]) == {"later": {"taps": 4}}

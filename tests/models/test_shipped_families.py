@@ -28,6 +28,7 @@ from shardmill.gates.reference import Reference, carried_channels
 from shardmill.gates.stack import TurningDrafter, decode_one_by_one
 from shardmill.machine import load_programs_as
 from shardmill.models import supported
+from shardmill.models.recurrences import RECURRENCES
 from shardmill.pipeline.steps.split import split
 from shardmill.plan import Part
 from shardmill.runtime.engine import Engine
@@ -154,7 +155,7 @@ def test_no_program_needs_the_engine_s_second_package(shipped: Shipped) -> None:
 def test_silu_is_made_of_tanh_only_if_the_config_says_so(shipped: Shipped) -> None:
     """No model with SiLU has a tanh for another purpose, but a recurrence, which never has the engine's own SiLU."""
     graph, kinds = shipped.plan["architecture"]["graph"], shipped.operations()
-    activation, recurs = graph["activation"], graph["delta"] is not None or graph["mamba"] is not None
+    activation, recurs = graph["activation"], any(graph.get(kind) for kind in RECURRENCES)
     if activation in ("silu", "silu_tanh"):
         assert ("tanh" in kinds) == (recurs or activation == "silu_tanh")
         assert activation == "silu" or "silu" not in kinds

@@ -16,6 +16,7 @@ from portable_coreml.run import stored
 import shardmill.plan
 from shardmill import machine
 from shardmill.errors import ShardmillError
+from shardmill.models.recurrences import RECURRENCES
 from shardmill.pipeline import job, resources
 from shardmill.pipeline.needs import STEPS
 from shardmill.pipeline.resources import Need, Sizes
@@ -156,7 +157,7 @@ def test_only_what_transformers_is_given_whole_counts_as_a_whole_layer() -> None
     assert Need(1, whole=1).mb(Sizes(wide=7)) == 8
 
 
-@pytest.mark.parametrize("kind", ["delta", "mamba"])
+@pytest.mark.parametrize("kind", RECURRENCES)
 def test_a_recurrence_has_the_logits_of_a_longer_text_too(kind: str) -> None:
     """At 256 of 2,048 positions."""
     recurrent = phi_4_mini()

@@ -32,6 +32,7 @@ from shardmill.models.encoder import with_answers
 from shardmill.models.end_tokens import eos_token_ids
 from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE
 from shardmill.models.part_kinds import interface
+from shardmill.models.recurrences import written
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
 from shardmill.printable import printable
 
@@ -178,7 +179,7 @@ def _plan_json(
         "buckets": list(config.sizes),
         **{key: getattr(model.architecture, key) for key in ("task", "labels", "band", "reach", "causal")},
         "tables": {tensor.path: tensor.source.tensor for tensor in parts[-1].tensors},
-        "architecture": asdict(model.architecture) | {"layers": model.architecture.layers},
+        "architecture": asdict(model.architecture, dict_factory=written) | {"layers": model.architecture.layers},
         "prefix": model.prefix,
         "item_bytes": max(ITEM_BYTES[tensor.info.dtype] for tensor in plan.every_tensor(parts)),
         "conv_taps": model.architecture.graph.conv_taps,
