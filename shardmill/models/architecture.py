@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardmill.errors import CheckpointError
-from shardmill.models.recurrences import RECURRENCES, DeltaNet, Mamba2, Recurrence
+from shardmill.models.recurrences import RECURRENCES, DeltaNet, Mamba2, Recurrence, RgLru
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX, HEAD = "model.", "lm_head."  # of transformers' names: all but the LM head, and the LM head
@@ -145,6 +145,7 @@ class Graph:
     # Of the layers that are a recurrence of a kind, by the names of models/recurrences.py:
     delta: DeltaNet | None = None
     mamba: Mamba2 | None = None
+    rg_lru: RgLru | None = None
 
     def of(self, kind: LayerSpec) -> Graph:
         """Return the graph as a layer of this kind sees it, with the layer's own sizes."""

@@ -33,6 +33,7 @@ from shardmill.models.primitives import (
     sigmoid_by_tanh,
     vector,
 )
+from shardmill.models.rg_lru import RgLruMixer
 from shardmill.models.shared import LayerCaches, Shared
 
 Weights = Mapping[str, Tensor]
@@ -165,6 +166,7 @@ MODULES: Mapping[str, Callable[[Graph, LayerSpec, Weights, str], nn.Module]] = {
     "conv": ShortConv,
     "delta": GatedDeltaNet,
     "mamba": MambaMixer,
+    "rg_lru": RgLruMixer,
 }
 
 

@@ -1,7 +1,7 @@
 """The kinds of mixers: for each its name, its path in a layer, its weights, and what it keeps from pass to pass.
 
-Planning reads this table without torch. The modules themselves are in attention.py, blocks.py, delta_net.py and
-mamba.py; `blocks.MODULES` has them by the same keys.
+Planning reads this table without torch. The modules themselves are in attention.py, blocks.py and files of their
+own; `blocks.MODULES` has them by the same keys.
 """
 
 from __future__ import annotations
@@ -117,6 +117,23 @@ def _mamba(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
     }
 
 
+def _rg_lru(g: Graph, kind: LayerSpec) -> dict[str, Shape]:
+    sizes = g.rg_lru
+    assert sizes is not None
+    gates: dict[str, Shape] = {}
+    for name in ("input_gate", "recurrent_gate"):
+        gates |= {name: (sizes.heads, sizes.head_dim, sizes.head_dim), f"{name}_bias": (sizes.width,)}
+    return {
+        **projection_constants("linear_x", sizes.width, g.hidden, True),
+        **{f"tap_{j}": (sizes.width,) for j in range(sizes.taps)},
+        "conv_bias": (sizes.width,),
+        **gates,
+        "rate": (sizes.width,),
+        **projection_constants("linear_y", sizes.width, g.hidden, True),
+        **projection_constants("linear_out", g.hidden, sizes.width, True),
+    }
+
+
 def _keys_and_values(g: Graph, slots: int) -> dict[str, Shape]:
     return {letter: (1, g.kv_heads, slots, g.head_dim) for letter in "kv"}
 
@@ -141,4 +158,5 @@ MIXERS = {
     "conv": Mixer("convolution", "conv", _convolution, _ring),
     "delta": Mixer("gated DeltaNet", "linear_attn", _delta, _ring_and_state),
     "mamba": Mixer("Mamba-2", "mamba", _mamba, _ring_and_state),
+    "rg_lru": Mixer("RG-LRU", "temporal_block", _rg_lru, _ring_and_state),
 }

@@ -109,7 +109,37 @@ class Mamba2:
         return {"state_dim": self.state_dim}
 
 
-RECURRENCES: Mapping[str, type] = {"delta": DeltaNet, "mamba": Mamba2}
+@dataclass(frozen=True)
+class RgLru:
+    """The sizes of RG-LRU layers (models/rg_lru.py)."""
+
+    triangles: ClassVar[tuple[str, ...]] = ()
+    heads: int  # matrices of each gate
+    head_dim: int
+    taps: int  # of the short convolution
+
+    @property
+    def width(self) -> int:
+        """Return the channels of all heads, each with a state of its own."""
+        return self.heads * self.head_dim
+
+    @property
+    def pending(self) -> int:
+        """Return the channels of the ring: x, then a 1 for each token."""
+        return self.width + 1
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Return the state's axes: a number for each channel."""
+        return 1, 1, self.width
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Return the width of the state."""
+        return {"lru_width": self.width}
+
+
+RECURRENCES: Mapping[str, type] = {"delta": DeltaNet, "mamba": Mamba2, "rg_lru": RgLru}
 ALWAYS_WRITTEN = ("delta", "mamba")  # in the files of every build, null in those of a model without such layers
 
 

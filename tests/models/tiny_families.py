@@ -57,7 +57,7 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
                 weight.copy_(drawn + (centre if "norm" in name or name.endswith(("_scale", "layer_scalar")) else 0.0))
                 if model_type.startswith("gemma4") and name.endswith(("q_norm.weight", "k_norm.weight")):
                     weight.sub_(0.7)  # scores are not divided, and large ones amplify rounding
-            if "linear_attn" in name or "mamba" in name or "mixer" in name:
+            if any(path in name for path in ("linear_attn", "mamba", "mixer", "temporal_block")):
                 _draw_recurrence(name, weight, generator)
     return model
 
@@ -72,6 +72,10 @@ def _draw_recurrence(name: str, weight: Tensor, generator: torch.Generator) -> N
         weight.copy_(2 * torch.randn(weight.shape, generator=generator) - 1)
     elif name.endswith("conv1d.weight"):
         weight.copy_(0.5 * torch.randn(weight.shape, generator=generator))
+    elif name.endswith("recurrent_param"):
+        weight.uniform_(-9, 3, generator=generator)
+    elif name.endswith("_gate_weight"):
+        weight.copy_(0.3 * torch.randn(weight.shape, generator=generator))
 
 
 def tensors_of(model: Any) -> dict[str, Tensor]:
