@@ -21,8 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from drafted_decoding import LabelScores, Session, run, score_labels
+
 from shardmill.bench.energy import start_meter
-from shardmill.decode import LabelScores, Session, run, score_labels
 from shardmill.device.kit import weights_bytes
 from shardmill.machine import machine
 from shardmill.runtime.manifest import label_tokens, read_manifest

@@ -24,8 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from drafted_decoding.drafters import BY_ITSELF, PLAIN, Draft, Drafter, RequestInfo, create_drafter
+
 from shardmill.bench.prompts import replay_output
-from shardmill.decode.drafters import BY_ITSELF, PLAIN, Draft, Drafter, RequestInfo, create_drafter
 
 LOOKUP = "prompt lookup"
 BARS = {"cold": 1.03, "warm": 1.12, "microseconds": 50.0}

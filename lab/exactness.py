@@ -26,14 +26,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import drafted_decoding as decode
 import numpy as np
+from drafted_decoding import POLICIES, Options, Session, TokenEvent, create_drafter, create_policy, generate, run
+from drafted_decoding.drafters import TRAINED
+from drafted_decoding.policies import measure_widths
 
-from shardmill import decode, machine
+from shardmill import machine
 from shardmill.bench.prompts import of_tasks
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import POLICIES, Options, Session, TokenEvent, create_drafter, create_policy, generate, run
-from shardmill.decode.drafters import TRAINED
-from shardmill.decode.policies import measure_widths
 from shardmill.imports import quiet_coremltools
 from shardmill.runtime.engine import Engine
 

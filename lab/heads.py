@@ -23,12 +23,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from drafted_decoding import Drafter, GenerationResult, Session, create_drafter, run
+from drafted_decoding.policies import AlwaysDraft
 
 from shardmill.bench.prompts import replay
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.commands.draft import encoded_prompts
-from shardmill.decode import Drafter, GenerationResult, Session, create_drafter, run
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.draft.measure import CAPS, measure_acceptance
 from shardmill.draft.states import continued, embedding_table, load_reference
 from shardmill.draft.train import head_tokens

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from shardmill.decode import GenerationResult, PrefillEvent, PrefixCache, Session, generate
+from drafted_decoding import GenerationResult, PrefillEvent, PrefixCache, Session, generate
+
 from shardmill.machine import machine
 from shardmill.runtime.process import start_engine
 

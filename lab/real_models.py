@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from drafted_decoding import Session, create_drafter, create_policy, run
 from exactness import manifest, prompts, witness
 
 from shardmill import machine
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import Session, create_drafter, create_policy, run
 from shardmill.imports import quiet_coremltools
 from shardmill.runtime.engine import Engine
 

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from drafted_decoding.drafters import BY_ITSELF
 from openai import AsyncOpenAI
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from shardmill.bench.prompts import of_tasks
 from shardmill.bench.server import SHARDMILL
-from shardmill.decode.drafters import BY_ITSELF
 
 TASKS = ("code_edit", "summary", "question", "copying", "free_text")
 SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}, "ok": {"type": "boolean"}},

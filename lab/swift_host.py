@@ -24,12 +24,12 @@ from typing import Any, ClassVar
 
 import coremltools as ct
 import numpy as np
+from drafted_decoding import Sampling, Session
+from drafted_decoding.drafters import EMPTY, Draft
+from drafted_decoding.drafters.base import NoDrafter
+from drafted_decoding.generate import GenerationResult, Options, TokenEvent, generate
+from drafted_decoding.policies import AlwaysDraft
 
-from shardmill.decode import Sampling, Session
-from shardmill.decode.drafters import EMPTY, Draft
-from shardmill.decode.drafters.base import NoDrafter
-from shardmill.decode.generate import GenerationResult, Options, TokenEvent, generate
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.runtime.engine import Engine
 
 HIDDEN, CONTEXT, HALF, PASSES = 896, 2048, 32, 16

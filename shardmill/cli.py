@@ -31,6 +31,7 @@ from shardmill.commands import (
     serve,
 )
 from shardmill.imports import spare_imports
+from shardmill.machine import CODE
 from shardmill.printable import one_line
 
 HELP = "Run, inspect, check and publish the Core ML programs that the pipeline builds for the Apple Neural Engine."
@@ -78,8 +79,8 @@ def _described(error: Exception) -> str:
 
 
 def _is_expected(error: Exception) -> bool:
-    """Return whether the error was raised for a person to read: every class of such errors is shardmill's."""
-    return type(error).__module__.partition(".")[0] in ("shardmill", "portable_coreml")
+    """Return whether the error was raised for a person to read: every class of such errors is ours."""
+    return type(error).__module__.partition(".")[0] in CODE
 
 
 def _show_version(wanted: bool) -> None:

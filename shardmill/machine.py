@@ -18,6 +18,8 @@ from pathlib import Path, PurePosixPath
 from shardmill import interrupt
 from shardmill.errors import ShardmillError
 
+# The packages of this repository that shardmill runs: each can decide a result, and raises errors for a person to read.
+CODE = ("drafted_decoding", "kit_runner", "portable_coreml", "shardmill")
 NATIVE_MISSING = "coremltools lacks its native module; reinstall it: pip install --force-reinstall coremltools==9.0"
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 # These set the number of threads of libraries: OpenMP, MKL, and Accelerate, which numpy and torch use on a Mac.

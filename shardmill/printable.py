@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from shardmill.kit_runner.error_texts import said, words
+from kit_runner.error_texts import said, words
 
 
 def printable(text: str, limit: int = 80) -> str:

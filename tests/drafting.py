@@ -9,9 +9,9 @@ from typing import Any
 
 import coremltools as ct
 import tiny
+from drafted_decoding.drafters import PLAIN, Draft, Drafter, RequestInfo
 from torch import Tensor
 
-from shardmill.decode.drafters import PLAIN, Draft, Drafter, RequestInfo
 from shardmill.gates import measurement, parity, stack
 from shardmill.gates.drafters import drafter_case
 from shardmill.gates.drafts import Expected, draft_agreement

@@ -61,7 +61,7 @@ def patterns(folders: Sequence[str]) -> list[Pattern]:
 
 
 def _in_file(file: Path, tree: ast.Module, used: dict[str, set[str]]) -> Iterator[Pattern]:
-    short = file.relative_to(ROOT / "shardmill")
+    short = file.relative_to(ROOT).as_posix().removeprefix("shardmill/")
     names: dict[int, Any] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):

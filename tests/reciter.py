@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drafted_decoding.engine import PlainEngine
 from manifests import manifest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from shardmill import cli
-from shardmill.decode.engine import PlainEngine
 from shardmill.runtime import process
 
 PROMPT, CONTINUATION = "def ", "naïve() → “é”  # 東京\n"

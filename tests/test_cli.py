@@ -31,7 +31,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_help_names_every_drafter_and_policy() -> None:
     """What can be asked for is what --help says."""
-    from shardmill.decode import DRAFTERS, POLICIES
+    from drafted_decoding import DRAFTERS, POLICIES
 
     assert set(re.findall(r"\w+", shared.DRAFTERS)) - {"or"} == set(DRAFTERS)
     assert set(re.findall(r"\w+", shared.POLICIES)) - {"or"} == set(POLICIES)

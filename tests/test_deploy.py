@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from patience import BUILDING
-from pipeline.project import python_path
+from pipeline.project import PACKAGES, python_path
 from processes import succeeded
 
 from shardmill.pipeline.resolve import PARTS
@@ -57,7 +57,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     given = {"GIT_CONFIG_COUNT": str(len(settings)), "XDG_CACHE_HOME": str(host / "cache"), "OMP_NUM_THREADS": "1"}
     for i, (key, value) in enumerate(settings.items()):
         given |= {f"GIT_CONFIG_KEY_{i}": key, f"GIT_CONFIG_VALUE_{i}": value}
-    given["PYTHONPATH"] = python_path(ROOT, ROOT / "portable")
+    given["PYTHONPATH"] = python_path(ROOT, *PACKAGES)
     made = {key: value for key, value in os.environ.items() if key != "GITHUB_TOKEN"} | given
     for words in (("init", "-q"), ("add", "-A"), (*AUTHOR, "commit", "-q", "-m", "Release"), ("tag", TAG)):
         run(repository, made, "git", *words)

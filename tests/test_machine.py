@@ -14,11 +14,11 @@ from pathlib import Path
 import portable_coreml
 import pytest
 import torch
+from kit_runner import main as kit_runner
 
 from shardmill import machine
 from shardmill.commands import doctor
 from shardmill.errors import ShardmillError
-from shardmill.kit_runner import main as kit_runner
 from shardmill.runtime import threads
 
 ANSWERS = {

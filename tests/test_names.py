@@ -8,13 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("shardmill", "portable/portable_coreml", "portable/extra/portable_coreml_extra")
+PACKAGES = (
+    "shardmill",
+    "decoding/drafted_decoding",
+    "kit/kit_runner",
+    "portable/portable_coreml",
+    "portable/extra/portable_coreml_extra",
+)
 READERS = ("*.py", "*.html", "*.smk", "Snakefile")
 
 
 def sources() -> dict[Path, str]:
     """Every file of the repository that may mention a function of its packages."""
-    folders = (*PACKAGES, "portable/tests", "tests", "lab", "tools", "rules", "scripts")
+    folders = (*PACKAGES, "decoding/tests", "kit/tests", "portable/tests", "tests", "lab", "tools", "rules", "scripts")
     found = {path for folder in folders for kind in READERS for path in (ROOT / folder).rglob(kind)}
     return {path: path.read_text() for path in (*found, ROOT / "Snakefile", ROOT / "hatch_build.py") if path.exists()}
 
@@ -43,12 +49,13 @@ def test_a_function_of_one_file_begins_with_an_underscore() -> None:
 
 
 def test_no_module_imports_what_begins_with_an_underscore() -> None:
+    names = {Path(package).name for package in PACKAGES}
     taken = [
         f"{path.relative_to(ROOT)}: {alias.name}"
         for path, text in sources().items()
         if is_of_a_package(path)
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("shardmill", "portable_coreml"))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in names
         for alias in node.names
         if alias.name.startswith("_") and not alias.name.startswith("__")
     ]

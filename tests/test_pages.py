@@ -12,16 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from drafted_decoding import PrefixCache
 from snakemake.cli import get_argument_parser
 from typer.main import get_command
 
 from shardmill.cli import app
-from shardmill.decode import PrefixCache
 from shardmill.serve.http import ENDPOINTS
 from shardmill.serve.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("docs", "lab", "configs", "resources", "portable")
+FOLDERS = ("docs", "lab", "configs", "resources", "decoding", "kit", "portable")
 FOUND = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 PAGES = [page for page in FOUND if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)]  # no caches
 
@@ -123,7 +123,7 @@ def test_what_no_apple_hardware_has_run_is_said_first() -> None:
 
 # Names of our own files and classes, in pages and docstrings.
 
-CODE = ("shardmill", "portable", "tests", "tools", "lab", "scripts", "swift", "hatch_build.py")
+CODE = ("shardmill", "decoding", "kit", "portable", "tests", "tools", "lab", "scripts", "swift", "hatch_build.py")
 OURS = {file for name in CODE for file in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
 # A docstring that names one of these may name their files; they are read in another place than here.
 OTHERS = re.compile(r"transformers|coremltools|SafeAILab|vLLM|vllm|PEFT|peft|speculators|ExecuTorch")

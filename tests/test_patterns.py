@@ -12,7 +12,7 @@ import patterns
 import pytest
 from patterns import GREATEST, Pattern
 
-ROOMS = ("shardmill/serve", "shardmill/decode", "shardmill/config")
+ROOMS = ("shardmill/serve", "decoding/drafted_decoding", "shardmill/config")
 UNKNOWN = {  # expressions that are put together where they run
     "serve/tool_grammar.py:_cut": "alternatives of escaped texts, the tokenizer's special tokens, and nothing repeats",
 }

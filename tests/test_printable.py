@@ -36,6 +36,6 @@ def test_an_error_is_told_in_its_first_line(said: str, line: str) -> None:
 
 
 def test_an_error_of_core_ml_keeps_its_words() -> None:
-    """Its text is a dictionary, whose first line is a brace; tests/kit_runner/test_error_texts.py has more."""
+    """Its text is a dictionary, whose first line is a brace; kit/tests/test_error_texts.py has more."""
     error = RuntimeError('{\n    NSLocalizedDescription = "refused \\"\x1b\\" with error code: -14.";\n}')
     assert one_line(first_line(error)) == one_line(error) == 'refused "?" with error code: -14.'

@@ -6,23 +6,26 @@ import os
 import re
 from pathlib import Path
 
+import drafted_decoding
+import kit_runner
 import pytest
+from drafted_decoding import DecodeError
+from drafted_decoding.drafters.follow import FollowTable, Numbering, load_table
 
+import shardmill
 from shardmill import files
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import DecodeError
-from shardmill.decode.drafters.follow import FollowTable, Numbering, load_table
 from shardmill.errors import CheckpointError, ShardmillError
 from shardmill.runtime.engine import read_tables
 
-PACKAGE = Path(files.__file__).parent
+PACKAGES = [Path(package.__file__).parent for package in (drafted_decoding, kit_runner, shardmill)]
 # Each JSON that is parsed without files.py, with the reason.
 OTHER_JSON = {
     "files.py": "it is the one place",
-    "decode/drafters/learned.py": "a file of the package; decode uses nothing else of shardmill",
-    "decode/constraint.py": "a tokenizer that the grammar library has read; decode uses nothing else of shardmill",
+    "drafted_decoding/drafters/learned.py": "a file of the package, which uses nothing of shardmill",
+    "drafted_decoding/constraint.py": "likewise; a tokenizer that the grammar library has read",
     "serve/call_texts.py": "a model's answer, with line breaks in its strings; it catches what goes too deep itself",
-    "kit_runner/kit.py": "a kit runs without the rest of shardmill; it catches what goes too deep itself",
+    "kit_runner/kit.py": "a kit runs without shardmill; it catches what goes too deep itself",
     "kit_runner/child.py": "likewise; it reads what its own parent wrote",
 }
 
@@ -76,8 +79,9 @@ def test_files_for_libraries_are_regular_ones(tmp_path: Path) -> None:
 def test_json_is_parsed_in_one_place() -> None:
     """`json.loads` of a hundred thousand brackets is a RecursionError, which nobody expects."""
     found = {
-        file.relative_to(PACKAGE).as_posix()
-        for file in PACKAGE.rglob("*.py")
+        file.relative_to(package if package.name == "shardmill" else package.parent).as_posix()
+        for package in PACKAGES
+        for file in package.rglob("*.py")
         if re.search(r"\bjson\.loads?\(", file.read_text(encoding="utf-8"))
     }
     assert found == set(OTHER_JSON)

@@ -18,6 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from shardmill.machine import CODE
 from shardmill.witness import installed
 
 ROOT = Path(__file__).parent.parent
@@ -135,8 +136,8 @@ def imported(folder: str) -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    local = {"shardmill", "portable_coreml", "tests"} | {
-        path.stem for tests in ("tests", "portable/tests") for path in (ROOT / tests).rglob("*")
+    local = {*CODE, "tests"} | {
+        path.stem for tests in ("tests", "decoding/tests", "portable/tests") for path in (ROOT / tests).rglob("*")
     }
     return found - sys.stdlib_module_names - local
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from patience import BUILDING, PATIENCE
-from pipeline.project import python_path
+from pipeline.project import PACKAGES, python_path
 from processes import succeeded
 
 ROOT = Path(__file__).parents[1]
@@ -66,6 +66,8 @@ def run(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[st
     )
 
 
+# Distributions of this repository, none of which is registered anywhere.
+OURS = {"shardmill", "drafted-decoding", "kit-runner", "portable-coreml", "portable-coreml-extra"}
 SHARDMILL = ("-c", "from shardmill.cli import main; main()")
 
 
@@ -127,10 +129,9 @@ def test_it_asks_an_index_for_no_name_of_ours(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         required = re.findall(r"^Requires-Dist: *([\w.-]+)", archive.read(name).decode(), re.MULTILINE)
-        assert "portable_coreml/run/execute.py" in archive.namelist()
-    assert (
-        "coremltools" in required and {"shardmill", "portable-coreml", "portable-coreml-extra"} & set(required) == set()
-    )
+        for carried in ("drafted_decoding/generate.py", "kit_runner/measure.py", "portable_coreml/run/execute.py"):
+            assert carried in archive.namelist()
+    assert "coremltools" in required and OURS & {re.sub(r"[-_.]+", "-", name) for name in required} == set()
 
 
 @pytest.mark.thorough
@@ -160,9 +161,8 @@ def test_no_script_or_page_installs_a_name_of_ours_from_an_index() -> None:
     listed = subprocess.run(["git", "ls-files", *told], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a clone")
-    by_name = re.compile(
-        r"pip install (?!.*--no-index)[^|#&\n]*?(?<![\w./-])(shardmill|portable-coreml(-extra)?)(==[\d.]+)?(\s|$)"
-    )
+    names = "|".join(sorted(OURS, key=len, reverse=True))
+    by_name = re.compile(rf"pip install (?!.*--no-index)[^|#&\n]*?(?<![\w./-])({names})(==[\d.]+)?(\s|$)")
     lines = ((name, line) for name in listed.stdout.split() for line in (ROOT / name).read_text().splitlines())
     assert [f"{name}: {line}" for name, line in lines if by_name.search(line.replace("`", " "))] == []
 
@@ -171,7 +171,7 @@ def test_no_script_or_page_installs_a_name_of_ours_from_an_index() -> None:
 def test_the_library_in_it_has_the_clone_s_keys(site: Path, tmp_path: Path) -> None:
     """Else a build of the wheel would find nothing in a store, and a rebuilder would be refused."""
     of_wheel = run(site, tmp_path, "-c", DIGESTS).stdout
-    of_clone = run(Path(f"{ROOT}{os.pathsep}{ROOT / 'portable'}"), tmp_path, "-c", DIGESTS).stdout
+    of_clone = run(Path(os.pathsep.join(map(str, (ROOT, *PACKAGES)))), tmp_path, "-c", DIGESTS).stdout
     assert str(site) in of_wheel and str(ROOT) in of_clone
     assert of_wheel.split(", ", 1)[1] == of_clone.split(", ", 1)[1]
 

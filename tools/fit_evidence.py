@@ -1,4 +1,4 @@
-"""Fits what contexts are worth to the `learned` drafter: shardmill/decode/drafters/evidence.json.
+"""Fits what contexts are worth to the `learned` drafter: decoding/drafted_decoding/drafters/evidence.json.
 
     python tools/fit_evidence.py [--out EVIDENCE.json]
 
@@ -26,14 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from drafted_decoding.drafters.follow import Followers, only
+from drafted_decoding.drafters.learned import FILE, OFTEN, FollowerCounts, LearnedDrafter, situation
+from drafted_decoding.drafters.learned import parse_weights as parse_evidence
+from drafted_decoding.generate import agreement
 from drafters import Recorded, tekken
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-
-from shardmill.decode.drafters.follow import Followers, only
-from shardmill.decode.drafters.learned import FILE, OFTEN, FollowerCounts, LearnedDrafter, situation
-from shardmill.decode.drafters.learned import parse_weights as parse_evidence
-from shardmill.decode.generate import agreement
 
 SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "__pycache__"}
 PROMPT, OUTPUT = 30, 470  # tokens of a text

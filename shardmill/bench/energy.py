@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit_runner.job import COMMAND, counted
+
 from shardmill.bench.server import Joules
-from shardmill.kit_runner.job import COMMAND, counted
 
 POWERCAP = Path("/sys/class/powercap")
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from drafted_decoding import Drafter
+from drafted_decoding.generate import agreement
+
 from shardmill import files as shardmill_files
-from shardmill.decode import Drafter
-from shardmill.decode.generate import agreement
 from shardmill.errors import ShardmillError
 
 

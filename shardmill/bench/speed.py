@@ -15,6 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from drafted_decoding import create_drafter
+from drafted_decoding.drafters import DRAFT_MODEL, TRAINED
+from drafted_decoding.generate import agreement
+
 from shardmill import machine
 from shardmill.bench import prompts as asking
 from shardmill.bench.energy import Meter, start_meter
@@ -22,9 +26,6 @@ from shardmill.bench.prompts import Prompt, Replay, replay
 from shardmill.bench.server import Client, TimedAnswer, command, connected, running
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.config import Benchmark
-from shardmill.decode import create_drafter
-from shardmill.decode.drafters import DRAFT_MODEL, TRAINED
-from shardmill.decode.generate import agreement
 from shardmill.runtime.manifest import read_manifest, verify_width
 
 log = logging.getLogger(__name__)

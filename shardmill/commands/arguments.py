@@ -14,10 +14,9 @@ from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from drafted_decoding import ContextPolicy, Drafter
+    from drafted_decoding.drafters import TrainedEngine
     from rich.table import Table
-
-    from shardmill.decode import ContextPolicy, Drafter
-    from shardmill.decode.drafters import TrainedEngine
 
 UNITS = ("B", "kB", "MB", "GB")
 
@@ -133,8 +132,8 @@ def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = Fal
         ShardmillError: no drafter has that name, or the drafter needs a second build.
         typer.BadParameter: a second build is given, but the drafter does not need it.
     """
-    from shardmill.decode.drafters import DRAFT_MODEL
-    from shardmill.decode.drafters import DRAFTERS as KNOWN
+    from drafted_decoding.drafters import DRAFT_MODEL
+    from drafted_decoding.drafters import DRAFTERS as KNOWN
 
     if name not in KNOWN:
         raise ShardmillError(f"no drafter is called {name!r}: use one of {', '.join(KNOWN)}")
@@ -146,7 +145,7 @@ def check_drafter(name: str, draft_build: Path | None, *, may_change: bool = Fal
 
 def check_head(name: str, build: Path, manifest: Mapping[str, Any]) -> None:
     """Raise ShardmillError for a drafter that would be part of the build of `manifest`, if the build lacks it."""
-    from shardmill.decode.drafters import TRAINED
+    from drafted_decoding.drafters import TRAINED
 
     if name in TRAINED and manifest.get("drafter", {}).get("kind") != name:
         raise ShardmillError(
@@ -165,7 +164,7 @@ def check_draft_build(draft_build: Path, manifest: Mapping[str, Any]) -> None:
 
 def check_policy(name: str) -> None:
     """Raise ShardmillError if no policy has that name."""
-    from shardmill.decode import POLICIES as KNOWN
+    from drafted_decoding import POLICIES as KNOWN
 
     if name not in KNOWN:
         raise ShardmillError(f"no draft policy is called {name!r}: use one of {', '.join(KNOWN)}")
@@ -173,7 +172,8 @@ def check_policy(name: str) -> None:
 
 def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
     """Raise DecodeError if a sliding context is too small."""
-    from shardmill.decode import choose_layout
+    from drafted_decoding import choose_layout
+
     from shardmill.runtime.manifest import verify_width
 
     choose_layout(policy, manifest["context"], verify_width(manifest))
@@ -197,7 +197,8 @@ def make_drafter(
         context_policy: what the model, the draft model and a head do when the context is full.
         head: the engine of the build's own drafter, for eagle3, mtp and assistant.
     """
-    from shardmill.decode import Session, create_drafter
+    from drafted_decoding import Session, create_drafter
+
     from shardmill.runtime import process
 
     session = None

@@ -36,9 +36,9 @@ from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
+    from drafted_decoding import GenerationResult
     from rich.console import Console
 
-    from shardmill.decode import GenerationResult
     from shardmill.serve.conversation import Conversation, Talk
 
 _KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
@@ -61,9 +61,9 @@ def chat(
     precision: Precision = "fp32",
 ) -> None:
     """Chat with a built model in the terminal."""
+    from drafted_decoding import Sampling
     from rich.console import Console
 
-    from shardmill.decode import Sampling
     from shardmill.runtime.adapters import check_adapter
     from shardmill.serve import model as serving
     from shardmill.serve.conversation import Conversation, Talk
@@ -132,7 +132,8 @@ def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, e
 
 def _say(console: Console, talk: Talk, conversation: Conversation, line: str, engine: str) -> None:
     """Stream the answer of one turn, then print its cost; an error ends the turn, not the conversation."""
-    from shardmill.decode import DecodeError
+    from drafted_decoding import DecodeError
+
     from shardmill.serve.tool_reader import AnswerDelta
 
     try:

@@ -34,7 +34,8 @@ from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
-    from shardmill.decode import GenerationResult, PrefillEvent, TokenEvent
+    from drafted_decoding import GenerationResult, PrefillEvent, TokenEvent
+
     from shardmill.runtime.label import Labelled, Reader
 
 
@@ -76,7 +77,7 @@ _ENDINGS = {
 
 def consume(events: Iterable[PrefillEvent | TokenEvent | GenerationResult], out: TextIO | None) -> GenerationResult:
     """Write text to `out`, if given, as soon as the text is final; return the result."""
-    from shardmill.decode import GenerationResult, PrefillEvent
+    from drafted_decoding import GenerationResult, PrefillEvent
 
     for event in events:
         if isinstance(event, PrefillEvent):
@@ -145,9 +146,10 @@ def generate(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
     """Continue a text with a built model."""
-    from shardmill.decode import Options, Sampling, Session, check_prompt, create_policy
-    from shardmill.decode import generate as decode
-    from shardmill.decode.drafters import TRAINED
+    from drafted_decoding import Options, Sampling, Session, check_prompt, create_policy
+    from drafted_decoding import generate as decode
+    from drafted_decoding.drafters import TRAINED
+
     from shardmill.runtime import process
     from shardmill.runtime.adapters import check_adapter
 

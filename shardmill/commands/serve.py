@@ -110,7 +110,8 @@ def serve(
     guard_margin: GuardMargin = 0.0,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
-    from shardmill.decode.drafters import TRAINED
+    from drafted_decoding.drafters import TRAINED
+
     from shardmill.runtime import label
     from shardmill.serve import model as serving
     from shardmill.serve.http import is_loopback

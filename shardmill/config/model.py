@@ -16,7 +16,7 @@ from shardmill.models.interface import DRAFT_PARTS, LABELS, RANGE, EntryPoints
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
-Drafter = Literal["none", "ngram", "suffix", "learned"]  # drafters of shardmill.decode that need no second build
+Drafter = Literal["none", "ngram", "suffix", "learned"]  # drafters of drafted_decoding that need no second build
 DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Positive = Annotated[StrictInt, Field(ge=1)]

@@ -12,9 +12,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from kit_runner import kit as runner
+from kit_runner.kit import HOW, KIT, KIT_FORMAT
 from portable_coreml.judge.limits import SYSTEMS, limits
 
-from shardmill import figures
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.device.recording import Arrays, record
 from shardmill.errors import ShardmillError
@@ -22,8 +23,6 @@ from shardmill.files import dumps, load_json, replacing
 from shardmill.gates.nonfinite import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.imports import quiet_coremltools
-from shardmill.kit_runner import kit as runner
-from shardmill.kit_runner.kit import HOW, KIT, KIT_FORMAT
 from shardmill.models.contract import CACHE_ITEM_BYTES
 from shardmill.models.interface import EACH, ONE, own_bundle
 from shardmill.printable import printable
@@ -177,11 +176,9 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
 
 
 def _runner() -> Iterator[tuple[str, Content]]:
-    """Yield measure.py and the package that it imports, which in a kit is no part of shardmill."""
-    for file in sorted([*Path(runner.__file__).parent.glob("[!.]*.py"), Path(figures.__file__)]):
-        text = file.read_text(encoding="utf-8").replace("shardmill.kit_runner", "kit_runner")
-        text = text.replace("shardmill.figures", "kit_runner.figures")
-        yield "measure.py" if file.name == "measure.py" else f"kit_runner/{file.name}", text.encode()
+    """Yield measure.py and the package that it imports, as both lie in the repository."""
+    for file in sorted(Path(runner.__file__).parent.glob("[!.]*.py")):
+        yield "measure.py" if file.name == "measure.py" else f"kit_runner/{file.name}", file.read_bytes()
     yield "README.txt", README.encode()
 
 

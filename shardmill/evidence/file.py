@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from kit_runner.kit import KIND, RESULT_FORMAT, STATUSES
+from kit_runner.plan import is_beside
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import load_json, read_sealed
-from shardmill.kit_runner.kit import KIND, RESULT_FORMAT, STATUSES
-from shardmill.kit_runner.plan import is_beside
 from shardmill.printable import printable
 
 LONGEST_MESSAGE = 200  # characters of a message

@@ -8,10 +8,10 @@ from zlib import crc32
 
 import numpy as np
 import torch
+from kit_runner.figures import relative_error
 from torch import Tensor
 
 from shardmill.checkpoint.peft import LoraModule
-from shardmill.figures import relative_error
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.parity import IN_FP32

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from drafted_decoding import NotFiniteError, Session, create_drafter
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shardmill.decode import NotFiniteError, Session, create_drafter
 from shardmill.gates.disturbed import FP16, FP32, NOISE, Probe, disturbed
 from shardmill.gates.measurement import Measurement, NotRun
 from shardmill.gates.reference import ReferenceDrafter

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from kit_runner.figures import psnr, relative_error
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from shardmill.figures import psnr, relative_error
 from shardmill.gates.case import Case
 from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import probe

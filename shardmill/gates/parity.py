@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from kit_runner.figures import psnr, relative_error
 from torch import Tensor
 
-from shardmill.figures import psnr, relative_error
 from shardmill.gates import encoder, experts, routed
 from shardmill.gates.case import Case
 from shardmill.gates.disturbed import probe

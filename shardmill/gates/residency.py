@@ -22,9 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kit_runner.compute_plan import planned
+from kit_runner.packages import ONLY, with_default_tokens, with_one_function
+
 from shardmill.gates.measurement import Measurement
-from shardmill.kit_runner.compute_plan import planned
-from shardmill.kit_runner.packages import ONLY, with_default_tokens, with_one_function
 from shardmill.machine import is_portable, native_call
 
 SMALL = "W5"  # the rule of the dispatcher's cost model for small programs

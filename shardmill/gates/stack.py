@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from drafted_decoding import NotFiniteError, Session, run
+from drafted_decoding.drafters import PLAIN, Draft, RequestInfo
+from drafted_decoding.policies import AlwaysDraft
+from kit_runner.figures import relative_error
 from torch import Tensor
 
 from shardmill.convert.weights import read_tensor
-from shardmill.decode import NotFiniteError, Session, run
-from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
-from shardmill.decode.policies import AlwaysDraft
-from shardmill.figures import relative_error
 from shardmill.gates.distributions import clear_agreement, compare_distributions
 from shardmill.gates.disturbed import FP16, FP32, probe
 from shardmill.gates.drafts import MEASURES, POSITIONS, Expected, draft_agreement

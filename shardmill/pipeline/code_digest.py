@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmill.files import is_left_by_macos, kept_for, load_json, write_json
-from shardmill.machine import package_versions, public_version
+from shardmill.machine import CODE, package_versions, public_version
 from shardmill.pipeline.needs import Step
 from shardmill.pipeline.task import Tools, source_folder
 
@@ -26,7 +26,8 @@ def _folder_of(package: str) -> Path:
     return Path(spec.origin).parents[1]
 
 
-OURS = {name: _folder_of(name) for name in ("portable_coreml", "shardmill")}  # package -> the folder it lies in
+# Package -> the folder it lies in; shardmill's comes last, since in a clone it holds the others.
+OURS = {name: _folder_of(name) for name in CODE}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kit_runner.figures import relative_error
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -28,7 +29,6 @@ from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.errors import CheckpointError, GateError
-from shardmill.figures import relative_error
 from shardmill.files import read_json, replacing, write_json
 from shardmill.gates.naming import Weights
 from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights

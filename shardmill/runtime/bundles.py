@@ -19,10 +19,11 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from kit_runner.packages import with_one_function
+
 from shardmill import machine
 from shardmill.errors import ShardmillError
 from shardmill.files import SCRATCH, cache_folder, digest, read_json
-from shardmill.kit_runner.packages import with_one_function
 from shardmill.models.interface import BUNDLE, own_bundle
 from shardmill.printable import first_line
 from shardmill.runtime.manifest import COMPILER, SYSTEM

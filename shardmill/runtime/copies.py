@@ -21,7 +21,6 @@ from shardmill.errors import ShardmillError
 from shardmill.files import check, digest, dumps, parse_json, replacing
 
 Arrays = dict[str, NDArray[Any]]
-CODE = ("shardmill", "portable_coreml")  # packages whose code may decide what programs keep
 ABOUT = "about"  # the file's one entry of metadata
 PACKAGES = ("coremltools", "numpy", "torch")
 
@@ -105,7 +104,7 @@ def load_copies(file: Path, identity: str) -> list[Copy]:
 def engine_identity(precision: str) -> str:
     """Return a digest of all that decides what programs keep, beside the model and the text."""
     code = hashlib.sha256()
-    for name in CODE:
+    for name in machine.CODE:
         found = find_spec(name)
         for folder in found.submodule_search_locations or () if found else ():
             for file in sorted(Path(folder).rglob("*.py")):

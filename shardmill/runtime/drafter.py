@@ -27,7 +27,7 @@ from shardmill.runtime.program import Program
 
 
 class DrafterEngine(Engine):
-    """The drafter of a built model in memory; see shardmill.decode.drafters.head.
+    """The drafter of a built model in memory; see drafted_decoding.drafters.head.
 
     Its logits are those of the tokens that it drafts, which may be few of the model's.
     """
@@ -83,7 +83,7 @@ def drafted_tokens(manifest: Mapping[str, Any]) -> NDArray[np.int64]:
 
 
 class AssistantEngine:
-    """Gemma 4's assistant in memory; see shardmill.decode.drafters.assistant."""
+    """Gemma 4's assistant in memory; see drafted_decoding.drafters.assistant."""
 
     def __init__(self, manifest: Mapping[str, Any], root: Path, model: Engine) -> None:
         """Load its programs.

@@ -92,7 +92,7 @@ class Layers:
 
 
 class Engine:
-    """A built model in memory; implements the protocol of shardmill.decode.engine."""
+    """A built model in memory; implements the protocol of drafted_decoding.engine."""
 
     def __init__(self, manifest: Mapping[str, Any], root: Path) -> None:
         """Load every program, at the shortest length of its context.

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from shardmill.decode import FinishReason, GenerationResult, TokenEvent
+from drafted_decoding import FinishReason, GenerationResult, TokenEvent
+
 from shardmill.serve.engine_worker import Item
 from shardmill.serve.model import Model, Vocabulary
 from shardmill.serve.protocol import ApiError, ChatRequest, CompletionRequest

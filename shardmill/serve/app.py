@@ -11,13 +11,13 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+from drafted_decoding import LabelScores
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from shardmill.decode import LabelScores
 from shardmill.serve.answer import Answer
 from shardmill.serve.decide import DecideRequest, decided
 from shardmill.serve.engine_worker import Job, Work, Worker

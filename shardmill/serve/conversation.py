@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import replace
 
-from shardmill.decode import (
+from drafted_decoding import (
     SEEDS,
     ContextPolicy,
     Drafter,
@@ -21,6 +21,7 @@ from shardmill.decode import (
     create_policy,
     generate,
 )
+
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import invalid
 from shardmill.serve.thoughts import ThoughtReader, answer_deltas, thought_fields

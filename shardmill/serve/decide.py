@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
+from drafted_decoding import LabelCalibration, LabelScores, label_probabilities
+from drafted_decoding.generate import agreement
 from pydantic import Field, model_validator
 
 from shardmill.checkpoint.tokenizer import unknown_token
-from shardmill.decode import LabelCalibration, LabelScores, label_probabilities
-from shardmill.decode.generate import agreement
 from shardmill.serve.answer import LEAST
 from shardmill.serve.engine_worker import DecideWork
 from shardmill.serve.model import Model

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from shardmill.decode import (
+from drafted_decoding import (
     ContextPolicy,
     DecodeError,
     Drafter,
@@ -34,7 +34,8 @@ from shardmill.decode import (
     measure_widths,
     score_labels,
 )
-from shardmill.decode.drafters.follow import Numbering
+from drafted_decoding.drafters.follow import Numbering
+
 from shardmill.errors import AdapterError
 from shardmill.printable import one_line
 from shardmill.serve.metrics import Metrics

@@ -10,9 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from shardmill import machine
-from shardmill.checkpoint.tokenizer import encode_beginning, read_tokenizer
-from shardmill.decode import (
+from drafted_decoding import (
     ContextPolicy,
     Detokenize,
     Engine,
@@ -21,7 +19,10 @@ from shardmill.decode import (
     Session,
     choose_layout,
 )
-from shardmill.decode.drafters import TrainedEngine
+from drafted_decoding.drafters import TrainedEngine
+
+from shardmill import machine
+from shardmill.checkpoint.tokenizer import encode_beginning, read_tokenizer
 from shardmill.errors import ShardmillError
 from shardmill.files import digest, load_json, parse_json
 from shardmill.runtime import process

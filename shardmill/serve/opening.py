@@ -6,8 +6,9 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
-from shardmill.decode import PrefixCache, Session
-from shardmill.decode.generate import agreement
+from drafted_decoding import PrefixCache, Session
+from drafted_decoding.generate import agreement
+
 from shardmill.errors import ShardmillError
 from shardmill.files import cache_folder, digest
 from shardmill.printable import one_line

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardmill.decode import SEEDS, Constraint, DecodeError, Grammar, GrammarTokenizer, JsonSchema, Options, Sampling
-from shardmill.decode.drafters import TRAINED
+from drafted_decoding import SEEDS, Constraint, DecodeError, Grammar, GrammarTokenizer, JsonSchema, Options, Sampling
+from drafted_decoding.drafters import TRAINED
+
 from shardmill.serve.decide import DecideRequest, place_of, split_labels
 from shardmill.serve.engine_worker import DecideWork, Work
 from shardmill.serve.model import Model, Settings

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+from drafted_decoding import DRAFTERS
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
-from shardmill.decode import DRAFTERS
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
 from shardmill.printable import one_line

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from shardmill.decode import GenerationResult
+from drafted_decoding import GenerationResult
+
 from shardmill.serve.answer import Choice, usage
 from shardmill.serve.engine_worker import Item
 from shardmill.serve.model import Model

@@ -8,10 +8,10 @@ import logging
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from drafted_decoding import GenerationResult, LabelScores
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shardmill.decode import GenerationResult, LabelScores
 from shardmill.serve.engine_worker import Item, Job, Worker, ending
 from shardmill.serve.model import Limits
 from shardmill.serve.protocol import ApiError, ClientGoneError, client_gone

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from kit_runner.figures import relative_error
 from torch import Tensor
 
-from shardmill.figures import relative_error
 from shardmill.gates.case import part_case
 from shardmill.gates.encoder import encoder_case
 from shardmill.gates.encoder_reference import EncoderReference, passages

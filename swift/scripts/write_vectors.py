@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from drafted_decoding.drafters import create_drafter
+from drafted_decoding.engine import PlainEngine
+from drafted_decoding.sampler import Sampler, Sampling
+from drafted_decoding.session import Session
+from drafted_decoding.text import TextStream
 
 from shardmill.checkpoint.tokenizer import ODD_TEXTS
-from shardmill.decode.drafters import create_drafter
-from shardmill.decode.engine import PlainEngine
-from shardmill.decode.sampler import Sampler, Sampling
-from shardmill.decode.session import Session
-from shardmill.decode.text import TextStream
 from shardmill.runtime.kv import KVLayout
 from shardmill.runtime.label import text_windows
 from shardmill.runtime.pack import packed_texts

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from drafted_decoding.engine import PlainEngine
 from serve.fake import byte_tokenizer
 
-from shardmill.decode.engine import PlainEngine
 from shardmill.serve.model import Model
 
 NAME = "counter"

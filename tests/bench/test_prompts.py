@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from drafted_decoding import create_drafter
+from drafted_decoding.drafters import PLAIN, Draft, RequestInfo
 from tokenizers import Tokenizer
 
 from shardmill.bench import prompts
 from shardmill.bench.prompts import Prompt, replay
 from shardmill.config import Benchmark
-from shardmill.decode import create_drafter
-from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
 from shardmill.errors import ShardmillError
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from decode.script import load_script
+from lab_script import load_script
 
 soak_memory = load_script("soak_memory")
 REQUESTS = 2000

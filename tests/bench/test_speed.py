@@ -13,6 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 import tiny
+from drafted_decoding.drafters import BY_ITSELF
 from patience import PATIENCE
 from pydantic import ValidationError
 from serve.fake import byte_tokenizer
@@ -26,7 +27,6 @@ from shardmill.bench.prompts import Prompt, tile_text
 from shardmill.bench.server import Client
 from shardmill.bench.speed import Pair, PrefillSpeed, Questions
 from shardmill.config import DRAFTERS, Benchmark
-from shardmill.decode.drafters import BY_ITSELF
 
 from .answers import answer, pair
 from .folder import build_folder, scripted_folder

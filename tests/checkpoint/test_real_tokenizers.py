@@ -10,10 +10,10 @@ import random
 from pathlib import Path
 
 import pytest
+from drafted_decoding.text import TextStream
 from transformers import AutoTokenizer
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode.text import TextStream
 from shardmill.templates.render import load_template, turn_end
 
 ROOT = Path(__file__).parents[2] / "checkpoints"

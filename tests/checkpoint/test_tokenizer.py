@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafted_decoding.text import TextStream
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -22,7 +23,6 @@ from shardmill.checkpoint.tokenizer import (
     transformers_tokenizer,
     unknown_token,
 )
-from shardmill.decode.text import TextStream
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.pipeline.steps.reference import encode
 from shardmill.serve.model import Model

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from drafted_decoding.drafters import BY_ITSELF
 from manifests import manifest
 from reciter import CONTINUATION, PROMPT, Reciter, byte_tokenizer, failure, reciting, shardmill
 
 from shardmill.commands import generate as commands_generate
-from shardmill.decode.drafters import BY_ITSELF
 from shardmill.runtime import process
 
 
@@ -32,7 +32,7 @@ def test_generates_text_and_says_what_it_took(build: Path) -> None:
 
 def test_streams_whole_characters(build: Path) -> None:
     """Text is written piece by piece, never half a character, and every piece as soon as its last byte is there."""
-    from shardmill.decode import Options, Session, generate
+    from drafted_decoding import Options, Session, generate
 
     tokenizer = byte_tokenizer()
     prompt = tokenizer.encode(PROMPT).ids

@@ -16,13 +16,13 @@ import portable_coreml
 import pytest
 import tiny
 import torch
+from kit_runner.packages import with_default_tokens
 from torch.torch_version import TorchVersion
 
 from shardmill import plan
 from shardmill.checkpoint.hashing import tree_hash
 from shardmill.convert import package, template
 from shardmill.convert.stamped import convert_stamped
-from shardmill.kit_runner.packages import with_default_tokens
 from shardmill.machine import load_programs_as
 from shardmill.runtime.bundles import compile_package
 

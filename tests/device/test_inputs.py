@@ -12,9 +12,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-
-from shardmill.kit_runner import child
-from shardmill.kit_runner.job import MeasurementJob
+from kit_runner import child
+from kit_runner.job import MeasurementJob
 
 from .measuring import HERE, command, environment, measured
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from kit_runner.kit import read_kit
+from kit_runner.main import option_parser
+from kit_runner.plan import groups
 from typer.testing import CliRunner
 
 from shardmill.cli import app
 from shardmill.device.rank import rank_builds
 from shardmill.device.recording import import_result
-from shardmill.kit_runner.kit import read_kit
-from shardmill.kit_runner.main import option_parser
-from shardmill.kit_runner.plan import groups
 
 from .measuring import HERE, command, environment, lines, measured
 from .test_round import SCHEMA, on_a_mac, own  # noqa: F401 (a fixture)

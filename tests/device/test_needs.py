@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit_runner import main as runner
 from typer.testing import CliRunner
 
 from shardmill.cli import app
-from shardmill.kit_runner import main as runner
 
 from .measuring import HERE, command, environment, measured
 

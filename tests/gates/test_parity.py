@@ -9,8 +9,8 @@ from typing import Any
 import limits
 import numpy as np
 import pytest
+from kit_runner.figures import psnr, relative_error
 
-from shardmill.figures import psnr, relative_error
 from shardmill.gates import parity
 from shardmill.gates.thresholds import Allowed
 from shardmill.models.architecture import LayerSpec

@@ -11,12 +11,12 @@ import portable_coreml
 import pytest
 import templates
 import tiny
+from kit_runner.compute_plan import measured_status, planned
 
 from shardmill.convert.stamped import convert_stamped
 from shardmill.errors import GateError
 from shardmill.gates import residency
 from shardmill.gates.residency import Row, placement_measurements
-from shardmill.kit_runner.compute_plan import measured_status, planned
 from shardmill.models.interface import FIXED, EntryPoints
 
 from .judged import judge

@@ -35,13 +35,13 @@ def test_a_sound_loop_passes_whatever_it_may_draft(verify: int, slots: int) -> N
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_wrong_loop_changes_the_text(monkeypatch: pytest.MonkeyPatch, loop: object) -> None:
-    monkeypatch.setattr(sys.modules["shardmill.decode.generate"], "accept", loop)
+    monkeypatch.setattr(sys.modules["drafted_decoding.generate"], "accept", loop)
     assert mismatches(ScriptedEngine(), PROMPT)[0] > 0
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="asked of the portable engine in fp32 only")
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_wrong_loop_holds_the_model_back(built: tiny.Build, monkeypatch: pytest.MonkeyPatch, loop: object) -> None:
-    monkeypatch.setattr(sys.modules["shardmill.decode.generate"], "accept", loop)
+    monkeypatch.setattr(sys.modules["drafted_decoding.generate"], "accept", loop)
     with pytest.raises(GateError, match="speculation_mismatches is "):
         judged.whole(built)

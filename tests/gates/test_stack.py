@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from drafted_decoding.engine import PlainEngine
 
-from shardmill.decode.engine import PlainEngine
 from shardmill.gates import stack
 from shardmill.gates.measurement import Measurement, NotRun, Stretch
 from shardmill.gates.passes import sampled

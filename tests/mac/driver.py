@@ -25,7 +25,7 @@ def run(*command: str, log: Path | None = None, **switches: str) -> subprocess.C
         log: MAC_LOG.
         switches: further environment variables.
     """
-    paths = (ROOT, ROOT / "portable", HERE)
+    paths = (ROOT, ROOT / "decoding", ROOT / "kit", ROOT / "portable", HERE)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MAC_")}
     environment |= {"PYTHONPATH": ":".join(map(str, paths)), **switches, **({"MAC_LOG": str(log)} if log else {})}
     return subprocess.run(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 import transformers.models.qwen3_5.modeling_qwen3_5 as qwen3_5
+from kit_runner.figures import relative_error
 from torch import Tensor
 
-from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import delta_net
 from shardmill.models.architecture import Graph, LayerSpec

@@ -8,8 +8,8 @@ from dataclasses import replace
 import limits
 import pytest
 import torch
+from kit_runner.figures import relative_error
 
-from shardmill.figures import relative_error
 from shardmill.models.architecture import Architecture, EncoderIO, LayerSpec, ModelDescription, TensorSource, blocks
 from shardmill.models.blocks import TokenRow
 from shardmill.models.experts import transposed

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 import transformers.models.granitemoehybrid.modeling_granitemoehybrid as granite
-from decode.script import load_script
+from kit_runner.figures import relative_error
+from lab_script import load_script
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import mamba
 from shardmill.models.architecture import Graph, ModelDescription

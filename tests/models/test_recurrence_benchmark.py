@@ -8,7 +8,7 @@ import limits
 import numpy as np
 import pytest
 import torch
-from decode.script import load_script
+from lab_script import load_script
 from numpy.typing import NDArray
 from torch import Tensor
 

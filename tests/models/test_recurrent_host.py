@@ -8,10 +8,10 @@ from typing import Any
 import limits
 import numpy as np
 import pytest
+from drafted_decoding import Session
+from kit_runner.figures import relative_error
 from numpy.typing import NDArray
 
-from shardmill.decode import Session
-from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models.caches import RING
 from shardmill.models.contract import BLOCK

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drafted_decoding import PrefixCache, Session, run
+from drafted_decoding.policies import AlwaysDraft
+from kit_runner.figures import relative_error
 from safetensors.torch import load_file
 
-from shardmill.decode import PrefixCache, Session, run
-from shardmill.decode.policies import AlwaysDraft
-from shardmill.figures import relative_error
 from shardmill.gates import measurement, residency, stack
 from shardmill.gates.nonfinite import audit_values
 from shardmill.gates.passes import in_passes, part_schedules

@@ -13,6 +13,8 @@ import coremltools as ct
 import pytest
 import templates
 import tiny
+from drafted_decoding import Session, run
+from drafted_decoding.policies import AlwaysDraft
 from portable_coreml.files.bundle import load_model
 from portable_coreml.run.ops import KERNELS
 from safetensors.torch import load_file
@@ -21,8 +23,6 @@ from shardmill import config
 from shardmill.checkpoint.cache import HashCache
 from shardmill.convert.stamped import convert_stamped
 from shardmill.convert.table import write_table
-from shardmill.decode import Session, run
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates import measurement, residency, stack
 from shardmill.gates.reference import Reference, carried_channels
 from shardmill.gates.stack import TurningDrafter, decode_one_by_one

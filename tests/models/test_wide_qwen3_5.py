@@ -15,8 +15,8 @@ import pytest
 import tiny as tiny_builds
 import torch
 from drafting import loaded
+from kit_runner.figures import relative_error
 
-from shardmill.figures import relative_error
 from shardmill.gates.passes import schedules
 from shardmill.gates.stack import feed
 from shardmill.models.architecture import blocks

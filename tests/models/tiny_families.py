@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from drafted_decoding.engine import PlainEngine
+from kit_runner.figures import relative_error
 from torch import Tensor
 
 from shardmill import models
-from shardmill.decode.engine import PlainEngine
-from shardmill.figures import relative_error
 from shardmill.gates.disturbed import disturbed, longest_sum
 from shardmill.gates.passes import Pass
 from shardmill.gates.stack import feed

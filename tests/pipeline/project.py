@@ -23,6 +23,7 @@ from processes import succeeded
 from shardmill.pipeline.cache.store import TEMPLATES
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = tuple(ROOT / name for name in ("decoding", "kit", "portable"))  # the folders of those beside shardmill
 COPIED = ("Snakefile", "rules", "scripts", "profiles", "envs", "report", "configs", "shardmill", "constraints.txt")
 TARGETS = ("build/tiny/model.json", "build/tiny/provenance.json")
 CONFIG = tiny.settings(
@@ -87,7 +88,7 @@ class Project:
         return [sys.executable, "-m", "snakemake", "--cores", "2", *(targets or TARGETS), "--configfile", "tiny.yaml"]
 
     def environment(self) -> dict[str, str]:
-        code = python_path(self.folder, ROOT / "portable")
+        code = python_path(self.folder, *PACKAGES)
         own = {"PYTHONPATH": code, "PYTHONHASHSEED": str(self.hash_seed), "OMP_NUM_THREADS": "1"}
         return os.environ | own | {"XDG_CACHE_HOME": str(self.folder / ".cache")}
 

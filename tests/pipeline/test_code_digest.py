@@ -187,12 +187,12 @@ def test_circular_imports_end(small: Library) -> None:
 
 def test_the_packages_that_a_module_lies_in_count(small: Library) -> None:
     """Python runs them, and whatever they import."""
-    small.write("shardmill/near.py", "from shardmill.decode.session import Session")
-    small.write("shardmill/decode/session.py", "Session = 1")
-    small.write("shardmill/decode/other.py", "x = 1")
-    small.write("shardmill/decode/__init__.py", "from shardmill.decode.other import x")
+    small.write("shardmill/near.py", "from shardmill.far.session import Session")
+    small.write("shardmill/far/session.py", "Session = 1")
+    small.write("shardmill/far/other.py", "x = 1")
+    small.write("shardmill/far/__init__.py", "from shardmill.far.other import x")
     before = small.digest("shardmill.near")
-    small.write("shardmill/decode/other.py", "x = 2")
+    small.write("shardmill/far/other.py", "x = 2")
     assert small.digest("shardmill.near") != before
 
 

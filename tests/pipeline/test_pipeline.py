@@ -157,7 +157,8 @@ def test_a_job_that_needs_more_memory_than_there_may_be_is_refused(finished: Pro
 
 def test_the_build_generates(finished: Project) -> None:
     """What was built and attested is a model: it loads from its folder, and speculation keeps its output."""
-    from shardmill.decode import Session, create_drafter, run
+    from drafted_decoding import Session, create_drafter, run
+
     from shardmill.runtime import engine
 
     loaded = engine.load(finished.build)

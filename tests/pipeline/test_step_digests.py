@@ -20,14 +20,14 @@ REACHED = {
     "benchmark": [
         "shardmill/bench/speed.py",
         "shardmill/runtime/engine.py",
-        "shardmill/decode/session.py",
+        "drafted_decoding/session.py",
         "portable_coreml/run/execute.py",
     ],
     "report": ["shardmill/gates/thresholds.py", "shardmill/report/__init__.py"],
 }
 SPARED = {
     "convert": [
-        "shardmill/decode/session.py",
+        "drafted_decoding/session.py",
         "shardmill/gates/parity.py",
         "shardmill/runtime/engine.py",
         "shardmill/runtime/kv.py",
@@ -35,10 +35,10 @@ SPARED = {
         "shardmill/cli.py",
         "portable_coreml/run/execute.py",
     ],
-    "split": ["shardmill/convert/trace.py", "shardmill/gates/parity.py", "shardmill/decode/session.py"],
-    "reference": ["shardmill/convert/trace.py", "shardmill/decode/session.py", "shardmill/bench/speed.py"],
+    "split": ["shardmill/convert/trace.py", "shardmill/gates/parity.py", "drafted_decoding/session.py"],
+    "reference": ["shardmill/convert/trace.py", "drafted_decoding/session.py", "shardmill/bench/speed.py"],
     "parity": [
-        "shardmill/decode/session.py",
+        "drafted_decoding/session.py",
         "shardmill/gates/stack.py",
         "shardmill/bench/speed.py",
         "shardmill/cli.py",

@@ -10,6 +10,7 @@ import pytest
 import shared
 import tiny
 
+from shardmill.machine import CODE
 from shardmill.pipeline.needs import STEPS
 
 from .project import Project
@@ -35,6 +36,6 @@ def imported(project: Project) -> dict[str, set[str]]:
     steps = sorted(STEPS, key=len, reverse=True)
     for log in (project.build / "logs").glob("*.log"):
         step = next(name for name in steps if f"{log.stem}_".startswith(f"{name}_"))
-        names = re.findall(r"^import time:.*\| +((?:shardmill|portable_coreml)\S*)$", log.read_text(), re.MULTILINE)
+        names = re.findall(rf"^import time:.*\| +((?:{'|'.join(CODE)})\S*)$", log.read_text(), re.MULTILINE)
         found.setdefault(step, set()).update(names)
     return found

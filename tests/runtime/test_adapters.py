@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from drafted_decoding import PrefixCache, Session, create_drafter, run
+from drafted_decoding.policies import AlwaysDraft
 from models import tiny_families
 from safetensors.torch import load_file, save_file
 
-from shardmill.decode import PrefixCache, Session, create_drafter, run
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import AdapterError, ShardmillError
 from shardmill.gates.disturbed import longest_sum, probe
 from shardmill.gates.stack import feed

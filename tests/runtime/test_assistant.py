@@ -10,11 +10,11 @@ import assistants
 import numpy as np
 import pytest
 from assistants import VOCAB, Round
+from drafted_decoding import Session, create_drafter, run
+from drafted_decoding.drafters.assistant import AssistantDrafter
+from drafted_decoding.policies import AlwaysDraft
 from drafting import Recorded, loaded
 
-from shardmill.decode import Session, create_drafter, run
-from shardmill.decode.drafters.assistant import AssistantDrafter
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.runtime.drafter import load_drafter
 from shardmill.runtime.engine import Engine
 

@@ -4,17 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import drafted_decoding as decode
 import limits
 import numpy as np
 import program_forms
 import pytest
 import tiny
+from drafted_decoding import DRAFTERS, Session, create_drafter
+from drafted_decoding.drafters import TRAINED
+from drafted_decoding.policies import AlwaysDraft
 from models import tiny_families
 
-from shardmill import decode
-from shardmill.decode import DRAFTERS, Session, create_drafter
-from shardmill.decode.drafters import TRAINED
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import ShardmillError
 from shardmill.gates.passes import at_lengths, in_passes
 from shardmill.gates.stack import feed

@@ -13,11 +13,11 @@ import pytest
 import tiny
 import torch
 from bench.folder import build_folder
+from drafted_decoding import Options, Sampling, Session, create_drafter, run
+from drafted_decoding.policies import AlwaysDraft
 from drafting import loaded
 from torch import Tensor
 
-from shardmill.decode import Options, Sampling, Session, create_drafter, run
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates.weights import PackageWeights
 from shardmill.machine import load_programs_as
 from shardmill.runtime.drafter import DrafterEngine, drafted_tokens, load_drafter

@@ -14,10 +14,10 @@ import pytest
 import safetensors.torch
 import tiny
 import torch
+from drafted_decoding import ContextPolicy, NotFiniteError, Session, create_drafter, create_policy, run
+from drafted_decoding.policies import AlwaysDraft
 from numpy.typing import NDArray
 
-from shardmill.decode import ContextPolicy, NotFiniteError, Session, create_drafter, create_policy, run
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import ShardmillError
 from shardmill.runtime import engine
 from shardmill.runtime.kv import NEVER

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from drafted_decoding import Session, run
+from drafted_decoding.drafters import create_drafter
+from drafted_decoding.drafters.head import MTP, HeadDrafter
+from drafted_decoding.policies import AlwaysDraft
 from drafting import Recorded, loaded
 
-from shardmill.decode import Session, run
-from shardmill.decode.drafters import create_drafter
-from shardmill.decode.drafters.head import MTP, HeadDrafter
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.models.families import qwen3_5_text
 from shardmill.runtime.drafter import DrafterEngine, load_drafter
 from shardmill.runtime.engine import Engine

@@ -12,13 +12,13 @@ import program_forms
 import pytest
 import tiny
 from bench.folder import build_folder
+from drafted_decoding import PrefixCache, Session, create_drafter, run
+from drafted_decoding.policies import AlwaysDraft
+from drafted_decoding.prefixes import BLOCK
+from kit_runner.figures import relative_error
 from models import tiny_families
 
-from shardmill.decode import PrefixCache, Session, create_drafter, run
-from shardmill.decode.policies import AlwaysDraft
-from shardmill.decode.prefixes import BLOCK
 from shardmill.errors import ShardmillError
-from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.machine import is_portable
 from shardmill.runtime.engine import Engine

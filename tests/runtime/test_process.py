@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import tiny
 from bench.folder import build_folder
+from drafted_decoding import Engine as Protocol
 from patience import PATIENCE
 
-from shardmill.decode import Engine as Protocol
 from shardmill.errors import ShardmillError
 from shardmill.runtime import engine, process
 from shardmill.runtime.bundles import on_program_load, report_load

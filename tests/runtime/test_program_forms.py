@@ -8,17 +8,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import drafted_decoding as decode
 import limits
 import numpy as np
 import program_forms
 import pytest
 import tiny
+from drafted_decoding import DRAFTERS, Session, create_drafter
+from drafted_decoding.drafters import TRAINED
+from drafted_decoding.policies import AlwaysDraft
 from models import tiny_families
 
-from shardmill import decode
-from shardmill.decode import DRAFTERS, Session, create_drafter
-from shardmill.decode.drafters import TRAINED
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
 from shardmill.runtime.engine import Engine

@@ -11,9 +11,9 @@ import pytest
 import routed
 import tiny
 import torch
+from drafted_decoding import Session, run
+from drafted_decoding.policies import AlwaysDraft
 
-from shardmill.decode import Session, run
-from shardmill.decode.policies import AlwaysDraft
 from shardmill.gates.routed import observed
 from shardmill.gates.stack import TurningDrafter, decode_one_by_one
 from shardmill.machine import is_portable

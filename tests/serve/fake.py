@@ -15,11 +15,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from drafted_decoding.engine import PlainEngine
 from numpy.typing import NDArray
 from patience import PATIENCE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from shardmill.decode.engine import PlainEngine
 from shardmill.serve.model import Model
 from shardmill.serve.thoughts import find_thoughts
 from shardmill.serve.tools import FORMATS

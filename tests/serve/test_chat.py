@@ -9,8 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-
-from shardmill.decode import GrammarTokenizer
+from drafted_decoding import GrammarTokenizer
 
 from .fake import NAME, fake_model
 from .running import Running, ask, running

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drafted_decoding import DecodeError, GenerationResult, Sampling, Session, create_drafter
 from manifests import manifest
 from typer.testing import CliRunner, Result
 
 from shardmill import cli
 from shardmill.commands import chat as chat_command
-from shardmill.decode import DecodeError, GenerationResult, Sampling, Session, create_drafter
 from shardmill.errors import ShardmillError
 from shardmill.runtime import process
 from shardmill.serve import server

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from drafted_decoding import Options, Sampling, Session, run
+from drafted_decoding.drafters import BY_ITSELF
 from patience import PATIENCE, wait_until
 from tokenizers import Tokenizer, decoders, models
 
-from shardmill.decode import Options, Sampling, Session, run
-from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.model import Limits, Settings
 
 from .fake import NAME, Reciter, Speaker, fake_model

@@ -18,13 +18,13 @@ import program_forms
 import pytest
 import tiny
 import torch
+from drafted_decoding import LabelCalibration
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import PATIENCE, wait_until
 from tokenizers import Tokenizer, models, processors
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import LabelCalibration
 from shardmill.errors import ShardmillError
 from shardmill.machine import is_portable
 from shardmill.runtime.engine import Engine

@@ -15,11 +15,11 @@ from typing import Any
 import patterns
 import pytest
 import yaml
+from drafted_decoding.text import TextStream
 from patterns import ratio
 
 import shardmill
 from shardmill.config.problems import _repeated_key
-from shardmill.decode.text import TextStream
 from shardmill.serve.answer import Choice
 from shardmill.serve.call_texts import gemma_calls, object_call, python_calls
 from shardmill.serve.protocol import ChatRequest

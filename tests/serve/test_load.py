@@ -10,9 +10,9 @@ from typing import Any
 
 import openai
 import pytest
+from drafted_decoding.drafters import BY_ITSELF
 from patience import PATIENCE, wait_until
 
-from shardmill.decode.drafters import BY_ITSELF
 from shardmill.serve.model import Limits, Settings
 
 from .fake import END, NAME, Speaker, fake_model

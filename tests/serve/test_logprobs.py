@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
+from drafted_decoding import TokenEvent
+from drafted_decoding.text import TextStream
 from tokenizers import Tokenizer, decoders, models
 
-from shardmill.decode import TokenEvent
-from shardmill.decode.text import TextStream
 from shardmill.serve.answer import LogprobLog, TokenLogprob
 from shardmill.serve.model import Vocabulary
 

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import tiny
 from bench.folder import build_folder
+from drafted_decoding import DecodeError, Options, Session
 from patience import wait_until
 from transformers import PreTrainedTokenizerFast
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import DecodeError, Options, Session
 from shardmill.errors import ShardmillError
 from shardmill.runtime.process import Remote, start_engine
 from shardmill.serve.engine_worker import Job, Work, Worker

@@ -11,10 +11,10 @@ from typing import Any
 import program_forms
 import pytest
 import tiny
+from drafted_decoding import Options
 from patience import PATIENCE, wait_until
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.decode import Options
 from shardmill.machine import is_portable
 from shardmill.serve.engine_worker import FairQueue, Job, Work
 from shardmill.serve.model import Model, Settings

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
+from drafted_decoding import DecodeError, create_drafter
 from numpy.typing import NDArray
 from patience import PATIENCE, wait_until
 from starlette.types import Message
 
-from shardmill.decode import DecodeError, create_drafter
 from shardmill.serve.model import Limits, Settings
 from shardmill.serve.protocol import ClientGoneError
 from shardmill.serve.stream import KEEPALIVE, send_chunk, while_connected

@@ -11,12 +11,12 @@ import openai
 import pytest
 import tiny
 from bench.folder import build_folder
+from drafted_decoding import GenerationResult, Sampling, TokenEvent, create_drafter
 from models import tiny_families
 from program_forms import FORMS, build
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from shardmill.decode import GenerationResult, Sampling, TokenEvent, create_drafter
 from shardmill.serve.answer import Choice
 from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.model import Model, Settings, load_model

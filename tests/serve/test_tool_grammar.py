@@ -12,9 +12,9 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
+from drafted_decoding import Grammar, GrammarTokenizer
 from tokenizers import Tokenizer
 
-from shardmill.decode import Grammar, GrammarTokenizer
 from shardmill.serve.protocol import ApiError, FunctionDefinition
 from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tool_reader import AnswerDelta, CallReader

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from drafted_decoding import DecodeError, LearnedDrafter
+from drafted_decoding.drafters.follow import Numbering
 
-from shardmill.decode import DecodeError, LearnedDrafter
-from shardmill.decode.drafters.follow import Numbering
 from shardmill.serve.engine_worker import Worker
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import tiny
+from drafted_decoding import Sampling, Session
+from drafted_decoding.generate import Options, TokenEvent, generate
 from serve import templates
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from shardmill.checkpoint.tokenizer import ODD_TEXTS
-from shardmill.decode import Sampling, Session
-from shardmill.decode.generate import Options, TokenEvent, generate
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.runtime.engine import Engine
 from shardmill.templates.chat_format import chat_format

@@ -20,13 +20,13 @@ import pytest
 import routed
 import tiny
 import torch
+from drafted_decoding import Sampling, Session, create_drafter
+from drafted_decoding.drafters import PLAIN, Draft, RequestInfo
+from drafted_decoding.generate import GenerationResult, Options, TokenEvent, generate
+from drafted_decoding.policies import AlwaysDraft, PassReport
 from drafting import Recorded
 from models import tiny_families
 
-from shardmill.decode import Sampling, Session, create_drafter
-from shardmill.decode.drafters import PLAIN, Draft, RequestInfo
-from shardmill.decode.generate import GenerationResult, Options, TokenEvent, generate
-from shardmill.decode.policies import AlwaysDraft, PassReport
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.runtime.adding import add_adapter
 from shardmill.runtime.drafter import load_drafter

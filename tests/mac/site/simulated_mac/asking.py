@@ -10,7 +10,7 @@ OF_LINUX = {
     *("PIL", "aiohttp", "greenlet", "matplotlib", "numpy", "pandas"),
     *("psutil", "scipy", "sqlalchemy", "torch", "truststore"),
 }
-OWN = frozenset(("shardmill", "portable_coreml"))
+OWN = frozenset(("drafted_decoding", "kit_runner", "portable_coreml", "shardmill"))
 
 
 def package(frame: FrameType) -> str:
