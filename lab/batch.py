@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from shardmill_lab.synthetic import write_synthetic_checkpoint
 
 from shardmill.files import load_json
-from shardmill.models.synthetic import write_synthetic_checkpoint
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "resources/demo"

@@ -25,14 +25,14 @@ from pathlib import Path
 import torch
 from drafted_decoding import Drafter, GenerationResult, Session, create_drafter, run
 from drafted_decoding.policies import AlwaysDraft
+from shardmill_lab.draft.measure import CAPS, measure_acceptance
+from shardmill_lab.draft.states import continued, embedding_table, load_reference
+from shardmill_lab.draft.train import head_tokens
+from shardmill_lab.draft.windows import WINDOW
 
 from shardmill.bench.prompts import replay
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.commands.draft import encoded_prompts
-from shardmill.draft.measure import CAPS, measure_acceptance
-from shardmill.draft.states import continued, embedding_table, load_reference
-from shardmill.draft.train import head_tokens
-from shardmill.draft.windows import WINDOW
 from shardmill.files import read_json
 from shardmill.gates.eagle3 import load_head
 from shardmill.models.eagle3 import default_taps

@@ -18,6 +18,8 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 
+from shardmill.errors import ShardmillError
+
 
 @contextmanager
 def quiet_coremltools() -> Iterator[None]:
@@ -49,6 +51,22 @@ def quiet(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
+
+
+@contextmanager
+def needing_lab() -> Iterator[None]:
+    """Import parts of the lab inside the `with` block, which no other code of shardmill does.
+
+    Raises:
+        ShardmillError: the lab, or what it needs, is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ShardmillError(
+            f"this command needs {error.name}, which is not installed: shardmill's wheel brings it, and so does "
+            "`pip install -c constraints.txt -e .` in a clone"
+        ) from error
 
 
 @contextmanager

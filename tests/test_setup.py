@@ -136,14 +136,22 @@ def imported(folder: str) -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    local = {*CODE, "tests"} | {
+    local = {*CODE, "shardmill_lab", "tests"} | {
         path.stem for tests in ("tests", "decoding/tests", "portable/tests") for path in (ROOT / tests).rglob("*")
     }
     return found - sys.stdlib_module_names - local
 
 
 @pytest.mark.parametrize(
-    ("folder", "extras"), [("shardmill", ["coreai", "grammar", "sign"]), ("scripts", []), ("tests", ["test"])]
+    ("folder", "extras"),
+    [
+        ("shardmill", ["coreai", "grammar", "sign"]),
+        ("decoding/drafted_decoding", ["grammar"]),
+        ("kit/kit_runner", []),
+        ("lab/shardmill_lab", []),
+        ("scripts", []),
+        ("tests", ["test"]),
+    ],
 )
 def test_what_is_imported_is_declared(folder: str, extras: list[str]) -> None:
     """No module is used that is only there because another package happens to need it today."""

@@ -14,6 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
     "shardmill": ROOT / "shardmill",
+    "shardmill_lab": ROOT / "lab/shardmill_lab",
     "drafted_decoding": ROOT / "decoding/drafted_decoding",
     "kit_runner": ROOT / "kit/kit_runner",
     "portable_coreml": ROOT / "portable/portable_coreml",
@@ -41,8 +42,7 @@ MAY_USE: dict[str, set[str]] = {
     "topology": {"config", "convert", "forms", "models", "plan"},
     "evidence": {"kit_runner"},
     "gates": {"checkpoint", "convert", "drafted_decoding", "forms", "kit_runner", "models", "plan", "runtime"},
-    "precision": {"checkpoint", "convert", "forms", "gates", "kit_runner", "models", "plan"},
-    "draft": {"gates", "models"},
+    "precision": {"checkpoint", "convert", "forms", "gates", "models", "plan"},
     "witness": {"gates", "kit_runner", "models", "plan", "runtime"},
     "templates": {"checkpoint"},
     "serve": {"checkpoint", "drafted_decoding", "runtime", "templates"},
@@ -58,9 +58,11 @@ MAY_USE: dict[str, set[str]] = {
     "device": {
         "checkpoint", "config", "evidence", "forms", "gates", "kit_runner", "models", "pipeline", "records", "runtime",
     },
+    "shardmill_lab": {"checkpoint", "gates", "kit_runner", "models"},
     "commands": {
-        "bench", "checkpoint", "config", "drafted_decoding", "device", "draft", "evidence", "forms", "gates",
-        "models", "pipeline", "plan", "precision", "records", "release", "runtime", "serve", "templates", "witness",
+        "bench", "checkpoint", "config", "drafted_decoding", "device", "evidence", "forms", "gates",
+        "models", "pipeline", "plan", "precision", "records", "release", "runtime", "serve", "shardmill_lab",
+        "templates", "witness",
     },
     "cli": {"commands"},
     "portable": set(),
@@ -168,7 +170,7 @@ def test_the_page_shows_every_room() -> None:
     *listed, ground, _, packages = section.strip().split("\n\n")
     assert re.findall(r"\[`(\w+)`\]", "\n".join(listed)) == [name for name in MAY_USE if name != "portable"]
     assert set(re.findall(r"`(\w+)`", ground)) == GROUND
-    assert re.findall(r"^\| \[`(?:\w+)/`\]\(\S+\) \| `(\w+)`", packages, re.MULTILINE) == [*PACKAGES][1:]
+    assert re.findall(r"^\| \[`(?:\w+)/`\]\(\S+\) \| `(\w+)`", packages, re.MULTILINE) == [*PACKAGES][2:]
 
 
 def test_no_circle_runs_through_files() -> None:

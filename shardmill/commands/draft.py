@@ -14,6 +14,7 @@ from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.commands.arguments import Build, read_prompt_file
 from shardmill.errors import ShardmillError
 from shardmill.files import digest, parse_json, read_json
+from shardmill.imports import needing_lab
 
 HELD = 10  # one text in ten is held out, from the end of the file
 TEXTS, PROMPT = 16, 64  # the most held-out texts that are measured, and the tokens of plain text that begin one
@@ -47,8 +48,9 @@ def train(
         raise ShardmillError(f"{build}: holds no checkpoint; train in the folder in which the model was built")
     prompts, held = _divided(source, content, text)
 
-    from shardmill.draft.states import multiplies_bf16  # only now: torch takes long to import
-    from shardmill.draft.train import Run, train_head
+    with needing_lab():
+        from shardmill_lab.draft.states import multiplies_bf16  # only now: torch takes long to import
+        from shardmill_lab.draft.train import Run, train_head
     from shardmill.machine import package_versions
     from shardmill.pipeline.cache.store import TRAINING, Store
     from shardmill.pipeline.code_digest import code_digest
@@ -56,7 +58,7 @@ def train(
 
     packages = package_versions(PACKAGES)
     inputs, bf16 = {"source": plan["source"], "texts": digest(prompts)}, {"bf16": multiplies_bf16()}
-    code = code_digest(("shardmill.draft.train",))
+    code = code_digest(("shardmill_lab.draft.train",))
     written = Action("draft texts", inputs, bf16, code, packages)
     action = Action("draft", {**inputs, "held": digest(held)}, {"steps": steps, **bf16}, code, packages)
     folder, store = out or Path("drafters") / plan["model"], Store(build.resolve().parent / ".store")
@@ -76,7 +78,8 @@ def _divided(source: Path, content: str, text: Path) -> tuple[list[list[int]], l
 
     Raises ShardmillError for a file with too few texts.
     """
-    from shardmill.draft.windows import WINDOW, windows_of
+    with needing_lab():
+        from shardmill_lab.draft.windows import WINDOW, windows_of
 
     if text.suffix == ".jsonl":
         found, most = encoded_prompts(source, text, WINDOW // 2), WINDOW
@@ -115,7 +118,7 @@ def encoded_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
 
 def _tell(folder: Path) -> None:
     """Print what a head reached on the held-out text, and what to do with it."""
-    from shardmill.draft.train import REPORT
+    from shardmill_lab.draft.train import REPORT
 
     found = read_json(folder / REPORT)["held_out"]
     passes = ", ".join(f"{value:.2f} at {cap} drafts" for cap, value in found["tokens_per_pass"].items())

@@ -316,10 +316,12 @@ def synth_checkpoint(
 ) -> None:
     """Write a Hugging Face checkpoint with random weights, to work at full size without a download."""
     from shardmill.config.problems import read_yaml
-    from shardmill.imports import quiet_transformers
+    from shardmill.imports import needing_lab, quiet_transformers
     from shardmill.models.hf_config import content_fault
-    from shardmill.models.synthetic import write_synthetic_checkpoint as write
     from shardmill.pipeline.resolve import located, workflow_root
+
+    with needing_lab():
+        from shardmill_lab.synthetic import write_synthetic_checkpoint as write
 
     content = read_yaml(like)
     source = (content.get("source") or {}) if isinstance(content, dict) else None

@@ -250,10 +250,10 @@ def rotate(
     folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
 ) -> None:
     """Rotate a checkpoint's weights: it stays the same model, to within fp32's rounding, but loses less in INT4."""
-    from shardmill.imports import quiet_coremltools, quiet_transformers
+    from shardmill.imports import needing_lab, quiet_coremltools, quiet_transformers
 
-    with quiet_coremltools(), quiet_transformers():
-        from shardmill.precision.rotate import rotate_checkpoint as write
+    with needing_lab(), quiet_coremltools(), quiet_transformers():
+        from shardmill_lab.rotate import rotate_checkpoint as write
 
         difference = write(checkpoint, folder)
     size = sum(file.stat().st_size for file in folder.iterdir())

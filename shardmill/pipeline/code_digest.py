@@ -19,15 +19,15 @@ from shardmill.pipeline.needs import Step
 from shardmill.pipeline.task import Tools, source_folder
 
 
-def _folder_of(package: str) -> Path:
-    """Return the folder that a package lies in, found without importing it."""
-    spec = find_spec(package)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parents[1]
+def _folders() -> Iterator[tuple[str, Path]]:
+    """Yield our packages that are installed and the folders they lie in, found without importing them."""
+    for name in ("shardmill_lab", *CODE):
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:
+            yield name, Path(spec.origin).parents[1]
 
 
-# Package -> the folder it lies in; shardmill's comes last, since in a clone it holds the others.
-OURS = {name: _folder_of(name) for name in CODE}
+OURS = dict(_folders())  # shardmill comes last, since in a clone its folder holds the others
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
+from shardmill_lab.draft import train, windows
 
 from shardmill.commands import draft
-from shardmill.draft import train, windows
 from shardmill.errors import ShardmillError
 from shardmill.pipeline.cache.gc import collect
 

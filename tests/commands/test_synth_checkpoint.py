@@ -60,7 +60,7 @@ def test_transformers_warns_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         asked.append(logging.get_verbosity())
         folder.mkdir()
 
-    monkeypatch.setattr("shardmill.models.synthetic.write_synthetic_checkpoint", write)
+    monkeypatch.setattr("shardmill_lab.synthetic.write_synthetic_checkpoint", write)
     like = workflow_root() / "configs/demo.yaml"
     said = CliRunner().invoke(cli.app, ["synth-checkpoint", str(tmp_path / "made"), "--like", str(like)])
     assert (said.exit_code, asked) == (0, [logging.ERROR])

@@ -1,7 +1,7 @@
 """Drafts from n-gram counts of this text and of earlier requests together.
 
 Each kind of context (see follow.py) that has occurred before votes for its followers; the weights of the votes were
-fitted on other texts (see tools/fit_evidence.py).
+fitted on other texts (see lab/fit_evidence.py).
 
 The table is bounded: when it is full, each request makes room for its own entries by forgetting the contexts that were
 learned or halved longest ago. It contains counts of token sequences of earlier requests, so a private request neither

@@ -13,10 +13,10 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
+from shardmill_lab.draft import measure, states, train, windows
+from shardmill_lab.draft.unrolled import Rows, right_drafts, unrolled
 from torch import Tensor
 
-from shardmill.draft import measure, states, train, windows
-from shardmill.draft.unrolled import Rows, right_drafts, unrolled
 from shardmill.errors import ShardmillError
 from shardmill.gates import eagle3
 from shardmill.models.eagle3 import default_taps

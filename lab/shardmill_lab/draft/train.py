@@ -21,9 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear
 
-from shardmill.draft import windows
-from shardmill.draft.measure import measure_acceptance
-from shardmill.draft.states import (
+from shardmill.errors import ShardmillError
+from shardmill.files import replacing, write_json
+from shardmill.models.eagle3 import EAGLE3, LAYER_IDS, TAPS, default_taps
+from shardmill.models.eagle3_head import Eagle3Head
+from shardmill.printable import first_line
+from shardmill_lab.draft import windows
+from shardmill_lab.draft.measure import measure_acceptance
+from shardmill_lab.draft.states import (
     Windows,
     continued,
     embedding_table,
@@ -32,12 +37,7 @@ from shardmill.draft.states import (
     multiplies_bf16,
     multiply_in_bf16,
 )
-from shardmill.draft.unrolled import Rows, asked_rows, right_drafts, rows_of, unrolled
-from shardmill.errors import ShardmillError
-from shardmill.files import replacing, write_json
-from shardmill.models.eagle3 import EAGLE3, LAYER_IDS, TAPS, default_taps
-from shardmill.models.eagle3_head import Eagle3Head
-from shardmill.printable import first_line
+from shardmill_lab.draft.unrolled import Rows, asked_rows, right_drafts, rows_of, unrolled
 
 THREADS = 2  # sums depend on it, so it is no setting of the machine
 BATCH = 8  # windows of a step

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardmill.draft.states import Windows
-from shardmill.draft.unrolled import Rows, asked_rows, right_drafts, unrolled
 from shardmill.models.eagle3_head import Eagle3Head
+from shardmill_lab.draft.states import Windows
+from shardmill_lab.draft.unrolled import Rows, asked_rows, right_drafts, unrolled
 
 CAPS = (3, 7)  # most drafts of a pass of 4 and of 8 tokens
 

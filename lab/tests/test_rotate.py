@@ -12,6 +12,8 @@ import pytest
 import torch
 from models.tiny_families import limit_of, tiny_text, write_tiny
 from safetensors.torch import load_file, save_file
+from shardmill_lab import rotate as precision_rotate
+from shardmill_lab.rotate import rotate_checkpoint
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -20,8 +22,6 @@ from shardmill.checkpoint.headers import read_tensors
 from shardmill.checkpoint.paths import INDEX_FILE
 from shardmill.convert.weights import read_info
 from shardmill.errors import CheckpointError, GateError
-from shardmill.precision import rotate as precision_rotate
-from shardmill.precision.rotate import rotate_checkpoint
 
 ROTATED = ("llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "granite")
 NOT = ("gemma3_text", "gemma2", "olmo2", "granitemoe", "lfm2")  # norms behind matrices, experts, convolutions

@@ -7,8 +7,7 @@ import hashlib
 import limits
 import pytest
 import torch
-
-from shardmill.precision.rotate import rotated, rotated_outputs
+from shardmill_lab.rotate import rotated, rotated_outputs
 
 WIDTHS = (1, 6, 15, 64, 96, 640, 896, 1024)
 

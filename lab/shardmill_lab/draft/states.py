@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from shardmill.draft import windows
 from shardmill.files import replacing
+from shardmill_lab.draft import windows
 
 TOGETHER = 32  # texts that the model writes at once, and that a file holds
 

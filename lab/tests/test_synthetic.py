@@ -10,19 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from models.small_configs import FAMILIES, small_config
+from models.tiny_configs import TINY
+from shardmill_lab import synthetic
+from shardmill_lab.synthetic import draw_rows, write_synthetic_checkpoint
 from transformers import AutoModelForCausalLM
 
 from shardmill.checkpoint.hashing import scan_checkpoint, tree_hash
 from shardmill.checkpoint.headers import read_tensors
 from shardmill.errors import CheckpointError
 from shardmill.gates.reference import checkpoint_weights
-from shardmill.models import synthetic
 from shardmill.models.architecture import TensorSource
 from shardmill.models.hf_config import load_hf_config
-from shardmill.models.synthetic import draw_rows, write_synthetic_checkpoint
-
-from .small_configs import FAMILIES, small_config
-from .tiny_configs import TINY
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Phi3ForCausalLM"],

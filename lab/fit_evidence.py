@@ -1,6 +1,6 @@
 """Fits what contexts are worth to the `learned` drafter: decoding/drafted_decoding/drafters/evidence.json.
 
-    python tools/fit_evidence.py [--out EVIDENCE.json]
+    python lab/fit_evidence.py [--out EVIDENCE.json]
 
 The texts are the docstrings of Python's standard library, one text per module, tokenised with mistral-common's Tekken
 tokenizer: a text's first tokens stand for a prompt, the rest for the output. No recorded chat is among them, so the
