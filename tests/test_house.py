@@ -1,0 +1,89 @@
+"""tools/count_house.py: what a line of code is, which package a file belongs to, and what a budget allows."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = '''"""Says what it does.
+
+In three lines.
+"""
+
+import math  # a comment beside code
+
+# a comment of its own
+TEXT = """a text,
+which is no docstring
+"""
+
+
+def area(
+    radius: float,
+) -> float:
+    """Return it."""
+
+    return math.pi * radius**2
+'''
+
+
+@pytest.fixture(scope="module")
+def house() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("count_house", ROOT / "tools/count_house.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where a dataclass looks for its module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_lines_of_code_are_those_that_are_no_comment_docstring_or_blank(house: ModuleType) -> None:
+    assert house.python_code(SOURCE) == 8
+    assert house.other_code("// a comment\n\nlet a = 1 // beside\n}\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("shardmill/plan.py", "core"),
+        ("shardmill/decode/session.py", "decoding"),
+        ("decoding/drafted_decoding/session.py", "decoding"),
+        ("decoding/tests/decode/test_session.py", "tests"),
+        ("shardmill/kit_runner/main.py", "kit"),
+        ("shardmill/figures.py", "kit"),
+        ("shardmill/draft/train.py", "lab"),
+        ("benchmarks/decide.py", "lab"),
+        ("lab/shardmill_lab/rotate.py", "lab"),
+        ("portable/tests/test_cli.py", "tests"),
+        ("portable/extra/portable_coreml_extra/kernels.py", "portable"),
+        ("swift/Sources/Shardmill/Model.swift", "swift"),
+        ("rules/gates.smk", "rules"),
+        ("docs/precision.md", ""),
+        ("hatch_build.py", ""),
+    ],
+)
+def test_a_file_counts_for_one_package_wherever_it_lay(house: ModuleType, name: str, package: str) -> None:
+    assert house.package(name) == package
+
+
+def test_more_than_a_budget_is_named(house: ModuleType) -> None:
+    counts = {"core": house.Count(2, 30, 20), "lab": house.Count(1, 1, 1)}
+    budgets = {"core": {"files": 2, "lines": 29, "code": 20}, "lab": {"files": 1, "lines": 1, "code": 1}}
+    (said,) = house.complaints(counts, budgets)
+    assert said.startswith("core: 30 lines, budgets.json allows 29: ")
+    assert len(house.complaints(counts, {})) == 6
+
+
+def test_every_package_has_a_budget_and_files(house: ModuleType) -> None:
+    """A folder that is moved again would count as nothing."""
+    budgets = json.loads((ROOT / "tools/budgets.json").read_text())
+    assert list(budgets) == list(house.PACKAGES)
+    sources = {name: (ROOT / name).read_text() for name in house.names(ROOT) if house.package(name)}
+    counts = house.counted(sources)
+    assert all(counts[name].files > budgets[name]["files"] / 2 for name in budgets)
