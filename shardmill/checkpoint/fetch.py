@@ -67,7 +67,8 @@ def fetch(
     tokenizer = _completed_tokenizer(folder) if TOKENIZER in record["files"] else None
     if tokenizer is not None:
         record["completed"] = {TOKENIZER: record["files"][TOKENIZER]}
-        record["files"][TOKENIZER] = _described(tokenizer)
+        written = tokenizer.encode()
+        record["files"][TOKENIZER] = {"sha256": hashlib.sha256(written).hexdigest(), "size": len(written)}
     lora = None if adapter is None else read_lora(adapter)
     places = merged_places(lora, read_tensors(folder)) if lora else {}
     record |= _adapter_record(lora, places, record["files"]) if lora else {}
@@ -121,12 +122,6 @@ def _completed_tokenizer(folder: Path) -> str | None:
             f"by letter; {TOKENIZER}, which a build's readers take, can't say that; remove the setting"
         )
     return completed(folder / TOKENIZER)
-
-
-def _described(text: str) -> dict[str, Any]:
-    """Return what source.json says of a file with this text."""
-    written = text.encode()
-    return {"sha256": hashlib.sha256(written).hexdigest(), "size": len(written)}
 
 
 def adapter_hashes(folder: Path) -> dict[str, str]:

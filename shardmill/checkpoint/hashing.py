@@ -110,20 +110,10 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
         own = [name for name in names if not is_left_by_macos(name)]
         files += [here / name for name in own]
         if not folders and not own:
-            empty.append((here.relative_to(path).as_posix() + "/", ""))
+            empty.append((here.relative_to(path).as_posix() + "/", ""))  # a folder with nothing in it counts, too
     hashes = hash_files(files, cache, threads)
     inside = {file.relative_to(path).as_posix(): sha for file, sha in hashes.items()}
-    return _tree_digest(inside, empty), inside
-
-
-def _tree_digest(files: Mapping[str, str], empty: Iterable[tuple[str, str]] = ()) -> str:
-    """Return `tree_hash` of a directory.
-
-    Args:
-        files: sha256 by relative path.
-        empty: directories without anything in them, as ("path/", "").
-    """
-    return hashlib.sha256(json.dumps(sorted((*files.items(), *empty))).encode("ascii")).hexdigest()
+    return hashlib.sha256(json.dumps(sorted((*inside.items(), *empty))).encode("ascii")).hexdigest(), inside
 
 
 def _whole(path: Path) -> ByteSpan:

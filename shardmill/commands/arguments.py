@@ -170,13 +170,37 @@ def check_policy(name: str) -> None:
         raise ShardmillError(f"no draft policy is called {name!r}: use one of {', '.join(KNOWN)}")
 
 
-def check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
+def _check_sliding(policy: ContextPolicy, manifest: Mapping[str, Any]) -> None:
     """Raise DecodeError if a sliding context is too small."""
     from drafted_decoding import choose_layout
 
     from shardmill.runtime.manifest import verify_width
 
     choose_layout(policy, manifest["context"], verify_width(manifest))
+
+
+def read_checked(
+    build: Path, drafter: str, draft_build: Path | None, policy: ContextPolicy, adapter: str | None
+) -> dict[str, Any]:
+    """Return the manifest of a build that can do what a command was asked; see the checks above for the errors.
+
+    Args:
+        build: the build's folder.
+        drafter: a drafter that `check_drafter` has accepted.
+        draft_build: the draft model's build, if there is one.
+        policy: what happens at the end of the context.
+        adapter: the name of an adapter of the build, if one is to be used.
+    """
+    from shardmill.runtime.adapters import check_adapter
+
+    manifest = read_manifest(build)
+    check_head(drafter, build, manifest)
+    if draft_build is not None:
+        check_draft_build(draft_build, manifest)
+    _check_sliding(policy, manifest)
+    if adapter is not None:
+        check_adapter(build, manifest, adapter)
+    return manifest
 
 
 def make_drafter(

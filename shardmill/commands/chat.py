@@ -24,16 +24,13 @@ from shardmill.commands.arguments import (
     Lossy,
     Precision,
     TemplateFile,
-    check_draft_build,
     check_drafter,
-    check_head,
-    check_sliding,
     checked_text,
     make_drafter,
+    read_checked,
 )
 from shardmill.commands.generate import closing_line
 from shardmill.errors import ShardmillError
-from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
     from drafted_decoding import GenerationResult
@@ -64,19 +61,12 @@ def chat(
     from drafted_decoding import Sampling
     from rich.console import Console
 
-    from shardmill.runtime.adapters import check_adapter
     from shardmill.serve import model as serving
     from shardmill.serve.conversation import Conversation, Talk
 
     check_drafter(drafter, draft_build)
     sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
-    manifest = read_manifest(build)
-    check_head(drafter, build, manifest)
-    if draft_build is not None:
-        check_draft_build(draft_build, manifest)
-    check_sliding(context_policy, manifest)
-    if adapter is not None:
-        check_adapter(build, manifest, adapter)
+    manifest = read_checked(build, drafter, draft_build, context_policy, adapter)
     if system is not None:
         _check_system(system, build, manifest, chat_template)
     model = serving.load_model(build, None, precision, chat_template=chat_template)

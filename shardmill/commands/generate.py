@@ -21,17 +21,14 @@ from shardmill.commands.arguments import (
     Lossy,
     PolicyName,
     Precision,
-    check_draft_build,
     check_drafter,
-    check_head,
     check_policy,
-    check_sliding,
     checked_text,
     make_drafter,
+    read_checked,
     read_prompt_file,
 )
 from shardmill.errors import ShardmillError
-from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:
     from drafted_decoding import GenerationResult, PrefillEvent, TokenEvent
@@ -151,20 +148,13 @@ def generate(
     from drafted_decoding.drafters import TRAINED
 
     from shardmill.runtime import process
-    from shardmill.runtime.adapters import check_adapter
 
     check_drafter(drafter, draft_build)
     check_policy(policy)
     refusal = "give the text to continue with either --prompt or --prompt-file"
     text = _read_text(prompt, prompt_file, "the prompt", refusal)
     sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
-    manifest = read_manifest(build)
-    check_head(drafter, build, manifest)
-    if draft_build is not None:
-        check_draft_build(draft_build, manifest)
-    check_sliding(context_policy, manifest)
-    if adapter is not None:
-        check_adapter(build, manifest, adapter)
+    manifest = read_checked(build, drafter, draft_build, context_policy, adapter)
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     tokens = encode_beginning(tokenizer, text)
     check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])

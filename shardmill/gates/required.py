@@ -62,7 +62,7 @@ def part_numbers(part: Part, verify: int, portable: bool, coded: bool) -> Iterat
         if part.spec.tokens > 1:  # a text of one token has no halves
             yield Number(_rounded("packing_error", portable))
     else:
-        yield from _widths(_ways(part, verify), portable)
+        yield from _widths([*part_schedules(part, 1, verify), *_moves(part, verify)], portable)
     if portable and not part.spec.encodes:
         plain = schedules(1, verify, part.spec.tokens)
         if any(cache_kind(name) is not CacheKind.STATE for name in caches(part.spec)):
@@ -137,10 +137,6 @@ def _widths(ways: Sequence[str], portable: bool) -> Iterator[Number]:
         measure = "rejected_draft_error" if name in (REJECTED, MOVING) else "width_error"
         # In fp16 rounding alone may send tokens to other experts, and then widths can't be compared.
         yield Number(measure, name) if portable else Number("width_error_fp16", name, may_be_skipped=True)
-
-
-def _ways(part: Part, verify: int) -> list[str]:
-    return [*part_schedules(part, 1, verify), *_moves(part, verify)]
 
 
 def _moves(part: Part, verify: int) -> list[str]:

@@ -273,7 +273,8 @@ def sum_up(batch: Batch, workflow: Any) -> None:
     rows = []
     for model in sorted(batch.models):
         failed = _why(broken[model]) or NOT_FINISHED if model in broken else ""
-        rows.append(BuildRow(model, failed) if failed else read_row(BUILDS / model, _why(_logs(BUILDS / model))))
+        build = BUILDS / model
+        rows.append(BuildRow(model, failed) if failed else read_row(build, _why(build.glob("logs/*.log"))))
     rows += [BuildRow(file, line.removeprefix(f"{file}: ")) for file, line in sorted(batch.refused.items())]
     write_index(BUILDS, rows)
     for row in rows:
@@ -293,10 +294,6 @@ def _broken(workflow: Any) -> dict[str, list[Path]]:
         if "model" in job.wildcards_dict:
             found.setdefault(job.wildcards_dict["model"], []).extend(map(Path, job.log))
     return found
-
-
-def _logs(build: Path) -> Iterable[Path]:
-    return (build / "logs").glob("*.log")
 
 
 def _why(logs: Iterable[Path]) -> str:

@@ -171,7 +171,11 @@ def preview(config: Config) -> Preview:
         path: stored_bytes(config.convert.embedding if path in BY_TOKEN else FP16, shape)
         for path, shape in table_constants(a).items()
     }
-    stacks = [shape for part in parts if part.spec.calls.adapters for shape in _stacks(part)]
+    stacks = [
+        shape
+        for spec in (part.spec for part in parts if part.spec.calls.adapters)
+        for shape in adapter_inputs(spec.graph, spec.layers, spec.calls.adapters).values()
+    ]
     fault = _tensor_fault(config, model)
     unpooled = _read_out_fault(config, model)
     return Preview(
@@ -216,11 +220,6 @@ def preview(config: Config) -> Preview:
             *filter(None, [fault, unpooled]),
         ),
     )
-
-
-def _stacks(part: Part) -> list[Shape]:
-    """Return the shapes of the inputs for an adapter."""
-    return [*adapter_inputs(part.spec.graph, part.spec.layers, part.spec.calls.adapters).values()]
 
 
 def _placed(stacks: Sequence[Shape]) -> str:

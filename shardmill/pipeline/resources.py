@@ -204,7 +204,8 @@ def declared(
         part = wildcards.get("part")
         found = known(str(input[0]), part)
         mb = need.mb(found)
-        _check_memory(f"{step} {part}" if part else step, mb, limit)
+        if limit is not None and mb > limit:
+            raise TooLarge(f"{step} {part}" if part else step, mb, limit)
         wanted = mb + (threads - 1) * each.mb(found)
         return wanted if limit is None else min(wanted, limit)
 
@@ -247,12 +248,6 @@ def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) 
     """
     more = max(0, mb - need.mb(found)) // max(1, each.mb(found))
     return min(threads, 1 + more)
-
-
-def _check_memory(job: str, mb: int, limit: int | None) -> None:
-    """Raise TooLarge if a job needs more memory than the limit."""
-    if limit is not None and mb > limit:
-        raise TooLarge(job, mb, limit)
 
 
 def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) -> Sizes:

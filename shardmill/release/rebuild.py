@@ -158,7 +158,8 @@ def check_tools(original: RebuildTarget) -> None:
     family = fetched_model_type(original.folder / RECORD) if original.folder else ""
     changed = sorted({receipt["step"] for receipt in receipts if not _is_our_code(receipt, family)})
     if changed:
-        commit = _commit(original)
+        rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
+        commit = rows["workflow"].get("digest", {}).get("gitCommit", "")
         remedy = f"check out shardmill's {commit}" if commit else "its provenance does not name the commit"
         raise ShardmillError(f"built by other code in {', '.join(changed)}; {remedy}")
 
@@ -182,11 +183,6 @@ def _is_our_code(receipt: Mapping[str, Any], family: str) -> bool:
     if row is None or (not family and needs_family(modules(row))):
         return row is not None
     return bool(tools(row, family)["code"] == receipt["code"])
-
-
-def _commit(original: RebuildTarget) -> str:
-    rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
-    return str(rows["workflow"].get("digest", {}).get("gitCommit", ""))
 
 
 def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | None) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def read_row(build: Path, failed: str) -> BuildRow:
             passed=sum(numbers),
             gates=len(numbers),
             programs=len(plan["parts"]) - 1,  # the embedding is a table
-            bytes=sum(_sizes(build.glob("packages/*.mlpackage"))),
+            bytes=sum(file.stat().st_size for file in build.glob("packages/*.mlpackage/**/*") if file.is_file()),
             pass_ms=1000 * min(passes.values()) if passes else None,
             machine=f"{speed['machine']['processor']}, {speed['engine']['name']}" if speed is not None else NOT_RUN,
         )
@@ -67,7 +67,3 @@ def read_row(build: Path, failed: str) -> BuildRow:
 
 def _verdicts(folder: Path) -> list[Path]:
     return sorted(file for file in folder.glob("*.json") if not file.name.endswith((".receipt.json", ".failed.json")))
-
-
-def _sizes(folders: Iterable[Path]) -> Iterable[int]:
-    return (file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())

@@ -64,16 +64,17 @@ def warm_programs(build: Path, precision: str) -> Iterator[Warmed]:
         ShardmillError: the folder is not a finished build, or a program can't be loaded.
     """
     manifest = loadable(read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME), build)
-    parts, note, reshape = manifest["parts"], _note(), reshape_frequency(manifest)
+    parts, note, reshape = manifest["parts"], cache_folder() / "warm.json", reshape_frequency(manifest)
     known = _known(note)
     sizes = [program_bytes(build, part) for part in parts]
     spent, loaded = 0.0, 0
     with machine.load_programs_as(precision):
         for place, part in enumerate(parts):
             key, start = _identity(part, reshape), time.perf_counter()
+            widths = [manifest[MARK][place]] if MARK in manifest else manifest["widths"]  # an encoder's bucket, or all
             try:
                 with reshaping(reshape):
-                    _run_once(build, part, _widths(manifest, place), manifest.get("context", 0))
+                    _run_once(build, part, widths, manifest.get("context", 0))
             except LoadError as error:
                 raise error.of(build) from error
             seconds = time.perf_counter() - start
@@ -94,11 +95,6 @@ def _run_once(build: Path, part: Mapping[str, Any], widths: list[int], context: 
         for width in widths:
             shapes = {name: [width if size == "T" else size for size in shape] for name, shape in inputs}
             program({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
-
-
-def _widths(manifest: Mapping[str, Any], place: int) -> list[int]:
-    """Return the widths at which a part runs: all widths, or an encoder's bucket."""
-    return [manifest[MARK][place]] if MARK in manifest else list(manifest["widths"])
 
 
 def _identity(part: Mapping[str, Any], reshape: str) -> str:
@@ -123,7 +119,3 @@ def _note_down(note: Path, known: Mapping[str, float]) -> None:
         write_json(note, known)
     except OSError as error:  # the programs are loaded nevertheless
         log.warning("%s: can't be written (%s); the next run can't compare its times", note, error.strerror)
-
-
-def _note() -> Path:
-    return cache_folder() / "warm.json"

@@ -119,11 +119,8 @@ def _text_of(pieces: Sequence[AnswerDelta], kind: str = "content") -> str:
 
 def _calls_of(pieces: Sequence[AnswerDelta]) -> list[tuple[AnswerDelta, str]]:
     """Return the calls in an answer, each with its arguments."""
-    return [(call, _arguments(pieces, call.index)) for call in pieces if call.kind == "call"]
-
-
-def _arguments(pieces: Sequence[AnswerDelta], index: int) -> str:
-    return _text_of([piece for piece in pieces if piece.index == index], "arguments")
+    calls = [piece for piece in pieces if piece.kind == "call"]
+    return [(call, _text_of([piece for piece in pieces if piece.index == call.index], "arguments")) for call in calls]
 
 
 def _message(pieces: Sequence[AnswerDelta]) -> Json:

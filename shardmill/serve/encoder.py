@@ -207,7 +207,8 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
         _check_address(reader, name, "/v1/embeddings")
         if body.dimensions and body.dimensions > reader.width:
             raise invalid(f"dimensions: {name} gives {reader.width} numbers, {body.dimensions} are asked", "dimensions")
-        given = _prompted(reader, _inputs(body.input), body.prompt_name)
+        several = isinstance(body.input, list) and not isinstance(body.input[0], int)  # not the tokens of one text
+        given = _prompted(reader, body.input if several else [body.input], body.prompt_name)
         work = _answered(desk, partial(_embedded, reader, body.dimensions), given)
         found = await while_connected(request.receive, work)
         rows = [
@@ -256,11 +257,6 @@ def _prompted(reader: Reader, given: Sequence[Any], name: str | None) -> Sequenc
         has = ", ".join(reader.prompts) or "none"
         raise invalid(f"prompt_name: the model has no prompt {chosen!r}; it has {has}", "prompt_name")
     return [reader.prompts[chosen] + text if isinstance(text, str) else text for text in given]
-
-
-def _inputs(given: Any) -> Sequence[Any]:
-    """Return the texts, or lists of tokens, of a request."""
-    return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
 
 
 async def _answered(desk: EncoderWorker, read: Callable[[Sequence[T]], list[Row]], texts: Sequence[T]) -> list[Row]:

@@ -147,7 +147,7 @@ def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dic
     """Yield what was fetched to a folder: the repository at its commit, where there is one, and every file."""
     url = ""
     if source["repo"]:
-        url = _huggingface(source["repo"], source["commit"])
+        url = str(PackageURL("huggingface", *source["repo"].split("/"), source["commit"]))
         yield {"name": folder, "uri": url, "digest": {"gitCommit": source["commit"]}}
     merged = source.get("adapter", {"base": {}, "files": {}})
     base = merged["base"] | {name: file["sha256"] for name, file in source.get("completed", {}).items()}
@@ -160,8 +160,3 @@ def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dic
         yield resource_descriptor(f"{ADAPTER}/{name}", sha)
     if "drafter" in source:
         yield from _checkpoint(source["drafter"], f"{folder}/{FOLDER.rstrip('/')}")
-
-
-def _huggingface(repo: str, commit: str) -> str:
-    owner, name = repo.split("/")
-    return str(PackageURL("huggingface", owner, name, commit))
