@@ -59,7 +59,7 @@ class Place:
     def environment(self) -> dict[str, str]:
         """Return the environment variables of a command."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAC_", "OMP_"))}
-        paths = f"{self.folder}:{self.folder / 'portable'}"
+        paths = ":".join(str(self.folder / name) for name in ("", "decoding", "kit", "lab", "portable"))
         return kept | {"PYTHONPATH": paths, "TMPDIR": str(self.temporary)} | dict(self.switches)
 
     def command(self, words: Sequence[str]) -> list[str]:
