@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 import transformers.models.recurrent_gemma.modeling_recurrent_gemma as recurrent_gemma
-from decode.script import load_script
+from lab_script import load_script
 from numpy.typing import NDArray
+from shardmill.figures import relative_error
 from torch import Tensor
 from torch.nn.functional import gelu, softplus
 
-from shardmill.figures import relative_error
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.models import rg_lru
 from shardmill.models.architecture import Graph, LayerSpec

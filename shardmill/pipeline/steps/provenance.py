@@ -147,7 +147,8 @@ def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dic
     """Yield what was fetched to a folder: the repository at its commit, where there is one, and every file."""
     url = ""
     if source["repo"]:
-        url = str(PackageURL("huggingface", *source["repo"].split("/"), source["commit"]))
+        owner, name = source["repo"].split("/")
+        url = str(PackageURL("huggingface", owner, name, source["commit"]))
         yield {"name": folder, "uri": url, "digest": {"gitCommit": source["commit"]}}
     merged = source.get("adapter", {"base": {}, "files": {}})
     base = merged["base"] | {name: file["sha256"] for name, file in source.get("completed", {}).items()}
