@@ -37,8 +37,8 @@ from portable_coreml.run.lowered import (
 from portable_coreml.run.ops import Kernel
 from portable_coreml.run.ops.linear import batched
 from portable_coreml.run.products import (
-    by_fours,
     matrix_in_fixed_point,
+    steady_tokens,
     takes_fixed_point,
     times_tokens,
     times_vector,
@@ -344,7 +344,7 @@ def _tokens_product(
 ) -> Callable[[Tensor], Tensor]:
     rows = (matrix.shape[1], columns)
     strides = torch.empty(columns, len(matrix)).t().view(shape).stride()
-    widen = by_fours if steady and columns % 4 else None
+    widen = steady_tokens if steady and columns % 4 else None
 
     def call(x: Tensor) -> Tensor:
         tokens = x.reshape(rows).t() if widen is None else widen(x.reshape(rows).t())

@@ -35,6 +35,7 @@ from portable_coreml.run.pieces import in_pieces, one_thread
 from portable_coreml.run.stored import StoredMatrix
 
 BLOCK = 3 << 17  # elements of a stored matrix multiplied by one thread at a time: expanded, they stay in a core's cache
+_FEW = 16  # outputs; for fewer, held by columns, MKL adds up the first of four rows in another way than the others
 _PIECE = 1 << 21  # elements of another matrix: with fewer the calls cost more than the threads gain
 
 
@@ -47,7 +48,7 @@ def product(matrix: StoredMatrix | Tensor, x: Tensor, steady: bool) -> Tensor:
         return _stored_product(matrix, x.contiguous(), steady)
     if x.shape[1] == 1 and not steady:
         return times_vector(matrix, x[:, 0]).unsqueeze(1)
-    tokens = by_fours(x.t()) if steady else x.t()
+    tokens = steady_tokens(x.t()) if steady else x.t()
     return times_tokens(matrix, tokens, steady=steady)[: x.shape[1]].t()
 
 
@@ -84,34 +85,40 @@ def times_tokens(matrix: Tensor, tokens: Tensor, *, steady: bool) -> Tensor:
 
 
 def _steady_mm(tokens: Tensor, rows: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return tokens [n, in] @ rows [in, out] for n that is a multiple of 4; a token's bits do not depend on n."""
-    if blas_is_steady() or len(tokens) == 4:
+    """Return tokens [n, in] @ rows [in, out] for `steady_tokens`; a token's bits do not depend on the others."""
+    if rows.shape[1] >= _FEW and blas_is_steady():
         return torch.mm(tokens, rows, out=out)
     out = torch.empty(len(tokens), rows.shape[1]) if out is None else out
-    for four, results in zip(torch.split(tokens, 4), torch.split(out, 4), strict=True):
-        torch.mm(four, rows, out=results)
+    for token, result in zip(tokens, out, strict=True):
+        result.copy_(torch.mv(rows.t(), token.clone()))  # some kernels ask where in memory their input lies
     return out
 
 
 @cache
 def blas_is_steady() -> bool:
-    """Return whether BLAS adds up a row among many as it does among four. MKL's kernels without AVX do not."""
+    """Return whether BLAS adds up a row in one way among four and among many, be it the first of four or another.
+
+    MKL's kernels without AVX do not.
+    """
     generator = torch.Generator().manual_seed(0)
-    for out, width in ((7, 640), (187, 2100), (192, 640)):
+    for out, width in ((17, 640), (187, 2100), (192, 640)):
         matrix, tokens = torch.randn(out, width, generator=generator), torch.randn(64, width, generator=generator)
         for rows in (matrix.t(), by_columns(matrix).t()):
             with one_thread():
                 whole = torch.mm(tokens, rows)
-                if not all(torch.equal(torch.mm(tokens[:n], rows), whole[:n]) for n in (4, 8, 16)):
+                some = [(0, 4), (0, 8), (0, 16), (1, 5), (2, 6), (3, 7), (60, 64)]
+                if not all(torch.equal(torch.mm(tokens[i:n], rows), whole[i:n]) for i, n in some):
                     return False
     return True
 
 
-def by_fours(tokens: Tensor) -> Tensor:
-    """Return [n, in] with rows added so that n is a multiple of 4.
+def steady_tokens(tokens: Tensor) -> Tensor:
+    """Return [n, in] as `_steady_mm` takes them: by fours, if BLAS multiplies several at a time."""
+    return by_fours(tokens) if blas_is_steady() else tokens
 
-    BLAS adds up one, two or three rows in other ways; see also `blas_is_steady`.
-    """
+
+def by_fours(tokens: Tensor) -> Tensor:
+    """Return [n, in] with rows added so that n is a multiple of 4: fewer than 4 rows are added up in other ways."""
     missing = -len(tokens) % 4
     if len(tokens) == 1:
         return tokens.expand(4, -1)
@@ -171,12 +178,12 @@ _scratch = _Scratch()
 def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
     """Return the product in float32, computed a block of rows at a time."""
     values, scale = matrix.values, matrix.scale
-    tokens = (by_fours(x.t()) if steady or x.shape[1] > 1 else x.t()).contiguous()  # [n, in]
+    tokens = (steady_tokens(x.t()) if steady else x.t()).contiguous()  # [n, in]
     out = torch.empty(len(tokens), len(values))
 
     def multiply(first: int, last: int) -> None:
         block = _expanded(matrix, first, last)
-        if len(tokens) % 4 == 0:
+        if steady:
             _steady_mm(tokens, block.t(), out[:, first:last])
         else:
             torch.mm(tokens, block.t(), out=out[:, first:last])

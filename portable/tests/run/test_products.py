@@ -7,7 +7,7 @@ import platform
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import limits
 import pytest
@@ -74,14 +74,21 @@ def test_a_column_does_not_depend_on_the_others(way: str) -> None:
         assert torch.equal(products.product(m, x[:, :width], steady=steady), together[:, :width])
 
 
-def test_nor_where_blas_adds_up_a_row_among_many_in_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As MKL's kernels without AVX do. Then rows are multiplied by fours, and each as it would be among four."""
+UNSTEADY: dict[str, Callable[[int], Tensor]] = {
+    "among many": lambda n: torch.full((n, 1), float(n)),
+    "in another place": lambda n: torch.arange(n).remainder(2).unsqueeze(1),
+}
+
+
+@pytest.mark.parametrize("kind", UNSTEADY)
+def test_nor_where_blas_adds_up_a_row_in_another_way(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As MKL's kernels without AVX do. Then each row is multiplied alone."""
     mm, widths = torch.mm, set[int]()
 
     def unsteady(tokens: Tensor, rows: Tensor, *, out: Tensor | None = None) -> Tensor:
         widths.add(len(tokens))
         found = mm(tokens, rows, out=out)
-        return found.mul_(1 + len(tokens) * 2.0**-20)
+        return found.mul_(1 + UNSTEADY[kind](len(tokens)) * 2.0**-20)
 
     monkeypatch.setattr(torch, "mm", unsteady)
     monkeypatch.setattr(products, "blas_is_steady", products.blas_is_steady.__wrapped__)
@@ -91,7 +98,16 @@ def test_nor_where_blas_adds_up_a_row_among_many_in_another_way(monkeypatch: pyt
         together = products.product(held, x, steady=True)
         for width in (1, 3, 4, 5, 8):
             assert torch.equal(products.product(held, x[:, :width], steady=True), together[:, :width]), width
-    assert widths == {4, 64}  # more than four only where it is tried out
+    assert 64 in widths and not widths & {1, 3, 5, 9, 12}  # BLAS was tried out, and no more
+
+
+@pytest.mark.parametrize("outputs", [1, 5, 6, 7, 9, 11, 15, 17])
+def test_nor_where_outputs_are_few(outputs: int) -> None:
+    x = columns(9)
+    for held in (matrix().values[:outputs].float(), products.by_columns(matrix().values[:outputs].float())):
+        together = products.product(held, x, steady=True)
+        for first, end in ((0, 1), (1, 2), (1, 4), (2, 6), (3, 9)):
+            assert torch.equal(products.product(held, x[:, first:end], steady=True), together[:, first:end]), first
 
 
 def test_a_row_turned_into_a_column_is_one(way: str) -> None:
