@@ -300,7 +300,7 @@ def test_a_thought_is_dim_and_set_apart_from_the_answer(opened: bool, monkeypatc
 
     model = replace(model, template=render)
     monkeypatch.setattr("shardmill.serve.model.load_model", lambda *_, **__: model)
-    monkeypatch.setattr("shardmill.commands.chat.read_manifest", lambda _: manifest(model=NAME))
+    monkeypatch.setattr("shardmill.commands.arguments.read_manifest", lambda _: manifest(model=NAME))
     terminal = {"FORCE_COLOR": "1", "TERM": "xterm"}
     result = CliRunner().invoke(cli.app, ["chat", "b", "--max-new-tokens", "60"], input="Rain?\nSun?\n", env=terminal)
     assert result.exit_code == 0 and "think>" not in result.output
