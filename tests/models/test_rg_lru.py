@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers.models.recurrent_gemma.modeling_recurrent_gemma as recurrent_gemma
+from kit_runner.figures import relative_error
 from lab_script import load_script
 from numpy.typing import NDArray
-from shardmill.figures import relative_error
 from torch import Tensor
 from torch.nn.functional import gelu, softplus
 
