@@ -12,6 +12,7 @@ use rule engine_step as residency with:
     log:
         "build/{model}/logs/residency_{part}.log",
     params:
+        systems=OF(options.named_systems),
         tools=TOOLS["residency"],
 
 

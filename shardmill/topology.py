@@ -1,8 +1,9 @@
 """Topology: which layers, and which rows of the LM head, make up each program, within what one program may hold.
 
 Sizes are sizes of the weight file that conversion writes, to the byte: the Neural Engine refuses this file if it is too
-large. The limits are the limits of the placement rules, because the residency gate judges the finished programs by
-these rules.
+large. The limits are those of the placement rules, by which the residency gate judges the finished programs. What is
+chosen here suits every system that the config is for. What a config chooses itself may suit only some systems, unless
+it names the others.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from itertools import accumulate, pairwise
 from math import isqrt, prod
 from typing import TYPE_CHECKING
 
-from portable_coreml.judge.limits import loosest
-from portable_coreml.judge.rules.shapes import MAX_EXTENT, MIN_WEIGHT_BYTES, STATE_WIDTH_MULTIPLE
+from portable_coreml.judge.limits import MIN_WEIGHT_BYTES, Limit, listed, loosest, strictest, taking
+from portable_coreml.judge.rules.shapes import MAX_EXTENT, STATE_WIDTH_MULTIPLE
 
 from shardmill.config import Config
 from shardmill.convert.blob import ALIGNMENT, SMALLEST
@@ -43,9 +44,18 @@ if TYPE_CHECKING:
     from shardmill.config import Config
     from shardmill.models.eagle3 import DrafterDescription
 
-__all__ = ["MAX_WEIGHT_BYTES", "file_bytes", "misfits", "overweight", "proposed", "resolve_topology", "share_layers"]
+__all__ = [
+    "file_bytes",
+    "misfits",
+    "overweight",
+    "proposed",
+    "resolve_topology",
+    "share_layers",
+    "warnings",
+    "weight_limit",
+    "with_fitting_experts",
+]
 
-MAX_WEIGHT_BYTES = loosest().weight_bytes.most
 MOST_SLICES = 64  # more slices would cost a pass more than extents over MAX_EXTENT might
 Range = tuple[int, int]
 
@@ -63,6 +73,34 @@ def as_configured(config: Config, model: ModelDescription) -> ModelDescription:
     if config.program.silu == TANH:
         a = with_tanh(a)
     return replace(model, architecture=a)
+
+
+def weight_limit(config: Config) -> Limit:
+    """Return the most bytes of a weight file that every system of the config takes."""
+    return strictest(config.systems).weight_bytes
+
+
+def _refusing(config: Config, chosen_here: bool = False) -> Limit:
+    """Return the limit over which a program is refused: of named systems each counts, of all that are known some one.
+
+    A program that was `chosen_here`, and not by the config, suits every system.
+    """
+    return weight_limit(config) if config.program.runs_on or chosen_here else loosest().weight_bytes
+
+
+def with_fitting_experts(config: Config, a: Architecture) -> Config:
+    """Return the config with routed experts if `topology: auto` has no room for a layer with all of its experts.
+
+    A layer's experts are in as few groups as the limit allows.
+    """
+    experts, limit = a.graph.experts, weight_limit(config).most
+    if experts is None or a.ends is not None or config.topology != "auto" or config.experts != "dense":
+        return config
+    routed, built = replace(config, experts="routed"), with_experts(a, routed=True)
+    if ALIGNMENT + max(_layer_bytes(config, a)) <= limit or misfits(routed, built):
+        return config
+    fitting = [n for n in _divisors(_units(experts)) if max(_group_bytes(routed, built, n)) <= limit]
+    return replace(config, experts=fitting[0]) if fitting else config
 
 
 def resolve_topology(config: Config, a: Architecture) -> Config:
@@ -102,7 +140,9 @@ def _even_ranges(config: Config, a: Architecture) -> tuple[Range, ...]:
     apart = _first_apart(config, a)
     for ends in (joints(a.kinds[:apart]), [*range(apart, a.layers + 1)]):
         units = [sum(sizes[start:end]) for start, end in pairwise(ends)]
-        found += [(ends[first], ends[last]) for first, last in share_layers(units, MAX_WEIGHT_BYTES - ALIGNMENT)]
+        found += [
+            (ends[first], ends[last]) for first, last in share_layers(units, weight_limit(config).most - ALIGNMENT)
+        ]
     return tuple(found)
 
 
@@ -287,23 +327,45 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     if a.ends is not None:
         return _overweight_encoder(config, a)
     sizes = _layer_bytes(config, a)
-    units = {unit: sum(sizes[slice(*unit)]) for unit in pairwise(joints(a.kinds))}
+    apart = _first_apart(config, a)
+    whole = [*pairwise(joints(a.kinds[:apart])), *pairwise(range(apart, a.layers + 1))]
+    units = {unit: sum(sizes[slice(*unit)]) for unit in whole}
     heaviest = max(units, key=units.__getitem__)
-    if ALIGNMENT + units[heaviest] > MAX_WEIGHT_BYTES:
+    limit = _refusing(config, chosen_here=config.topology == "auto")
+    if ALIGNMENT + units[heaviest] > limit.most:
         first, last = heaviest[0], heaviest[1] - 1
         block = f"the block of layers {first} to {last}, which share caches,"
         what = f"layer {first} alone" if first == last else block
-        return [_refusal("topology", what, ALIGNMENT + units[heaviest], _fewer_bytes(config))]
+        remedy = "`program.state: host` cuts it" if first < last else _fewer_bytes(config)
+        return [_refusal(config, "topology", what, ALIGNMENT + units[heaviest], remedy)]
     chosen, fitting = proposed(config, a), proposed(replace(config, topology="auto"), a)
     parts = {f"layers_{start:02d}_{end:02d}": ALIGNMENT + sum(sizes[start:end]) for start, end in chosen.ranges}
     remedy = f"{[list(part) for part in fitting.ranges]} fits"
-    found = [_refusal("topology", name, size, remedy) for name, size in parts.items() if size > MAX_WEIGHT_BYTES][:1]
+    found = [_refusal(config, "topology", name, size, remedy) for name, size in parts.items() if size > limit.most][:1]
     slice_bytes = _slice_bytes(config, a, chosen.slices)
-    if slice_bytes > MAX_WEIGHT_BYTES:
-        found.append(_refusal("head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
-    if chosen.groups and (group_bytes := max(_group_bytes(config, a, chosen.groups))) > MAX_WEIGHT_BYTES:
-        found.append(_refusal("experts", "a group", group_bytes, "`routed` leaves the number of groups to the plan"))
+    if slice_bytes > _refusing(config).most:
+        found.append(_refusal(config, "head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
+    if chosen.groups and (group_bytes := max(_group_bytes(config, a, chosen.groups))) > _refusing(config).most:
+        remedy = "`routed` leaves the number of groups to the plan"
+        found.append(_refusal(config, "experts", "a group", group_bytes, remedy))
     return found
+
+
+def warnings(config: Config, sizes: Mapping[str, int]) -> list[str]:
+    """Return in a line what some of the config's systems are expected to run on the CPU; nothing if there is nothing.
+
+    Args:
+        config: the config.
+        sizes: bytes of the weight file of each program, by its name.
+    """
+    limit = weight_limit(config)
+    large = {name: size for name, size in sizes.items() if size > limit.most}
+    if not large:
+        return []
+    lost = [system for system in config.systems if system not in taking(max(large.values()), config.systems)]
+    where = f"expected on the CPU on {listed(lost)}, whose limit is {limit.most} bytes of weights (rule {limit.rule})"
+    remedy = f"smaller parts run on the Neural Engine everywhere, {_naming(config, max(large.values()))}"
+    return [f"{', '.join(large)}: {where}; {remedy}"]
 
 
 def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescription) -> list[str]:
@@ -312,14 +374,15 @@ def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescript
     sizes = {part.name: file_bytes(part.named_shapes, config.convert.recipe) for part in parts}
     shapes = {path: shape for part in parts for path, shape in part.named_shapes.items()}
     found = list(recipes.recipe_misfits(config.convert.recipe, shapes))
-    large = [name for name, size in sizes.items() if size > MAX_WEIGHT_BYTES]
-    return found + [_refusal("drafter", name, sizes[name], _fewer_bytes(config)) for name in large]
+    large = [name for name, size in sizes.items() if size > _refusing(config).most]
+    return found + [_refusal(config, "drafter", name, sizes[name], _fewer_bytes(config)) for name in large]
 
 
 def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
     """Return a problem if an encoder, which is a single program, holds more bytes than a program may."""
     size = file_bytes(constants(whole_spec(a)), config.convert.recipe)
-    return [_refusal("buckets", "an encoder", size, _fewer_bytes(config))] if size > MAX_WEIGHT_BYTES else []
+    over = size > _refusing(config).most
+    return [_refusal(config, "buckets", "an encoder", size, _fewer_bytes(config))] if over else []
 
 
 def _fewer_bytes(config: Config) -> str:
@@ -370,12 +433,24 @@ def _head_slices(config: Config, a: Architecture) -> int:
     The extent's limit is given up if the vocabulary has no divisor that suits: convolutions with more output channels
     are reported to run (rule S3). The program's limit always holds, because one row fits any program.
     """
-    fitting = [n for n in _divisors(a.vocab) if _slice_bytes(config, a, n) <= MAX_WEIGHT_BYTES]
+    fitting = [n for n in _divisors(a.vocab) if _slice_bytes(config, a, n) <= weight_limit(config).most]
     return next((n for n in fitting if n <= MOST_SLICES and a.vocab // n <= MAX_EXTENT), fitting[0])
 
 
-def _refusal(key: str, what: str, size: int, remedy: str) -> str:
-    return f"{key}: {what} holds {size} bytes of weights, the limit is {MAX_WEIGHT_BYTES} (rule W1); {remedy}"
+def _refusal(config: Config, key: str, what: str, size: int, remedy: str) -> str:
+    """Return why a program is refused: no system takes it, or one that the config is for does not."""
+    taken = taking(size, config.systems)
+    limit = weight_limit(config) if taken or config.program.runs_on else loosest().weight_bytes
+    where = f" on {listed(system for system in config.systems if system not in taken)}" if taken else ""
+    why = f"holds {size} bytes of weights, the limit is {limit.most}{where} (rule {limit.rule})"
+    return f"{key}: {what} {why}; {remedy}{f', {_naming(config, size)}' if taken else ''}"
+
+
+def _naming(config: Config, size: int) -> str:
+    """Return how a config says that it is only for systems that take a program of this size."""
+    taken = taking(size, config.systems)
+    of_one = [system for system in taken if system.split()[0] == taken[0].split()[0]]
+    return f"or `program.runs_on: [{of_one[0]}, {of_one[-1]}]` names only systems that take it"
 
 
 def _divisors(number: int) -> list[int]:

@@ -279,6 +279,7 @@ def test_plan_json_holds_what_the_host_needs(source: Path) -> None:
         "head_1",
         "embedding",
     ]
-    assert summary["weight_file_limit"] == 2**31
+    assert summary["weight_file_limit"] == 2**30
+    assert summary["systems"] == ["macOS 15", "macOS 26", "macOS 27", "iOS 18", "iOS 26", "iOS 27"]
     assert summary["eos_token_ids"] == [0]
     dumps(summary)

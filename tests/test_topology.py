@@ -15,6 +15,7 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from portable_coreml.judge import limits
 
 from shardmill import config, plan, topology
 from shardmill.convert import stamped
@@ -36,6 +37,15 @@ def settings(**changes: Any) -> config.Config:
     return config.parse(content | changes)
 
 
+OLDER = {"runs_on": ["macOS 15", "macOS 26"]}  # which take twice what the newest systems take
+
+
+def limited(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Let every system take weight files of so many bytes."""
+    changed = tuple(replace(limit, most=most) for limit in limits.WEIGHT_BYTES)
+    monkeypatch.setattr(limits, "WEIGHT_BYTES", changed)
+
+
 def refusal(a: Architecture, **changes: Any) -> str:
     """The line that refuses to build a model so."""
     with pytest.raises(ConfigError) as caught:
@@ -44,17 +54,17 @@ def refusal(a: Architecture, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_phi_4_mini_is_two_parts_and_the_four_slices_that_are_known_to_run() -> None:
+def test_phi_4_mini_is_four_parts_and_the_four_slices_that_are_known_to_run() -> None:
+    """Of 8 layers for all systems, of 16 where macOS 26 is the newest; in fp16, of half as many."""
     chosen = topology.resolve_topology(settings(), PHI)
-    assert chosen.ranges == ((0, 16), (16, 32))
+    assert chosen.ranges == ((0, 8), (8, 16), (16, 24), (24, 32))
     assert chosen.slices == 4
     assert topology.resolve_topology(chosen, PHI) == chosen
-    assert topology.resolve_topology(settings(convert={"weights": "fp16"}), PHI).ranges == (
-        (0, 8),
-        (8, 16),
-        (16, 24),
-        (24, 32),
-    )
+    older = topology.resolve_topology(settings(program=OLDER), PHI)
+    assert (older.ranges, older.slices) == (((0, 16), (16, 32)), 4)
+    half = {"convert": {"weights": "fp16"}}
+    assert topology.resolve_topology(settings(**half, program=OLDER), PHI).ranges == chosen.ranges
+    assert {end - start for start, end in topology.resolve_topology(settings(**half), PHI).ranges} == {4, 5}
 
 
 def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> None:
@@ -62,21 +72,56 @@ def test_too_many_layers_in_a_part_are_refused_with_a_topology_that_fits() -> No
     line = refusal(PHI, topology=[[0, 32]])
     assert line == (
         "topology: layers_00_32 holds 3223408704 bytes of weights, the limit is 2147483648 (rule W1); "
-        "[[0, 16], [16, 32]] fits"
+        "[[0, 8], [8, 16], [16, 24], [24, 32]] fits"
     )
+    line = refusal(PHI, topology=[[0, 32]], program=OLDER)
+    assert line.endswith("the limit is 2147483648 (rule W1); [[0, 16], [16, 32]] fits")
     assert refusal(PHI, topology=[[0, 8], [8, 32]]).startswith("topology: layers_08_32 holds")
     topology.resolve_topology(settings(topology=[[0, 20], [20, 24], [24, 30], [30, 32]]), PHI)
     topology.resolve_topology(settings(topology=[[0, 21], [21, 32]]), PHI)
     assert refusal(PHI, topology=[[0, 22], [22, 32]]).startswith("topology: layers_00_22 holds")
 
 
+def sized(chosen: config.Config) -> dict[str, int]:
+    """The bytes of Phi-4-mini's programs."""
+    parts = plan.empty_parts(chosen, PHI)[:-1]
+    return {part.name: topology.file_bytes(part.named_shapes, chosen.convert.recipe) for part in parts}
+
+
+def test_what_only_older_systems_take_is_built_with_a_warning_unless_a_newer_one_is_named() -> None:
+    """The split that is known to be resident on macOS 26."""
+    ranges = {"topology": [[0, 20], [20, 24], [24, 30], [30, 32]]}
+    chosen = topology.resolve_topology(settings(**ranges), PHI)
+    assert topology.warnings(chosen, sized(chosen)) == [
+        "layers_00_20: expected on the CPU on macOS 27, iOS 18 and iOS 27, whose limit is 1073741824 bytes of weights "
+        "(rule W1); smaller parts run on the Neural Engine everywhere, or `program.runs_on: [macOS 15, macOS 26]` "
+        "names only systems that take it"
+    ]
+    older = topology.resolve_topology(settings(**ranges, program=OLDER), PHI)
+    assert topology.warnings(older, sized(older)) == []
+    assert refusal(PHI, **ranges, program={"runs_on": ["macOS 15", "macOS 27"]}) == (
+        "topology: layers_00_20 holds 2014630464 bytes of weights, the limit is 1073741824 on macOS 27 (rule W1); "
+        "[[0, 8], [8, 16], [16, 24], [24, 32]] fits, or `program.runs_on: [macOS 15, macOS 26]` names only systems "
+        "that take it"
+    )
+    newest = refusal(PHI, **ranges, program={"runs_on": ["macOS 27", "macOS 27"]})
+    assert newest.endswith("the limit is 1073741824 (rule W1); [[0, 8], [8, 16], [16, 24], [24, 32]] fits")
+
+
+def test_no_part_that_is_chosen_here_is_over_the_limit_of_a_system() -> None:
+    for program in ({}, OLDER, {"runs_on": ["iOS 18", "iOS 26"]}, {"runs_on": ["macOS 27", "macOS 27"]}):
+        chosen = topology.resolve_topology(settings(program=program), PHI)
+        assert max(sized(chosen).values()) <= topology.weight_limit(chosen).most
+        assert topology.warnings(chosen, sized(chosen)) == []
+
+
 def test_the_limit_itself_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rule is on files over it: one byte less room and the same parts are refused, and others proposed."""
-    half = topology.resolve_topology(settings(), PHI)
+    half = topology.resolve_topology(settings(program=OLDER), PHI)
     size = topology.file_bytes(constants(plan.empty_parts(half, PHI)[0].spec), recipe("int8"))
-    monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size)
-    assert topology.resolve_topology(settings(), PHI) == topology.resolve_topology(half, PHI) == half
-    monkeypatch.setattr(topology, "MAX_WEIGHT_BYTES", size - 1)
+    limited(monkeypatch, size)
+    assert topology.resolve_topology(settings(program=OLDER), PHI) == topology.resolve_topology(half, PHI) == half
+    limited(monkeypatch, size - 1)
     assert refusal(PHI, topology=half.ranges).endswith("[[0, 11], [11, 22], [22, 32]] fits")
     assert topology.resolve_topology(settings(), PHI).ranges == ((0, 11), (11, 22), (22, 32))
 
@@ -89,11 +134,17 @@ def test_constants_that_the_program_itself_holds_take_no_room_in_the_weight_file
 
 def test_a_head_that_is_too_large_is_refused_with_a_number_that_fits() -> None:
     large = replace(PHI, graph=replace(PHI.graph, hidden=12288))
-    line = refusal(large, head={"slices": 1}, topology=[[i, i + 1] for i in range(32)])
+    alone = {"topology": [[i, i + 1] for i in range(32)]}
+    line = refusal(large, head={"slices": 1}, **alone)
     assert line == (
         "head.slices: head_0 holds 2458811392 bytes of weights, the limit is 2147483648 (rule W1); 4 slices fit"
     )
-    topology.resolve_topology(settings(head={"slices": 2}, topology=[[i, i + 1] for i in range(32)]), large)
+    topology.resolve_topology(settings(head={"slices": 2}, **alone), large)
+    line = refusal(large, head={"slices": 2}, program={"runs_on": ["iOS 18", "iOS 26"]}, **alone)
+    assert line == (
+        "head.slices: head_0 holds 1229418112 bytes of weights, the limit is 1073741824 on iOS 18 (rule W2); "
+        "4 slices fit, or `program.runs_on: [iOS 26, iOS 26]` names only systems that take it"
+    )
 
 
 def test_a_layer_that_is_too_large_alone_is_refused() -> None:
@@ -156,7 +207,7 @@ def gemma4(**changes: Any) -> Architecture:
 def test_gemma_4_e2b_has_the_sizes_that_its_publisher_gives() -> None:
     """All 35 layers fit one program: 1.88 G parameters, beside 0.40 G of the table and 2.35 G of the second one."""
     a = gemma4()
-    chosen = topology.resolve_topology(settings(), a)
+    chosen = topology.resolve_topology(settings(program=OLDER), a)
     assert (chosen.ranges, chosen.slices) == (((0, 35),), 4)
     layers = sum(n for path, shape in model_constants(a).items() if path.startswith("layers.") for n in [prod(shape)])
     assert round(layers / 1e9, 2) == 1.88
@@ -177,7 +228,8 @@ def test_gemma_4_e2b_has_the_sizes_that_its_publisher_gives() -> None:
     ],
 )
 def test_layers_stay_in_the_part_of_the_cache_that_they_read(topology: list[list[int]], why: str) -> None:
-    assert refusal(gemma4(), topology=topology) == f"topology: {why}; [[0, 35]] keeps such layers together"
+    line = refusal(gemma4(), topology=topology, program=OLDER)
+    assert line == f"topology: {why}; [[0, 35]] keeps such layers together"
 
 
 def test_entry_points_are_those_that_a_part_has_a_use_for() -> None:
@@ -199,7 +251,7 @@ def test_parts_before_the_caches_that_are_read_may_be_cut_anywhere() -> None:
 
 def test_with_caches_on_the_host_layers_without_a_cache_are_parts_of_their_own() -> None:
     """So a prompt may leave them out."""
-    host = {"state": "host"}
+    host = {"state": "host"} | OLDER
     chosen = topology.resolve_topology(settings(program=host), gemma4())
     assert chosen.ranges == ((0, 15), (15, 35))
     first, second, *_ = plan.empty_parts(chosen, gemma4())
@@ -214,10 +266,21 @@ def test_with_caches_on_the_host_layers_without_a_cache_are_parts_of_their_own()
 
 
 def test_layers_that_share_caches_and_are_too_large_together_are_refused() -> None:
-    """E2B's in fp16."""
-    line = refusal(gemma4(), convert={"precision": "fp16"})
+    """E2B's in fp16, and in INT8 for systems of 1 GiB, with both remedies; the host's caches let them be cut."""
+    half = {"convert": {"precision": "fp16"}}
+    line = refusal(gemma4(), **half)
     assert line.startswith("topology: the block of layers 13 to 34, which share caches, holds 2774987200 bytes")
-    assert line.endswith("the limit is 2147483648 (rule W1); INT8 halves them")
+    assert line.endswith("the limit is 2147483648 (rule W1); `program.state: host` cuts it")
+    line = refusal(gemma4())
+    assert line.startswith("topology: the block of layers 13 to 34, which share caches, holds 1389103808 bytes")
+    assert line.endswith(
+        " of weights, the limit is 1073741824 on macOS 27, iOS 18 and iOS 27 (rule W1); "
+        "`program.state: host` cuts it, or `program.runs_on: [macOS 15, macOS 26]` names only systems that take it"
+    )
+    for changes in ({}, half):
+        chosen = topology.resolve_topology(settings(program={"state": "host"}, **changes), gemma4())
+        parts = plan.empty_parts(chosen, gemma4())[:-1]
+        assert max(topology.file_bytes(p.named_shapes, chosen.convert.recipe) for p in parts) <= 1 << 30
 
 
 def test_a_calibration_runs_layers_one_by_one() -> None:
@@ -281,7 +344,7 @@ def test_the_size_of_a_program_is_that_of_its_weight_file(tmp_path: Path, quanti
 
 
 def test_parts_of_a_plan_are_those_of_the_topology() -> None:
-    chosen = topology.resolve_topology(settings(), PHI)
+    chosen = topology.resolve_topology(settings(program=OLDER), PHI)
     parts = plan.empty_parts(chosen, PHI)
     assert [(p.name, p.start, p.end) for p in parts][:3] == [
         ("layers_00_16", 0, 16),
@@ -306,6 +369,20 @@ def test_routed_experts_cut_the_layers_and_are_grouped_by_the_least_that_earns_a
     assert topology.resolve_topology(settings(experts="routed"), expert_model(ffn=2560)).groups == 16
     assert topology.resolve_topology(settings(experts="routed"), expert_model(ffn=16)).groups == 1
     assert topology.resolve_topology(settings(experts="routed"), expert_model(count=128, group=16)).groups == 8
+
+
+def test_a_layer_whose_experts_fit_no_program_is_routed_to_in_as_few_groups_as_fit() -> None:
+    """16 experts of a width that makes a layer 1.2 GB; the config's own choice of experts or parts is kept."""
+    large = expert_model(ffn=12288, routed=False)
+    whole = topology.with_fitting_experts(settings(), large)
+    assert whole.experts == 2
+    resolved = topology.resolve_topology(whole, replace(large, graph=expert_model(ffn=12288).graph))
+    assert (resolved.groups, resolved.ranges[0]) == (2, (0, 3))
+    assert topology.with_fitting_experts(settings(convert={"precision": "fp16"}), large).experts == 4
+    for kept in ({"program": OLDER}, {"experts": 4}, {"topology": [[0, 10]]}, {"convert": {"precision": "int4"}}):
+        assert topology.with_fitting_experts(settings(**kept), large) == settings(**kept)
+    assert topology.with_fitting_experts(settings(), replace(large, kinds=(*large.kinds, LayerSpec()))) == settings()
+    assert topology.with_fitting_experts(settings(), PHI) == settings()
 
 
 @pytest.mark.parametrize(

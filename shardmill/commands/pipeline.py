@@ -63,7 +63,9 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
         if found.passes:
             yield f"experts: {found.expert_groups or 'dense'}"
         yield f"head.slices: {found.head_slices}"
+    yield f"systems: {found.systems}"
     yield _programs(found)
+    yield from (f"warning: {line}" for line in found.warnings)
     most = "at most " if found.weights == SEARCH else ""  # the search may choose forms with fewer bits
     yield f"weights: {most}{found.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(found)}"
     yield f"host: embedding table of {size(found.table_bytes)}"
@@ -152,6 +154,7 @@ def draft_costs(found: Preview) -> str:
     return f"\na draft: a dispatch after each pass, and {len(each)} for each token, which read {read}"
 
 
+PLACED = "on the Neural Engine"  # the systems on which a program is expected there
 TENSORS = {
     "match": "those that config.json describes",
     "differ": "not those that config.json describes",
@@ -161,14 +164,15 @@ TENSORS = {
 
 def _programs(found: Preview) -> Table:
     figures = ("weights", "of the limit", f"states at {found.context}")
-    table = make_table("program", "holds", *figures, right=figures, fold=("holds",))
+    table = make_table("program", "holds", *figures, PLACED, right=figures, fold=("holds", PLACED))
+    table.columns[0].no_wrap = True  # a program's name is what other commands take
     for p in found.programs:
         layers = ", ".join(f"{count} {name}" for name, count in p.layers.items())
         holds = layers or f"{p.end - p.start} {PART_KINDS[p.kind].holds}"
         share = f"{p.weight_bytes / found.weight_file_limit:.1%}"
-        table.add_row(p.name, holds, size(p.weight_bytes), share, _states(p.state_bytes))
+        table.add_row(p.name, holds, size(p.weight_bytes), share, _states(p.state_bytes), p.runs_on)
     table.add_section()
-    table.add_row("all", "", size(found.weight_bytes), "", _states(found.state_bytes))
+    table.add_row("all", "", size(found.weight_bytes), "", _states(found.state_bytes), "")
     return table
 
 

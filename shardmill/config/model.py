@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
+from portable_coreml.judge.limits import SYSTEMS, System, between
 from pydantic import ConfigDict, Discriminator, Field, StrictInt, StringConstraints, Tag
 from pydantic.dataclasses import dataclass
 
@@ -117,6 +118,13 @@ class Program:
             "one function takes several: infrequent: optimise for each shape; frequent: for changes between them."
         ),
     ] = "infrequent"
+    runs_on: Annotated[
+        tuple[System, System] | None,
+        Field(
+            description="The oldest and the newest system that the programs are for, of one platform, such as "
+            "[macOS 15, macOS 26]; without it, all systems that are known."
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -415,6 +423,11 @@ class Config:
             found += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
         labels, drafts = (LABELS,) if self.program.labels else (), DRAFT_PARTS if self.drafter else ()
         return (*found, *(f"head_{j}" for j in range(self.slices)), *labels, *drafts)
+
+    @property
+    def systems(self) -> tuple[str, ...]:
+        """Return the systems that the programs are for."""
+        return between(*self.program.runs_on) if self.program.runs_on else SYSTEMS
 
     @property
     def points(self) -> tuple[str, ...]:

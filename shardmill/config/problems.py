@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from portable_coreml import InputError
 from pydantic import TypeAdapter, ValidationError
 
 from shardmill import files
@@ -46,6 +47,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _contexts_problems(config)
     yield from _bundles_problems(config)
     yield from _reshape_problems(config)
+    yield from _systems_problems(config)
     yield from _adapters_problems(config)
     yield from _labels_problems(config)
     yield from _recipe_problems(config, root)
@@ -113,7 +115,11 @@ def _kind_problems(config: Config) -> list[str]:
         return ["answers: give two different words or more"]
     neutral: dict[str, object] = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens()}
     neutral["drafter"] = None
-    neutral |= {"program": Program(silu=config.program.silu), "head": Head(), "predict": ()}
+    neutral |= {
+        "program": Program(silu=config.program.silu, runs_on=config.program.runs_on),
+        "head": Head(),
+        "predict": (),
+    }
     strange = [key for key, value in neutral.items() if getattr(config, key) != value]
     if strange:
         return [f"{strange[0]}: an encoder has none; it has `buckets`"]
@@ -216,6 +222,14 @@ def _reshape_problems(config: Config) -> list[str]:
     if config.program.reshape_frequency == INFREQUENT or config.program.shapes != FIXED:
         return []
     return ["program.reshape_frequency: a function of `shapes: fixed` has one shape only; leave it out"]
+
+
+def _systems_problems(config: Config) -> list[str]:
+    """Find two systems that are not the oldest and the newest of one platform."""
+    try:
+        return [] if config.systems else []
+    except InputError as error:
+        return [f"program.runs_on: {error}; name the oldest and the newest, such as [macOS 15, macOS 26]"]
 
 
 def _adapters_problems(config: Config) -> list[str]:

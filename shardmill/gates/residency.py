@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from shardmill.gates.measurement import Measurement
 from shardmill.machine import is_portable, native_call
 
 SMALL = "W5"  # the rule of the dispatcher's cost model for small programs
+SIZES = (SMALL, "W1", "W2")  # rules on a weight file, whose size is a fact, and on systems that no plan is of
 NONE: Mapping[str, int] = {}
 
 
@@ -47,7 +48,12 @@ class Row:
 
 
 def inspect_placement(
-    package: Path, bundle: Path, tokens: int, fixed: bool = False, functions: Mapping[str, int] = NONE
+    package: Path,
+    bundle: Path,
+    tokens: int,
+    fixed: bool = False,
+    functions: Mapping[str, int] = NONE,
+    systems: Sequence[str] = (),
 ) -> tuple[list[Row], list[dict[str, Any]]]:
     """Return a row for each operation at each inspected shape, and findings on the program as a whole.
 
@@ -57,8 +63,9 @@ def inspect_placement(
         tokens: the upper bound of T.
         fixed: True if T always equals `tokens`.
         functions: for a program of fixed widths, the width T of each function by name.
+        systems: those that the program must suit; without any, all that are known, where not suiting some is a warning.
     """
-    predicted, findings = predict(package, tokens, fixed or bool(functions))
+    predicted, findings = predict(package, tokens, fixed or bool(functions), systems)
     if is_portable():
         return [_of_width(row, functions) for row in predicted], findings
     if functions:
@@ -67,7 +74,7 @@ def inspect_placement(
         rows = list(measure_placement(bundle, f"T={tokens}" if fixed else "T=1"))
         if tokens > 1 and not fixed:
             rows += _measured_copy(package, partial(with_default_tokens, tokens=tokens), f"T={tokens}")
-    return rows, [finding for finding in findings if finding["rule"] == SMALL]  # the size is a fact
+    return rows, [finding for finding in findings if finding["rule"] in SIZES and finding["severity"] == "warn"]
 
 
 def _of_width(row: Row, functions: Mapping[str, int]) -> Row:
@@ -75,11 +82,14 @@ def _of_width(row: Row, functions: Mapping[str, int]) -> Row:
     return replace(row, shape=f"T={functions[row.function]}") if row.function in functions else row
 
 
-def predict(package: Path, tokens: int, fixed: bool = False) -> tuple[list[Row], list[dict[str, Any]]]:
+def predict(
+    package: Path, tokens: int, fixed: bool = False, systems: Sequence[str] = ()
+) -> tuple[list[Row], list[dict[str, Any]]]:
     """Return rows and findings according to the placement rules."""
     from portable_coreml.judge.placement import judge_package
+    from portable_coreml.judge.rule import Target
 
-    verdicts = judge_package(package)
+    verdicts = judge_package(package, Target(named=tuple(systems)))
     shape = f"T=1..{tokens}" if tokens > 1 and not fixed else f"T={tokens}"
     rows = [Row(shape, v.function, v.output, v.kind, v.status, "", "predicted", v.rules) for v in verdicts.rows]
     return rows, [asdict(finding) for finding in verdicts.findings]

@@ -35,6 +35,11 @@ def option(name: str, config: Config) -> Any:
     return reduce(getattr, name.split("."), config)
 
 
+def named_systems(config: Config) -> list[str]:
+    """Return the systems that the config names; empty if it is for all that are known."""
+    return list(config.systems) if config.program.runs_on else []
+
+
 def engine(config: Config) -> dict[str, str]:
     """Return the engine that loads programs here, so that steps that load programs rerun if the engine changes."""
     return machine.engine()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from portable_coreml.judge.limits import Limit, expected_on, listed
 from portable_coreml.judge.rules.shapes import MAX_SPATIAL_BEFORE_M4
 
 from shardmill.checkpoint.headers import check_tensors, read_tensors
@@ -24,13 +25,21 @@ from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cac
 from shardmill.models.interface import APART, FIXED
 from shardmill.models.mixers import MIXERS
 from shardmill.models.part_kinds import table_constants
-from shardmill.pipeline.resolve import check_labels, describe, describe_drafter, fitted
+from shardmill.pipeline.resolve import check_labels, describe_drafter, described_to_fit, fitted
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, read_out
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.windows import is_exact
-from shardmill.topology import MAX_WEIGHT_BYTES, file_bytes, misfits, overweight, overweight_drafter, proposed
+from shardmill.topology import (
+    file_bytes,
+    misfits,
+    overweight,
+    overweight_drafter,
+    proposed,
+    warnings,
+    weight_limit,
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,7 @@ class PlannedProgram:
         parameters: numbers of all constants.
         weight_bytes: of its weight file.
         state_bytes: of its states.
+        runs_on: the systems on which it is expected on the Neural Engine, in words.
         lent_bytes: of other programs' caches that the program reads.
     """
 
@@ -59,6 +69,7 @@ class PlannedProgram:
     parameters: int
     weight_bytes: int
     state_bytes: int
+    runs_on: str = ""
     lent_bytes: int = 0
 
 
@@ -91,7 +102,8 @@ class Preview:
         task: what the model is for, as the hub calls it.
         windows: how an encoder that labels tokens reads texts longer than its buckets: "exact" or "approximate", see
             runtime/windows.py; "" for other models.
-        weight_file_limit: bytes that the weight file of a program may have.
+        weight_file_limit: bytes that the weight file of a program may have on every system that the build is for.
+        systems: that the build is for, in words.
         programs: in the order of a pass, which runs each program once.
         table_bytes: of the host's embedding table.
         rows_bytes: of the host's table of rows for each token and layer; 0 if the model has none.
@@ -103,6 +115,7 @@ class Preview:
         passes: for a model with experts, what passes take in both forms, see traffic.py.
         lengths: for a model with several contexts, what a pass of one token takes in each context.
         tensors: "match", "differ", or "unknown" if the checkpoint is not on this machine.
+        warnings: what may surprise: experts that don't fit, programs that only some systems run on the Neural Engine.
         refused: why it can't be built; empty if it can.
     """
 
@@ -130,6 +143,7 @@ class Preview:
     task: str
     windows: str
     weight_file_limit: int
+    systems: str
     programs: tuple[PlannedProgram, ...]
     table_bytes: int
     rows_bytes: int
@@ -140,6 +154,7 @@ class Preview:
     passes: tuple[PassTraffic, ...]
     lengths: tuple[TrafficLength, ...]
     tensors: str
+    warnings: tuple[str, ...]
     refused: tuple[str, ...]
 
 
@@ -151,8 +166,8 @@ def preview(config: Config) -> Preview:
         ConfigError: if the config does not fit the model.
     """
     check_labels(config)
-    config = fitted(config)
-    model = describe(config)
+    asked = fitted(config)
+    config, model = described_to_fit(asked)
     a = model.architecture
     for problem in misfits(config, a):
         raise ConfigError(problem)
@@ -176,6 +191,8 @@ def preview(config: Config) -> Preview:
         for spec in (part.spec for part in parts if part.spec.calls.adapters)
         for shape in adapter_inputs(spec.graph, spec.layers, spec.calls.adapters).values()
     ]
+    limit = weight_limit(config)
+    refused = [*overweight(config, a), *(overweight_drafter(config, a, drafter) if drafter else ())]
     fault = _tensor_fault(config, model)
     unpooled = _read_out_fault(config, model)
     return Preview(
@@ -202,7 +219,8 @@ def preview(config: Config) -> Preview:
         buckets=chosen.sizes,
         task=a.task,
         windows=_windows(a, chosen.sizes),
-        weight_file_limit=MAX_WEIGHT_BYTES,
+        weight_file_limit=limit.most,
+        systems=listed(config.systems),
         programs=tuple(programs),
         table_bytes=sum(size for path, size in tables.items() if path != PER_LAYER),
         rows_bytes=tables.get(PER_LAYER, 0),
@@ -213,13 +231,22 @@ def preview(config: Config) -> Preview:
         passes=each,
         lengths=traffic_lengths(config, a),
         tensors="unknown" if fault is None else "differ" if fault else "match",
+        warnings=(
+            *(_routed_anyway(config, limit) if config.experts != asked.experts else ()),
+            *(warnings(config, {p.name: p.weight_bytes for p in programs}) if not refused else ()),
+        ),
         refused=(
-            *overweight(config, a),
-            *(overweight_drafter(config, a, drafter) if drafter else ()),
+            *refused,
             *file_problems(config),
             *filter(None, [fault, unpooled]),
         ),
     )
+
+
+def _routed_anyway(config: Config, limit: Limit) -> tuple[str]:
+    """Return why experts are routed that the config did not want routed."""
+    why = f"a layer with all of its experts is over the limit of {limit.most} bytes of weights (rule {limit.rule})"
+    return (f"experts: routed, in {config.groups} groups a layer, since {why}; what a pass costs stands below",)
 
 
 def _placed(stacks: Sequence[Shape]) -> str:
@@ -241,6 +268,7 @@ def _windows(a: Architecture, buckets: Sequence[int]) -> str:
 
 def _program(part: Part, config: Config) -> PlannedProgram:
     chosen, shapes = config.convert.recipe, part.named_shapes
+    size = file_bytes(shapes, chosen)
     return PlannedProgram(
         name=part.name,
         kind=part.kind,
@@ -249,8 +277,9 @@ def _program(part: Part, config: Config) -> PlannedProgram:
         layers=dict(Counter(_kind_name(kind) for _, kind in part.spec.layers)),
         matrices=chosen.forms(shapes),
         parameters=sum(map(prod, shapes.values())),
-        weight_bytes=file_bytes(shapes, chosen),
+        weight_bytes=size,
         state_bytes=cache_bytes(part.spec),
+        runs_on=expected_on(size, config.systems),
         lent_bytes=sum(CACHE_ITEM_BYTES * prod(shape) for shape in lent_caches(part.spec).values()),
     )
 

@@ -210,6 +210,23 @@ def describe(config: Config) -> ModelDescription:
     return _described(config, _config_folder(config.source))
 
 
+def described_to_fit(config: Config, folder: Path | None = None) -> tuple[Config, ModelDescription]:
+    """Return the config with its experts as they fit into programs, and the model's description with these.
+
+    Args:
+        config: the config.
+        folder: where config.json lies; by default it is found, or fetched.
+
+    Raises:
+        CheckpointError: if config.json can't be read, or its model can't be built.
+    """
+    from shardmill.topology import as_configured, with_fitting_experts
+
+    model = _described(config, folder or _config_folder(config.source))
+    found = with_fitting_experts(config, model.architecture)
+    return found, model if found == config else as_configured(found, model)
+
+
 def _described(config: Config, folder: Path) -> ModelDescription:
     from shardmill.imports import quiet_transformers
     from shardmill.models import family
@@ -256,7 +273,8 @@ def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
     try:
         config = fitted(config)
         folder = _config_folder(config.source)
-        architecture = _described(config, folder).architecture
+        config, model = described_to_fit(config, folder)
+        architecture = model.architecture
         check_labels(config)
         resolved, drafter = resolve_topology(config, architecture), describe_drafter(config, architecture)
         for problem in overweight_drafter(resolved, architecture, drafter) if drafter else ():

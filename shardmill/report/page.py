@@ -8,6 +8,7 @@ from math import prod
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from portable_coreml.judge.limits import expected_on, listed, taking
 
 from shardmill.files import flattened
 from shardmill.forms.recipe import called, costliest
@@ -79,6 +80,9 @@ def context(build: Build) -> dict[str, Any]:
         "lengths": build.plan.get("lengths", []),
         "worth": _worth(build.plan["passes"]),
         "limit": build.plan["weight_file_limit"],
+        "systems": listed(build.plan["systems"]),
+        "expected": {p.name: expected_on(p.weight_file or 0, build.plan["systems"]) for p in build.pieces},
+        "left": _left(build),
         "state_bytes": {piece.name: _state_bytes(piece, build) for piece in build.pieces},
         "placement": placement(build.placed),
         "devices": device_sections(build.devices, build.residency),
@@ -96,6 +100,13 @@ def context(build: Build) -> dict[str, Any]:
         **({"types": _label_types(build.model["labels"])} if build.encodes else {}),
         **(_decoding(build.speed) if build.speed and not build.encodes else {}),
     }
+
+
+def _left(build: Build) -> str:
+    """Return the systems on which some program is expected on the CPU because of its size; "" if there are none."""
+    systems = build.plan["systems"]
+    taken = taking(max(p.weight_file or 0 for p in build.pieces if p.kind != "embedding"), systems)
+    return listed(system for system in systems if system not in taken) if len(taken) < len(systems) else ""
 
 
 def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ KEYS = {
     "head_slices", "weight_file_limit", "programs", "table_bytes", "rows_bytes", "row_bytes", "weight_bytes",
     "state_bytes", "bytes_per_token", "tensors", "refused", "buckets", "task", "bits_per_weight", "bytes_by_form",
     "expert_groups", "passes", "lengths", "reshape_frequency", "windows", "adapters", "long_factors",
-    "adapter_bytes", "adapter_operations", "adapter_verdict",
+    "adapter_bytes", "adapter_operations", "adapter_verdict", "systems", "warnings",
 }  # fmt: skip
 PROGRAM_KEYS = {
     "name",
@@ -34,6 +34,7 @@ PROGRAM_KEYS = {
     "weight_bytes",
     "state_bytes",
     "lent_bytes",
+    "runs_on",
     "matrices",
     "parameters",
 }
@@ -90,9 +91,30 @@ def test_what_can_t_be_built_ends_with_a_line_and_an_exit_code(tmp_path: Path, m
     said = CliRunner().invoke(cli.app, ["plan", str(file), *more])
     assert said.exit_code == 1
     assert said.stderr.startswith(f"shardmill: {file}: topology: layers_00_32 holds 3223408704 bytes of weights")
-    assert "[[0, 16], [16, 32]] fits" in said.stderr
+    assert "[[0, 8], [8, 16], [16, 24], [24, 32]] fits" in said.stderr
     assert said.stderr.count("\n") == 1
     assert "layers_00_32" in said.stdout
+
+
+def test_each_part_says_on_which_systems_it_is_expected_on_the_neural_engine(tmp_path: Path) -> None:
+    """In a column, and in a line for those that some systems give to the CPU; a named system refuses them."""
+    file = tmp_path / "a.yaml"
+    content = {"model": "m", "source": {"path": "resources/phi-4-mini"}, "context": 2048}
+    content |= {"topology": [[0, 20], [20, 32]], "head": {"slices": 1}}
+    file.write_text(yaml.safe_dump(content))
+    said = CliRunner().invoke(cli.app, ["plan", str(file)], env={"COLUMNS": "160"}).stdout
+    rows = {line.split()[0]: line for line in said.splitlines() if line.startswith(("  layers_", "  head_"))}
+    assert rows["layers_00_20"].rstrip().endswith("macOS 15 to 26 and iOS 26")
+    assert rows["layers_20_32"].rstrip().endswith("macOS 15 to 26 and iOS 26")
+    assert rows["head_0"].rstrip().endswith("all")
+    assert "systems: macOS 15 to 27 and iOS 18 to 27\n" in said
+    assert "\nwarning: layers_00_20, layers_20_32: expected on the CPU on macOS 27, iOS 18 and iOS 27, " in said
+    file.write_text(yaml.safe_dump(content | {"program": {"runs_on": ["macOS 15", "macOS 26"]}}))
+    said = CliRunner().invoke(cli.app, ["plan", str(file)], env={"COLUMNS": "160"}).stdout
+    assert "systems: macOS 15 to 26\n" in said and "warning" not in said
+    file.write_text(yaml.safe_dump(content | {"program": {"runs_on": ["iOS 27", "iOS 27"]}}))
+    refused = CliRunner().invoke(cli.app, ["plan", str(file)])
+    assert refused.exit_code == 1 and "the limit is 1073741824 (rule W2); [[0, 8], [8, 16]," in refused.stderr
 
 
 def test_an_error_before_there_is_a_plan_names_the_config(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +99,23 @@ def test_a_plan_s_operations_have_the_names_of_the_prediction_s(built: tiny.Buil
     measured = list(residency.measure_placement(bundle, "T=1"))
     assert [(r.function, r.output) for r in measured] == [(r.function, r.output) for r in predicted]
     assert "k_0" in {r.output for r in measured if r.operation.split(".")[-1] == "write_state"}
+
+
+def test_a_program_that_a_named_system_does_not_take_fails(built: tiny.Build, tmp_path: Path) -> None:
+    """By the size of its weight file; unnamed, it is a warning, which fails nothing."""
+    package = tmp_path / "large.mlpackage"
+    shutil.copytree(built.packages["layers_00_02"], package)
+    os.truncate(next(package.rglob("weight.bin")), (1 << 30) + 1)  # a sparse file
+
+    def judged(*systems: str) -> tuple[list[tuple[str, str]], float | None]:
+        rows, findings = residency.predict(package, 4, systems=systems)
+        large = [(found["rule"], found["severity"]) for found in findings if found["rule"] in ("W1", "W2")]
+        counts = {one.name: one.value for one in placement_measurements(rows, findings)}
+        return large, counts["program_findings"]
+
+    assert judged() == ([("W1", "warn"), ("W2", "warn"), ("W2", "warn")], 0)
+    assert judged("macOS 15", "macOS 26") == ([], 0)
+    assert judged("macOS 26", "macOS 27") == ([("W1", "error")], 1)
 
 
 def test_each_function_is_judged_at_its_own_width(built: tiny.Build, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from shardmill import config
 
 # Values of settings that have none and are no number.
-WITHOUT = {"buckets": (7,), "budget": config.Budget(perplexity=1.1)}
+WITHOUT = {"buckets": (7,), "budget": config.Budget(perplexity=1.1), "runs_on": ("macOS 26", "macOS 27")}
 Leaf = tuple[Any, ...]  # the names and indices that lead to it
 
 

@@ -56,7 +56,7 @@ UNREAD = (
     (
         READS,
         "summary.model summary.kind summary.passes summary.lengths summary.weights summary.weight_file_limit "
-        "summary.item_bytes summary.eos_token_ids summary.parts.0.parameters",
+        "summary.systems* summary.item_bytes summary.eos_token_ids summary.parts.0.parameters",
         "for the report, for runtimes, and for the memory of jobs",
     ),
     (
@@ -222,7 +222,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Model]]:
     write_json(recipe, {"schema": 1, "default": "int8", "matrices": {}})
     checkpoint, head = tiny.write_checkpoint(folder / "checkpoint"), heads.write_head(folder / "head")
     bert = tiny_encoders.write_tiny("bert", folder / "bert", "token-classification")
-    apart = {"witness": True, "predict": ["ane"]}
+    apart = {"witness": True, "predict": ["ane"], "program": {"runs_on": ["macOS 15", "macOS 26"]}}
     drafts = {"drafter": {"path": str(head)}, "program": {"labels": ["def"]}, "convert": {"precision": str(recipe)}}
     contents: dict[str, tuple[Any, ...]] = {
         "decoder": (tiny.settings(str(checkpoint), convert=search, **apart, **texts), checkpoint),

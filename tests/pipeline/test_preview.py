@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from portable_coreml.judge import limits
 
 from shardmill import config
 from shardmill.errors import ConfigError
@@ -79,7 +81,8 @@ def test_tensors_that_differ_are_a_refusal(project: Path, tmp_path: Path, monkey
 
 def test_every_refusal_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that is too large, and a text that is not there; the table is shown all the same."""
-    monkeypatch.setattr("shardmill.topology.MAX_WEIGHT_BYTES", 200_000)
+    small = tuple(replace(limit, most=200_000) for limit in limits.WEIGHT_BYTES)
+    monkeypatch.setattr(limits, "WEIGHT_BYTES", small)
     found = preview(config.parse(content(topology=[[0, 4]], parity={"text": "nowhere.txt"})))
     assert found.refused[0].startswith("topology: layers_00_04 holds")
     assert found.refused[0].endswith("[[0, 2], [2, 4]] fits")

@@ -458,11 +458,16 @@ def test_a_ratio_that_drafts_cannot_cause_is_called_noisy(page: str, row: int, r
 
 
 def test_sizes_stand_beside_the_limit(page: str) -> None:
-    """1.5 GiB of the 2 GiB that rule W1 allows; what is not there is missing."""
+    """1.5 GiB, half more than the newest of its systems takes; what is not there is missing."""
     sizes = section(page, "sizes")
-    assert "head_0 rows 0 to 1 023 2 98 400 1.5 GiB 75 % 2 GiB stateless" in sizes
+    assert "head_0 rows 0 to 1 023 2 98 400 1.5 GiB 150 % macOS 15 to 26 2 GiB stateless" in sizes
+    assert "(macOS 15 to 27), the Neural Engine takes a file of weights of at most 1 GiB" in sizes
+    assert "Warning: on macOS 27 the larger programs are expected on the CPU." in sizes
+    older = sample.plan() | {"systems": ["macOS 15", "macOS 26"], "weight_file_limit": 2**31}
+    named = section(render(sample.build(plan=older)), "sizes")
+    assert "1.5 GiB 75 % all 2 GiB" in named and "Warning" not in named
     assert "256 KiB" in sizes  # 2 layers, k and v, fp16 [1, 1024, 32]
-    assert "98 304 missing n/a, on the host missing" in sizes
+    assert "98 304 missing n/a, on the host n/a, on the host missing" in sizes
 
 
 def test_provenance_shows_short_hashes_with_the_whole_in_the_title(page: str) -> None:

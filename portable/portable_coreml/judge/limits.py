@@ -17,6 +17,9 @@ SYSTEMS: tuple[System, ...] = get_args(System)  # of each platform, the oldest f
 SPLIT = "eeANE 2.1.0, README and eeane/ne_limits.py, measured on an M2 with macOS 27.0.1"
 
 
+MIN_WEIGHT_BYTES = 14_000_000  # with fewer, a program does not earn its dispatch on any system (rule W5)
+
+
 @dataclass(frozen=True)
 class Limit:
     """The most that a program may hold of something on some systems.
@@ -101,6 +104,15 @@ def taking(weight_bytes: int, systems: Iterable[str]) -> tuple[str, ...]:
     return tuple(system for system in systems if weight_bytes <= limits(system).weight_bytes.most)
 
 
+def expected_on(weight_bytes: int, systems: Iterable[str]) -> str:
+    """Return in words on which of some systems a program with such a weight file is expected on the Neural Engine."""
+    systems = tuple(systems)
+    found = taking(weight_bytes, systems)
+    if weight_bytes < MIN_WEIGHT_BYTES:
+        return "too small"
+    return "all" if found == systems else listed(found)
+
+
 def between(oldest: str, newest: str) -> tuple[str, ...]:
     """Return the systems of a platform from one to another.
 
@@ -112,7 +124,7 @@ def between(oldest: str, newest: str) -> tuple[str, ...]:
     order: list[str] = [*SYSTEMS]
     found = order[order.index(oldest) : order.index(newest) + 1]
     if not found or oldest.split()[0] != newest.split()[0]:
-        raise InputError(f"{newest}: is no later system of the same platform than {oldest}")
+        raise InputError(f"{newest} is no later system of the same platform than {oldest}")
     return tuple(found)
 
 

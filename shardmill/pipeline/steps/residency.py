@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,15 +12,23 @@ from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.pipeline.verdict import write_verdict
 
 
-def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, str], tools: Tools) -> Task:
-    """Describe a verdict, which depends on the judged bytes, the range of T, and the engine."""
+def task(
+    part: Path,
+    package: Artifact,
+    bundle: Artifact,
+    engine: Mapping[str, str],
+    tools: Tools,
+    systems: Sequence[str] = (),
+) -> Task:
+    """Describe a verdict, which depends on the judged bytes, the range of T, the engine, and the named systems."""
     piece = plan.load_part(part)
 
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.gates import measurement, residency
 
         named, encodes = piece.spec.calls.by_name, piece.spec.encodes
-        rows, findings = residency.inspect_placement(package.path, bundle.path, piece.spec.tokens, encodes, named)
+        tokens = piece.spec.tokens
+        rows, findings = residency.inspect_placement(package.path, bundle.path, tokens, encodes, named, systems)
         gate = measurement.compare(residency.placement_measurements(rows, findings))
         content = {
             "part": piece.name,
@@ -34,5 +42,5 @@ def task(part: Path, package: Artifact, bundle: Artifact, engine: Mapping[str, s
         write_verdict(f"residency {piece.name}", content, made["verdict"])
 
     inputs = {"package": package.sha256, "bundle": bundle.sha256}
-    params = {"tokens": piece.spec.tokens, "engine": engine}
+    params = {"tokens": piece.spec.tokens, "engine": engine, "systems": list(systems)}
     return Task(work, Action("residency", inputs, params, **tools), {"engine": engine})

@@ -75,14 +75,16 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         from shardmill.config import config_of
 
-        parts, content = split(source_folder(record), config_of(settings), hashes, files, threads)
+        config = config_of(settings)
+        parts, content = split(source_folder(record), config, hashes, files, threads)
+        _warn(config, parts)
         for part in parts:
             plan.write_part(made[part.name], part)
         write_json(made["summary"], content)
 
     relevant = {name: settings[name] for name in DECIDING}
     form = {key: settings["program"][key] for key in FORM}
-    form |= {key: asked for key in ("adapters", "labels") if (asked := settings["program"].get(key))}
+    form |= {key: asked for key in ("adapters", "labels", "runs_on") if (asked := settings["program"].get(key))}
     relevant |= {"program": form} if form != FORM else {}
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
     known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}
@@ -137,7 +139,8 @@ def split(
         "source": _model_digest(chain, scan.tensors, files),
     }
     derived = {
-        "weight_file_limit": topology.MAX_WEIGHT_BYTES,
+        "weight_file_limit": topology.weight_limit(settings).most,
+        "systems": list(settings.systems),
         "weights": asdict(traffic.stored_weights(chain, settings.convert.recipe)),
         "passes": [asdict(one) for one in traffic.pass_traffic(settings, architecture)],
         "lengths": [asdict(one) for one in traffic.traffic_lengths(settings, architecture)],
@@ -145,6 +148,15 @@ def split(
     drafting = _host_side(drafter, source, architecture.vocab) if drafter else None
     result = _plan_json(settings, model, parts, drafting) | host | derived
     return parts, result | read_out(settings, model, source)
+
+
+def _warn(settings: Config, parts: Iterable[plan.Part]) -> None:
+    """Log which programs some of the config's systems are expected to run on the CPU."""
+    from shardmill.topology import file_bytes, warnings
+
+    programs = [part for part in parts if part.kind != "embedding"]
+    for line in warnings(settings, {p.name: file_bytes(p.named_shapes, settings.convert.recipe) for p in programs}):
+        log.warning("%s", line)
 
 
 def _plan_json(

@@ -10,7 +10,6 @@ from portable_coreml.judge.rule import Breach, Subject, label, rule
 MAX_EXTENT = 65536
 STATE_WIDTH_MULTIPLE = 32
 MAX_OUTPUT_CHANNELS = 16384  # of one projection, by the strictest report
-MIN_WEIGHT_BYTES = 14_000_000  # with fewer, a program does not earn its dispatch
 
 
 APPLE_RULES = "apple/coreai-models, skills/skills/model-authoring/references/neural_engine_rules.md"

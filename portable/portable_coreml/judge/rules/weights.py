@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portable_coreml.judge.limits import SPLIT, WEIGHT_BYTES, limits, listed, loosest
+from portable_coreml.judge.limits import MIN_WEIGHT_BYTES, SPLIT, WEIGHT_BYTES, limits, listed, loosest
 from portable_coreml.judge.rule import Breach, Subject, label, rule
-from portable_coreml.judge.rules.shapes import MAX_OUTPUT_CHANNELS, MIN_WEIGHT_BYTES
+from portable_coreml.judge.rules.shapes import MAX_OUTPUT_CHANNELS
 
 _LARGE_WEIGHT_BYTES = 1_400_000_000
 _QUANTIZATION_DOC = "apple/coremltools, docs-guides/source/opt-quantization-perf.md"

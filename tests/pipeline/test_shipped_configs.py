@@ -1,0 +1,53 @@
+"""Each config that comes with the project, planned by the published config.json of its checkpoint, without weights."""
+
+from __future__ import annotations
+
+import json
+from math import prod
+from pathlib import Path
+
+import pytest
+import yaml
+from models.shipped_configs import SHIPPED
+from portable_coreml.judge.limits import strictest
+
+from shardmill import config
+from shardmill.pipeline.preview import Preview, preview
+from shardmill.pipeline.resolve import described_to_fit, fitted
+from shardmill.plan import tensor_shapes
+
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = {file.stem: yaml.safe_load(file.read_text()) for file in sorted(FOLDER.glob("*.yaml"))}
+ROUTED = {"mixtral-8x7b", "phi-3.5-moe"}  # whose layers are over the newest systems' limit with all experts
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> config.Config:
+    """The config of a name, whose checkpoint on the hub has the published config.json."""
+    repo, _, content = SHIPPED[request.param]
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(content))
+    monkeypatch.setattr("shardmill.checkpoint.hub.download_config", lambda *_: file)
+    return config.parse(CONFIGS[request.param] | {"source": {"repo": repo, "revision": "0" * 40}})
+
+
+def test_every_config_is_planned_here() -> None:
+    """By the repository that it names; but for the demo's, and for those of checkpoints with random weights."""
+    apart = {"demo", "phi-4-mini-synthetic", "privacy-filter-synthetic"}
+    assert set(SHIPPED) == set(CONFIGS) - apart
+    named = {name: content["source"]["repo"] for name, content in CONFIGS.items() if "repo" in content["source"]}
+    assert named == {name: SHIPPED[name][0] for name in named}
+
+
+@pytest.mark.parametrize(("name", "published"), [(name, name) for name in SHIPPED], indirect=["published"])
+def test_no_program_is_over_the_limit_of_its_systems(name: str, published: config.Config) -> None:
+    """And nothing is warned of but experts that are routed; the checkpoint has the published number of parameters."""
+    _, model = described_to_fit(fitted(published))
+    count = sum(map(prod, tensor_shapes(model).values()))
+    assert count / 1e9 == pytest.approx(SHIPPED[name][1], rel=5e-3)
+    found: Preview = preview(published)
+    most = strictest(published.systems).weight_bytes.most
+    assert found.weight_file_limit == most
+    assert found.refused == ()
+    assert max(program.weight_bytes for program in found.programs) <= most
+    assert [line[: len("experts: routed")] for line in found.warnings] == ["experts: routed"] * (name in ROUTED)
