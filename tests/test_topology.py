@@ -237,7 +237,7 @@ def test_entry_points_are_those_that_a_part_has_a_use_for() -> None:
     sliding = LayerSpec(mask=SLIDING_MASK)
     a = replace(PHI, kinds=(*[sliding] * 16, *PHI.kinds[:16]), window=64)
     drafter = DrafterDescription(ModelDescription(replace(PHI, kinds=(LayerSpec(),)), {}), (2, 16, 29), mapped=False)
-    form = {"shapes": "fixed", "contexts": [512], "adapters": 4}
+    form = {"shapes": "fixed", "contexts": [512], "adapters": 4} | OLDER
     chosen = topology.resolve_topology(settings(program=form), a)
     parts = [*plan.empty_parts(chosen, a, drafter)]
     found = {one.name: (one.spec.calls.contexts, one.spec.calls.adapters) for one in parts if one.spec.layers}
