@@ -121,7 +121,8 @@ def decoder(
     """
     refuse_unplaced(config, honours)
     refuse_partial_rotation(config, honours)
-    if context > (limit := config.max_position_embeddings):
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and context > limit:
         raise CheckpointError(f"context {context} is over the model's {limit} positions; lower context in the config")
     tables = dict(ropes) if ropes is not None else {ROPE: rope(config, context)}
     graph = graph_of(config, tables, **options)

@@ -191,6 +191,13 @@ def test_what_the_graph_has_no_place_for_is_refused(change: dict[str, Any], mess
         family("llama").describe(small_config("llama", **change), 64)
 
 
+def test_a_config_that_names_no_limit_of_positions_has_none() -> None:
+    """As RecurrentGemma's."""
+    config = small_config("llama")
+    vars(config)["max_position_embeddings"] = None
+    assert family("llama").describe(config, 100_000).architecture.layers == config.num_hidden_layers
+
+
 def test_heads_that_are_narrower_than_what_turns_are_refused() -> None:
     from shardmill.models.architecture import Rope
 
