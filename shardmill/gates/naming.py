@@ -114,7 +114,7 @@ def loading(
 
     def after(module: nn.Module, args: Any, result: Any) -> None:
         take_back(module)
-        module.to("meta")
+        free_parameters(module)
         freed()
 
     with ExitStack() as stack:
@@ -122,6 +122,16 @@ def loading(
             stack.callback(module.register_forward_pre_hook(before(prefix)).remove)
             stack.callback(module.register_forward_hook(after).remove)
         yield
+
+
+def free_parameters(module: nn.Module) -> None:
+    """Free what a checkpoint has of a module. Other buffers stay: a layer of its own rotary table computes it once."""
+    computed = [
+        (each, name, each._buffers[name]) for each in module.modules() for name in each._non_persistent_buffers_set
+    ]
+    module.to("meta")
+    for owner, name, values in computed:
+        owner._buffers[name] = values
 
 
 def lend(module: nn.Module, prefix: str, origins: Mapping[str, Origin], weights: Weights) -> set[str]:

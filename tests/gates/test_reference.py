@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
 from shardmill.checkpoint.headers import read_tensors
-from shardmill.gates.naming import Weights
+from shardmill.gates.naming import Weights, loading
 from shardmill.gates.reference import HEAD_ROWS, Reference, checkpoint_weights
 from shardmill.gates.replacements import at_length
 from shardmill.models.architecture import prefix_of
@@ -29,6 +29,20 @@ TOKENS = torch.randint(0, 256, (24,), generator=torch.Generator().manual_seed(3)
 @pytest.fixture(scope="module", params=FAMILIES)
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_family(tmp_path_factory.mktemp("reference") / "checkpoint", request.param)
+
+
+def test_a_layer_keeps_the_table_that_it_computed() -> None:
+    """Its weights are freed after each call. RecurrentGemma's attention has a rotary table of its own."""
+    layer = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"))
+    layer.register_buffer("table", torch.ones(2), persistent=False)
+    weights = {"0.weight": torch.eye(2), "0.bias": torch.ones(2)}
+    with loading({"": layer}, {}, weights.__getitem__, lambda: None):
+        assert [layer(torch.ones(1, 2)).tolist() for _ in range(2)] == [[[2.0, 2.0]]] * 2
+    assert {name: values.is_meta for name, values in [*layer.named_parameters(), *layer.named_buffers()]} == {
+        "0.weight": True,
+        "0.bias": True,
+        "table": False,
+    }
 
 
 def plain_model(source: Path) -> Any:
