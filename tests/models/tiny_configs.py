@@ -315,6 +315,16 @@ TINY: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": BASE | QWEN3_5_MOE,
     "qwen3_5": {"text_config": BASE | QWEN3_5, "vision_config": QWEN3_5_VISION, "tie_word_embeddings": True},
     "qwen3_5_text": BASE | QWEN3_5,
+    "recurrent_gemma": BASE
+    | WIDE
+    | {
+        "num_hidden_layers": 4,
+        "block_types": ["recurrent", "recurrent", "attention"],
+        "attention_window_size": WINDOW,
+        "lru_width": 96,
+        "logits_soft_cap": 3.0,
+        "rms_norm_eps": 1e-3,  # large enough to show
+    },
     "seed_oss": BASE | {"head_dim": 32},
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     "stablelm": BASE | WIDE | {"use_qkv_bias": True, "layer_norm_eps": 1e-3},
