@@ -60,9 +60,8 @@ def start(workflow: Any) -> None:
     local = workflow.local_exec and not (workflow.dryrun or workflow.touch)
     if len(jobs) < FEWEST or not local or not is_portable():
         return
-    folder = tempfile.mkdtemp(prefix="shardmill-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ |= {SOCKET: str(Path(folder) / "socket"), RULES: " ".join(rules)}
+    folder = Path(tempfile.mkdtemp(prefix="shardmill-"))
+    os.environ |= {SOCKET: str(folder / "socket"), RULES: " ".join(rules)}
     server = subprocess.Popen(
         [sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,  # which ends when this process ends, however it ends
@@ -129,8 +128,10 @@ def _in_a_fork(snakemake: Any, path: str) -> int | None:
 
 def main() -> None:
     """Be the server, and in each fork do its job."""
-    found = _serve(os.environ[SOCKET])
+    path = os.environ[SOCKET]
+    found = _serve(path)
     if found is None:
+        shutil.rmtree(Path(path).parent)
         return
     job, snakemake = found
     code = 1

@@ -64,8 +64,8 @@ class Server:
     """The server, in a folder and in a group of processes of its own, as Snakemake and its jobs are."""
 
     def __init__(self, folder: Path, more: str = "", libraries: tuple[str, ...] = ("json",)) -> None:
-        self.folder, self.own = folder, tempfile.TemporaryDirectory()  # a socket's path is short; pytest's are not
-        socket = Path(self.own.name) / "socket"
+        self.folder, self.own = folder, Path(tempfile.mkdtemp())  # a socket's path is short; pytest's are not
+        socket = self.own / "socket"
         self.environment = os.environ | {
             fork_server.SOCKET: str(socket),
             fork_server.RULES: "split convert",
@@ -100,7 +100,7 @@ class Server:
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.process.wait(PATIENCE)
-        self.own.cleanup()
+        assert not self.own.exists()
 
 
 @pytest.fixture
