@@ -218,6 +218,23 @@ def granite_h(attention: tuple[int, ...], layers: int, head: int) -> dict[str, A
 
 
 # Name -> the number of parameters of its text model, in billions, and the config.
+RECURRENT_GEMMA = causal("RecurrentGemma", "recurrent_gemma", (2560, 15360, 26, 10, 1, 256000, 0)) | {
+    "attention_bias": False,
+    "attention_window_size": 2048,
+    "block_types": ["recurrent", "recurrent", "attention"],
+    "conv1d_width": 4,
+    "final_w_init_variance_scale": 0.07692307692307693,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "logits_soft_cap": 30.0,
+    "lru_width": 2560,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "w_init_variance_scale": 0.01,
+}
+
+
 PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
     "Ministral-3-3B": (3.43, ministral(3072, 9216, 26, True)),
     "Ministral-3-8B": (8.49, ministral(4096, 14336, 34, False)),
@@ -393,6 +410,17 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         1.64,
         causal("StableLm", "stablelm", (2048, 5632, 24, 32, 32, 100352, 4096))
         | {"partial_rotary_factor": 0.25, "rope_theta": 10000, "layer_norm_eps": 1e-5, "use_qkv_bias": True},
+    ),
+    "starcoder2-3b": (
+        3.03,
+        causal("Starcoder2", "starcoder2", (3072, 12288, 30, 24, 2, 49152, 16384))
+        | {"norm_epsilon": 1e-5, "rope_theta": 999999.4420358813, "sliding_window": 4096, "use_bias": True}
+        | {"hidden_act": "gelu_pytorch_tanh", "attention_dropout": 0.1, "embedding_dropout": 0.1}
+        | {"residual_dropout": 0.1, "tie_word_embeddings": True},
+    ),
+    "recurrentgemma-2b": (
+        2.68,
+        {key: value for key, value in RECURRENT_GEMMA.items() if key != "max_position_embeddings"},  # it has none
     ),
     "Nemotron-Mini-4B": (
         4.19,

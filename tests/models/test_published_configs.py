@@ -20,6 +20,18 @@ from .published_configs import EMBEDDING_GEMMA_2, PUBLISHED
 CONTEXT = 2048
 # Checkpoint -> its family, and fields of its config.json that transformers does not read.
 UNREAD: dict[str, tuple[str, dict[str, Any]]] = {
+    "starcoder2-3b": (
+        "starcoder2",
+        {
+            "activation_function": "gelu",
+            "attention_softmax_in_fp32": True,
+            "layer_norm_epsilon": 1e-3,  # as the tiny model's norm_epsilon
+            "mlp_type": "default",
+            "norm_type": "layer_norm",
+            "scale_attention_softmax_in_fp32": True,
+            "scale_attn_weights": True,
+        },
+    ),
     "Falcon3-1B": ("llama", {"activation": "swiglu"}),
     "gpt-oss-120b": ("gpt_oss", {"experts_per_token": 3, "initial_context_length": 4096}),
     "Qwen3-Coder-30B-A3B": (
