@@ -1,4 +1,4 @@
-"""Eight kinds of builds, each with its checkpoint and its config, and what must be seen of every one."""
+"""Nine kinds of builds, each with its checkpoint and its config, and what must be seen of every one."""
 
 from __future__ import annotations
 
@@ -94,6 +94,9 @@ KINDS = {
         {**SETTINGS, "experts": GROUPS},
         {"layers_00_01": 10, "experts_00_0": 10, "experts_00_1": 10},
         ("experts_00_1", "What a pass reads", f"{GROUPS} groups a layer", "what a Mac must measure"),
+    ),
+    "recurrent": Kind(
+        partial(tiny_families.write_tiny, "recurrent_gemma"), {**SETTINGS, "topology": [[0, 4]]}, {"layers_00_04": 100}
     ),
     "labels": Kind(
         partial(tiny.write_checkpoint, layers=2, tied=False),
