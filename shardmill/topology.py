@@ -25,8 +25,10 @@ from shardmill.forms.form import FP16, INT8, MATRIX, form
 from shardmill.forms.recipe import Recipe, unreachable
 from shardmill.models.adapters import unadaptable
 from shardmill.models.architecture import (
+    SLIDING_MASK,
     Architecture,
     Experts,
+    LayerSpec,
     ModelDescription,
     cache_source,
     joints,
@@ -252,7 +254,7 @@ def misfits(config: Config, a: Architecture) -> list[str]:
         return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
     if ranges != "auto" and (problem := _parted(config, a)):
         return [problem]
-    if problem := _unfit_states(config, a):
+    if problem := _unfit_states(config, a) or _too_many_scores(config, a):
         return [problem]
     if a.graph.conv_taps and config.tokens.max > (most := most_tokens(a.graph.conv_taps)):
         ring = f"a pass over convolutions of {a.graph.conv_taps} taps, whose ring has {RING} slots"
@@ -269,6 +271,27 @@ def misfits(config: Config, a: Architecture) -> list[str]:
             f"head.slices: {count} does not divide the vocabulary of {a.vocab}; {' or '.join(map(str, near))} would"
         ]
     return []
+
+
+def _too_many_scores(config: Config, a: Architecture) -> str:
+    """Return why passes of `tokens.max` tokens have more scores than the engine computes rightly, or ''.
+
+    Programs of fixed widths take the queries in pieces.
+    """
+    limit = strictest(config.systems).scores
+    slots = [_slots_of(config, a, kind) for kind in a.kinds if kind.attends]
+    scores = config.tokens.max * max(slots, default=0)
+    if config.program.shapes == FIXED or scores <= limit.most:
+        return ""
+    fewer = limit.most // max(slots)
+    why = f"{config.tokens.max} tokens x {max(slots)} slots are {scores} scores for a head, of which the Neural Engine"
+    remedy = f"{fewer} or fewer fit, or add `program.shapes: fixed`" if fewer else "add `program.shapes: fixed`"
+    return f"tokens.max: {why} computes {limit.most} rightly (rule {limit.rule}); {remedy}, whose programs divide them"
+
+
+def _slots_of(config: Config, a: Architecture, kind: LayerSpec) -> int:
+    """Return the slots whose keys a layer reads."""
+    return (kind.mask == SLIDING_MASK and _ring_of(config, a, config.length)) or config.length
 
 
 def _unfit_states(config: Config, a: Architecture) -> str:

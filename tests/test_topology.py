@@ -15,7 +15,7 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
-from portable_coreml.judge import limits
+from portable_coreml.judge import limits as of_systems
 
 from shardmill import config, plan, topology
 from shardmill.convert import stamped
@@ -42,8 +42,8 @@ OLDER = {"runs_on": ["macOS 15", "macOS 26"]}  # which take twice what the newes
 
 def limited(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Let every system take weight files of so many bytes."""
-    changed = tuple(replace(limit, most=most) for limit in limits.WEIGHT_BYTES)
-    monkeypatch.setattr(limits, "WEIGHT_BYTES", changed)
+    changed = tuple(replace(limit, most=most) for limit in of_systems.WEIGHT_BYTES)
+    monkeypatch.setattr(of_systems, "WEIGHT_BYTES", changed)
 
 
 def refusal(a: Architecture, **changes: Any) -> str:
@@ -170,6 +170,39 @@ def test_a_layer_that_is_too_large_alone_is_refused() -> None:
 )
 def test_what_the_model_contradicts_is_named(change: dict[str, Any], asked: dict[str, Any], expected: str) -> None:
     assert refusal(replace(PHI, **change), **asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("tokens", "context", "program", "fitting"),
+    [
+        (64, 16384, {}, 63),
+        (64, 16384, {"shapes": "enumerated", "state": "host"}, 63),
+        (64, 16383, {}, 0),
+        (63, 16384, {}, 0),
+        (4, 262144, {}, 3),
+        (64, 16384, {"shapes": "fixed"}, 0),
+    ],
+)
+def test_a_pass_with_more_scores_than_are_computed_rightly_is_refused(
+    tokens: int, context: int, program: dict[str, str], fitting: int
+) -> None:
+    """Where widths are flexible, at the largest; programs of fixed widths divide them."""
+    asked = settings(tokens={"max": tokens}, context=context, parity={"positions": 64}, program=program)
+    found = topology.misfits(asked, PHI)
+    assert [line.partition("; ")[2].partition(" or fewer fit")[0] for line in found] == [f"{fitting}"] * bool(fitting)
+    for line in found:
+        assert line.startswith(
+            f"tokens.max: {tokens} tokens x {context} slots are {tokens * context} scores for a head"
+        )
+        assert line.endswith("or add `program.shapes: fixed`, whose programs divide them")
+
+
+def test_short_windows_have_few_scores() -> None:
+    """The rings of sliding layers are all that their queries meet."""
+    sliding = replace(PHI, window=512, kinds=(LayerSpec(mask="attn_mask_sliding"),) * 4)
+    asked = settings(tokens={"max": 64}, context=1 << 17, parity={"positions": 64})
+    assert topology.misfits(asked, sliding) == []
+    assert topology.misfits(asked, replace(sliding, kinds=(*sliding.kinds, LayerSpec())))
 
 
 def test_a_state_that_the_neural_engine_does_not_take_is_refused() -> None:

@@ -306,7 +306,8 @@ class Config:
     buckets: Annotated[
         Sizes | None,
         Field(
-            description="Tokens of each of an encoder's programs; auto: 128 and 512, or fewer if the model takes fewer."
+            description="Tokens of each of an encoder's programs; auto: 128 and 512, or fewer if the model takes "
+            "fewer; 520 in place of 512 for a model with a sliding window on both sides."
         ),
     ] = None
     pooling: Annotated[

@@ -82,7 +82,8 @@ class Attention(nn.Module):
         # Head h = kv * group + g: the query heads of one key/value head are neighbours, so (g, t) is one axis.
         factor = g.attention_scale or g.head_dim**-0.5
         q = scale(q, factor).reshape(1, g.kv_heads, -1, g.head_dim)  # [1, kv_heads, group * T, head_dim]
-        y = attend(q, k, v, shared.masks[self.kind.mask, g.group], g.score_cap, self.sinks)
+        of = self.kind.mask, g.group
+        y = attend(q, k, v, shared.masks[of], g.score_cap, self.sinks, shared.rows[of])
         y = y.reshape(1, g.heads, -1, g.head_dim).transpose(2, 3)  # [1, heads, head_dim, T]
         return y.reshape(1, g.heads * g.head_dim, -1, 1)
 

@@ -76,10 +76,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from portable_coreml.judge.limits import SYSTEMS, strictest
+
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import SLIDING_MASK, EncoderIO, Graph, LayerSpec, cache_source
 from shardmill.models.caches import RING, CacheKind, Shape, T, cache_kind, new_shape
-from shardmill.models.interface import HOST, EntryPoints
+from shardmill.models.interface import FIXED, HOST, EntryPoints
 from shardmill.models.mixers import MIXERS
 
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
@@ -91,6 +93,7 @@ LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside th
 PER_LAYER = "per_layer"  # the host's table of rows for each token and layer
 MODEL_NORM = "model_norm"  # in a join and an mtp: the model's last norm
 BY_TOKEN = ("embedding", PER_LAYER)  # the host's tables with rows for each token; they may be stored in int8
+MOST_SCORES = strictest(SYSTEMS).scores.most  # of one product of queries and keys
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
 
@@ -155,6 +158,20 @@ class GraphSpec:
         if self.encodes:
             return T
         return self.window_slots if mask == SLIDING_MASK and self.window_slots else self.slots
+
+    def rows_at_once(self, kind: LayerSpec) -> int:
+        """Return how many queries a layer multiplies by its keys at once; 0 for all, where these are few (rule S9).
+
+        The queries of heads that share keys are rows of one product. If the width of a pass may change, they can't be
+        counted beforehand, and are multiplied at once.
+        """
+        if not self.encodes and self.calls.shapes != FIXED:
+            return 0
+        rows = self.graph.of(kind).group * self.tokens
+        keys = (self.tokens if self.encodes else self.kept(kind.mask)) + self.graph.sinks
+        most = max(1, MOST_SCORES // max(1, keys))
+        pieces = -(-rows // most)
+        return -(-rows // pieces) if pieces > 1 else 0
 
     def write_mask(self, mask: str) -> str:
         """Return the input that says where layers with an attention mask write."""

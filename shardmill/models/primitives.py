@@ -370,7 +370,15 @@ def read_ring(ring: Tensor, read_mask: Tensor, width: int) -> Tensor:
     return torch.matmul(ring, read_mask).reshape(1, width, -1, 1)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float = 0.0, sinks: Tensor | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    limit: float = 0.0,
+    sinks: Tensor | None = None,
+    rows: int = 0,
+) -> Tensor:
     """Return softmax attention, all query heads of a key/value head in one matrix product.
 
     Args:
@@ -380,10 +388,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float = 0.0, si
         mask: [1, 1, group * T, S], additive.
         limit: of the scores' magnitude, see `cap`.
         sinks: [1, heads, 1, 1], a logit of each head that takes part in the softmax and has no value.
+        rows: how many queries of a key/value head are multiplied by the keys at once; 0 for all.
 
     Returns:
         [1, kv_heads, group * T, head_dim].
     """
+    if rows:
+        return _attend_in_pieces(q, k, v, mask, limit, sinks, rows)
     scores = cap(torch.matmul(q, k.transpose(-1, -2)), limit) + mask  # [1, kv_heads, group * T, S]
     if sinks is None:
         return torch.matmul(torch.softmax(scores, dim=-1), v)
@@ -392,3 +403,20 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float = 0.0, si
     with_sinks = torch.cat([scores, scores[..., :1] * 0 + sinks], dim=-1)  # [1, heads, T, S + 1]
     shares = torch.softmax(with_sinks, dim=-1)[..., :slots].reshape(1, kv_heads, -1, slots)
     return torch.matmul(shares, v)
+
+
+def _attend_in_pieces(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, limit: float, sinks: Tensor | None, rows: int
+) -> Tensor:
+    """Return what `attend` does, with so many queries of each key/value head at a time."""
+    kv_heads, slots, columns = v.shape[1], v.shape[2], list[Tensor | None]()
+    if sinks is not None:  # each row's own
+        of_rows = ((q[..., :1] * 0).reshape(1, sinks.shape[1], -1, 1) + sinks).reshape(1, kv_heads, -1, 1)
+        columns = [*torch.split(of_rows, rows, dim=2)]
+    found: list[Tensor] = []
+    for place, (some, seen) in enumerate(zip(torch.split(q, rows, dim=2), torch.split(mask, rows, dim=2), strict=True)):
+        scores = cap(torch.matmul(some, k.transpose(-1, -2)), limit) + seen
+        column = columns[place] if columns else None
+        shares = torch.softmax(scores if column is None else torch.cat([scores, column], dim=-1), dim=-1)
+        found.append(torch.matmul(shares if column is None else shares[..., :slots], v))
+    return torch.cat(found, dim=2)

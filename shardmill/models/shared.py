@@ -67,6 +67,9 @@ class Shared:
         self.row: Tensor | None = None  # the tokens' row for the present layer, [1, P, T, 1]
         self.adapter: LayerAdapter | None = None  # of the present layer
         groups = {(kind.mask, spec.graph.of(kind).group) for _, kind in spec.layers if kind.attends}
+        self.rows = {  # of scores at once, by mask and group; 0 for all
+            (kind.mask, spec.graph.of(kind).group): spec.rows_at_once(kind) for _, kind in spec.layers if kind.attends
+        }
         self.masks: dict[tuple[str, int], Tensor] = {}
         for name, group in sorted(groups):
             mask = torch.cat([arrays[name]] * group, dim=2)  # [1, 1, group * T, S]

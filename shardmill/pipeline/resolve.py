@@ -18,6 +18,7 @@ import shardmill
 from shardmill import files
 from shardmill.checkpoint.tokenizer import single_tokens
 from shardmill.config import Benchmark, Config, Parity, Source, parse
+from shardmill.config.model import BUCKETS
 from shardmill.config.problems import read_yaml
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import digest, load_json, write_json
@@ -121,6 +122,7 @@ def lay_out(folder: Path) -> None:
     (folder / "config").symlink_to("configs")
 
 
+WIDER = (min(BUCKETS), 520)  # past the lengths that rule S11 warns of; a multiple of 8
 STORE = Path("build/.store")
 TOPOLOGIES, SIZES = "topologies", "sizes"  # folders of the store
 CODE = (
@@ -287,6 +289,8 @@ def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
 def fitted(config: Config) -> Config:
     """Return the config with the buckets that `auto` stands for: none is longer than the texts that the model takes.
 
+    A model with a sliding window on both sides has WIDER ones where it takes so many tokens.
+
     Raises CheckpointError if the checkpoint's files can't be read.
     """
     from shardmill.checkpoint.modules import longest_text
@@ -296,8 +300,12 @@ def fitted(config: Config) -> Config:
         return config
     folder = _config_folder(config.source)
     limits = (longest_text(folder), getattr(load_hf_config(folder), "max_position_embeddings", None))
-    most = min(limit for limit in (*limits, max(config.sizes)) if limit)
-    return replace(config, buckets=tuple(sorted({min(size, most) for size in config.sizes})))
+    most = min((limit for limit in limits if limit), default=max(WIDER))
+    usual, wider = (replace(config, buckets=tuple(sorted({min(n, most) for n in each}))) for each in (BUCKETS, WIDER))
+    if most <= max(BUCKETS):
+        return usual
+    a = _described(wider, folder).architecture
+    return wider if a.band is not None and not a.causal else usual
 
 
 def check_labels(config: Config) -> None:

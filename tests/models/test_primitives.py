@@ -281,6 +281,26 @@ def test_attend_is_transformers(heads: int, kv_heads: int) -> None:
     limits.rows_agree("attention", ours.transpose(1, 2), expected, limits.sums("fp32", head_dim, 3))
 
 
+@pytest.mark.parametrize("rows", [1, 5, 8, 11, 12])
+@pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
+def test_queries_in_pieces_attend_as_all_of_them(rows: int, sinks: bool) -> None:
+    """Of every size; sums add up in another order, and exactly where every number and every sum of them is exact."""
+    kv_heads, group, slots, head_dim = 2, 3, 16, 32
+    q, k, v = (draw(1, kv_heads, n, head_dim, seed=i) for i, n in enumerate((group * TOKENS, slots, slots)))
+    mask = torch.where(draw(1, 1, group * TOKENS, slots, seed=3) > 0.3, -1e4, 0.0)
+    logits = draw(1, kv_heads * group, 1, 1, seed=4) if sinks else None
+    found, expected = (attend(q, k, v, mask, 50.0, logits, some) for some in (rows, 0))
+    limits.rows_agree("attention", found, expected, limits.sums("fp32", head_dim + slots, 3))
+    # Each query sees 1, 2, 4 or 8 slots alike, and weighs them by a power of two.
+    seen = torch.arange(group * TOKENS).reshape(-1, 1) % 4
+    hidden = torch.where(torch.arange(slots) < 2**seen, 0.0, -1e4).reshape(1, 1, -1, slots)
+    keys, values = torch.ones_like(k), torch.arange(float(v.numel())).reshape(v.shape)
+    low = torch.full((1, kv_heads * group, 1, 1), -1e4) if sinks else None
+    found, expected = (attend(q.round(), keys, values, hidden, 0.0, low, some) for some in (rows, 0))
+    assert torch.equal(found, expected)
+    assert torch.equal(found[0, 1, 3], values[0, 1, :8].mean(dim=0))
+
+
 @pytest.mark.parametrize("limit", [50.0, 30.0, 2.0])
 def test_capped_scores_are_transformers(limit: float) -> None:
     """The cap comes before the mask, which it would bend otherwise."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tiny
-from portable_coreml.judge import limits
+from portable_coreml.judge import limits as of_systems
 
 from shardmill import config
 from shardmill.errors import ConfigError
@@ -81,8 +81,8 @@ def test_tensors_that_differ_are_a_refusal(project: Path, tmp_path: Path, monkey
 
 def test_every_refusal_is_told(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that is too large, and a text that is not there; the table is shown all the same."""
-    small = tuple(replace(limit, most=200_000) for limit in limits.WEIGHT_BYTES)
-    monkeypatch.setattr(limits, "WEIGHT_BYTES", small)
+    small = tuple(replace(limit, most=200_000) for limit in of_systems.WEIGHT_BYTES)
+    monkeypatch.setattr(of_systems, "WEIGHT_BYTES", small)
     found = preview(config.parse(content(topology=[[0, 4]], parity={"text": "nowhere.txt"})))
     assert found.refused[0].startswith("topology: layers_00_04 holds")
     assert found.refused[0].endswith("[[0, 2], [2, 4]] fits")

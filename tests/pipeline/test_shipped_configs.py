@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -18,6 +19,15 @@ from shardmill.plan import tensor_shapes
 
 FOLDER = Path(__file__).parents[2] / "configs"
 CONFIGS = {file.stem: yaml.safe_load(file.read_text()) for file in sorted(FOLDER.glob("*.yaml"))}
+BUCKETS = {
+    "bge-small": (128, 512),
+    "qwen3-embedding-0.6b": (128, 512),
+    "qwen3-reranker-0.6b": (128, 512),
+    "modernbert-embed": (128, 520),
+    "embeddinggemma-300m": (128, 520),
+    "embeddinggemma-2": (128, 520),
+    "privacy-filter": (128, 520),
+}
 ROUTED = {"mixtral-8x7b", "phi-3.5-moe"}  # whose layers are over the newest systems' limit with all experts
 
 
@@ -51,3 +61,12 @@ def test_no_program_is_over_the_limit_of_its_systems(name: str, published: confi
     assert found.refused == ()
     assert max(program.weight_bytes for program in found.programs) <= most
     assert [line[: len("experts: routed")] for line in found.warnings] == ["experts: routed"] * (name in ROUTED)
+
+
+@pytest.mark.parametrize(("name", "published"), [(name, name) for name in BUCKETS], indirect=["published"])
+def test_the_buckets_of_models_with_windows_on_both_sides_leave_out_lengths_that_are_reported_wrong(
+    name: str, published: config.Config
+) -> None:
+    """Others keep theirs, and so does whoever names buckets."""
+    assert fitted(published).sizes == BUCKETS[name]
+    assert fitted(replace(published, buckets=(64, 512))).sizes == (64, 512)

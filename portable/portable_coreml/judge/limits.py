@@ -20,6 +20,9 @@ SPLIT = "eeANE 2.1.0, README and eeane/ne_limits.py, measured on an M2 with macO
 MIN_WEIGHT_BYTES = 14_000_000  # with fewer, a program does not earn its dispatch on any system (rule W5)
 
 
+WRONG_LENGTHS = range(501, 513)  # tokens of an encoder's pass that is reported wrong (rule S11)
+
+
 @dataclass(frozen=True)
 class Limit:
     """The most that a program may hold of something on some systems.
@@ -47,9 +50,11 @@ class Limits:
 
     Attributes:
         weight_bytes: of a program's weight file.
+        scores: of one product of queries and keys, queries x keys.
     """
 
     weight_bytes: Limit
+    scores: Limit
 
 
 WEIGHT_BYTES = (
@@ -81,22 +86,42 @@ WEIGHT_BYTES = (
 )
 
 
+SCORES = (
+    Limit(
+        (1 << 20) - 1,
+        SYSTEMS,
+        "S9",
+        "C",
+        ("eeANE 2.1.0, eeane/attention_split.py, measured on an M2 with macOS 27.0.1",),
+        "1023 x 1023 is right and 1024 x 1024 is not, for a head alone; inferred for other systems, and for heads that "
+        "share keys and are one product",
+    ),
+)
+
+
 def limits(system: str) -> Limits:
     """Return the limits of a system. Raises InputError if it is not one of SYSTEMS."""
     if system not in SYSTEMS:
         raise InputError(f"{system}: no system whose limits are known; there are {', '.join(SYSTEMS)}")
-    return Limits(next(limit for limit in WEIGHT_BYTES if system in limit.systems))
+    return Limits(*(next(limit for limit in table if system in limit.systems) for table in (WEIGHT_BYTES, SCORES)))
 
 
 def strictest(systems: Iterable[str]) -> Limits:
     """Return the limits of a program that is to run on each of these systems."""
     found = [limits(system) for system in systems]
-    return Limits(min((one.weight_bytes for one in found), key=lambda limit: limit.most))
+    return Limits(
+        min((one.weight_bytes for one in found), key=_most),
+        min((one.scores for one in found), key=_most),
+    )
+
+
+def _most(limit: Limit) -> int:
+    return limit.most
 
 
 def loosest() -> Limits:
     """Return the limits beyond which no known system runs a program."""
-    return Limits(max(WEIGHT_BYTES, key=lambda limit: limit.most))
+    return Limits(max(WEIGHT_BYTES, key=_most), max(SCORES, key=_most))
 
 
 def taking(weight_bytes: int, systems: Iterable[str]) -> tuple[str, ...]:

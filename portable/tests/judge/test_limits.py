@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from portable_coreml.errors import InputError
 from portable_coreml.judge.limits import (
+    SCORES,
     SYSTEMS,
     WEIGHT_BYTES,
     asked_for,
@@ -23,11 +24,12 @@ GIB = 1 << 30
 
 def test_every_system_has_one_limit_with_its_source() -> None:
     """Two entries for a system would contradict each other."""
-    assert sorted(system for limit in WEIGHT_BYTES for system in limit.systems) == sorted(SYSTEMS)
+    for table in (WEIGHT_BYTES, SCORES):
+        assert sorted(system for limit in table for system in limit.systems) == sorted(SYSTEMS)
     for system in SYSTEMS:
-        found = limits(system).weight_bytes
-        assert system in found.systems and found.sources and found.confidence in "ABCD"
-        assert RULES[found.rule].severity in SEVERITIES
+        for found in (limits(system).weight_bytes, limits(system).scores):
+            assert system in found.systems and found.sources and found.confidence in "ABCD"
+            assert RULES[found.rule].severity in SEVERITIES
 
 
 def test_macos_27_takes_half_of_what_macos_26_took() -> None:

@@ -61,6 +61,12 @@ def lut(dtype: str) -> str:
     )
 
 
+def scored(extents: str) -> str:
+    """Softmax over scores of two heads."""
+    scores = f"tensor<fp16, [1, 2, {extents}]>"
+    return f"{scores} s = reshape(x = x); {scores} y = softmax(x = s);"
+
+
 def affine(dtype: str) -> str:
     return f"{WEIGHT} w = constexpr_affine_dequantize()[quantized_data = tensor<{dtype}, [64, 64, 1, 1]>({BLOB})];"
 
@@ -78,6 +84,7 @@ TOPK = (
     "tensor<fp16, [1, 64, 1, 4]> v, tensor<{0}, [1, 64, 1, 4]> i = topk(x = x); "
     "tensor<fp16, [1, 64, 1, 4]> z = relu(x = i);"
 )
+SCORES = "tensor<fp16, [1, 64, 1, 32]> y = softmax(x = x);"
 THREE_STATES = f"state<{CACHE}> k, state<{CACHE}> k2, state<{CACHE}> k3, {X}"
 CASES: dict[str, tuple[Subject, Subject]] = {
     "S1": (subject("tensor<fp16, [1, 1, 1, 1, 64, 32]> y = reshape(x = x);"), subject()),
@@ -101,6 +108,9 @@ CASES: dict[str, tuple[Subject, Subject]] = {
     ),
     "S7": (subject(**described(shape=(1, 64, 32, 1))), subject()),
     "S8": (subject(params=STATE.replace("64, 32]", "64, 270]", 1)), subject(params=STATE)),
+    "S9": (subject(scored("1024, 1024")), subject(scored("1023, 1023"))),
+    "S11": (subject(SCORES, **described(shape=(1, 64, 512, 1))), subject(SCORES, **described(shape=(1, 64, 520, 1)))),
+    "S12": (subject(SCORES, **described(shape=(1, 64, 2048, 1))), subject(SCORES, **described(shape=(1, 64, 1024, 1)))),
     "T1": (subject(**described(dtype="fp32")), subject()),
     "T2": (
         subject("tensor<int32, [1, 64, 1, 32]> y = cast(x = x);"),
@@ -250,6 +260,31 @@ def test_what_only_some_systems_take_is_an_error_where_one_of_them_is_named(
 def test_what_no_system_takes_is_an_error_without_a_name() -> None:
     over = subject(weight_bytes=(1 << 31) + 1)
     assert {one.severity for rule in ("W1", "W2") for one in RULES[rule].findings(over)} == {"error"}
+
+
+def test_scores_of_a_flexible_program_are_counted_at_its_largest_shape() -> None:
+    """64 tokens over 16,384 slots are the first that are too many."""
+    for tokens, slots, wrong in ((64, 16384, True), (63, 16384, False), (64, 16383, False)):
+        params = f"tensor<fp16, [1, 2, ?, 64]> q, tensor<fp16, [1, 2, {slots}, 64]> k"
+        line = (
+            "bool yes = const()[val = bool(true)]; bool no = const()[val = bool(false)]; "
+            f"tensor<fp16, [1, 2, ?, {slots}]> s = matmul(transpose_x = no, transpose_y = yes, x = q, y = k); "
+            f"int32 last = const()[val = int32(-1)]; tensor<fp16, [1, 2, ?, {slots}]> y = softmax(axis = last, x = s);"
+        )
+        flexible = Feature("q", "fp16", (1, 2, 1, 64), ranges=((1, 1), (2, 2), (1, tokens), (64, 64)))
+        text = f"program(1.3){{ func main<ios18>({params}) {{ {line} }} -> (y); }}"
+        judged = replace(subject(), function=read_text(text).functions["main"], inputs=(flexible,))
+        assert [f.output for f in RULES["S9"].findings(judged)] == ["y"] * wrong
+
+
+def test_lengths_that_are_reported_wrong_have_both_ends() -> None:
+    """501 to 512 tokens of an encoder; a decoder's program of so many slots has states, or takes its cache as input."""
+    for tokens in (500, 501, 512, 513):
+        found = [*RULES["S11"].findings(subject(SCORES, **described(shape=(1, 64, tokens, 1))))]
+        assert len(found) == (tokens in (501, 512))
+    for other in (subject(SCORES, STATE), subject(SCORES), subject()):
+        cached = replace(other, inputs=(Feature("k", "fp16", (1, 2, 512, 64)), Feature("x", "fp16", (1, 64, 4, 1))))
+        assert not [*RULES["S11"].findings(cached)]
 
 
 def test_wide_pointwise_heads_are_only_warned_of() -> None:

@@ -5,7 +5,7 @@ python -m portable_coreml.judge.rules > docs/ane-rules.md
 
 from __future__ import annotations
 
-from portable_coreml.judge.limits import WEIGHT_BYTES, listed
+from portable_coreml.judge.limits import SCORES, WEIGHT_BYTES, listed
 from portable_coreml.judge.rule import SEVERITIES, Rule
 from portable_coreml.judge.rules import RULES
 
@@ -34,9 +34,9 @@ def _section(rule: Rule) -> str:
         f"- instead: {rule.remedy}",
         f"- sources: {'; '.join(rule.sources)}",
     ]
-    for limit in (limit for limit in WEIGHT_BYTES if limit.rule == rule.id):
+    for limit in (limit for limit in (*WEIGHT_BYTES, *SCORES) if limit.rule == rule.id):
         said = f"; {limit.remark}" if limit.remark else ""
-        held = f"{listed(limit.systems)}: {limit.most} bytes"
+        held = f"{listed(limit.systems)}: {limit.most} {'scores' if limit in SCORES else 'bytes'}"
         lines.append(f"- {held}; confidence: {limit.confidence} ({'; '.join(limit.sources)}{said})")
     if rule.contested:
         lines.append(f"- contested: {rule.contested}")

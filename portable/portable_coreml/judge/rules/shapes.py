@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 from portable_coreml.dtypes import BY_NAME
+from portable_coreml.errors import ProgramError
+from portable_coreml.judge.limits import WRONG_LENGTHS, strictest
 from portable_coreml.judge.rule import Breach, Subject, label, rule
 
 MAX_EXTENT = 65536
@@ -18,6 +21,8 @@ _ANEFORGE_CAPS = "ANEForge, docs/capabilities.md"
 DISPATCH = "751K, notes/coreml_dispatch.md"
 
 _MAX_RANK = 5
+_LONG_PASS = 2048  # tokens
+_TOKENS_AXES = 4  # of an input with a token in each place of its third axis
 MAX_SPATIAL_BEFORE_M4 = 16384
 _MAX_CONTRACTION = 32768
 _ALIGNMENT_BYTES = 64
@@ -151,6 +156,83 @@ def _unaligned_io(subject: Subject) -> Iterator[Breach]:
             yield Breach(
                 "", f"'{feature.name}' has a last axis of {width} {feature.dtype} values, which is padded to 64 bytes"
             )
+
+
+@rule(
+    "S9",
+    "warn",
+    "C",
+    "attention scores of 2^20 elements or more",
+    "split the queries, so that fewer are multiplied by the keys at once",
+    "eeANE 2.1.0, eeane/attention_split.py",
+    systems="macOS 27",
+    chips="M2",
+)
+def _many_scores(subject: Subject) -> Iterator[Breach]:
+    most = strictest(subject.target.systems).scores.most
+    found = [op for op in subject.runtime_ops if op.kind == "softmax"]
+    shapes = _largest_shapes(subject) if found else {}
+    for op in found:
+        rows = [shapes.get(name, ())[-2:] for name, _ in subject.operands(op)]
+        if (count := max(map(prod, rows), default=0)) > most:
+            yield Breach(label(op), f"softmax over {count} scores of one product; the engine computes them wrongly")
+
+
+def _largest_shapes(subject: Subject) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a function's values for the largest inputs that it takes; empty if they can't be told."""
+    from portable_coreml.judge.shapes import infer_shapes  # with torch, which most rules do without
+
+    largest = {f.name: [high or 1 for _, high in f.ranges] for f in subject.inputs if f.ranges}
+    largest |= {f.name: [*max(f.choices, key=prod)] for f in subject.inputs if f.choices}
+    if not largest:
+        known = ((name, kind.shape) for name, kind in subject.types.items())
+        return {name: tuple(n or 0 for n in shape) for name, shape in known}
+    try:
+        return infer_shapes(subject.function, largest)
+    except ProgramError:  # which another rule names
+        return {}
+
+
+def _tokens(subject: Subject) -> int:
+    """Return the tokens of a pass of an encoder, which has no states and takes [1, channels, tokens, 1]; else 0."""
+    shapes = [feature.shape for feature in subject.inputs if not feature.ranges and not feature.choices]
+    found = [shape[2] for shape in shapes if len(shape) == _TOKENS_AXES and shape[0] == shape[3] == 1]
+    attends = any(op.kind == "softmax" for op in subject.runtime_ops)
+    return max(found, default=0) if attends and not subject.states else 0
+
+
+@rule(
+    "S11",
+    "info",
+    "C",
+    "encoder of 501 to 512 tokens",
+    "take 520 tokens, or 500: the model of this report is right there",
+    "eeANE 2.1.0, EmbeddingGemma 2",
+    systems="macOS 27",
+    chips="M2",
+    contested=(
+        "one model of one party, with a sliding window on both sides: cosines of 0.93 to 0.96, or NaN; that it holds "
+        "for other encoders is inferred"
+    ),
+)
+def _wrong_lengths(subject: Subject) -> Iterator[Breach]:
+    if (tokens := _tokens(subject)) in WRONG_LENGTHS:
+        yield Breach("", f"a pass has {tokens} tokens")
+
+
+@rule(
+    "S12",
+    "warn",
+    "C",
+    "encoder of 2048 tokens or more",
+    "take 1024 tokens at most, and divide longer texts",
+    "eeANE 2.1.0, EmbeddingGemma 2",
+    systems="macOS 27",
+    chips="M2",
+)
+def _too_long(subject: Subject) -> Iterator[Breach]:
+    if (tokens := _tokens(subject)) >= _LONG_PASS:
+        yield Breach("", f"a pass has {tokens} tokens; with 2048, no operation ran on the Neural Engine")
 
 
 @rule(
