@@ -28,6 +28,7 @@ MODELS = scheduling.that_fit(MODELS, workflow)
 
 onstart:
     sm.only_build("build")
+    sm.lock(MODELS, workflow)
     scheduling.demand_room(MODELS, workflow)
     tell_jobs(MODELS)
     scheduling.go_on(MODELS, workflow)
@@ -59,6 +60,7 @@ rule all:
             ),
         ),
         lambda wildcards: sm.alone("build", workflow),
+        lambda wildcards: sm.lock(MODELS, workflow),
         lambda wildcards: sm.mend(MODELS, workflow),
 
 

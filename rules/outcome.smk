@@ -56,6 +56,7 @@ use rule aside as provenance with:
         "build/{model}/logs/provenance.log",
     params:
         settings=OF(options.settings),
+        locks=OF(options.lock_names),
         tools=TOOLS["provenance"],
 
 

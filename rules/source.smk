@@ -14,6 +14,7 @@ use rule step as fetch with:
     params:
         source=OF(options.section, "source"),
         drafter=OF(options.section, "drafter"),
+        locked=OF(options.locked),
         tools=TOOLS["fetch"],
 
 

@@ -24,6 +24,7 @@ from shardmill.commands import (
     doctor,
     draft,
     generate,
+    new,
     pipeline,
     programs,
     quality,
@@ -105,6 +106,7 @@ def options(
 
 COMMANDS = (
     pipeline.init,
+    new.lock,
     pipeline.plan,
     pipeline.families,
     generate.generate,

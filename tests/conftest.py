@@ -116,7 +116,7 @@ def frozen_heap() -> None:
 @pytest.fixture(autouse=True)
 def own_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests bring a hub of their own, whatever this shell says of the real one."""
-    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_ENDPOINT"):
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_ENDPOINT", "CI", "SHARDMILL_LOCKED"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 

@@ -16,7 +16,7 @@ build makes the same tokens. `completed` then has the sha256 and size of tokeniz
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from shardmill.checkpoint.headers import TensorInfo, read_tensors
 from shardmill.checkpoint.hub import HubAccess, download
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.merging import merge, merged_places
-from shardmill.checkpoint.paths import RECORD_FILE, checked_file
+from shardmill.checkpoint.paths import RECORD_FILE, Row, checked_file
 from shardmill.checkpoint.peft import CONFIG, WEIGHTS, LoraHeader, read_lora
 from shardmill.checkpoint.tokenizer import SETTINGS, SPLIT, TOKENIZER, completed, splits_special_tokens
 from shardmill.errors import CheckpointError
@@ -43,12 +43,15 @@ def fetch(
     access: HubAccess | None = None,
     before_change: Callable[[], None] = lambda: None,
     adapter: Path | None = None,
+    locked: Sequence[Row] | None = None,
 ) -> dict[str, Any]:
     """Fill `dest` from a local folder (`path`) or from a commit of a hub repository, and return source.json.
 
     `dest` appears whole or not at all, and is left alone if it already holds the same files. `before_change` is called
     before the files of `dest` are replaced by others. `adapter` is the folder of a LoRA adapter to merge into the
     weights. They are merged in every call, since other code, or another version of torch, may give other weights.
+    `locked` is what a lock says that the hub lists at the commit.
+
     Raises CheckpointError if not exactly one source is given, or if the source is not a sound checkpoint.
     """
     if (path is None) == (repo is None):
@@ -58,7 +61,7 @@ def fetch(
         folder, hashes = path, hash_local(path, cache)
     else:
         assert repo is not None
-        folder, hashes = download(repo, revision, access or HubAccess(), cache)
+        folder, hashes = download(repo, revision, access or HubAccess(), cache, locked)
     record: dict[str, Any] = {
         "repo": repo,
         "commit": revision if repo else "local",

@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from shardmill.checkpoint.hub_limits import (
 )
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.modules import TEXT_SETTINGS
-from shardmill.checkpoint.paths import check_name
+from shardmill.checkpoint.paths import COMMIT, Row, check_name, describe_missing_weights, is_commit
 from shardmill.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,6 @@ def reporting(name: str, path: Path, size: int, seconds: float = 10.0) -> Iterat
         thread.join()
 
 
-_GIT_ID = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -104,10 +103,24 @@ class RemoteFile:
         """Return the name of the file's blob in the hub cache."""
         return self.sha256 or self.blob_id
 
+    @property
+    def row(self) -> Row:
+        """Return the file as a lock has it."""
+        return self.name, self.size, f"sha256:{self.sha256}" if self.sha256 else f"git:{self.blob_id}"
 
-def pinned(repo: str, revision: str | None, access: HubAccess) -> str:
+
+def resolve(repo: str, revision: str | None, access: HubAccess) -> tuple[str, list[Row]]:
+    """Return the commit that a revision is now, and what the hub lists there. Raises CheckpointError."""
+    use_client()
+    with explain_http(repo, revision, access.endpoint):
+        commit = _resolve_revision(repo, revision, access)
+        _, _, listing = _listed(repo, commit, access)
+        return commit, sorted(file.row for file in listing.values())
+
+
+def _pinned(repo: str, revision: str | None, access: HubAccess) -> str:
     """Return `revision` if it is a commit. Otherwise raise a CheckpointError that names the commit to pin."""
-    if revision and _GIT_ID.fullmatch(revision):
+    if revision and is_commit(revision):
         return revision
     commit = _resolve_revision(repo, revision, access)
     raise CheckpointError(f"{repo}: revision {revision or 'main'!r} is a name that can move; pin revision: {commit}")
@@ -115,16 +128,20 @@ def pinned(repo: str, revision: str | None, access: HubAccess) -> str:
 
 def _resolve_revision(repo: str, revision: str | None, access: HubAccess) -> str:
     """Return the current commit of `revision`."""
-    if revision and _GIT_ID.fullmatch(revision):
+    if revision and is_commit(revision):
         return revision
     with understood(access.endpoint):
-        commit = within(SMALL_SECONDS, lambda: access.api.model_info(repo, revision=revision).sha, access.endpoint)
-        if not _GIT_ID.fullmatch(str(commit)):
+        info = within(SMALL_SECONDS, lambda: access.api.model_info(repo, revision=revision), access.endpoint)
+        if not is_commit(str(info.sha)):
             raise ValueError("no commit")
-    return str(commit)
+        if str(info.id).casefold() != repo.casefold():  # the hub goes on from an old name for as long as it is free
+            raise CheckpointError(f"{repo}: is called {info.id} now; write that name")
+    return str(info.sha)
 
 
-def _listed(repo: str, commit: str, access: HubAccess) -> tuple[Path, Path, dict[str, RemoteFile]]:
+def _listed(
+    repo: str, commit: str, access: HubAccess, locked: Sequence[Row] | None = None
+) -> tuple[Path, Path, dict[str, RemoteFile]]:
     """Return a repository's folder in the hub cache, the folder of a commit in it, and the commit's files by name.
 
     The listing comes from the cache if possible, because a commit never changes.
@@ -133,10 +150,27 @@ def _listed(repo: str, commit: str, access: HubAccess) -> tuple[Path, Path, dict
         repo: owner/name.
         commit: 40 hexadecimal digits.
         access: the hub.
+        locked: what a lock says that the hub lists; None without a lock.
 
     Raises:
-        CheckpointError: a name leads out of the checkpoint, or an id or a size is invalid.
+        CheckpointError: a name leads out of the checkpoint, an id or a size is invalid, or a lock says otherwise.
     """
+    folder, snapshot, files = _listing(repo, commit, access)
+    if locked is not None:
+        _check_locked(f"{repo}@{commit[:7]}", {file.row for file in files.values()}, locked)
+    return folder, snapshot, files
+
+
+def _check_locked(source: str, listed: set[Row], locked: Sequence[Row]) -> None:
+    other = sorted(listed ^ {(name, size, digest) for name, size, digest in locked})
+    if other:
+        raise CheckpointError(
+            f"{source}: {other[0][0]}: the hub and the lock say different things of it; check HF_ENDPOINT, or take "
+            "what the hub has with `shardmill lock --upgrade CONFIG`"
+        )
+
+
+def _listing(repo: str, commit: str, access: HubAccess) -> tuple[Path, Path, dict[str, RemoteFile]]:
     folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
     snapshot = folder / "snapshots" / commit
     with understood(access.endpoint):
@@ -163,7 +197,7 @@ def _checked(files: Iterable[RemoteFile], repo: str) -> dict[str, RemoteFile]:
     checked = {}
     for file in files:
         check_name(file.name, repo)
-        sound = _GIT_ID.fullmatch(file.blob_id) and (file.sha256 is None or _SHA256.fullmatch(file.sha256))
+        sound = COMMIT.fullmatch(file.blob_id) and (file.sha256 is None or _SHA256.fullmatch(file.sha256))
         if not sound or type(file.size) is not int or not 0 <= file.size < 2**63:
             raise CheckpointError(
                 f"{repo}: {file.name}: the hub lists it with an invalid id or size; check HF_ENDPOINT"
@@ -184,18 +218,24 @@ HUB_S_OWN = ".gitattributes"  # the hub writes it into every repository
 
 
 def download(
-    repo: str, revision: str | None, access: HubAccess, cache: HashCache | None
+    repo: str,
+    revision: str | None,
+    access: HubAccess,
+    cache: HashCache | None,
+    locked: Sequence[Row] | None = None,
 ) -> tuple[Path, dict[str, str]]:
     """Return the cached snapshot folder of a commit, and the sha256 of each of its checkpoint files by name.
 
-    Raises CheckpointError: revision not pinned to a commit, no access, no network, no space, damaged files, no
-    safetensors, answers that are not a hub's. A damaged file is removed from the cache, so that the next run fetches
-    it anew.
+    `locked` is what a lock says that the hub lists there.
+
+    Raises CheckpointError: revision not pinned, other files than locked, no access, no network, no space, damaged
+    files, no safetensors, answers that are not a hub's. A damaged file is removed from the cache, so that the next run
+    fetches it anew.
     """
     use_client()
     with explain_http(repo, revision, access.endpoint):
-        commit = pinned(repo, revision, access)
-        folder, snapshot, listing = _listed(repo, commit, access)
+        commit = _pinned(repo, revision, access)
+        folder, snapshot, listing = _listed(repo, commit, access, locked)
         texts = [listing[name] for name in text_files(listing)]
         for file in texts:
             _check_small(repo, file)
@@ -216,18 +256,20 @@ def _check_small(repo: str, file: RemoteFile) -> None:
         raise CheckpointError(f"{repo}: {file.name} has {file.size} bytes; a text file may have {SMALL_BYTES}")
 
 
-def download_config(repo: str, revision: str | None, access: HubAccess) -> Path:
+def download_config(
+    repo: str, revision: str | None, access: HubAccess, locked: Sequence[Row] | None = None, more: Sequence[str] = ()
+) -> Path:
     """Return config.json of a commit in the hub's cache, checked as all files are. Raises CheckpointError.
 
-    The files that say how long an encoder's texts may be are brought, too.
+    The files that say how long an encoder's texts may be are brought, too, and so is what `more` names, if it is there.
     """
     use_client()
     with explain_http(repo, revision, access.endpoint):
-        commit = pinned(repo, revision, access)
-        _, snapshot, listing = _listed(repo, commit, access)
+        commit = _pinned(repo, revision, access)
+        _, snapshot, listing = _listed(repo, commit, access, locked)
         if CONFIG not in listing:
-            raise CheckpointError(f"{repo}@{commit[:7]}: holds no {CONFIG}; choose a repository in its own layout")
-        for file in (listing[name] for name in (CONFIG, *TEXT_SETTINGS) if name in listing):
+            raise CheckpointError(describe_missing_weights(f"{repo}@{commit[:7]}", listing))
+        for file in (listing[name] for name in (CONFIG, *TEXT_SETTINGS, *more) if name in listing):
             _check_small(repo, file)
             within(SMALL_SECONDS, partial(_bring, repo, file, snapshot, access), f"{repo}: {file.name}")
             _verified(snapshot, [file], None)

@@ -10,10 +10,13 @@ import contextlib
 import errno
 import hashlib
 import io
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +35,9 @@ from huggingface_hub.utils import _http, parse_ratelimit_headers  # type: ignore
 
 from shardmill.errors import CheckpointError
 
+log = logging.getLogger(__name__)
+
+BUSY = (429, 500, 502, 503, 504)  # statuses of a hub that may answer otherwise in a moment
 _AGAIN = "what was downloaded is kept, run again to resume"
 _NONSENSE = (ValueError, TypeError, KeyError, AttributeError, RecursionError, AssertionError, httpx2.InvalidURL)
 
@@ -108,22 +114,47 @@ _answered: set[str] = set()  # hosts that this process has had an answer from
 
 
 class _Client(httpx2.Client):
-    """A client that gives up at once if a host has no address; the hub client would ask five times, for 50 seconds.
+    """A client that gives up at once if a host can't be reached; the hub client would ask five times, for 50 seconds.
 
     A host that has answered before is asked again: a long download outlives a moment without a network.
     """
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request. Raises CheckpointError if the host's name can't be resolved."""
+        """Send a request, and again if a busy host asks for it, for LONGEST_WAIT seconds in all.
+
+        Raises CheckpointError if a host that has never answered can't be reached, or if it stays busy.
+        """
+        waited = 0.0
+        for attempt in count():
+            response = self._once(request, **options)
+            if response.status_code not in BUSY:
+                return response
+            host, wait = request.url.host, _pause(response, attempt)
+            response.close()
+            if waited + wait > LONGEST_WAIT:
+                raise CheckpointError(
+                    f"{host} answered {response.status_code} again and again for {waited:.0f} s; {_AGAIN}"
+                )
+            if not attempt:
+                log.warning(
+                    "%s answered %d: it is asked again, for at most %d s", host, response.status_code, LONGEST_WAIT
+                )
+            time.sleep(wait)
+            waited += wait
+        raise AssertionError
+
+    def _once(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         try:
             response = super().send(request, **options)
         except httpx2.ConnectError as error:
             host = error.request.url.host
-            if host in _answered or not _is_unresolved(error):
+            if host in _answered:
                 raise
-            raise CheckpointError(
-                f"{host}: this name has no address here; connect to a network, or check HF_ENDPOINT"
-            ) from error
+            if _is_unresolved(error):
+                why = "this name has no address here; connect to a network, or check HF_ENDPOINT"
+            else:
+                why = "can't be reached; connect to a network, or check HF_ENDPOINT and the proxy"
+            raise CheckpointError(f"{host}: {why}") from error
         _answered.add(response.request.url.host)
         return response
 
@@ -238,6 +269,12 @@ def _wait_asked(response: httpx2.Response) -> int:
         return quota.reset_in_seconds
     wait = response.headers.get("Retry-After", "").strip()
     return int(wait) if wait.isdigit() else 0
+
+
+def _pause(response: httpx2.Response, attempt: int) -> float:
+    """Return seconds to wait before the next try: as asked, and one for rounding; else longer from try to try."""
+    asked = _wait_asked(response)
+    return asked + 1.0 if asked else min(2.0**attempt, 8.0)
 
 
 class _Limited(httpx2.SyncByteStream):

@@ -41,7 +41,7 @@ def weight_files(folder: Path, names: Collection[str], where: str) -> list[str]:
     Raises CheckpointError (beginning with `where`) if config.json or a safetensors file is missing.
     """
     if "config.json" not in names:
-        raise CheckpointError(f"{where}: no config.json; is it a checkpoint in Hugging Face layout?")
+        raise CheckpointError(describe_missing_weights(where, names))
     modules = [name for name in sorted(names) if _MODULE.fullmatch(name) and name.endswith(SINGLE_FILE)]
     if SINGLE_FILE in names:
         return [SINGLE_FILE, *modules]

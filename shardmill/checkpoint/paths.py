@@ -4,7 +4,8 @@ A name may only lead to a file inside the checkpoint folder. Raises CheckpointEr
 """
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Collection
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
@@ -14,7 +15,14 @@ from shardmill.files import read_json
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 RECORD_FILE = "source.json"
+COMMIT = re.compile(r"[0-9a-f]{40}")
+Row = tuple[str, int, str]  # a file's name, its size and digest: sha256:..., or git:... with the id of its git blob
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+
+
+def is_commit(revision: str | None) -> bool:
+    """Return whether a revision is a commit, and not a name that can move."""
+    return bool(revision and COMMIT.fullmatch(revision))
 
 
 def check_name(name: str, where: str) -> None:
@@ -53,9 +61,20 @@ def opened(path: Path) -> BufferedReader:
         raise CheckpointError(f"{path}: can't be read ({error.strerror}); allow it, or fetch it again") from error
 
 
-def describe_missing_weights(where: str, names: Iterable[str]) -> str:
-    """Return the error line for a folder or repository with neither `model.safetensors` nor an index."""
+def describe_missing_weights(where: str, names: Collection[str]) -> str:
+    """Return the error line for a folder or repository without `model.safetensors` or an index, or without config."""
+    weights = sorted(name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_"))
     pickles = sorted(n for n in names if n.endswith(PICKLE_SUFFIXES))
+    if SINGLE_FILE in names or INDEX_FILE in names:
+        return f"{where}: holds no config.json; is it in Hugging Face layout?"
+    if "adapter_config.json" in names and not weights:
+        return (
+            f"{where}: holds a LoRA adapter and no model; build the model that it was trained on, with this as "
+            "source.adapter, see docs/adapters.md"
+        )
+    if len(weights) > 1:
+        some = f"{weights[0]}, {weights[1]}{', ...' if len(weights) > 2 else ''}"
+        return f"{where}: holds several models, or one in another layout ({some}); give a folder that holds one alone"
     if pickles:
         return (
             f"{where}: {pickles[0]} is a pickle checkpoint, which can run code when loaded; "

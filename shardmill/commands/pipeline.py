@@ -30,9 +30,11 @@ def plan(
     """Show what a config would build, without building. Exit code 1 if it can't be built."""
     from rich.console import Console
 
+    from shardmill.pipeline.locks import announce
     from shardmill.pipeline.resolve import load_resolved
 
     chosen = load_resolved(config)
+    announce([chosen])
     try:
         with Console(stderr=True).status(f"reading {config}"):
             from shardmill.pipeline.preview import preview
@@ -43,11 +45,18 @@ def plan(
     if as_json:
         typer.echo(json.dumps(asdict(found)))
     else:
-        console = Console(highlight=False, markup=False)
-        for renderable in _render_plan(found):
-            console.print(renderable, soft_wrap=isinstance(renderable, str))
+        show_plan(found)
     if found.refused:
         raise ConfigError(f"{config}: {'; '.join(found.refused)}")
+
+
+def show_plan(found: Preview) -> None:
+    """Print a plan for a person."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False)
+    for renderable in _render_plan(found):
+        console.print(renderable, soft_wrap=isinstance(renderable, str))
 
 
 def _render_plan(found: Preview) -> Iterator[str | Table]:

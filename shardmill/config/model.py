@@ -8,6 +8,7 @@ from portable_coreml.judge.limits import SYSTEMS, System, between
 from pydantic import ConfigDict, Discriminator, Field, StrictInt, StringConstraints, Tag
 from pydantic.dataclasses import dataclass
 
+from shardmill.checkpoint.paths import Row
 from shardmill.errors import ConfigError
 from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
@@ -40,17 +41,43 @@ Slices = Annotated[
 
 @dataclass(frozen=True, config=STRICT)
 class Source:
-    """The source of the checkpoint: a folder, or a Hugging Face repository at a pinned commit."""
+    """The source of the checkpoint: a folder, or a Hugging Face repository, at a commit that is pinned or locked."""
 
     path: Annotated[str | None, Field(description="Folder in Hugging Face layout, relative to the project.")] = None
     repo: Annotated[str | None, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="owner/name on the hub.")] = None
-    revision: Annotated[str | None, Field(description="Commit of the repository, 40 hexadecimal digits.")] = None
+    revision: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="A commit, 40 hexadecimal digits; or a branch or a tag, by default the main branch, which a "
+            "lock beside the config pins.",
+        ),
+    ] = None
     adapter: Annotated[
         str | None,
         Field(
             description="Folder of a LoRA adapter in PEFT's layout, merged into the weights before they are quantised."
         ),
     ] = None
+
+
+@dataclass(frozen=True, config=STRICT)
+class LockedSource(Source):
+    """A repository that the config asks by a name that can move; `revision` is the commit that was resolved.
+
+    As plain data it is the source with that commit written down, so a build by a lock has the keys of a pinned one.
+
+    Attributes:
+        asked: the branch or tag.
+        files: what the hub lists at the commit.
+        lock: the file that holds them.
+        is_new: whether the file lacks them yet.
+    """
+
+    asked: str = "main"
+    files: tuple[Row, ...] = ()
+    lock: str = ""
+    is_new: bool = False
 
 
 @dataclass(frozen=True, config=STRICT)

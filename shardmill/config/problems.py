@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -23,11 +22,9 @@ from shardmill.forms.recipe import RULES, SEARCH, recipe
 from shardmill.models import DECODER, hf_config
 from shardmill.models.interface import ENUMERATED, FIXED, GRAPH, INFREQUENT, MTP, ONE, RANGE
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
 TAKEN = ("index.html", "refused")  # a batch's page, and what its rule for configs that can't be built names
 LIKE = 0.75  # how alike a key must be to one that is not known, to be offered in its place; 1 is equal
 LONGEST = 100  # characters; files have 255, and temporary ones are called by the model and more
-HOW_TO_PIN = "git ls-remote https://huggingface.co/{repo} HEAD"
 
 
 def problems(config: Config, root: Path) -> Iterator[str]:
@@ -54,7 +51,19 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _search_problems(config)
     if config.source.path:
         length = None if config.buckets == "auto" else config.length
-        yield from hf_config.config_problems(config.source.path, root, length, config.kind)
+        for problem in hf_config.config_problems(config.source.path, root, length, config.kind):
+            yield f"{problem}{_how_to_make(config, root)}"
+
+
+SYNTHETIC = "-synthetic"  # how a model with another's shapes and random weights is called
+
+
+def _how_to_make(config: Config, root: Path) -> str:
+    """Return the command that makes the folder of a model with random weights; empty if it is there, or of others."""
+    like = Path("configs") / f"{config.model.removesuffix(SYNTHETIC)}.yaml"
+    if not config.model.endswith(SYNTHETIC) or (root / str(config.source.path)).exists():
+        return ""
+    return f"; make it: shardmill synth-checkpoint --like {like} {config.source.path}"
 
 
 def _name_problems(name: str) -> list[str]:
@@ -69,10 +78,7 @@ def _name_problems(name: str) -> list[str]:
 def _source_problems(source: Source) -> list[str]:
     """Return the problems of the checkpoint's source."""
     if (source.path is None) == (source.repo is None):
-        return ["source: give either path (a folder) or repo and revision (the hub)"]
-    if source.repo and not COMMIT.fullmatch(source.revision or ""):
-        how = HOW_TO_PIN.format(repo=source.repo)
-        return [f"source.revision: needs the repository's commit, 40 hexadecimal digits; `{how}` prints it"]
+        return ["source: give either path (a folder) or repo (the hub)"]
     if source.path and source.revision:
         return ["source.revision: only a repo has one, a path does not"]
     return []

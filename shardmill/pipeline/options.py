@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shardmill import machine
 from shardmill.errors import ConfigError
@@ -14,7 +14,8 @@ from shardmill.forms.form import INT4, INT8
 from shardmill.forms.recipe import RULES, SEARCH
 
 if TYPE_CHECKING:
-    from shardmill.config import Benchmark, Config
+    from shardmill.config import Benchmark, Config, Source
+    from shardmill.config.model import LockedSource
 
 
 def settings(config: Config) -> dict[str, Any]:
@@ -43,6 +44,23 @@ def named_systems(config: Config) -> list[str]:
 def engine(config: Config) -> dict[str, str]:
     """Return the engine that loads programs here, so that steps that load programs rerun if the engine changes."""
     return machine.engine()
+
+
+def locked(config: Config) -> list[list[list[Any]] | None]:
+    """Return what locks say of the checkpoints' files: of the model's, then of a drafter's; None without a lock."""
+    return [[[*row] for row in source.files] if is_locked(source) else None for source in config.sources]
+
+
+def lock_names(config: Config) -> list[dict[str, str] | None]:
+    """Return the name of each checkpoint's lock and the revision that was asked, for the record; None without one."""
+    return [{"lock": Path(s.lock).name, "revision": s.asked} if is_locked(s) else None for s in config.sources]
+
+
+def is_locked(source: Source) -> TypeGuard[LockedSource]:
+    """Return whether a source's commit comes from a lock."""
+    from shardmill.config.model import LockedSource
+
+    return isinstance(source, LockedSource)
 
 
 def split_settings(config: Config) -> dict[str, Any]:

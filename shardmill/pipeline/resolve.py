@@ -26,6 +26,8 @@ from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.models.interface import HOST, MTP
 from shardmill.models.recurrences import RECURRENCES
 from shardmill.pipeline.code_digest import code_digest, model_type_in
+from shardmill.pipeline.locks import with_locks
+from shardmill.pipeline.options import is_locked, locked, settings
 from shardmill.records.attest import PATHS
 
 if TYPE_CHECKING:
@@ -60,8 +62,8 @@ def default_config() -> str:
 
 
 def load_resolved(path: Path) -> Config:
-    """Return the config in a file, as a build takes it. Raises ConfigError."""
-    return parsed(read_yaml(path), str(path))
+    """Return the config in a file, as a build takes it; its lock is read, and not written. Raises ConfigError."""
+    return with_locks(parsed(read_yaml(path), str(path)), path, str(path))
 
 
 def parsed(content: Any, name: str) -> Config:
@@ -265,7 +267,8 @@ def _config_folder(source: Source) -> Path:
     from shardmill.checkpoint.hub import HubAccess, download_config
 
     assert source.repo is not None
-    return download_config(source.repo, source.revision, HubAccess()).parent
+    rows = source.files if is_locked(source) else None
+    return download_config(source.repo, source.revision, HubAccess(), rows).parent
 
 
 def _resolved(config: Config, name: str) -> tuple[Config, Architecture, str]:
@@ -327,7 +330,8 @@ def _key(config: Config) -> str:
     """Return a digest of all that decides the resolved settings: any setting may, so a key is rather too wide."""
     return digest(
         {
-            "config": asdict(config),
+            "config": settings(config),
+            "locked": locked(config),
             "recipe": asdict(config.convert.recipe),
             "files": [_identity(source) for source in config.sources],
             "code": _code(),

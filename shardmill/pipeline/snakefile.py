@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.lock import check_free, hold_lock, join_build
 from shardmill.pipeline.code_digest import RECORD, fetched_model_type, model_type_in, needs_family
 from shardmill.pipeline.job import OWN
+from shardmill.pipeline.locks import announce, keep, with_locks
 from shardmill.pipeline.made import each, expanded, files_of, has, of_steps, outputs
 from shardmill.pipeline.needs import STEPS, step_of
 from shardmill.pipeline.resolve import expected, overlaps, parsed, read_corpus, resolve_config
@@ -41,11 +42,12 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
     _or_end(machine.engine)  # a parameter of rules, whose errors Snakemake would show with a traceback
     try:
         # Snakemake has read the files, but merges them, and takes the last value of a key that is given twice.
-        _demand_one_model({os.path.relpath(file): read_yaml(Path(file)) for file in workflow.configfiles})
+        contents = {os.path.relpath(file): read_yaml(Path(file)) for file in workflow.configfiles}
+        _demand_one_model(contents)
         if is_batch(config):
             collect_rarely()  # Snakemake makes many objects for each job of the plan
             return _read_batch(config, name, workflow)
-        found = resolved(config, name)
+        found = resolved(config, name, _file_with_source(contents), workflow.is_main_process)
         return Batch({found.model: found})
     except ConfigError as error:
         sys.exit(f"shardmill: {one_line(error)}")
@@ -81,8 +83,18 @@ def _refuse_targets(configfiles: Iterable[str | os.PathLike[str]]) -> None:
 def _read_batch(config: Mapping[str, Any], name: str, workflow: Any) -> Batch:
     """Return the models of a list that the process that begins a run needs, or one of its jobs."""
     if workflow.is_main_process:
-        return read_batch(config, name, resolved)
-    return read_batch(config, name, resolved, told(), of_jobs(sys.argv))
+        return read_batch(config, name, _of_batch)
+    return read_batch(config, name, partial(_of_batch, may_ask=False), told(), of_jobs(sys.argv))
+
+
+def _of_batch(content: Any, file: str, may_ask: bool = True) -> Config:
+    return resolved(content, file, Path(file), may_ask)
+
+
+def _file_with_source(contents: Mapping[str, Any]) -> Path | None:
+    """Return the file whose lock is the config's: the last one that names a source, which is the one that counts."""
+    named = [name for name, each in contents.items() if isinstance(each, Mapping) and "source" in each]
+    return Path(named[-1]) if named else None
 
 
 def _demand_one_model(contents: Mapping[str, Any]) -> None:
@@ -93,10 +105,17 @@ def _demand_one_model(contents: Mapping[str, Any]) -> None:
         raise ConfigError(f"{both} are configs of different models; list them in one under batch:, see docs/many.md")
 
 
-def resolved(content: Any, name: str) -> Config:
-    """Return one model's config, checked and resolved. Raises ConfigError."""
+def resolved(content: Any, name: str, file: Path | None = None, may_ask: bool = True) -> Config:
+    """Return one model's config, checked and resolved. Raises ConfigError.
+
+    Args:
+        content: the config.
+        name: the start of an error message.
+        file: the file beside which the config's lock is, if there is one.
+        may_ask: whether a hub is asked for a commit that no lock says; a job never asks.
+    """
     try:
-        found = parsed(content, name)
+        found = with_locks(parsed(content, name), file, name, may_ask)
         for problem in file_problems(found):
             raise ConfigError(f"{name}: {problem}")
         return resolve_config(found, name)
@@ -192,6 +211,16 @@ def alone(build: str, workflow: Any) -> list[str]:
     """
     if workflow.is_main_process and workflow.executor_plugin is not None and not workflow.dryrun:
         _or_end(check_free, build)
+    return []
+
+
+def lock(batch: Batch, workflow: Any) -> list[str]:
+    """Write the commits that this run has resolved beside their configs; a dry run says them only.
+
+    Asked for as an input of the rule all, as `mend` is, and before the first job of a run for another target.
+    """
+    if workflow.is_main_process and workflow.executor_plugin is not None:
+        _or_end(announce if workflow.dryrun else keep, batch.models.values())
     return []
 
 

@@ -50,6 +50,9 @@ class Hub:
     listing: bytes | None = None  # instead of the listing
     dripping: str = ""  # the path whose answer comes a byte at a time
     retry_after: str | None = None  # every answer is a 429 that asks to wait
+    statuses: list[int] = field(default_factory=list)  # of the next answers, before it answers again
+    renamed: str = ""  # the name that REPO goes by now
+    commit: str = COMMIT  # of the main branch; every commit holds the same files
     gated_status: int | None = None
     token: str | None = None
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -103,6 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(self.seen)
         if self.hub.retry_after is not None:
             return self._answer(429, b"", {"Retry-After": self.hub.retry_after})
+        if self.hub.statuses:
+            return self._answer(self.hub.statuses.pop(0), b"", {})
         routes = (
             (r"/api/models/(.+?)/tree/([^/]+)", self._tree),
             (r"/api/models/(.+?)/revision/([^/]+)", self._info),
@@ -121,7 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(401, b"", {"X-Error-Message": message})
         elif repo != REPO:
             self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-        elif revision not in (COMMIT, "main"):
+        elif revision not in (COMMIT, self.hub.commit, "main"):
             self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
         else:
             return False
@@ -136,7 +141,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _info(self, repo: str, revision: str = "main") -> None:
         if not self._refused(repo, revision):
-            body = {"id": REPO, "sha": COMMIT, "siblings": [{"rfilename": name} for name in self.hub.files]}
+            body = {
+                "id": self.hub.renamed or REPO,
+                "sha": self.hub.commit,
+                "siblings": [{"rfilename": name} for name in self.hub.files],
+            }
             self._answer(200, json.dumps(body).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, repo: str, revision: str, name: str) -> None:
@@ -152,11 +161,11 @@ class _Handler(BaseHTTPRequestHandler):
             linked = {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(body))}
             # Another host name, as the hub's: the client follows it for a GET only, and leaves the token behind.
             location = self.hub.endpoint.replace("127.0.0.1", "localhost") + f"/cdn/{name}"
-            self._answer(302, b"", {"X-Repo-Commit": COMMIT, "Location": location, **linked})
+            self._answer(302, b"", {"X-Repo-Commit": revision, "Location": location, **linked})
         else:
             etag = self.hub.etags.get(name, git_blob_id(self.hub.files[name]))
             body = self.hub.served.get(name, self.hub.files[name])
-            self._answer(200, body, {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'})
+            self._answer(200, body, {"X-Repo-Commit": revision, "ETag": f'"{etag}"'})
 
     def _cdn(self, name: str) -> None:
         body = self.hub.served.get(name, self.hub.files[name])

@@ -46,12 +46,6 @@ def test_a_character_that_no_file_s_name_can_have_is_refused(letter: str) -> Non
         assert refusal(settings(**changes)) == "holds a character that no file's name can have"
 
 
-def test_a_missing_commit_comes_with_the_command_that_prints_it() -> None:
-    """The line that demands a commit says how to get it, for this very repository."""
-    line = refusal(settings(source={"repo": "some/model"}))
-    assert "git ls-remote https://huggingface.co/some/model HEAD" in line
-
-
 def test_a_build_may_leave_out_its_benchmark() -> None:
     """Also as settings, which attestations hold and rebuild from."""
     found = config.parse(settings(benchmark=False, head={"slices": 1}))

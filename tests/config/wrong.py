@@ -219,10 +219,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "empty part": ({"topology": [[0, 2], [2, 2]]}, "topology: [2, 2] holds no layer"),
     "no source": ({"source": {}}, "source: give either path"),
     "two sources": ({"source": {**HUB, "path": "x"}}, "source: give either path"),
-    "no commit": ({"source": {"repo": "owner/name"}}, "source.revision: needs the repository's commit"),
-    "a branch": (
-        {"source": {"repo": "owner/name", "revision": "main"}},
-        "source.revision: needs the repository's commit",
+    "a branch without a name": (
+        {"source": {"repo": "owner/name", "revision": ""}},
+        "source.revision: string should have at least 1 character, is ''",
+    ),
+    "random weights that are not made yet": (
+        {"model": "m-synthetic", "source": {"path": "nowhere"}},
+        "source.path: nowhere holds no config.json; give a folder in Hugging Face layout; make it: "
+        "shardmill synth-checkpoint --like configs/m.yaml nowhere",
     ),
     "a path's commit": ({"source": {"path": "x", "revision": COMMIT}}, "source.revision: only a repo has one"),
     "no such folder": ({"source": {"path": "nowhere"}}, "source.path: nowhere holds no config.json"),

@@ -181,7 +181,6 @@ def test_a_damaged_head_is_refused(source: Path, tmp_path: Path, spoilt: dict[st
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"drafter": {"repo": "a/b"}}, "drafter.revision: needs the repository's commit"),
         ({"drafter": {}}, "drafter: give either path"),
         ({"drafter": {"path": "h"}, "witness": True}, "witness: computes the model's own parts only"),
         (

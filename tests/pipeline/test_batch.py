@@ -100,7 +100,7 @@ def test_jobs_do_not_look_again_at_what_their_run_refuses(folder: Path, monkeypa
     batch.tell_jobs(begun)
     names: list[str] = []
     resolve = snakefile.resolved
-    monkeypatch.setattr(snakefile, "resolved", lambda given, name: names.append(name) or resolve(given, name))
+    monkeypatch.setattr(snakefile, "resolved", lambda *given: names.append(given[1]) or resolve(*given))
     known = read(main=False)
     assert (known.models, known.refused) == (begun.models, begun.refused) and begun.refused.keys() == {"bad.yaml"}
     assert names == ["good.yaml"]
@@ -120,7 +120,7 @@ def test_a_job_reads_the_config_of_its_own_model_alone(folder: Path, monkeypatch
     batch.tell_jobs(begun)
     names: list[str] = []
     resolve = snakefile.resolved
-    monkeypatch.setattr(snakefile, "resolved", lambda given, name: names.append(name) or resolve(given, name))
+    monkeypatch.setattr(snakefile, "resolved", lambda *given: names.append(given[1]) or resolve(*given))
 
     def read(*jobs: str) -> Batch:
         names.clear()

@@ -140,6 +140,15 @@ def test_the_checkpoint_is_named_by_commit_and_file_by_file(made: dict[str, Any]
     assert found["source/model.safetensors"]["uri"] == f"pkg:huggingface/a/b@{'e' * 40}#model.safetensors"
 
 
+def test_a_commit_from_a_lock_names_the_lock() -> None:
+    """The model's and the drafter's, each with what was asked; a pinned commit names none."""
+    plain = {"repo": "a/b", "commit": "e" * 40, "files": {}}
+    locks = [{"lock": "m.lock", "revision": "main"}, {"lock": "m.lock", "revision": "v1"}]
+    rows = _checkpoint(plain | {"drafter": plain}, locks)
+    assert [row["annotations"] for row in rows] == locks
+    assert not any("annotations" in row for row in _checkpoint(plain | {"drafter": plain}, [None, None]))
+
+
 def test_a_tokenizer_that_got_tokens_is_no_file_of_the_hub_s() -> None:
     """The hub's own is named beside it, as the weights before a merge are."""
     of_hub, made_here = ({"tokenizer.json": {"sha256": letter * 64, "size": 3}} for letter in "ab")

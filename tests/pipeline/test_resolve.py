@@ -164,7 +164,7 @@ def test_of_a_repository_only_config_json_is_fetched_and_only_once(
 ) -> None:
     asked: list[tuple[str, str | None]] = []
 
-    def download(repo: str, revision: str | None, access: hub.HubAccess) -> Path:
+    def download(repo: str, revision: str | None, access: hub.HubAccess, locked: None) -> Path:
         asked.append((repo, revision))
         return checkpoint / "config.json"
 

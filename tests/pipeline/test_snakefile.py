@@ -92,7 +92,7 @@ def test_no_rule_needs_a_number_of_cores() -> None:
 
 
 def test_a_wrong_config_ends_the_run_with_one_line(settings: dict[str, Any]) -> None:
-    files = SimpleNamespace(configfiles=["configs/a.yaml"])
+    files = SimpleNamespace(configfiles=["configs/a.yaml"], is_main_process=True)
     Path("configs").mkdir()
     Path("configs/a.yaml").touch()
 
@@ -127,7 +127,7 @@ def test_a_key_given_twice_ends_the_run(settings: dict[str, Any]) -> None:
     """Snakemake reads configs itself, and hands over the last value alone."""
     Path("a.yaml").write_text("model: tiny\nmodel: other\n")
     with pytest.raises(SystemExit, match=r"shardmill: a\.yaml: model: given twice \(line 2\); keep one"):
-        snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml"]))
+        snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml"], is_main_process=True))
 
 
 def test_two_configs_on_one_line_are_no_batch(settings: dict[str, Any]) -> None:
@@ -136,14 +136,17 @@ def test_two_configs_on_one_line_are_no_batch(settings: dict[str, Any]) -> None:
         Path(file).write_text(text)
     said = r"a\.yaml \(a\) and b\.yaml \(b\) are configs of different models; list them in one under batch:"
     with pytest.raises(SystemExit, match=said):
-        snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml", "b.yaml"]))
-    assert snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml", "c.yaml"]))
+        snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml", "b.yaml"], is_main_process=True))
+    assert snakefile.checked(settings, SimpleNamespace(configfiles=["a.yaml", "c.yaml"], is_main_process=True))
 
 
 def test_a_name_that_no_file_can_have_is_one_line(settings: dict[str, Any]) -> None:
     for precision in ("\0", "palette4/" + "9" * 5000):
         with pytest.raises(SystemExit, match="shardmill: a.yaml: "):
-            snakefile.checked(settings | {"convert": {"precision": precision}}, SimpleNamespace(configfiles=["a.yaml"]))
+            snakefile.checked(
+                settings | {"convert": {"precision": precision}},
+                SimpleNamespace(configfiles=["a.yaml"], is_main_process=True),
+            )
 
 
 def test_settings_are_plain_data_that_parse_to_the_same_config(settings: dict[str, Any]) -> None:
@@ -246,6 +249,6 @@ def test_a_target_that_is_taken_for_a_config_is_told(settings: dict[str, Any]) -
     Path("build/tiny").mkdir(parents=True)
     Path("build/tiny/model.json").write_text("{}")
     Path("a.yaml").touch()
-    files = SimpleNamespace(configfiles=["a.yaml", Path("build/tiny/model.json").resolve()])
+    files = SimpleNamespace(configfiles=["a.yaml", Path("build/tiny/model.json").resolve()], is_main_process=True)
     with pytest.raises(SystemExit, match=r"shardmill: build/tiny/model\.json: taken for a config, as --configfile"):
         snakefile.checked(settings, files)

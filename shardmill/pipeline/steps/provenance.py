@@ -51,16 +51,18 @@ def task(
     calibration: list[Path],
     recipe: list[Path],
     settings: Mapping[str, Any],
+    locks: Sequence[Mapping[str, str] | None],
 ) -> Task:
     """Describe provenance.json and test-results.jsonl.
 
-    `recipe` is the file that the config's `convert.precision` names, if it names one.
+    `recipe` is the file that the config's `convert.precision` names, if it names one. `locks` says of the model, and
+    then of a drafter, from which lock the commit is.
     """
 
     def work(made: Mapping[str, Path]) -> None:
         lists = {PARITY_TEXT: [text], CALIBRATION_TEXT: calibration, RECIPE: recipe}
         named = {key: file for key, files in lists.items() for file in files}
-        records = Records(record, manifest, receipts, verdicts, named, settings)
+        records = Records(record, manifest, receipts, verdicts, named, settings, locks)
         judged = [path.relative_to(manifest.parent).with_suffix("").as_posix() for path in verdicts]
         check_verdicts(read_manifest(manifest.parent, COMPLETE), bool(settings.get("witness")), judged)
         results = gate_statements(manifest.parent, verdicts)
@@ -82,6 +84,8 @@ class Records:
         verdicts: the verdicts of the gates.
         named: files that the config names, by its keys: PARITY_TEXT, and CALIBRATION_TEXT and RECIPE if given.
         settings: the config as plain data.
+        locks: of the model and of a drafter, the name of the lock that its commit is from, and the revision that was
+            asked; None without a lock.
     """
 
     record: Path
@@ -90,6 +94,7 @@ class Records:
     verdicts: Sequence[Path]
     named: Mapping[str, Path]
     settings: Mapping[str, Any]
+    locks: Sequence[Mapping[str, str] | None] = ()
 
 
 def provenance(records: Records, results: Path) -> dict[str, Any]:
@@ -119,7 +124,7 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
             "internalParameters": {"steps": steps},
             "resolvedDependencies": [
                 workflow(),
-                *_checkpoint(read_json(records.record)),
+                *_checkpoint(read_json(records.record), records.locks),
                 *(resource_descriptor(key, hash_file(file)) for key, file in records.named.items()),
                 interpreter(),
                 *package_descriptors({name for receipt in steps.values() for name in receipt.get("packages", {})}),
@@ -143,13 +148,17 @@ def _source_files(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[t
         yield from _source_files(source["drafter"], f"{folder}/{FOLDER.rstrip('/')}")
 
 
-def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dict[str, Any]]:
+def _checkpoint(
+    source: Mapping[str, Any], locks: Sequence[Mapping[str, str] | None] = (), folder: str = SOURCE
+) -> Iterator[dict[str, Any]]:
     """Yield what was fetched to a folder: the repository at its commit, where there is one, and every file."""
+    lock, *others = locks or (None,)
     url = ""
     if source["repo"]:
         owner, name = source["repo"].split("/")
         url = str(PackageURL("huggingface", owner, name, source["commit"]))
-        yield {"name": folder, "uri": url, "digest": {"gitCommit": source["commit"]}}
+        row = {"name": folder, "uri": url, "digest": {"gitCommit": source["commit"]}}
+        yield row | ({"annotations": dict(lock)} if lock else {})
     merged = source.get("adapter", {"base": {}, "files": {}})
     base = merged["base"] | {name: file["sha256"] for name, file in source.get("completed", {}).items()}
     for name, file in source["files"].items():
@@ -160,4 +169,4 @@ def _checkpoint(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[dic
     for name, sha in merged["files"].items():
         yield resource_descriptor(f"{ADAPTER}/{name}", sha)
     if "drafter" in source:
-        yield from _checkpoint(source["drafter"], f"{folder}/{FOLDER.rstrip('/')}")
+        yield from _checkpoint(source["drafter"], others, f"{folder}/{FOLDER.rstrip('/')}")
