@@ -106,6 +106,7 @@ def options(
 
 COMMANDS = (
     pipeline.init,
+    new.new,
     new.lock,
     pipeline.plan,
     pipeline.families,
