@@ -114,7 +114,7 @@ def loading(
 
     def after(module: nn.Module, args: Any, result: Any) -> None:
         take_back(module)
-        free_parameters(module)
+        _free_parameters(module)
         freed()
 
     with ExitStack() as stack:
@@ -124,7 +124,7 @@ def loading(
         yield
 
 
-def free_parameters(module: nn.Module) -> None:
+def _free_parameters(module: nn.Module) -> None:
     """Free what a checkpoint has of a module. Other buffers stay: a layer of its own rotary table computes it once."""
     computed = [
         (each, name, each._buffers[name]) for each in module.modules() for name in each._non_persistent_buffers_set

@@ -114,10 +114,10 @@ def blas_is_steady() -> bool:
 
 def steady_tokens(tokens: Tensor) -> Tensor:
     """Return [n, in] as `_steady_mm` takes them: by fours, if BLAS multiplies several at a time."""
-    return by_fours(tokens) if blas_is_steady() else tokens
+    return _by_fours(tokens) if blas_is_steady() else tokens
 
 
-def by_fours(tokens: Tensor) -> Tensor:
+def _by_fours(tokens: Tensor) -> Tensor:
     """Return [n, in] with rows added so that n is a multiple of 4: fewer than 4 rows are added up in other ways."""
     missing = -len(tokens) % 4
     if len(tokens) == 1:
@@ -196,7 +196,7 @@ def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
 
 def _in_fp16(matrix: StoredMatrix, x: Tensor) -> Tensor | None:
     """Return the product with a matrix whose weights are fp16 numbers; None if one of them is not finite."""
-    rows = by_fours(x.t()).contiguous()
+    rows = _by_fours(x.t()).contiguous()
     found = fp16_product(rows, len(matrix.values), partial(_expanded, matrix), matrix.packed)
     return None if found is None else found[: x.shape[1]].t()
 

@@ -46,7 +46,7 @@ def describe(config: Any, context: int) -> ModelDescription:
         honours=HONOURED,
         kinds=tuple(kinds[name] for name in blocks),
         window=window,
-        embedding_scale=in_bf16(sqrt(config.hidden_size)),
+        embedding_scale=_in_bf16(sqrt(config.hidden_size)),
         tensors=_tensors(config),
         final_norm="final_norm.weight",
         ffn=config.intermediate_size // 2,
@@ -59,7 +59,7 @@ def describe(config: Any, context: int) -> ModelDescription:
     )
 
 
-def in_bf16(value: float) -> float:
+def _in_bf16(value: float) -> float:
     """Return a number as bf16 holds it: transformers' factor of the embedding is of this type in any model."""
     mantissa, exponent = frexp(value)
     return ldexp(round(mantissa * 2**8), exponent - 8)
