@@ -231,7 +231,7 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
         ring = window_slots(of.window, config.tokens.max, config.length)
         made = replace(spec("layers", of=of), layers=numbered, slots=config.length, window_slots=ring)
         adapters = config.calls.adapters if of is a else 0  # not a drafter's layers
-        contexts = config.calls.contexts if any(made.kept(mask) == made.slots for mask in made.masks) else ()
+        contexts = config.calls.contexts if any(made.slots_of(mask) == made.slots for mask in made.masks) else ()
         return replace(made, calls=replace(made.calls, adapters=adapters, contexts=contexts))
 
     table = Part(HOST_TABLE, GraphSpec(HOST_TABLE, a.graph, rows=a.vocab, tokens=config.tokens.max))

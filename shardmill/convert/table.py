@@ -33,9 +33,8 @@ def write_table(part: Part, source: Path, file: Path, threads: int, name: str = 
     """
     forms = {tensor.path: name if tensor.path in BY_TOKEN else FP16 for tensor in part.tensors}
     entries, end = dict[str, dict[str, Any]](), 0
-    for path, dtype, shape in sorted(
-        _held(part, forms), key=lambda table: table[1] != TABLE_DTYPE
-    ):  # int8 last: no gap
+    tensors = sorted(_tensors(part, forms), key=lambda row: row[1] != TABLE_DTYPE)  # int8 last: no gap
+    for path, dtype, shape in tensors:
         start, end = end, end + ITEM_BYTES[dtype] * math.prod(shape)
         entries[path] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
     prefix = header_bytes(entries)
@@ -50,7 +49,7 @@ def write_table(part: Part, source: Path, file: Path, threads: int, name: str = 
         stream(descriptor, weights, source, threads)
 
 
-def _held(part: Part, forms: Mapping[str, str]) -> Iterator[tuple[str, str, Shape]]:
+def _tensors(part: Part, forms: Mapping[str, str]) -> Iterator[tuple[str, str, Shape]]:
     """Return name, type and shape of every tensor of the file."""
     for tensor in part.tensors:
         if forms[tensor.path] == FP16:

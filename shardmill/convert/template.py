@@ -122,7 +122,7 @@ def compose(
     for template, index, source in layers:
         shared |= template.shared
         weights |= template.weights
-        move, lent = _mover(index, source), _kept(pieces.get(f"layer_{source}", ()))
+        move, lent = _mover(index, source), _updated_caches(pieces.get(f"layer_{source}", ()))
         operations = tuple(_moved_operation(operation, move) for operation in template.operations)
         for argument in (one for operation in operations for _, one in named_arguments(operation)):
             argument.name = lent.get(argument.name, argument.name)
@@ -163,7 +163,7 @@ def _without_operations(layers: Sequence[tuple[Template, int, int | None]], inpu
     return spec
 
 
-def _kept(operations: Iterable[Any]) -> dict[str, str]:
+def _updated_caches(operations: Iterable[Any]) -> dict[str, str]:
     """Return what a layer's operations make of its caches, with the new tokens in it, by the caches' names.
 
     That is what is read from a state last or, if the host has the caches, the sum of new rows and of a product with the

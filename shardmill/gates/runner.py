@@ -80,10 +80,8 @@ class PartRunner:
         program, host, used = self.loaded(), KVLayout(self.runtime) if layers else None, passes[-1].positions[-1] + 1
         program.move(passes[0].slots or self.part.spec.slots, keep=False)
         program.renew()
-        scales = [
-            np.float32(self.part.spec.graph.stream_scale if in_stream else 1)
-            for in_stream in PART_KINDS[self.part.kind].streams
-        ]
+        scale = self.part.spec.graph.stream_scale
+        into, out_of = (np.float32(scale if scaled else 1) for scaled in PART_KINDS[self.part.kind].streams)
         room = self.part.spec.slots if layers else used + max(self.widths, default=0)
         lent = HostCaches({name: name for name in lent_caches(self.part.spec)}, self._lent(passes[0].slots))
         for p in filled_up(passes, self.widths, room):
@@ -95,11 +93,9 @@ class PartRunner:
             taken = {name: values[list(p.tokens)] for name, values in rows.items()}  # each [T, channels]
             lent.write({name: _by_head(taken[name], shape) for name, shape in lent.shapes.items()}, given)
             given |= lent.arrays
-            given |= {
-                name: each.T[None, :, :, None] * scales[0] for name, each in taken.items() if name not in lent.shapes
-            }
+            given |= {name: each.T[None, :, :, None] * into for name, each in taken.items() if name not in lent.shapes}
             result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
-            kept.append((result / scales[1])[: p.kept])
+            kept.append((result / out_of)[: p.kept])
         outputs = np.concatenate(kept)
         # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
         left = self._states(program, host, used, passes[-1].offset) if host else {}

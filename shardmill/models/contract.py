@@ -153,7 +153,7 @@ class GraphSpec:
         """
         return -(-self.ends.labels // LABEL_STEP) * LABEL_STEP if self.ends else 0
 
-    def kept(self, mask: str) -> int:
+    def slots_of(self, mask: str) -> int:
         """Return key/value slots of layers with an attention mask; of an encoder, the tokens of the pass."""
         if self.encodes:
             return T
@@ -274,7 +274,7 @@ def caches(spec: GraphSpec) -> dict[str, Shape]:
     These are k_i and v_i of attention layers, c_i of convolutions, and c_i and s_i of recurrences.
     """
     by_layer = {
-        i: MIXERS[kind.mixer].caches(spec.graph.of(kind), spec.kept(kind.mask))
+        i: MIXERS[kind.mixer].caches(spec.graph.of(kind), spec.slots_of(kind.mask))
         for i, kind in spec.layers
         if kind.mixer and not kind.shares and not spec.encodes
     }

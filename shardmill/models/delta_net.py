@@ -98,7 +98,7 @@ class GatedDeltaNet(nn.Module):
         return keys, keys, delta.value_heads * delta.value_dim
 
     def forward(self, x: Tensor, shared: Shared, caches: LayerCaches) -> Tensor:
-        delta, new = self.sizes, self.added(x)
+        delta, new = self.sizes, self.new_columns(x)
         read = put_into_ring(new, caches, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
         q, k, v, beta, decay = self.heads(cut(read, new, n, delta), n)
@@ -137,7 +137,7 @@ class GatedDeltaNet(nn.Module):
         out: Tensor = self.norm(y).transpose(2, 3) * silu_tanh(gate)
         return out
 
-    def added(self, x: Tensor) -> Tensor:
+    def new_columns(self, x: Tensor) -> Tensor:
         """Return what the tokens of the pass would add: query, key and value, beta and decay, [1, 1, C, T]."""
         heads = self.sizes.value_heads
         ba = multiply(self.in_proj_ba["weight"], x).reshape(1, 1, 2 * heads, -1)

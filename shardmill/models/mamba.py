@@ -64,7 +64,7 @@ class MambaMixer(nn.Module):
         self.out_proj = projection(weights[f"{path}out_proj.weight"])
 
     def forward(self, x: Tensor, shared: Shared, caches: LayerCaches) -> Tensor:
-        mamba, new = self.sizes, self.added(x)
+        mamba, new = self.sizes, self.new_columns(x)
         read = put_into_ring(new, caches, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
         v, b, c, dt = self.heads(cut(read, new, n, mamba), n)
@@ -107,7 +107,7 @@ class MambaMixer(nn.Module):
             states.append(states[-1] - self.change(states[-1], *block(number)) * follows_here)
         return states
 
-    def added(self, x: Tensor) -> Tensor:
+    def new_columns(self, x: Tensor) -> Tensor:
         """Return what the tokens of the pass would add: x, B and C before the convolution, and steps, [1, 1, C, T]."""
         dt = multiply(self.in_proj_dt["weight"], x).reshape(1, 1, self.sizes.heads, -1)
         return torch.cat([self.in_proj_xbc(x).reshape(1, 1, self.sizes.mixed, -1), self.steps(dt)], dim=2)

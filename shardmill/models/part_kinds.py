@@ -90,7 +90,7 @@ class PartKind:
 
 def _layers_inputs(spec: GraphSpec) -> Shapes:
     g, shapes = spec.graph, _attention_inputs(spec)
-    shapes |= {spec.write_mask(name): (1, 1, spec.kept(name), T) for name in spec.written_masks}
+    shapes |= {spec.write_mask(name): (1, 1, spec.slots_of(name), T) for name in spec.written_masks}
     if spec.convolves:
         shapes |= {"conv_write_mask": (1, 1, T, RING), "conv_read_mask": (1, g.conv_taps - 1, RING, T)}
     if spec.recurs and g.recurrence:
@@ -114,7 +114,7 @@ def _attention_inputs(spec: GraphSpec) -> Shapes:
     for name in spec.ropes:
         half = next(g.of(kind).rope_dim for _, kind in spec.layers if kind.rope == name) // 2
         shapes |= dict.fromkeys(rope_inputs(name), (T, half))
-    return shapes | {name: (1, 1, T, spec.kept(name)) for name in spec.masks}
+    return shapes | {name: (1, 1, T, spec.slots_of(name)) for name in spec.masks}
 
 
 def _layers_constants(spec: GraphSpec) -> Shapes:

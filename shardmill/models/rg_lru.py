@@ -72,10 +72,10 @@ class RgLruMixer(nn.Module):
             setattr(self, f"{name}_bias", nn.Parameter(bias.reshape(1, heads, 1, width), requires_grad=False))
 
     def forward(self, x: Tensor, shared: Shared, caches: LayerCaches) -> Tensor:
-        own = self.own(x)  # [1, 1, W + 1, T]
-        read = put_into_ring(own, caches, shared)
+        new = self.new_columns(x)  # [1, 1, W + 1, T]
+        read = put_into_ring(new, caches, shared)
         n = 1 + shared.blocks  # what is pending, and the blocks of the pass
-        added, decays = self.summed(*self.updates(cut(read, own, n, self.sizes), n))
+        added, decays = self.summed(*self.updates(cut(read, new, n, self.sizes), n))
         states = self.in_turn(caches["s"], added, decays, shared)
         states[-1] = caches.put("s", states[-1])
         before = states[0] if n == 2 else torch.cat(states, dim=1)  # [1, n - 1, 1, W]
@@ -86,7 +86,7 @@ class RgLruMixer(nn.Module):
         out: Tensor = self.linear_out(y * self.activation(self.linear_y(x)))
         return out
 
-    def own(self, x: Tensor) -> Tensor:
+    def new_columns(self, x: Tensor) -> Tensor:
         """Return what the tokens of the pass would add: x before the convolution, and a 1, [1, 1, W + 1, T]."""
         y = self.linear_x(x).reshape(1, 1, self.sizes.width, -1)
         return torch.cat([y, y[:, :, :1] * 0 + 1], dim=2)
@@ -101,7 +101,7 @@ class RgLruMixer(nn.Module):
         sizes, back = self.sizes, self.sizes.taps - 1
         raw, ones = torch.split(windows, [sizes.width, 1], dim=3)
         x = convolved([getattr(self, f"tap_{j}") for j in range(sizes.taps)], raw) + self.conv_bias
-        there, later = ones[:, :, back:], ones[:, :, back - 1 : back - 1 + BLOCK]  # each [1, n, B, 1]
+        present, preceded = ones[:, :, back:], ones[:, :, back - 1 : back - 1 + BLOCK]  # each [1, n, B, 1]
         heads = x.reshape(n, BLOCK, sizes.heads, sizes.head_dim).transpose(1, 2)  # [n, heads, B, W / heads]
         i, r = (
             sigmoid_by_tanh(torch.matmul(heads, matrix) + bias).transpose(1, 2).reshape(1, n, BLOCK, sizes.width)
@@ -111,9 +111,9 @@ class RgLruMixer(nn.Module):
             )
         )
         least = torch.full((1, 1, 1, 1), -MOST_DECAY, dtype=r.dtype)
-        decay = torch.maximum(r * self.rate, least) * there
-        factor = root_of_lost(decay) * later + (1 - later) * STATE_SCALE
-        return x * i * factor * there, decay
+        decay = torch.maximum(r * self.rate, least) * present
+        factor = root_of_lost(decay) * preceded + (1 - preceded) * STATE_SCALE
+        return x * i * factor * present, decay
 
     def summed(self, added: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states after each token of blocks that begin with a state of 0, and G_i, each [1, n, B, W].
@@ -141,11 +141,12 @@ class RgLruMixer(nn.Module):
             shared: the inputs of the part.
         """
         last = slice(BLOCK - 1, BLOCK)
-        found = [self.folded(state, added[:, :1, last], decays[:, :1, last], shared.goes_on)]
-        for number, there in enumerate(shared.follows, start=1):
+        states = [self.folded(state, added[:, :1, last], decays[:, :1, last], shared.goes_on)]
+        for number, follows_here in enumerate(shared.follows, start=1):
             at = slice(number, number + 1)
-            found.append(found[-1] - self.change(found[-1], added[:, at, last], lost(decays[:, at, last])) * there)
-        return found
+            change = self.change(states[-1], added[:, at, last], lost(decays[:, at, last]))
+            states.append(states[-1] - change * follows_here)
+        return states
 
     def folded(self, state: Tensor, added: Tensor, decay: Tensor, goes_on: Tensor) -> Tensor:
         """Return the state after a block; where a text begins, `goes_on` is 0, and the state before counts as 0."""

@@ -122,7 +122,7 @@ def _operations(part: Part) -> int:
     program, numbers = part.spec, sum(map(prod, matrices(part.shapes).values()))
     attending = [kind for _, kind in program.layers if kind.attends]
     recurring = sum(prod(shape) for name, shape in caches(program).items() if cache_kind(name) is CacheKind.STATE)
-    seen = sum(program.kept(kind.mask) * part.spec.graph.of(kind).head_dim for kind in attending)
+    seen = sum(program.slots_of(kind.mask) * part.spec.graph.of(kind).head_dim for kind in attending)
     return 2 * (numbers + 2 * seen * part.spec.graph.heads + 4 * recurring)
 
 

@@ -12,9 +12,14 @@ import pytest
 from kit_runner.figures import psnr, relative_error
 
 from shardmill.gates import parity
+from shardmill.gates.passes import in_passes
+from shardmill.gates.runner import PartRunner
 from shardmill.gates.thresholds import Allowed
-from shardmill.models.architecture import LayerSpec
+from shardmill.models.architecture import Graph, LayerSpec
+from shardmill.models.contract import GraphSpec
 from shardmill.models.interface import EntryPoints
+from shardmill.models.part_kinds import pass_inputs
+from shardmill.plan import Part
 
 
 def test_relative_error_is_the_worst_row_s() -> None:
@@ -86,3 +91,31 @@ def test_states_and_outputs_are_judged_apart() -> None:
         "rejected drafts",
         "state, rejected drafts",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "into", "out_of"), [("fuse", 4, 4), ("join", 4, 4), ("head", 4, 1), ("labels", 4, 1), ("experts", 1, 1)]
+)
+def test_a_stream_is_scaled_in_a_program_and_in_the_model_s_units_outside(kind: str, into: int, out_of: int) -> None:
+    """By powers of two, so nothing rounds; a program that returns what it takes shows both."""
+    graph = Graph(hidden=4, heads=1, kv_heads=1, head_dim=4, rope_dim=4, ffn=4, rms_norm_eps=1e-5, stream_scale=4.0)
+    part, taken = Part("p", GraphSpec(kind, graph, rows=2, tokens=4)), list[Any]()
+
+    class Echo:
+        def __call__(self, inputs: dict[str, Any]) -> Any:
+            taken.append(next(iter(inputs.values())))
+            return taken[-1]
+
+        def move(self, slots: int, keep: bool = True) -> None: ...
+
+        def renew(self) -> None: ...
+
+    echo: Any = Echo()
+    runner = PartRunner(Path(), part, {"verify": 1})
+    runner.loaded = lambda: echo
+    draw = np.random.default_rng(0).standard_normal
+    rows = {name: draw((3, shape[1])).astype(np.float32) for name, shape in pass_inputs(part.spec).items()}
+    result, _ = runner.run(rows, in_passes(3, [1]))
+    x = next(iter(rows.values()))
+    assert np.array_equal(np.concatenate([each[0, :, :, 0].T for each in taken]), into * x)
+    assert np.array_equal(result, into / out_of * x)

@@ -79,7 +79,7 @@ def _tensors(config: Any) -> dict[str, Sources]:
     """Return the tensors of constants that the checkpoint names or writes otherwise, by role."""
     heads, width, taps = config.num_attention_heads, config.lru_width, config.conv1d_width
     block, unit = "temporal_block.", "temporal_block.rg_lru."
-    found: dict[str, Sources] = {  # gains are 1 + weight
+    sources: dict[str, Sources] = {  # gains are 1 + weight
         "input_layernorm.weight": TensorSource("temporal_pre_norm.weight", add=1.0),
         "post_attention_layernorm.weight": TensorSource("channel_pre_norm.weight", add=1.0),
         "norm.weight": TensorSource("final_norm.weight", add=1.0),
@@ -87,13 +87,13 @@ def _tensors(config: Any) -> dict[str, Sources]:
         f"{block}rate": TensorSource(f"{unit}recurrent_param", softplus=True, times=RATE * DECAY_SCALE),
     }
     for role in ("gate_proj", "up_proj", "down_proj"):
-        found |= {f"mlp.{role}.{name}": TensorSource(f"mlp_block.{role}.{name}") for name in ("weight", "bias")}
+        sources |= {f"mlp.{role}.{name}": TensorSource(f"mlp_block.{role}.{name}") for name in ("weight", "bias")}
     for role in ("q_proj", "k_proj", "v_proj", "o_proj"):
-        found |= {f"self_attn.{role}.{name}": TensorSource(f"{block}{role}.{name}") for name in ("weight", "bias")}
+        sources |= {f"self_attn.{role}.{name}": TensorSource(f"{block}{role}.{name}") for name in ("weight", "bias")}
     for j in range(taps):
-        found[f"{block}tap_{j}"] = TensorSource(f"{block}conv_1d.weight", column=j, shape=(width, 1, taps))
+        sources[f"{block}tap_{j}"] = TensorSource(f"{block}conv_1d.weight", column=j, shape=(width, 1, taps))
     for name in ("input_gate", "recurrent_gate"):
         stack = TensorSource(f"{unit}{name}_weight", shape=(heads, width // heads, width // heads))
-        found[f"{block}{name}"] = tuple(replace(stack, index=head) for head in range(heads))
-        found[f"{block}{name}_bias"] = TensorSource(f"{unit}{name}_bias", shape=(heads, width // heads))
-    return found
+        sources[f"{block}{name}"] = tuple(replace(stack, index=head) for head in range(heads))
+        sources[f"{block}{name}_bias"] = TensorSource(f"{unit}{name}_bias", shape=(heads, width // heads))
+    return sources
