@@ -308,6 +308,8 @@ TAKEN = {
     "nemotron-mini-4b": ("nvidia/Nemotron-Mini-4B-Instruct", "Nemotron-Mini-4B"),
     "lfm2.5-1.2b": ("LiquidAI/LFM2.5-1.2B-Instruct", "LFM2.5-1.2B"),
     "minicpm5-2b": ("openbmb/MiniCPM5-2B", "MiniCPM5-2B"),
+    "starcoder2-3b": ("bigcode/starcoder2-3b", "starcoder2-3b"),
+    "recurrentgemma-2b": ("google/recurrentgemma-2b-it", "recurrentgemma-2b"),
     "qwen3.5-0.8b": ("Qwen/Qwen3.5-0.8B", "Qwen3.5-0.8B"),
     "qwen3.5-4b": ("Qwen/Qwen3.5-4B", "Qwen3.5-4B"),
     "qwen3.5-9b": ("Qwen/Qwen3.5-9B", "Qwen3.5-9B"),
