@@ -37,10 +37,14 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     YAML.parent.mkdir()
     YAML.write_text(json.dumps(CONTENT))
     with running(two_file_checkpoint()) as served:
-        access = partial(HubAccess, endpoint=served.endpoint, cache_dir=tmp_path / "hub")
-        for module in (client, step):  # as the main process and a job's step take it
-            monkeypatch.setattr(module, "HubAccess", access)
+        default(monkeypatch, served.endpoint, tmp_path / "hub")
         yield served
+
+
+def default(patch: pytest.MonkeyPatch, endpoint: str, cache: Path) -> None:
+    """Make a hub and a cache the default, as the main process and the job that fetches take it."""
+    for module in (client, step):
+        patch.setattr(module, "HubAccess", partial(HubAccess, endpoint=endpoint, cache_dir=cache))
 
 
 def taken(content: dict[str, Any] = CONTENT, **more: Any) -> Config:
@@ -148,13 +152,13 @@ def fetched(found: Config, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["config.json", "model-00002-of-00002.safetensors"])
-def test_other_files_than_the_lock_s_are_refused_by_every_reader(hub: Hub, tmp_path: Path, name: str) -> None:
-    """A hub that lists another digest at the same commit; or a lock that somebody has edited."""
+def test_other_files_than_the_lock_s_are_refused_by_every_reader(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A hub that lists another digest at the same commit, on a machine that knows nothing of it; or an edited lock."""
     locks.keep([taken()])
     hub.files = hub.files | {name: hub.files[name] + b" "}
-    tree = next((tmp_path / "hub").rglob("*.json"), None)
-    if tree:
-        tree.unlink()  # what the client remembers of the commit
+    default(monkeypatch, hub.endpoint, tmp_path / "other")
     for work in (lambda: fetched(taken(), tmp_path), lambda: resolve._config_folder(taken().source)):
         with pytest.raises(CheckpointError, match=f"{name}: the hub and the lock say different things") as caught:
             work()
@@ -321,5 +325,5 @@ def test_a_busy_hub_is_asked_again_and_said_to_be(
 def test_a_hub_that_is_not_there_is_asked_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardmill.checkpoint.hub_limits._answered", set[str]())
     monkeypatch.setattr("shardmill.checkpoint.hub_limits.time.sleep", lambda _: pytest.fail("waits"))
-    monkeypatch.setattr(client, "HubAccess", partial(HubAccess, endpoint="http://127.0.0.1:9", cache_dir=Path("hub")))
+    default(monkeypatch, "http://127.0.0.1:9", Path("hub"))
     assert "127.0.0.1: can't be reached; connect to a network" in refused()
