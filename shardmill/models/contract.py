@@ -168,7 +168,7 @@ class GraphSpec:
         if not self.encodes and self.calls.shapes != FIXED:
             return 0
         rows = self.graph.of(kind).group * self.tokens
-        keys = (self.tokens if self.encodes else self.kept(kind.mask)) + self.graph.sinks
+        keys = (self.tokens if self.encodes else self.slots_of(kind.mask)) + self.graph.sinks
         most = max(1, MOST_SCORES // max(1, keys))
         pieces = -(-rows // most)
         return -(-rows // pieces) if pieces > 1 else 0
