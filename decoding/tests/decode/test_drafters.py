@@ -32,8 +32,8 @@ def test_a_new_request_forgets_the_last_text(name: str) -> None:
     drafter.reset([1, 2, 3, 1, 2], RequestInfo(private=True))
     drafter.finish()
     drafter.reset([7, 8, 9, 7])
-    assert drafter.propose([7, 8, 9, 7], 2).tokens[:1] == (8,)
-    assert not {1, 2, 3} & set(drafter.propose([7, 8, 9, 7], 3).tokens)
+    proposed = drafter.propose([7, 8, 9, 7], 3).tokens
+    assert proposed and set(proposed) <= {7, 8, 9}
 
 
 class Hostile(OracleDrafter):
