@@ -186,11 +186,25 @@ def load_part(path: Path) -> Part:
     """
     fields = read_json(path)
     try:
-        return cast(Part, _loaded(Part, fields))
+        return cast(Part, _loaded(Part, fields if "spec" in fields else _with_spec(fields)))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise UnreadableError(
             f"{path}: another version of shardmill made it, or it was changed; build again to read it"
         ) from error
+
+
+def _with_spec(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a part as they were written when its spec had no place of its own."""
+    kind, start, end = fields["kind"], fields["start"], fields["end"]
+    layers = [[start + i, layer] for i, layer in enumerate(fields["kinds"])]
+    of_spec = {name: fields[name] for name in ("kind", "graph", "slots", "window_slots", "tokens")}
+    of_spec |= {name: fields[name] for name in ("ends", "calls", "taps", "lent") if name in fields}
+    own = {name: fields[name] for name in ("name", "tensors", "drafter") if name in fields}
+    own["layer"] = fields["layer"] if kind == "experts" else None
+    return own | {
+        "spec": of_spec | {"layers": layers, "rows": 0 if layers else end - start},
+        "first": 0 if layers else start,
+    }
 
 
 def _loaded(of: Any, value: Any) -> Any:
