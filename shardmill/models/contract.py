@@ -76,8 +76,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from portable_coreml.judge.limits import SYSTEMS, strictest
-
 from shardmill.errors import ShardmillError
 from shardmill.models.architecture import SLIDING_MASK, EncoderIO, Graph, LayerSpec, cache_source
 from shardmill.models.caches import RING, CacheKind, Shape, T, cache_kind, new_shape
@@ -93,7 +91,8 @@ LABEL_STEP = 16  # coremltools keeps arrays of fewer than 10 elements outside th
 PER_LAYER = "per_layer"  # the host's table of rows for each token and layer
 MODEL_NORM = "model_norm"  # in a join and an mtp: the model's last norm
 BY_TOKEN = ("embedding", PER_LAYER)  # the host's tables with rows for each token; they may be stored in int8
-MOST_SCORES = strictest(SYSTEMS).scores.most  # of one product of queries and keys
+# Of one product of queries and keys, on any system: the judge's limit, whose code no conversion shall depend on.
+MOST_SCORES = (1 << 20) - 1
 WINDOW_STEP = 32  # a ring of a sliding layer is a multiple of this
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from portable_coreml.judge.limits import SYSTEMS, strictest
 
 from models.hosts import host
-from shardmill.models import recurrences
+from shardmill.models import contract, recurrences
 from shardmill.models.architecture import LOCAL_ROPE, SLIDING_MASK, Graph, LayerSpec
 from shardmill.models.caches import RING, T
 from shardmill.models.contract import GraphSpec, has_positions, rope_inputs, states, window_slots
@@ -185,3 +186,7 @@ def test_a_further_recurrence_changes_no_file_of_a_model_that_lacks_it(monkeypat
     monkeypatch.setattr(recurrences, "RECURRENCES", {**RECURRENCES, "later": Mamba2})
     assert written([*vars(GRAPH).items(), ("later", None)]) == before
     assert written([("later", {"taps": 4})]) == {"later": {"taps": 4}}
+
+
+def test_a_product_has_as_many_scores_as_the_strictest_system_takes() -> None:
+    assert strictest(SYSTEMS).scores.most == contract.MOST_SCORES

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import drafted_decoding
 import patterns
 import pytest
 import yaml
@@ -30,7 +31,7 @@ from shardmill.serve.tools import FORMATS, ToolFormat
 
 from .fake import NAME, fake_model
 
-OWN = str(Path(shardmill.__file__).parent)
+OWN = tuple(str(Path(file).parent) for file in (shardmill.__file__, drafted_decoding.__file__))
 SIZE, GREATEST = 64, 16.0  # characters, and ratio of the steps for eight times as many
 HELD = 2048  # characters
 TOOLS: dict[str, Any] = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": "object"}}}}
