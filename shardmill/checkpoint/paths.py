@@ -80,8 +80,6 @@ def describe_missing_weights(where: str, names: Collection[str]) -> str:
             f"{where}: {pickles[0]} is a pickle checkpoint, which can run code when loaded; "
             "use a revision with safetensors, or convert it with save_pretrained"
         )
-    if "config.json" not in names:
-        return f"{where}: holds no config.json; is it in Hugging Face layout?"
     return f"{where}: neither {SINGLE_FILE} nor {INDEX_FILE} found; is it in Hugging Face layout?"
 
 
