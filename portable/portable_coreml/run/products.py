@@ -35,7 +35,7 @@ from portable_coreml.run.pieces import in_pieces, one_thread
 from portable_coreml.run.stored import StoredMatrix
 
 BLOCK = 3 << 17  # elements of a stored matrix multiplied by one thread at a time: expanded, they stay in a core's cache
-_FEW = 16  # outputs; for fewer, held by columns, MKL adds up the first of four rows in another way than the others
+_FEW = 64  # outputs, four of the widest vectors: for fewer, MKL adds up the first of four rows in another way
 _PIECE = 1 << 21  # elements of another matrix: with fewer the calls cost more than the threads gain
 
 
@@ -96,17 +96,17 @@ def _steady_mm(tokens: Tensor, rows: Tensor, out: Tensor | None = None) -> Tenso
 
 @cache
 def blas_is_steady() -> bool:
-    """Return whether BLAS adds up a row in one way among four and among many, be it the first of four or another.
+    """Return whether BLAS adds up a row in one way, among four or among many, and first or last among four.
 
     MKL's kernels without AVX do not.
     """
     generator = torch.Generator().manual_seed(0)
-    for out, width in ((17, 640), (187, 2100), (192, 640)):
+    for out, width in ((67, 640), (187, 2100), (192, 640)):
         matrix, tokens = torch.randn(out, width, generator=generator), torch.randn(64, width, generator=generator)
         for rows in (matrix.t(), by_columns(matrix).t()):
             with one_thread():
                 whole = torch.mm(tokens, rows)
-                some = [(0, 4), (0, 8), (0, 16), (1, 5), (2, 6), (3, 7), (60, 64)]
+                some = [*((0, n) for n in range(4, 36, 4)), (1, 5), (2, 6), (3, 7), (60, 64)]
                 if not all(torch.equal(torch.mm(tokens[i:n], rows), whole[i:n]) for i, n in some):
                     return False
     return True
