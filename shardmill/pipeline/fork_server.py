@@ -32,7 +32,7 @@ from shardmill import interrupt
 
 SOCKET = "SHARDMILL_FORK_SERVER"  # the variable with the path of the server's socket
 RULES = "SHARDMILL_FORKED_RULES"  # and the one with the rules whose jobs may be forks
-FEWEST = 4  # jobs; fewer save less time than the server takes to start
+FEWEST = 4  # jobs; the server imports for two of them, and may be ready too late for the first
 LIBRARIES = (
     "coremltools",
     "safetensors.torch",
@@ -128,10 +128,15 @@ def _in_a_fork(snakemake: Any, path: str) -> int | None:
 
 def main() -> None:
     """Be the server, and in each fork do its job."""
-    path = os.environ[SOCKET]
-    found = _serve(path)
+    for number in interrupt.SIGNALS:  # they are for jobs; the server ends when Snakemake does
+        signal.signal(number, signal.SIG_IGN)
+    path, server = os.environ[SOCKET], os.getpid()
+    try:
+        found = _serve(path)
+    finally:
+        if os.getpid() == server:
+            shutil.rmtree(Path(path).parent)
     if found is None:
-        shutil.rmtree(Path(path).parent)
         return
     job, snakemake = found
     code = 1
@@ -159,8 +164,7 @@ def _serve(path: str) -> tuple[socket.socket, Any] | None:
     spare_imports()
     for name in LIBRARIES:
         import_module(name)
-    for number in (*interrupt.SIGNALS, signal.SIGCHLD):  # Ctrl-C is for jobs; a fork that ended leaves no trace
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a fork that ended leaves no trace
     gc.freeze()  # the memory that forks share is not written by searches for cycles
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)

@@ -213,6 +213,20 @@ def test_without_a_fork_a_job_does_its_work_itself(
     server.end()
 
 
+@pytest.mark.parametrize(
+    ("library", "says"),
+    [
+        ("import os, signal; os.killpg(0, signal.SIGINT)", "by a fork\n"),  # Ctrl-C, which is for jobs
+        ("raise ImportError", "by itself\n"),
+    ],
+)
+def test_an_import_that_is_disturbed_leaves_nothing_behind(tmp_path: Path, library: str, says: str) -> None:
+    (tmp_path / "disturbed.py").write_text(library)
+    server = Server(tmp_path, libraries=("disturbed",))
+    assert outcome(server.job("print('by a fork')")) == (0, says, "")
+    server.end()  # which looks for the folder of its socket
+
+
 def test_nothing_is_imported_before_a_job_has_work_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A build whose results are in the store needs no library."""
     monkeypatch.setattr(Server, "wake", lambda self: None)
