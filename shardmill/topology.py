@@ -59,6 +59,7 @@ __all__ = [
 ]
 
 MOST_SLICES = 64  # more slices would cost a pass more than extents over MAX_EXTENT might
+SMALLER = {FP16: "INT8 halves them", INT8: "INT4 halves them"}  # by the form of a recipe, what to do about many bytes
 Range = tuple[int, int]
 
 
@@ -387,8 +388,10 @@ def warnings(config: Config, sizes: Mapping[str, int]) -> list[str]:
         return []
     lost = [system for system in config.systems if system not in taking(max(large.values()), config.systems)]
     where = f"expected on the CPU on {listed(lost)}, whose limit is {limit.most} bytes of weights (rule {limit.rule})"
-    remedy = f"smaller parts run on the Neural Engine everywhere, {_naming(config, max(large.values()))}"
-    return [f"{', '.join(large)}: {where}; {remedy}"]
+    cut = all(name.startswith(("layers", "head")) for name in large)
+    fewer = SMALLER.get(config.convert.recipe.default)
+    remedies = ["smaller parts run on the Neural Engine everywhere"] if cut else [fewer] if fewer else []
+    return [f"{', '.join(large)}: {where}; {', or '.join([*remedies, _naming(config, max(large.values()))])}"]
 
 
 def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescription) -> list[str]:
@@ -410,8 +413,7 @@ def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
 
 def _fewer_bytes(config: Config) -> str:
     """Return what to do about a matrix or a layer that is too large."""
-    smaller = {FP16: "INT8 halves them", INT8: "INT4 halves them"}
-    return smaller.get(config.convert.recipe.default, "this model can't be built")
+    return SMALLER.get(config.convert.recipe.default, "this model can't be built")
 
 
 def file_bytes(shapes: Mapping[str, Shape], chosen: Recipe) -> int:
@@ -466,14 +468,14 @@ def _refusal(config: Config, key: str, what: str, size: int, remedy: str) -> str
     limit = weight_limit(config) if taken or config.program.runs_on else loosest().weight_bytes
     where = f" on {listed(system for system in config.systems if system not in taken)}" if taken else ""
     why = f"holds {size} bytes of weights, the limit is {limit.most}{where} (rule {limit.rule})"
-    return f"{key}: {what} {why}; {remedy}{f', {_naming(config, size)}' if taken else ''}"
+    return f"{key}: {what} {why}; {remedy}{f', or {_naming(config, size)}' if taken else ''}"
 
 
 def _naming(config: Config, size: int) -> str:
     """Return how a config says that it is only for systems that take a program of this size."""
     taken = taking(size, config.systems)
     of_one = [system for system in taken if system.split()[0] == taken[0].split()[0]]
-    return f"or `program.runs_on: [{of_one[0]}, {of_one[-1]}]` names only systems that take it"
+    return f"`program.runs_on: [{of_one[0]}, {of_one[-1]}]` names only systems that take it"
 
 
 def _divisors(number: int) -> list[int]:

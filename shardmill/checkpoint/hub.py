@@ -46,7 +46,7 @@ from shardmill.checkpoint.hub_limits import (
 )
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.modules import TEXT_SETTINGS
-from shardmill.checkpoint.paths import COMMIT, Row, check_name, describe_missing_weights, is_commit
+from shardmill.checkpoint.paths import COMMIT, Row, check_name, describe_missing_config, is_commit
 from shardmill.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -268,7 +268,7 @@ def download_config(
         commit = _pinned(repo, revision, access)
         _, snapshot, listing = _listed(repo, commit, access, locked)
         if CONFIG not in listing:
-            raise CheckpointError(describe_missing_weights(f"{repo}@{commit[:7]}", listing))
+            raise CheckpointError(describe_missing_config(f"{repo}@{commit[:7]}", listing))
         for file in (listing[name] for name in (CONFIG, *TEXT_SETTINGS, *more) if name in listing):
             _check_small(repo, file)
             within(SMALL_SECONDS, partial(_bring, repo, file, snapshot, access), f"{repo}: {file.name}")

@@ -73,7 +73,7 @@ def _explain(error: Exception, repo: str, revision: str | None, endpoint: str) -
         case GatedRepoError():
             return f"gated, and your token has no access yet; accept its licence at {page} with that account"
         case RevisionNotFoundError():
-            return f"has no revision {revision!r}; pin revision: one of the commits at {page}/commits/main"
+            return f"has no revision {revision!r}; name a branch, a tag or one of the commits at {page}/commits/main"
         case RepositoryNotFoundError():
             return f"no such model at {endpoint}; check its name, or set HF_TOKEN if it is private"
         case HfHubHTTPError():
@@ -120,14 +120,17 @@ class _Client(httpx2.Client):
     """
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request, and again if a busy host asks for it, for LONGEST_WAIT seconds in all.
+        """Send a request; where it only reads, again if a busy host asks for it, for LONGEST_WAIT seconds in all.
+
+        What writes is not sent again here: a second commit would be another one, and a file that was read to its end
+        is put back to its beginning by the hub's client alone.
 
         Raises CheckpointError if a host that has never answered can't be reached, or if it stays busy.
         """
         waited = 0.0
         for attempt in count():
             response = self._once(request, **options)
-            if response.status_code not in BUSY:
+            if response.status_code not in BUSY or request.method not in ("GET", "HEAD"):
                 return response
             host, wait = request.url.host, _pause(response, attempt)
             response.close()

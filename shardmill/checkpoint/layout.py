@@ -12,7 +12,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shardmill.checkpoint.headers import read_index
-from shardmill.checkpoint.paths import INDEX_FILE, PICKLE_SUFFIXES, RECORD_FILE, SINGLE_FILE, describe_missing_weights
+from shardmill.checkpoint.paths import (
+    INDEX_FILE,
+    RECORD_FILE,
+    SINGLE_FILE,
+    describe_missing_config,
+    describe_missing_weights,
+)
 from shardmill.errors import CheckpointError
 from shardmill.files import is_left_by_macos
 
@@ -36,9 +42,7 @@ def weight_files(folder: Path, names: Collection[str], where: str) -> list[str]:
     Raises CheckpointError (beginning with `where`) if config.json or a safetensors file is missing.
     """
     if "config.json" not in names:
-        if not any(name.endswith((".safetensors", *PICKLE_SUFFIXES)) for name in names):
-            raise CheckpointError(f"{where}: holds no config.json; is it in Hugging Face layout?")
-        raise CheckpointError(describe_missing_weights(where, names))
+        raise CheckpointError(describe_missing_config(where, names))
     modules = [name for name in sorted(names) if _MODULE.fullmatch(name) and name.endswith(SINGLE_FILE)]
     if SINGLE_FILE in names:
         return [SINGLE_FILE, *modules]

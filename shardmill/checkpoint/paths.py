@@ -61,12 +61,18 @@ def opened(path: Path) -> BufferedReader:
         raise CheckpointError(f"{path}: can't be read ({error.strerror}); allow it, or fetch it again") from error
 
 
+def describe_missing_config(where: str, names: Collection[str]) -> str:
+    """Return the error line for a folder or repository without config.json, or why its weights are no model."""
+    whole = SINGLE_FILE in names or INDEX_FILE in names
+    if not whole and any(name.endswith((".safetensors", *PICKLE_SUFFIXES)) for name in names):
+        return describe_missing_weights(where, names)
+    return f"{where}: holds no config.json; is it in Hugging Face layout?"
+
+
 def describe_missing_weights(where: str, names: Collection[str]) -> str:
-    """Return the error line for a folder or repository without `model.safetensors` or an index, or without config."""
+    """Return the error line for a folder or repository with neither `model.safetensors` nor an index."""
     weights = sorted(name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_"))
     pickles = sorted(n for n in names if n.endswith(PICKLE_SUFFIXES))
-    if SINGLE_FILE in names or INDEX_FILE in names:
-        return f"{where}: holds no config.json; is it in Hugging Face layout?"
     if "adapter_config.json" in names and not weights:
         return (
             f"{where}: holds a LoRA adapter and no model; build the model that it was trained on, with this as "

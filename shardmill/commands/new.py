@@ -67,7 +67,7 @@ def _looked_at(source: str) -> tuple[dict[str, Any], Locked | None, Path, Collec
         CheckpointError: in one line, what is missing.
     """
     from shardmill.checkpoint.layout import weight_files
-    from shardmill.checkpoint.paths import describe_missing_weights, is_commit
+    from shardmill.checkpoint.paths import is_commit
     from shardmill.errors import CheckpointError
     from shardmill.pipeline.locks import MAIN, resolved
 
@@ -89,8 +89,6 @@ def _looked_at(source: str) -> tuple[dict[str, Any], Locked | None, Path, Collec
         names, where = {name for name, _, _ in entry.files}, f"{repo}@{entry.commit[:7]}"
         found = {"repo": repo} | ({"revision": revision} if revision else {})
         locked = None if is_commit(revision) else entry
-    if "config.json" not in names:
-        raise CheckpointError(describe_missing_weights(where, names))
     weight_files(folder, names, where)
     if "tokenizer.json" not in names:
         raise CheckpointError(f"{where}: holds no tokenizer.json; save one there with transformers' save_pretrained")
@@ -134,17 +132,18 @@ def _text(source: str, content: dict[str, Any], model_type: str, locked: Locked 
     import yaml
 
     lines = [f"# {source}, a {model_type}. Every key: configs/README.md."]
-    comments = COMMENTS | ({"source": f"{content['model']}.lock has the commit; {UPGRADE}"} if locked else {})
+    name = content["model"]
+    upgrade = f"{name}.lock has the commit; `shardmill lock --upgrade {name}.yaml` takes a newer one."
+    comments = COMMENTS | ({"source": upgrade} if locked else {})
     for key, value in content.items():
         lines += [f"# {comments[key]}"] if key in comments else []
         lines.append(yaml.safe_dump({key: value}, default_flow_style=False, sort_keys=False, width=1000).rstrip())
     return "\n".join([*lines, LATER, ""])
 
 
-UPGRADE = "`shardmill lock --upgrade` takes a newer one."
 COMMENTS = {
     "context": "Key/value slots: the most tokens that the model sees at once.",
-    "buckets": "The tokens that each program takes; auto: 128 and 512, or fewer if the model takes fewer.",
+    "buckets": "The tokens that each program takes; auto: 128 and 512, or what the model takes.",
 }
 LATER = "# convert: {precision: int8}    # or fp16, int4, search: see docs/precision.md"
 

@@ -59,9 +59,10 @@ SYNTHETIC = "-synthetic"  # how a model with another's shapes and random weights
 
 
 def _how_to_make(config: Config, root: Path) -> str:
-    """Return the command that makes the folder of a model with random weights; empty if it is there, or of others."""
+    """Return the command that makes the folder of a model with random weights; empty if there is none to make."""
     like = Path("configs") / f"{config.model.removesuffix(SYNTHETIC)}.yaml"
-    if not config.model.endswith(SYNTHETIC) or (root / str(config.source.path)).exists():
+    there = (root / str(config.source.path)).exists() or not (root / like).exists()
+    if not config.model.endswith(SYNTHETIC) or there:
         return ""
     return f"; make it: shardmill synth-checkpoint --like {like} {config.source.path}"
 
@@ -233,9 +234,10 @@ def _reshape_problems(config: Config) -> list[str]:
 def _systems_problems(config: Config) -> list[str]:
     """Find two systems that are not the oldest and the newest of one platform."""
     try:
-        return [] if config.systems else []
+        _ = config.systems
     except InputError as error:
         return [f"program.runs_on: {error}; name the oldest and the newest, such as [macOS 15, macOS 26]"]
+    return []
 
 
 def _adapters_problems(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ DECODER, ENCODER = "decoder", "encoder"
 FOLDERS = {DECODER: "families", ENCODER: "encoders"}
 REMEDIES = {  # for a config that takes one kind for the other
     DECODER: "a decoder: give `context`, its key/value slots, in place of `buckets`",
-    ENCODER: "an encoder: give `buckets` (auto: 128 and 512 tokens) in place of `context`",
+    ENCODER: "an encoder: give `buckets` (auto chooses them) in place of `context`",
 }
 
 

@@ -25,6 +25,7 @@ from shardmill.config import Config, Source
 from shardmill.config.model import LockedSource
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json, write_json
+from shardmill.pipeline.options import is_locked
 
 if TYPE_CHECKING:
     from shardmill.checkpoint.hub import HubAccess
@@ -71,8 +72,7 @@ def lock_of(file: Path | None, model: str) -> Path:
     """
     beside = (file or Path(model + ".yaml")).with_suffix(".lock")
     here = Path(beside.name)
-    found = next((path for path in (beside, here) if path.exists()), None)
-    return found or (beside if os.access(beside.parent, os.W_OK) else here)
+    return beside if beside.exists() or os.access(beside.parent, os.W_OK) else here
 
 
 def read_lock(path: Path) -> dict[tuple[str, str], Locked]:
@@ -80,7 +80,7 @@ def read_lock(path: Path) -> dict[tuple[str, str], Locked]:
     try:
         content = load_json(path, unique=True)
         if content["version"] != VERSION:
-            raise ConfigError(f"{path}: of another version of shardmill; write it anew with `shardmill lock --upgrade`")
+            raise ConfigError(f"{path}: of another version of shardmill; write it anew with `{_anew(path)}`")
         entries = [_entry(row) for row in content["sources"]]
     except FileNotFoundError:
         return {}
@@ -88,9 +88,13 @@ def read_lock(path: Path) -> dict[tuple[str, str], Locked]:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path}: damaged; take it back from your version control, or write it anew with `shardmill lock --upgrade`"
+            f"{path}: damaged; take it back from your version control, or write it anew with `{_anew(path)}`"
         ) from error
     return {(entry.repo, entry.revision): entry for entry in entries}
+
+
+def _anew(path: Path) -> str:
+    return f"shardmill lock --upgrade {path.with_suffix('.yaml')}"
 
 
 def _entry(row: Mapping[str, Any]) -> Locked:
@@ -152,7 +156,10 @@ def _demand_leave(path: Path, file: Path | None, what: str, may_ask: bool) -> No
     """Raise ConfigError where the hub may not be asked for what no lock says."""
     command = f"shardmill lock {file or 'CONFIG'}"
     if not may_ask:
-        raise ConfigError(f"{path}: does not say {what}, which the build's main process had; begin the build anew")
+        raise ConfigError(
+            f"{path}: does not say {what}, which the build's main process had; run `{command}`, and keep the lock "
+            "where jobs read the config: under version control, if they get what Git knows"
+        )
     only = next((name for name in ONLY if os.environ.get(name, "").lower() not in OFF), None)
     if only:
         raise ConfigError(f"{path}: does not say {what}, and {only} lets no run choose a commit; run `{command}`")
@@ -161,7 +168,7 @@ def _demand_leave(path: Path, file: Path | None, what: str, may_ask: bool) -> No
 def fresh(config: Config) -> Iterator[Locked]:
     """Yield what a config with locks has that no lock says yet."""
     for source in config.sources:
-        if isinstance(source, LockedSource) and source.is_new:
+        if is_locked(source) and source.is_new:
             assert source.repo is not None and source.revision is not None
             yield Locked(source.repo, source.asked, source.revision, source.files)
 
@@ -203,7 +210,7 @@ def keep(configs: Iterable[Config]) -> None:
 
 def lock_path(config: Config) -> Path:
     """Return the lock of a config that has one."""
-    return Path(next(source.lock for source in config.sources if isinstance(source, LockedSource)))
+    return Path(next(source.lock for source in config.sources if is_locked(source)))
 
 
 def say(line: str) -> None:

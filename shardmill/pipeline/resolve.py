@@ -205,15 +205,6 @@ def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
     }
 
 
-def describe(config: Config) -> ModelDescription:
-    """Return the model's description, from config.json alone, which is fetched if the config names a repository.
-
-    Raises:
-        CheckpointError: if config.json can't be read, or its model can't be built.
-    """
-    return _described(config, _config_folder(config.source))
-
-
 def described_to_fit(config: Config, folder: Path | None = None) -> tuple[Config, ModelDescription]:
     """Return the config with its experts as they fit into programs, and the model's description with these.
 

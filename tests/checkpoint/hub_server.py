@@ -99,6 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self.do_GET()
 
+    do_POST = do_PUT = do_HEAD
+
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None

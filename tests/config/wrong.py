@@ -224,9 +224,9 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "source.revision: string should have at least 1 character, is ''",
     ),
     "random weights that are not made yet": (
-        {"model": "m-synthetic", "source": {"path": "nowhere"}},
+        {"model": "phi-4-mini-synthetic", "source": {"path": "nowhere"}},
         "source.path: nowhere holds no config.json; give a folder in Hugging Face layout; make it: "
-        "shardmill synth-checkpoint --like configs/m.yaml nowhere",
+        "shardmill synth-checkpoint --like configs/phi-4-mini.yaml nowhere",
     ),
     "a path's commit": ({"source": {"path": "x", "revision": COMMIT}}, "source.revision: only a repo has one"),
     "no such folder": ({"source": {"path": "nowhere"}}, "source.path: nowhere holds no config.json"),

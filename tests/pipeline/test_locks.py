@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,11 +17,13 @@ from typing import Any
 import pytest
 from checkpoint.hub_server import COMMIT, REPO, Hub, running
 from checkpoint.samples import two_file_checkpoint
+from patience import wait_until
 from reciter import failure, shardmill
 
 from shardmill import config, files
 from shardmill.checkpoint import fetch as step
 from shardmill.checkpoint import hub as client
+from shardmill.checkpoint import hub_limits
 from shardmill.checkpoint.hub import HubAccess
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
@@ -186,6 +192,31 @@ def test_of_two_runs_at_once_the_second_is_refused(hub: Hub) -> None:
     assert LOCK.read_text() == text
 
 
+def test_a_lock_of_its_name_in_the_working_folder_is_another_configs(hub: Hub) -> None:
+    """Where the config's own folder can be written, its lock lies there."""
+    other = {"version": 1, "sources": [{"repo": "acme/other", "revision": "main", "commit": NEWER, "files": {}}]}
+    Path("tiny.lock").write_text(json.dumps(other))
+    assert locks.relock(config.parse(CONTENT), YAML, upgrade=False).startswith(f"wrote {LOCK}")
+    assert json.loads(Path("tiny.lock").read_text()) == other
+
+
+def test_one_process_at_a_time_writes(hub: Hub) -> None:
+    """Two that add a repository each would lose the first one's."""
+    found = taken()
+    folder = os.open(LOCK.parent, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    writing = threading.Thread(target=locks.keep, args=([found],))
+    writing.start()
+    asked = f":{os.stat(LOCK.parent).st_ino} "
+    waiting = Path("/proc/locks")
+    if waiting.exists():  # which names who waits, after an arrow
+        wait_until(lambda: LOCK.exists() or re.search(f"->.*{asked}", waiting.read_text()))
+    assert not LOCK.exists()
+    os.close(folder)
+    writing.join()
+    assert LOCK.exists()
+
+
 def test_another_repository_comes_beside(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     """A lock of what the config named before, or of a model that has a drafter now."""
     locks.keep([taken()])
@@ -200,7 +231,8 @@ def test_a_drafter_has_its_own_entry(hub: Hub) -> None:
         taken(content)
     found = taken(CONTENT | {"drafter": {"repo": REPO}})
     assert [source.revision for source in found.sources] == [COMMIT, COMMIT]
-    assert [rows is not None for rows in options.locked(found)] == [True, True]
+    pinned = replace(found, drafter=config.parse(CONTENT | {"drafter": {"repo": REPO, "revision": NEWER}}).drafter)
+    assert [rows is not None for rows in options.locked(pinned)] == [True, False]
 
 
 def unwritable(patch: pytest.MonkeyPatch, *folders: str) -> None:
@@ -212,6 +244,7 @@ def unwritable(patch: pytest.MonkeyPatch, *folders: str) -> None:
         files.write_json(path, content)
 
     patch.setattr(locks, "write_json", write)
+    patch.setattr(locks.os, "access", lambda folder, mode: str(folder) not in folders)
 
 
 def test_in_a_read_only_folder_it_lies_in_the_working_folder(
@@ -250,7 +283,7 @@ def test_where_locks_alone_count_no_commit_is_chosen(hub: Hub, monkeypatch: pyte
 
 
 def test_a_job_asks_no_hub_and_writes_nothing(hub: Hub) -> None:
-    assert "begin the build anew" in refused(may_ask=False)
+    assert f"run `shardmill lock {YAML}`, and keep the lock where jobs read" in refused(may_ask=False)
     assert not hub.requests and not LOCK.exists()
 
 
@@ -320,6 +353,15 @@ def test_a_busy_hub_is_asked_again_and_said_to_be(
     assert [record.message for record in caplog.records if record.name.startswith("shardmill")] == [
         f"127.0.0.1 answered {status}: it is asked again, for at most 60 s"
     ]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT"])
+def test_what_writes_is_sent_once(hub: Hub, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    """A second commit would be another one, and a file's second upload would begin at its end."""
+    monkeypatch.setattr("shardmill.checkpoint.hub_limits.time.sleep", lambda _: pytest.fail("waits"))
+    hub.statuses = [503] * 2
+    with hub_limits._Client() as asking:
+        assert asking.request(method, f"{hub.endpoint}/api/repos/create").status_code == 503
 
 
 def test_a_hub_that_is_not_there_is_asked_once(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
