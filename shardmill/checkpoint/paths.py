@@ -16,6 +16,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 RECORD_FILE = "source.json"
 COMMIT = re.compile(r"[0-9a-f]{40}")
+ON_HUB = "hf:"  # begins the address of a repository on the hub
+ADDRESS = re.compile(r"(?:hf:)?(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")  # OWNER/NAME@REVISION
 Row = tuple[str, int, str]  # a file's name, its size and digest: sha256:..., or git:... with the id of its git blob
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
 

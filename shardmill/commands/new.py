@@ -19,7 +19,6 @@ CONTEXT = 2048  # slots where neither the command nor the model says less
 CONFIGS = Path("configs")
 INDEXES = ("model.safetensors.index.json", "modules.json")
 OF_SENTENCES = "modules.json"  # sentence-transformers writes it beside models that embed texts
-HF = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+?)(?:@(?P<revision>[\w./-]+))?")
 
 
 def new(
@@ -67,13 +66,13 @@ def _looked_at(source: str) -> tuple[dict[str, Any], Locked | None, Path, Collec
         CheckpointError: in one line, what is missing.
     """
     from shardmill.checkpoint.layout import weight_files
-    from shardmill.checkpoint.paths import is_commit
+    from shardmill.checkpoint.paths import ADDRESS, ON_HUB, is_commit
     from shardmill.errors import CheckpointError
     from shardmill.pipeline.locks import MAIN, resolved
 
-    address = HF.fullmatch(source)
+    address = ADDRESS.fullmatch(source) if source.startswith(ON_HUB) else None
     if address is None:
-        if source.startswith("hf:"):
+        if source.startswith(ON_HUB):
             raise ConfigError(f"{source}: not an address; write hf:OWNER/NAME or hf:OWNER/NAME@REVISION")
         folder, where, locked = Path(source), source, None
         if not folder.is_dir():

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardmill.checkpoint.cache import HashCache, file_state
+from shardmill.checkpoint.paths import ADDRESS, ON_HUB
 from shardmill.errors import ShardmillError
 from shardmill.files import cache_folder, replacing
 from shardmill.release.bundle import check_build
 from shardmill.release.sign import PublicKey
 from shardmill.release.verify import prove
-
-ADDRESS = re.compile(r"(?:hf:)?([\w.-]+/[\w.-]+?)(?:@([\w./-]+))?")
-PREFIX = "hf:"
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ def address(text: str) -> Address:
         raise ShardmillError(
             f"{text}: not the address of a published build; write hf:OWNER/NAME or hf:OWNER/NAME@REVISION"
         )
-    return Address(found[1], found[2])
+    return Address(found["repo"], found["revision"])
 
 
 def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()) -> Path:
@@ -79,7 +76,7 @@ def _believe(build: Path, keys: Sequence[PublicKey], where: Address, commit: str
 
 def local_build(text: str) -> Path:
     """Return a local path unchanged, or fetch a published build and return its folder."""
-    return pull(address(text)) if text.startswith(PREFIX) else Path(text)
+    return pull(address(text)) if text.startswith(ON_HUB) else Path(text)
 
 
 def _place(blob: Path, path: Path, cache: HashCache) -> None:

@@ -134,7 +134,7 @@ def expected_on(weight_bytes: int, systems: Iterable[str]) -> str:
     systems = tuple(systems)
     found = taking(weight_bytes, systems)
     if weight_bytes < MIN_WEIGHT_BYTES:
-        return "too small"
+        return "none, too small"
     return "all" if found == systems else listed(found)
 
 
