@@ -1,10 +1,11 @@
 """Layers with a recurrence beside transformers' own in fp64: passes of any widths, in which drafts are rejected.
 
-And mistakes with several blocks in a pass, which either recurrence can make.
+And mistakes with several blocks in a pass, which any recurrence can make; and how far off a layer may be in fp16.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,8 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import limits
 import numpy as np
 import torch
+from lab_script import load_script
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -29,6 +32,9 @@ from . import hosts
 WIDTHS = tuple(range(1, BLOCK + 1))
 WIDE = 64  # tokens of a pass of several blocks
 LONG = 400  # tokens of a text in such passes
+# In emulated fp16: what each head forgets of its state at a token, on average (-log of what it keeps).
+RATES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+TOKENS, HEAD = 1200, 32  # of the text, and the width of a head
 
 Mistake = tuple[Any, str, Callable[[Any], Any]]  # an owner, an attribute, and its change
 
@@ -137,3 +143,57 @@ def block_mistakes(module: ModuleType, mixer: type) -> dict[str, Mistake]:
         "what is pending folded twice": (mixer, "folded", folded_twice),
         "a slot written that is still read": (KVLayout, "ring_slots", lambda _: without_skipping),
     }
+
+
+@torch.no_grad()
+def errors_in_fp16(
+    theirs: Any, ours: Callable[[Any], Any], outputs: Callable[[Any, Tensor], Tensor], width: int
+) -> Any:
+    """The error of each of RATES' heads in each quarter of a text, with subnormal numbers as 0: [4, heads].
+
+    Args:
+        theirs: transformers' layer, whose outputs are the heads' side by side.
+        ours: gives our layer of the same weights, and its spec.
+        outputs: gives the outputs [n, d] of transformers' layer for inputs [n, d].
+        width: the number of tokens of a pass.
+    """
+    fp16 = load_script("recurrence")
+    for weight in theirs.parameters():
+        weight.copy_(fp16.rounded(weight))
+    mixer, spec = ours(theirs)
+    for weight in mixer.float().parameters():
+        weight.data = fp16.rounded(weight.data)
+    x = torch.randn(TOKENS, spec.graph.hidden, generator=torch.Generator().manual_seed(1)).half().float()
+    with fp16.Rounded():
+        found = fed(mixer, x, spec, 0, (width,))
+    right, got = (each.double().reshape(4, -1, len(RATES), HEAD) for each in (outputs(theirs, x), found))
+    return ((got - right).norm(dim=(1, 3)) / right.norm(dim=(1, 3))).numpy()
+
+
+# A rounding is off by anything up to half a step, so by 1 / sqrt(3) of that typically. Half a step is one unit of the
+# least number of a binade, and 1 / (2 log 2) = 0.72 units of any number in it, on average: 0.42 units in all. Roundings
+# that follow each other are off in either direction, so n of them by the root of n. The error of a head is that of
+# thousands of numbers together, so chance hardly moves it: twice the typical case is the limit.
+ROUNDED, PATH = limits.UNITS["fp16"] / math.sqrt(3) / (2 * math.log(2)), 10  # some ten from a token to its output
+# An error that does not add up is the same in the last quarter as in the first, but for chance. A head that forgets 1 %
+# at a token has three independent errors in 300 tokens, in each of 32 channels: the root mean square of these 96 is off
+# by 1 / sqrt(2 * 96), and the ratio of two by sqrt(2) times that. An error that adds up grows sqrt(7) = 2.6 times.
+GROWTH = 1 + limits.MARGIN / math.sqrt(3 * 32)
+
+
+def in_fp16(rate: float) -> limits.Limit:
+    """Limit the error of a head in TOKENS tokens: of the path to its output, and of its state.
+
+    A state is rounded when a block of 8 tokens is folded into it, and forgets earlier errors as it forgets tokens: of k
+    blocks before, it holds exp(-8 k rate). That is 1 rounding for a head that forgets at once, and TOKENS / 8 for one
+    that never does.
+    """
+    held = (1 - math.exp(-2 * rate * TOKENS)) / (1 - math.exp(-2 * rate * BLOCK))
+    return limits.Limit(2 * ROUNDED * math.sqrt(PATH + held), f"roundings of a head that forgets {rate:g}")
+
+
+def stay_small(errors: NDArray[np.float64]) -> None:
+    """Fail if a head is further off than it may be, or if the error of one that forgets grows along a text."""
+    for rate, error in zip(RATES, errors.T, strict=True):
+        limits.agrees(f"a head that forgets {rate:g}", error.max(), in_fp16(rate))
+        assert rate < 1e-2 or error[-1] <= GROWTH * error[0], f"the error of a head that forgets {rate:g} grows"
