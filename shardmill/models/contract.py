@@ -83,7 +83,7 @@ from shardmill.models.interface import FIXED, HOST, EntryPoints
 from shardmill.models.mixers import MIXERS
 
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
-DECAY_SCALE = 64.0  # of a recurrence's decays or steps in its ring: a slow head's are subnormal in fp16
+DECAY_SCALE = 64.0  # of a recurrence's decays or steps, wherever they are kept: a slow head's are subnormal in fp16
 BLOCK = 8  # B, the most tokens that a recurrence folds at once
 TAP = "tap_"  # begins the name of an output that other programs read
 ORDER = "order"  # the constant that falls from expert to expert, see models/mixture.py
