@@ -74,13 +74,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A test marked as thorough loses the mark for the parameters that stay in the README's lane. The files that take
     longest come first, or one worker would end long after the others.
     """
+    limits.pytest_collection_modifyitems(items)
     for item in items:
         thorough = item.get_closest_marker("thorough")
         stays = thorough.kwargs.get("but", ()) if thorough else ()
         if stays and item.callspec.id in stays:
             item.own_markers.remove(thorough)
-        if isinstance(item, pytest.Function) and limits.judges(item.function):
-            item.add_marker(pytest.mark.numeric)
         if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker(pytest.mark.drawn)
     items.sort(key=lambda item: item.get_closest_marker("pipeline") is None)

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import limits
 import portable_coreml
 import pytest
 import tiny
-
-
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if isinstance(item, pytest.Function) and limits.judges(item.function):
-            item.add_marker(pytest.mark.numeric)
+from limits import pytest_collection_modifyitems as pytest_collection_modifyitems
 
 
 @pytest.fixture(scope="session")

@@ -7,25 +7,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import limits
 import numpy as np
 import portable_coreml
 import pytest
 import torch
+from limits import pytest_collection_modifyitems as pytest_collection_modifyitems
 
 GOLDENS = next(
     (path for up in Path(__file__).resolve().parents if (path := up / "shared/goldens/apple-compiled").is_dir()),
     Path("shared/goldens/apple-compiled"),
 )  # bundles that Apple's compiler made, beside the repository where there are any
 PATIENCE = 600.0  # seconds; it ends what hangs, and no machine is so busy that it ends anything else
-
-
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is judged by a derived limit."""
-    for item in items:
-        if isinstance(item, pytest.Function) and limits.judges(item.function):
-            item.add_marker(pytest.mark.numeric)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -27,6 +27,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
+import pytest
 
 SEEN = "LIMITS_SEEN"
 # The largest relative error of one rounding to nearest.
@@ -164,6 +165,14 @@ def agrees(what: str, value: float, limit: Limit) -> None:
         raise AssertionError(
             f"{what}: the error {value:.3g} is {share:.3g} times the limit {limit.value:.3g} ({limit.name})"
         )
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what a limit judges, for a conftest.py that has this name; each of them gets all items of a run."""
+    for item in items:
+        if isinstance(item, pytest.Function) and not item.get_closest_marker("numeric") and judges(item.function):
+            item.add_marker(pytest.mark.numeric)
 
 
 def judges(test: Any) -> bool:
