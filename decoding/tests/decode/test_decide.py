@@ -190,18 +190,21 @@ def test_the_last_token_of_a_label_needs_no_slot() -> None:
     assert found == pytest.approx(whole([1] * 9, (1, 2)))
 
 
-def test_a_calibration_is_a_temperature_and_a_bias_of_each_label() -> None:
-    """Against torch's softmax; without one, probabilities are the model's."""
-    import torch
+def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    shares = np.exp(logits - logits.max())
+    return np.asarray(shares / shares.sum())
 
+
+def test_a_calibration_is_a_temperature_and_a_bias_of_each_label() -> None:
+    """Against a softmax; without one, probabilities are the model's."""
     found = scores(Session(ScriptedEngine()), PROMPT, LABELS)
-    logits = torch.tensor(found.exclusive, dtype=torch.float64)
+    logits = np.array(found.exclusive, np.float64)
     names = [f"label {i}" for i in range(len(LABELS))]
     plain = label_probabilities(found, names)
-    limits.numbers_agree("probabilities", plain, logits.softmax(0), EXACT)
+    limits.numbers_agree("probabilities", plain, softmax(logits), EXACT)
     assert plain.sum() == pytest.approx(1)
     changed = label_probabilities(found, names, LabelCalibration(2.5, {"label 1": 3.0, "unknown": 9.0}))
     logits = logits / 2.5
     logits[1] += 3.0
-    limits.numbers_agree("calibrated probabilities", changed, logits.softmax(0), EXACT)
+    limits.numbers_agree("calibrated probabilities", changed, softmax(logits), EXACT)
     assert np.abs(changed - plain).max() > 0.05
