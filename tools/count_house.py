@@ -28,12 +28,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = Path(__file__).with_name("budgets.json")
-# Package -> how the paths of its files begin, the former ones too; a file belongs to the first package that fits.
+# Package -> how the paths of its files begin, the former ones too; a file belongs to the first package that fits. What
+# is in any folder `tests` belongs to the tests.
 PACKAGES = {
-    "tests": (
-        *("tests/", "swift/Tests/", "swift-any/Tests/"),
-        *(f"{own}/tests/" for own in ("decoding", "kit", "lab")),
-    ),
+    "tests": ("tests/", "swift/Tests/", "swift-any/Tests/"),
     "portable": ("portable/portable_coreml/", "portable/extra/"),
     "decoding": ("decoding/drafted_decoding/", "shardmill/decode/"),
     "kit": ("kit/kit_runner/", "shardmill/kit_runner/", "shardmill/figures.py"),

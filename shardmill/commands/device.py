@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.commands.arguments import check_output, located_build
+from shardmill.models.interface import EACH, FREQUENT, TANH
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:
@@ -135,6 +136,6 @@ def _cell(text: str) -> str:
 
 def _apart(form: dict[str, Any]) -> list[str]:
     """Return the other properties of a form in words; older kits do not name them."""
-    frequent = ["frequent reshapes"] if form.get("reshape_frequency") == "frequent" else []
-    spelled = ["SiLU by tanh"] if form.get("silu") == "tanh" else []
-    return [*frequent, *spelled, *(["a bundle for each"] if form.get("bundles") == "each" else [])]
+    frequent = ["frequent reshapes"] if form.get("reshape_frequency") == FREQUENT else []
+    spelled = ["SiLU by tanh"] if form.get("silu") == TANH else []
+    return [*frequent, *spelled, *(["a bundle for each"] if form.get("bundles") == EACH else [])]

@@ -169,9 +169,8 @@ def _tapped_layers(config: Any, layers: int) -> tuple[int, ...]:
     Raises CheckpointError for layers that the model lacks.
     """
     eagle_config = getattr(config, "eagle_config", None) or {}
-    if isinstance(eagle_config, dict) and eagle_config.get(
-        "norm_before_fc"
-    ):  # vLLM's llama_eagle3.py reads it here too
+    # vLLM's llama_eagle3.py reads it here too.
+    if isinstance(eagle_config, dict) and eagle_config.get("norm_before_fc"):
         raise CheckpointError("drafter: eagle_config: norm_before_fc is True: programs have no norm before fc")
     if not isinstance(eagle_config, dict) or eagle_config.get("use_aux_hidden_state") is False:
         raise CheckpointError(

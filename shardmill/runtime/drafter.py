@@ -46,9 +46,8 @@ class DrafterEngine(Engine):
         with reshaping(reshape_frequency(manifest)):
             self.fuse = Program(root / fuse["program"]["path"], fuse, self.slots)
         self.model, self.known = model, 0
-        self.joins = PART_KINDS[
-            fuse["kind"]
-        ].joins  # its first program also takes the embedding and the drafter's own output
+        # Whether its first program also takes the embedding and the drafter's own output.
+        self.joins = PART_KINDS[fuse["kind"]].joins
         self.ids = drafted_tokens(manifest)
 
     def follow(self, known: int) -> None:

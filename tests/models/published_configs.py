@@ -217,8 +217,16 @@ def granite_h(attention: tuple[int, ...], layers: int, head: int) -> dict[str, A
     return {"layer_types": types, "position_embedding_type": "nope", "mamba_d_head": head, "mamba_d_state": 128}
 
 
-# Name -> the number of parameters of its text model, in billions, and the config.
-RECURRENT_GEMMA = causal("RecurrentGemma", "recurrent_gemma", (2560, 15360, 26, 10, 1, 256000, 0)) | {
+RECURRENT_GEMMA = {
+    "architectures": ["RecurrentGemmaForCausalLM"],
+    "model_type": "recurrent_gemma",
+    "torch_dtype": "bfloat16",
+    "hidden_size": 2560,
+    "intermediate_size": 15360,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 10,
+    "num_key_value_heads": 1,
+    "vocab_size": 256000,
     "attention_bias": False,
     "attention_window_size": 2048,
     "block_types": ["recurrent", "recurrent", "attention"],
@@ -235,6 +243,7 @@ RECURRENT_GEMMA = causal("RecurrentGemma", "recurrent_gemma", (2560, 15360, 26, 
 }
 
 
+# Name -> the number of parameters of its text model, in billions, and the config.
 PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
     "Ministral-3-3B": (3.43, ministral(3072, 9216, 26, True)),
     "Ministral-3-8B": (8.49, ministral(4096, 14336, 34, False)),
@@ -418,10 +427,7 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         | {"hidden_act": "gelu_pytorch_tanh", "attention_dropout": 0.1, "embedding_dropout": 0.1}
         | {"residual_dropout": 0.1, "tie_word_embeddings": True},
     ),
-    "recurrentgemma-2b": (
-        2.68,
-        {key: value for key, value in RECURRENT_GEMMA.items() if key != "max_position_embeddings"},  # it has none
-    ),
+    "recurrentgemma-2b": (2.68, RECURRENT_GEMMA),
     "Nemotron-Mini-4B": (
         4.19,
         causal("Nemotron", "nemotron", (3072, 9216, 32, 24, 8, 256000, 4096))
