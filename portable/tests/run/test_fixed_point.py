@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import limits
@@ -134,6 +135,30 @@ def test_a_copy_is_made_once_it_is_earned(monkeypatch: pytest.MonkeyPatch) -> No
     for _ in range(fixed_point.EARNED + 2):
         fixed_point.fixed_point_product(values, scale, other, fixed(rows(fixed_point.FEW + 1)))
     assert not other.pieces
+
+
+@pytest.mark.parametrize("waits", ["oneDNN", "FBGEMM"])
+def test_the_kernel_is_chosen_by_the_processors_time_alone(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that others keep busy a kernel may wait for long, whichever is the faster one."""
+    monkeypatch.setattr(fixed_point, "vnni_is_used", lambda: True)
+    monkeypatch.setattr(fixed_point, "fbgemm_bits", lambda: 8)
+    monkeypatch.setattr(fixed_point, "_pack", lambda values: ())
+
+    def way(name: str) -> None:
+        if name == waits:
+            time.sleep(0.02)
+        else:
+            end = time.thread_time() + 0.002
+            while time.thread_time() < end:
+                pass
+
+    monkeypatch.setattr(fixed_point, "_by_onednn", lambda *_: way("oneDNN"))
+    monkeypatch.setattr(fixed_point, "_by_fbgemm", lambda *_: way("FBGEMM"))
+    fixed_point.packs.cache_clear()
+    try:
+        assert fixed_point.packs() is (waits == "FBGEMM")
+    finally:
+        fixed_point.packs.cache_clear()
 
 
 def test_wide_passes_take_fixed_point_only_with_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
