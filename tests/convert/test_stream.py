@@ -15,6 +15,7 @@ from shardmill.convert.placing import place
 from shardmill.convert.stamped import set_forms
 from shardmill.convert.weights import block
 from shardmill.models.architecture import TensorSource
+from shardmill.models.sources import turned
 from shardmill.plan import Constant, Part
 
 from .small import head_part, write_checkpoint
@@ -69,16 +70,29 @@ def test_blocks_of_any_size_and_any_order_give_the_same_file(
     assert (tmp_path / "blocks").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_rows_are_read_a_few_at_a_time_where_they_lie_one_after_the_other(transposed: bool, tmp_path: Path) -> None:
-    """What bounds the memory of a thread; rows that lie across the file are read all at once."""
+@pytest.mark.parametrize(
+    ("source", "blocks"),
+    [
+        (TensorSource("w"), [8, 8, 8]),
+        (TensorSource("w", rows=(8, 24, 1), shape=(24, 24)), [8, 8]),
+        (TensorSource("w", transposed=True), [24]),
+        (TensorSource("w", rows=(0, 24, 2), shape=(24, 24)), [12]),
+        (TensorSource("w", repeat=2), [48]),
+        (TensorSource("w", magnitude="divide"), [24]),
+    ],
+    ids=["whole", "some rows", "transposed", "every second row", "repeated", "divided by its magnitude"],
+)
+def test_rows_are_read_a_few_at_a_time_where_they_lie_one_after_the_other(
+    source: TensorSource, blocks: list[int], tmp_path: Path
+) -> None:
+    """What bounds the memory of a thread; rows that lie apart, or depend on all others, are read all at once."""
     values = torch.arange(24 * 24, dtype=torch.float32).reshape(24, 24)
     (tmp_path / "w").write_bytes(values.numpy().tobytes())
-    source = TensorSource("w", transposed=transposed)
-    rows = stream.RowRange((Constant("w", source, None, "w", 0, 4 * values.numel(), "F32", (24, 24)),))
-    blocks = [rows.read(row, 8 * 24, tmp_path) for row in rows.starts(8 * 24)]
-    assert [len(found) for found in blocks] == ([24] if transposed else [8, 8, 8])
-    assert torch.equal(torch.cat(blocks), values.t() if transposed else values)
+    tensor = Constant("w", source, None, "w", 0, 4 * values.numel(), "F32", (24, 24))
+    rows = stream.RowRange((tensor,))
+    found = [rows.read(row, 8 * 24, tmp_path) for row in rows.starts(8 * 24)]
+    assert [len(one) for one in found] == blocks
+    assert torch.equal(torch.cat(found).float(), turned(values, source).float())
 
 
 def test_torch_gets_its_threads_back(head: tuple[Part, Path], tmp_path: Path) -> None:
