@@ -9,18 +9,21 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kit_runner.kit import CPU, UNHINTED, Kit, Unit
+from kit_runner.kit import ASKED, CPU, UNHINTED, Kit, Unit
 
 Floats = NDArray[np.float32]
+WARM = 3  # passes before the measured ones
 
 
 class Refused(Exception):
@@ -56,8 +59,9 @@ class MeasurementJob:
             tell: called with each stage that begins, so that a crash can be attributed to it.
         """
         self.kit, self.work, self._tell = kit, work, tell
-        self.variant = kit.variants[task["variant"]]
-        self.units = kit.units(task["variant"])
+        asks = task["variant"] == ASKED
+        self.variant = {} if asks else kit.variants[task["variant"]]
+        self.units = {} if asks else kit.units(task["variant"])
         self.passes, self.native = int(task["passes"]), not task["engine"]
         self.soak = float(task.get("soak", 0))
         self.stage_name = "beginning"
@@ -69,6 +73,11 @@ class MeasurementJob:
     def unit(self) -> Unit:
         """Return the program that this child measures."""
         return self.units[self._unit]
+
+    @property
+    def question(self) -> Mapping[str, Any]:
+        """Return the question that this child's probes answer."""
+        return next(one for one in self.kit.questions if one["name"] == self._unit)
 
     def stage(self, name: str) -> None:
         """Report the stage that begins."""
@@ -147,6 +156,18 @@ def peak_bytes() -> int:
     """Return the peak resident memory of this process, without the memory of the Neural Engine's own service."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def timed(call: Callable[[], Any], passes: int) -> dict[str, Any]:
+    """Return the median and the least milliseconds of a call."""
+    for _ in range(WARM):
+        call()
+    taken = []
+    for _ in range(passes):
+        start = time.perf_counter()
+        call()
+        taken.append(1e3 * (time.perf_counter() - start))
+    return {"ms": median(taken), "ms_least": min(taken), "passes": passes}
 
 
 COMMAND = ("powermetrics", "--samplers", "cpu_power,gpu_power,ane_power", "-i", "100", "-f", "plist")

@@ -21,6 +21,7 @@ HOW = "python3.12 -m venv .venv && .venv/bin/pip install coremltools==9.0 numpy 
 KIT, KIT_FORMAT = "kit.json", 1
 KIND, RESULT_FORMAT = "shardmill device measurements", 1
 UNHINTED, CPU, PORTABLE = "unhinted", "cpu", "portable"  # ways to load a program besides its build's way
+ASKED = "questions"  # how the keys of the lines of questions begin; no variant is called so
 OK, NOT_RUN = "ok", "not_run"
 STATUSES = (OK, "wrong", "refused", "crashed", "timeout", NOT_RUN)
 SEAL = "shardmill_seal"
@@ -73,6 +74,11 @@ class Kit:
     def variants(self) -> dict[str, dict[str, Any]]:
         """Return the variants by name, in the kit's order."""
         return {variant["name"]: variant for variant in self.content["variants"]}
+
+    @property
+    def questions(self) -> list[dict[str, Any]]:
+        """Return the questions about the system, in the kit's order."""
+        return list(self.content.get("questions", ()))
 
     def units(self, variant: str) -> dict[str, Unit]:
         """Return the programs of a variant by name, in the order of a pass."""
@@ -244,4 +250,8 @@ def write_result(path: Path, kit: Kit, results: Results) -> None:
             "measurements": {key: {k: v for k, v in own[key].items() if k != "key"} for key in sorted(own)},
         }
     content = {"format": RESULT_FORMAT, "kind": KIND, **results.header, "variants": variants}
+    if kit.questions:
+        lines = {key: {k: v for k, v in one.items() if k != "key"} for key, one in sorted(results.records.items())}
+        asked = {key: line for key, line in lines.items() if key.startswith(f"{ASKED}/")}
+        content["questions"] = {"asked": kit.questions, "measurements": asked}
     write_durably(path, dumps(sealed(content)))

@@ -17,6 +17,7 @@ from typing import Any
 
 from kit_runner.kit import HOW, OK, STATUSES, Kit, KitError, Results, check_kit, read_kit, write_result
 from kit_runner.plan import groups
+from kit_runner.questions import answers
 from kit_runner.runner import KitRun, bisect, measure
 
 CORE_ML_TOOLS = "9.0"
@@ -172,9 +173,11 @@ def _print_summary(kit: Kit, results: Results, file: Path) -> None:
     for key, record in results.records.items():
         if record["status"] not in (OK, "not_run"):
             print(f"{key}: {record['status']}: {record['detail']}")
+    for line in answers(kit.questions, results.records):
+        print(line)
     counts = Counter(record["status"] for record in results.records.values())
     listed = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-    print(f"{' and '.join(kit.variants)}: {listed}")
+    print(f"{' and '.join([*kit.variants] or ['questions'])}: {listed}")
     print(f"{file}: {'send this file back' if counts[OK] else 'holds no figure'}")
     if not counts[OK]:
         details = (record["detail"] for record in results.records.values() if record["detail"])

@@ -9,18 +9,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 
 from kit_runner.compute_plan import planned
 from kit_runner.figures import psnr, relative_error
-from kit_runner.job import Floats, Measured, MeasurementJob, Refused, WrongError, meter, peak_bytes
+from kit_runner.job import Floats, Measured, MeasurementJob, Refused, WrongError, meter, peak_bytes, timed
 from kit_runner.kit import CPU, PORTABLE, UNHINTED, Unit
 from kit_runner.packages import ONLY, cut_after, link, operations, with_default_tokens, with_one_function
+from kit_runner.probes import probe
 
-WARM = 3  # passes before the measured ones
 SECONDS = 3.0  # measuring time for energy
 BURST, PAUSE = 20, 1.5  # passes of each width, and seconds between bursts: Core ML keeps inputs for about one second
 
@@ -112,7 +111,7 @@ def _speed(job: MeasurementJob, width: int, way: str = "") -> Measured:
     """Time a pass of a width in this program alone."""
     row, runner = _rows(job, width)[0], _caller(job, width, way)
     inputs = job.inputs(row)
-    return Measured(timing={**_timed(lambda: runner(inputs), job.passes), "peak_bytes": peak_bytes()})
+    return Measured(timing={**timed(lambda: runner(inputs), job.passes), "peak_bytes": peak_bytes()})
 
 
 def _switch(job: MeasurementJob, _: int, way: str = "") -> Measured:
@@ -120,7 +119,7 @@ def _switch(job: MeasurementJob, _: int, way: str = "") -> Measured:
     widths = job.unit.program["widths"]
     inputs = [job.inputs(_rows(job, width)[0]) for width in widths]
     runner = _caller(job, max(widths), way)
-    return Measured(timing=_timed(lambda: [runner(each) for each in inputs], job.passes))
+    return Measured(timing=timed(lambda: [runner(each) for each in inputs], job.passes))
 
 
 def _residency(job: MeasurementJob, width: int) -> Measured:
@@ -147,18 +146,6 @@ def _residency(job: MeasurementJob, width: int) -> Measured:
     timing = {"plan_seconds": time.perf_counter() - start, "peak_bytes": peak_bytes(), "peak_bytes_before": before}
     counts = dict(sorted(Counter(row["status"] for row in rows).items()))
     return Measured(value={"evidence": evidence, "counts": counts, "rows": rows}, timing=timing)
-
-
-def _timed(call: Callable[[], Any], passes: int) -> dict[str, Any]:
-    """Return the median and the least milliseconds of a call."""
-    for _ in range(WARM):
-        call()
-    taken = []
-    for _ in range(passes):
-        start = time.perf_counter()
-        call()
-        taken.append(1e3 * (time.perf_counter() - start))
-    return {"ms": median(taken), "ms_least": min(taken), "passes": passes}
 
 
 def _caller(job: MeasurementJob, width: int, way: str = "") -> Callable[[dict[str, Floats]], Floats]:
@@ -222,7 +209,7 @@ def _time_passes(job: MeasurementJob, width: int) -> Measured:
     if chain.nonfinite:
         raise WrongError(f"{chain.nonfinite} passes gave numbers that are not finite", value)
     inputs = chain.inputs(rows[0])
-    timing = _timed(lambda: chain.run(inputs), job.passes)
+    timing = timed(lambda: chain.run(inputs), job.passes)
     return Measured(value=value, timing={**timing, "peak_bytes": peak_bytes()})
 
 
@@ -387,6 +374,7 @@ MEASURES: dict[str, Callable[[MeasurementJob, int], Measured]] = {
     **{f"speed.{way}": partial(_speed, way=way) for way in (UNHINTED, CPU)},
     f"switch.{UNHINTED}": partial(_switch, way=UNHINTED),
     "residency": _residency,
+    "probe": probe,
     "bisect": _cut_and_load,
     "bisect.operations": _list_operations,
     "load.whole": _load_all,

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from kit_runner.kit import CPU, PORTABLE, UNHINTED, Kit, KitError, Record, Unit
+from kit_runner.kit import ASKED, CPU, PORTABLE, UNHINTED, Kit, KitError, Record, Unit
+from kit_runner.questions import key as probe_key
 
 COMPILE, FIRST, WARM, WHOLE = "compile", "load.first", "load.warm", "load.whole"
 
@@ -33,7 +35,7 @@ class PlannedMeasurement:
     @property
     def kind(self) -> str:
         """Return the kind of measurement, without width and program."""
-        return self.key.rsplit("/", 1)[1].partition(".T=")[0]
+        return self.key.rsplit("/", 1)[1].partition(".T=")[0].partition("#")[0]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def is_beside(key: str) -> bool:
 
 
 def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[MeasurementGroup]:
-    """Return all requested measurements of a kit.
+    """Return all requested measurements of a kit: first the probes of its questions.
 
     Args:
         kit: the kit to measure.
@@ -61,7 +63,8 @@ def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Meas
     Raises:
         KitError: a prefix in `only` matches no measurement.
     """
-    every = [group for name in kit.variants for group in _of_variant(kit, name, soaks)]
+    every = [group for question in kit.questions for group in _of_question(question)]
+    every += [group for name in kit.variants for group in _of_variant(kit, name, soaks)]
     known = {m.key: m for group in every for m in group.measurements}
     kinds = sorted({m.kind for m in known.values()})
     for name in only:
@@ -72,6 +75,13 @@ def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Meas
         wanted += [need for need in known[key].needs if need not in wanted]
     kept = (MeasurementGroup(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
     return [group for group in kept if group.measurements]
+
+
+def _of_question(question: Mapping[str, Any]) -> Iterator[MeasurementGroup]:
+    """Yield each probe of a question in a process of its own, which frees what a large program took."""
+    for place, asked in enumerate(question["probes"]):
+        line = PlannedMeasurement(probe_key(question["name"], place), (), int(asked.get("bytes", 1 << 24)))
+        yield MeasurementGroup(ASKED, question["name"], (line,))
 
 
 def _of_variant(kit: Kit, name: str, soaks: bool) -> Iterator[MeasurementGroup]:

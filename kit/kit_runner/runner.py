@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit_runner.kit import OK, Kit, Record, Results
+from kit_runner.kit import ASKED, OK, Kit, Record, Results
 from kit_runner.plan import COMPILE, FIRST, MeasurementGroup, seconds_left
+from kit_runner.questions import SECONDS
 from kit_runner.supervisor import supervise
 
 FAILED = ("refused", "crashed", "timeout")
@@ -46,8 +48,19 @@ def measure(run: KitRun) -> None:
     """Finish every measurement that is not finished yet."""
     if run.results.records:
         print(f"going on: {len(run.results.records)} measurements are there already", flush=True)
+    start = time.monotonic()
     for group in run.groups:
-        _finish(run, group)
+        if group.variant == ASKED and time.monotonic() - start > SECONDS:
+            _put_off(run, group)
+        else:
+            _finish(run, group)
+
+
+def _put_off(run: KitRun, group: MeasurementGroup) -> None:
+    """Leave a question to the next run, which tries again whatever was not run."""
+    for m in group.measurements:
+        if not run.results.status(m.key):
+            _add(run, _record(m.key, "not_run", {}, f"{SECONDS / 60:.0f} minutes of questions are over"))
 
 
 def bisect(run: KitRun) -> None:

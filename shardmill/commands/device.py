@@ -22,22 +22,29 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measure builds on a Mac that has no shardmill, and import the results.", no_args_is_help=True)
 
 Builds = Annotated[
-    list[Path],
+    list[Path] | None,
     typer.Argument(help="Folders of finished builds, or published ones.", metavar="BUILD...", parser=located_build),
 ]
 
 
 @app.command()
 def kit(
-    builds: Builds,
+    builds: Builds = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.")] = Path("kit.zip"),
+    questions: Annotated[
+        bool, typer.Option("--questions", help="First ask what nobody knows of the system yet; 20 minutes at most.")
+    ] = False,
 ) -> None:
     """Pack builds, the outputs they should give and the program that measures them into one zip."""
     from shardmill.device.kit import STEPS, write_kit
+    from shardmill.device.questions import questions as asked
+    from shardmill.errors import ShardmillError
 
+    if not builds and not questions:
+        raise ShardmillError("device kit: name builds to measure, or --questions, or both")
     check_output(output)
-    content = write_kit(builds, output)
-    names = ", ".join(variant["name"] for variant in content["variants"])
+    content = write_kit(builds or [], output, asked() if questions else ())
+    names = ", ".join([*(one["text"] for one in content["questions"]), *(one["name"] for one in content["variants"])])
     typer.echo(one_line(f"{output}: {names}") + f"; {output.stat().st_size / 1e6:.1f} MB")
     typer.echo(f"On the Mac, with Python 3.10 to 3.13: unzip {output.name} && {STEPS}")
 
@@ -51,8 +58,15 @@ def import_(
     ] = None,
 ) -> None:
     """Store a result beside the build that was measured. The next `snakemake all` shows it in the report."""
+    from shardmill.device.questions import told
     from shardmill.device.recording import import_result
+    from shardmill.evidence.file import read_result
 
+    content = read_result(file)
+    for line in told(content):
+        typer.echo(one_line(line))
+    if "questions" in content and not content["variants"]:
+        return
     for target, evidence in import_result(file, builds or _builds()):
         counts = Counter(line["status"] for line in evidence.lines.values())
         said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kit_runner import kit as runner
-from kit_runner.kit import HOW, KIT, KIT_FORMAT
+from kit_runner.kit import ASKED, HOW, KIT, KIT_FORMAT
 from portable_coreml.judge.limits import SYSTEMS, limits
 
 from shardmill.checkpoint.hashing import hash_file
@@ -129,12 +129,13 @@ It may be stopped at any time and goes on where it was. At last it writes result
 Content = bytes | Path
 
 
-def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
+def write_kit(builds: Sequence[Path], target: Path, questions: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Pack builds into a kit.
 
     Args:
         builds: folders of finished builds.
         target: the zip, which replaces an old file when it is complete.
+        questions: about the system, as `questions.questions` returns them.
 
     Returns:
         kit.json's content.
@@ -157,6 +158,8 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
         files |= _packages(name, build, manifest) | _portable_bundles(name, build, manifest)
         variants += _variants(name, build, manifest, arrays)
     called = [variant["name"] for variant in variants]
+    if ASKED in called:
+        raise ShardmillError(f"a kit calls its questions {ASKED}: rename the folder of the build")
     for name in called:
         if called.count(name) > 1:  # a build's folder may have the name of another build's shorter context
             raise ShardmillError(f"two of the variants are called {printable(name)}: rename the folder of a build")
@@ -167,6 +170,7 @@ def write_kit(builds: Sequence[Path], target: Path) -> dict[str, Any]:
             "psnr": THRESHOLDS["psnr"].limit,
             "weight_bytes": {system: limits(system).weight_bytes.most for system in SYSTEMS},
         },
+        "questions": list(questions),
         "variants": variants,
         "files": {name: _sha256(files[name]) for name in sorted(files)},
     }

@@ -72,6 +72,8 @@ class EvidenceValue:
     tokens: Size | None = None
     agree: Size | None = None
     programs: Size | None = None
+    placed: Size | None = None
+    of: Size | None = None
 
 
 @checked_dataclass(frozen=True)
@@ -103,6 +105,34 @@ class DeviceEngine:
 
 
 @checked_dataclass(frozen=True)
+class Probe:
+    """A program of a question."""
+
+    name: str
+    kind: str
+    bytes: Size | None = None
+    group: Size | None = None
+
+
+@checked_dataclass(frozen=True)
+class Question:
+    """A question about the system."""
+
+    name: str
+    text: str
+    compares: bool
+    probes: list[Probe]
+
+
+@checked_dataclass(frozen=True)
+class Questions:
+    """The questions of a kit, and the measurements of their probes."""
+
+    asked: list[Question]
+    measurements: dict[str, Line]
+
+
+@checked_dataclass(frozen=True)
 class Result:
     """The whole file."""
 
@@ -112,6 +142,7 @@ class Result:
     machine: Machine
     engine: DeviceEngine
     variants: dict[str, Variant]
+    questions: Questions | None = None
 
 
 def _evidence_faults(content: Any) -> Iterator[str]:

@@ -21,6 +21,7 @@ MIN_WEIGHT_BYTES = 14_000_000  # with fewer, a program does not earn its dispatc
 
 
 WRONG_LENGTHS = range(501, 513)  # tokens of an encoder's pass that is reported wrong (rule S11)
+LONG_PASS = 2048  # tokens of an encoder's pass with which no operation ran on the Neural Engine (rule S12)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from math import prod
 
 from portable_coreml.dtypes import BY_NAME
 from portable_coreml.errors import ProgramError
-from portable_coreml.judge.limits import WRONG_LENGTHS, strictest
+from portable_coreml.judge.limits import LONG_PASS, WRONG_LENGTHS, strictest
 from portable_coreml.judge.rule import Breach, Subject, label, rule
 
 MAX_EXTENT = 65536
@@ -21,7 +21,6 @@ _ANEFORGE_CAPS = "ANEForge, docs/capabilities.md"
 DISPATCH = "751K, notes/coreml_dispatch.md"
 
 _MAX_RANK = 5
-_LONG_PASS = 2048  # tokens
 _TOKENS_AXES = 4  # of an input with a token in each place of its third axis
 MAX_SPATIAL_BEFORE_M4 = 16384
 _MAX_CONTRACTION = 32768
@@ -231,7 +230,7 @@ def _wrong_lengths(subject: Subject) -> Iterator[Breach]:
     chips="M2",
 )
 def _too_long(subject: Subject) -> Iterator[Breach]:
-    if (tokens := _tokens(subject)) >= _LONG_PASS:
+    if (tokens := _tokens(subject)) >= LONG_PASS:
         yield Breach("", f"a pass has {tokens} tokens; with 2048, no operation ran on the Neural Engine")
 
 
