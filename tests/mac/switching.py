@@ -62,6 +62,14 @@ def owned(bundle: str) -> None:
     KEEP.append(kept)
 
 
+def off_the_engine(bundle: str, named: str) -> list[str]:
+    """Return the kinds of operations that a compute plan does not let run on the Neural Engine."""
+    from kit_runner.compute_plan import planned
+
+    with switched(MAC_OFF_ANE=named):
+        return sorted({row["operation"] for row in planned(Path(bundle)) if row["status"] == "ineligible"})
+
+
 KEEP: list[Any] = []  # until the process ends
 
 
@@ -104,6 +112,7 @@ def main(bundle: str) -> dict[str, Any]:
         "plan": ending(lambda: native.get_compute_plan(bundle.replace(".mlmodelc", ".mlpackage"), "ALL")),
         "units": ending(lambda: native(bundle, "CPU_AND_ANE", "", {}, None)),
         "hint": ending(lambda: native(bundle, "ALL", "", {"reshapeFrequency": "Seldom"}, None)),
+        "off": {named: off_the_engine(bundle, named) for named in ("", "mul,add", "range:mul", "range:relu,m")},
         "fine": ending(lambda: native(bundle, "ALL", "", {"reshapeFrequency": "Frequent"}, None)),
     }
 

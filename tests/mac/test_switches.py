@@ -116,6 +116,12 @@ def test_a_load_fails_as_error_14_does(switched: Switched) -> None:
     assert not switched.found["other"]
 
 
+def test_operations_are_kept_off_the_engine(switched: Switched) -> None:
+    """By their whole names; the program takes a range of shapes."""
+    mul, add = "ios18.mul", "ios18.add"
+    assert switched.found["off"] == {"": [], "mul,add": [add, mul], "range:mul": [mul], "range:relu,m": []}
+
+
 def test_widths_round_apart(switched: Switched) -> None:
     """One of the two is as without the switch."""
     plain, narrow, wide = (switched.found["widths"][way] for way in ("plain", "narrow", "wide"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -50,21 +51,26 @@ class ComputePlan:
     def __init__(self, inner: Any = None, model: Any = None) -> None:
         self._inner, self._structure = inner, Structure()
         self.model_structure = None
-        self._default = ""
+        self._default, self._flexible = "", False
         if model is not None:
             functions = list(model.program.functions)
             self._default = model.description.defaultFunctionName or functions[0]
             opsets = {name: function.opset for name, function in model.program.functions.items()}
+            self._flexible = any(_is_flexible(function) for function in model.program.functions.values())
             self.model_structure = _as_core_ml(inner.model_structure, self._structure, opsets)
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
         """Return the devices of an operation; None outside the default function, and after its plan has ended."""
+        from coremltools.models.compute_device import MLNeuralEngineComputeDevice
         from coremltools.models.compute_plan import MLComputePlanDeviceUsage
 
         usage = self._ask("get_compute_device_usage_for_mlprogram_operation", operation)
         if usage is None:
             return None
         supported = [_device(device) for device in usage.supported_compute_devices]
+        if self._is_off(operation.operator_name.rpartition(".")[2]):
+            supported = [one for one in supported if not isinstance(one, MLNeuralEngineComputeDevice)]
+            return MLComputePlanDeviceUsage(supported[0], supported)
         return MLComputePlanDeviceUsage(_device(usage.preferred_compute_device), supported)
 
     def get_estimated_cost_for_mlprogram_operation(self, operation: Any) -> Any:
@@ -74,6 +80,11 @@ class ComputePlan:
     def get_compute_device_usage_for_neuralnetwork_layer(self, layer: Any) -> None:
         """Return None: no program has layers."""
 
+    def _is_off(self, kind: str) -> bool:
+        """Return whether MAC_OFF_ANE keeps operations of a kind off the Neural Engine, in this program."""
+        named = os.environ.get("MAC_OFF_ANE", "").split(",")
+        return kind in named or (self._flexible and f"range:{kind}" in named)
+
     def _ask(self, name: str, operation: Any) -> Any:
         proxy = operation.__proxy__
         if not isinstance(proxy, Operation):
@@ -81,6 +92,11 @@ class ComputePlan:
         if proxy.structure() is None or proxy.key[0] != self._default:
             return None
         return getattr(self._inner, name)(replace(operation, __proxy__=proxy.key))
+
+
+def _is_flexible(function: Any) -> bool:
+    """Return whether an input of a function takes a range of shapes."""
+    return any(None in getattr(each.type, "shape", ()) for each in function.inputs)
 
 
 def _device(device: Any) -> Any:
