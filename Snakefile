@@ -42,6 +42,7 @@ onsuccess:
 
 onerror:
     sum_up(MODELS, workflow)
+    advice.advise(MODELS, workflow)
 
 
 rule all:

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from shardmill.pipeline import fork_server, made, options, scheduling
+from shardmill.pipeline import advice, fork_server, made, options, scheduling
 from shardmill.pipeline import snakefile as sm
 from shardmill.pipeline.batch import alike, any_of, of, parts_of, sum_up, tell_jobs, together
 from shardmill.pipeline.made import perhaps, verdict

@@ -11,7 +11,8 @@ import typer
 
 from shardmill import files
 from shardmill.errors import ShardmillError
-from shardmill.runtime.manifest import read_manifest
+from shardmill.printable import one_line
+from shardmill.runtime.manifest import UNGATED, read_manifest
 
 if TYPE_CHECKING:
     from drafted_decoding import ContextPolicy, Drafter
@@ -72,6 +73,27 @@ Build = Annotated[
         parser=located_build,
     ),
 ]
+
+Ungated = Annotated[
+    bool, typer.Option("--ungated", help="Take a build whose gates have not all passed, and mark what comes of it.")
+]
+
+
+def opened(build: Path, ungated: bool, context: typer.Context) -> Path:
+    """Return the folder to read a build from as long as the command runs; say on stderr if its gates have not passed.
+
+    Raises:
+        ShardmillError: `ungated` is asked, but not all programs of the build are made.
+    """
+    if not ungated:
+        return build
+    from shardmill.pipeline.ungated import taken_ungated
+
+    folder: Path = context.with_resource(taken_ungated(build))
+    for line in files.load_json(folder / "model.json").get(UNGATED, ()):
+        typer.echo(one_line(f"shardmill: UNGATED {build}: {line}"), err=True)
+    return folder
+
 
 # Written out, because --help must not wait for the imports of decode; a test compares them with decode's names.
 DRAFTERS = "none, ngram, suffix, learned, eagle3, mtp, assistant or draft_model"

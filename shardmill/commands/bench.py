@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import Build, Precision, check_draft_build, check_output, located_build
+from shardmill.commands.arguments import (
+    Build,
+    Precision,
+    Ungated,
+    check_draft_build,
+    check_output,
+    located_build,
+    opened,
+)
+from shardmill.commands.generate import marked
 from shardmill.commands.serve import GuardMargin
 from shardmill.files import how_to_build
-from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
+from shardmill.runtime.manifest import ENCODER, RUNTIME, UNGATED, holds_encoder, read_manifest
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,6 +36,7 @@ SPEED = "benchmark/speed.json"
 
 
 def bench(
+    context: typer.Context,
     build: Build,
     draft: Annotated[
         Path | None, typer.Option(help="Build of a draft model, to measure drafting with it too.", parser=located_build)
@@ -49,6 +60,7 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(help=f"File to write; default: {SPEED} in the build, or beside a build without it.")
     ] = None,
+    ungated: Ungated = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of tables.")] = False,
 ) -> None:
     """Measure a built model through its server, with every drafter and without any. Run it on a quiet machine."""
@@ -62,6 +74,7 @@ def bench(
         "text": text,
         "task_prompts": task_prompts,
     }
+    home, build = build, opened(build, ungated, context)
     encodes = holds_encoder(build)
     manifest = read_manifest(build, ENCODER if encodes else RUNTIME)
     settings = _benchmark_settings({name: value for name, value in wanted.items() if value not in (None, [], ())})
@@ -69,7 +82,7 @@ def bench(
     from shardmill.bench.speed import benchmark
     from shardmill.files import cache_folder, give_back, write_json
 
-    file = output or _default_file(build)
+    file = output or _default_file(home, manifest)
     check_output(file)
     say = partial(typer.echo, err=True)
     if encodes:
@@ -78,6 +91,7 @@ def bench(
         if draft is not None:
             check_draft_build(draft, manifest)
         measured = benchmark(build, settings, draft, precision, say=say, guard_margin=guard_margin)
+    measured |= marked(manifest)
     write_json(file, measured)
     give_back(file)
     if sys.platform == "darwin":  # on a Mac, sudo does not change HOME
@@ -86,12 +100,14 @@ def bench(
         typer.echo(json.dumps(measured))
     else:
         (_show_sentences if encodes else _print_figures)(measured)
-        drawn = f"; `{how_to_build(build)}` draws it into report.html" if file == build / SPEED else ""
+        drawn = f"; `{how_to_build(home)}` draws it into report.html" if file == home / SPEED else ""
         typer.echo(f"written to {file}{drawn}")
 
 
-def _default_file(build: Path) -> Path:
+def _default_file(build: Path, manifest: Mapping[str, Any]) -> Path:
     """Return where the figures go: over those that the pipeline measured, or beside the build.
+
+    Figures of an ungated build never take the place of the pipeline's.
 
     `verify` refuses a file that no record names, as of a config with `benchmark: false`, and other bytes in a build
     that is signed or published.
@@ -99,7 +115,8 @@ def _default_file(build: Path) -> Path:
     from shardmill.records.audit import BUNDLE
     from shardmill.records.names import RECEIPT
 
-    redrawn = (build / SPEED).with_suffix(RECEIPT).is_file() and not (build / BUNDLE).exists()
+    measured = (build / SPEED).with_suffix(RECEIPT).is_file()
+    redrawn = measured and not (build / BUNDLE).exists() and UNGATED not in manifest
     return build / SPEED if redrawn else build.resolve().parent / f"{build.resolve().name}.speed.json"
 
 

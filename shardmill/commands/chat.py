@@ -7,8 +7,9 @@ before the answer is dim. A checkpoint without one continues the text, and the g
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,13 +25,16 @@ from shardmill.commands.arguments import (
     Lossy,
     Precision,
     TemplateFile,
+    Ungated,
     check_drafter,
     checked_text,
     make_drafter,
+    opened,
     read_checked,
 )
 from shardmill.commands.generate import closing_line
 from shardmill.errors import ShardmillError
+from shardmill.runtime.manifest import UNGATED
 
 if TYPE_CHECKING:
     from drafted_decoding import GenerationResult
@@ -38,10 +42,12 @@ if TYPE_CHECKING:
 
     from shardmill.serve.conversation import Conversation, Talk
 
+Cost = Callable[["GenerationResult"], str]  # the line that tells the cost of an answer
 _KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
 
 
 def chat(
+    context: typer.Context,
     build: Build,
     system: Annotated[str | None, typer.Option(help="System prompt; needs a chat template.")] = None,
     max_new_tokens: Annotated[
@@ -56,6 +62,7 @@ def chat(
     adapter: AdapterName = None,
     accept_top_p: Lossy = None,
     precision: Precision = "fp32",
+    ungated: Ungated = False,
 ) -> None:
     """Chat with a built model in the terminal."""
     from drafted_decoding import Sampling
@@ -66,6 +73,7 @@ def chat(
 
     check_drafter(drafter, draft_build)
     sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
+    build = opened(build, ungated, context)
     manifest = read_checked(build, drafter, draft_build, context_policy, adapter)
     if system is not None:
         _check_system(system, build, manifest, chat_template)
@@ -80,8 +88,10 @@ def chat(
     )
     console = Console(markup=False, highlight=False)
     says = "" if model.template else " It has no chat template (see --chat-template): it continues your text."
-    console.print(f"{model.name} on the {model.engine_name} engine.{says} {_KEYS}", style="dim", soft_wrap=True)
-    _talk_until_left(console, talk, Conversation(model, system), model.engine_name)
+    name = f"{model.name}, UNGATED," if UNGATED in manifest else model.name
+    console.print(f"{name} on the {model.engine_name} engine.{says} {_KEYS}", style="dim", soft_wrap=True)
+    cost = partial(closing_line, engine=model.engine_name, accept_top_p=accept_top_p, manifest=manifest)
+    _talk_until_left(console, talk, Conversation(model, system), cost)
 
 
 def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Path | None) -> None:
@@ -100,7 +110,7 @@ def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Pa
         )
 
 
-def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, engine: str) -> None:
+def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, cost: Cost) -> None:
     """Answer line after line, until /exit or Ctrl-D."""
     while True:
         try:
@@ -117,10 +127,10 @@ def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, e
         if line == "/new":
             conversation.clear()
         elif line:
-            _say(console, talk, conversation, line, engine)
+            _say(console, talk, conversation, line, cost)
 
 
-def _say(console: Console, talk: Talk, conversation: Conversation, line: str, engine: str) -> None:
+def _say(console: Console, talk: Talk, conversation: Conversation, line: str, cost: Cost) -> None:
     """Stream the answer of one turn, then print its cost; an error ends the turn, not the conversation."""
     from drafted_decoding import DecodeError
 
@@ -139,9 +149,7 @@ def _say(console: Console, talk: Talk, conversation: Conversation, line: str, en
                     console.print("\n")
                 console.print(piece.text, end="", soft_wrap=True, style="dim italic" if thinking else "")
         console.print()
-        console.print(
-            closing_line(result, engine, talk.accept_top_p) if result else "[stopped]", style="dim", soft_wrap=True
-        )
+        console.print(cost(result) if result else "[stopped]", style="dim", soft_wrap=True)
     except (DecodeError, ShardmillError) as error:
         console.print(f"{error}; /new starts over", style="red")
 

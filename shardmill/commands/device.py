@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import check_output, located_build
+from shardmill.commands.arguments import Ungated, check_output, located_build, opened
 from shardmill.models.interface import EACH, FREQUENT, TANH
 from shardmill.printable import one_line
+from shardmill.runtime.manifest import UNGATED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,11 +30,13 @@ Builds = Annotated[
 
 @app.command()
 def kit(
+    context: typer.Context,
     builds: Builds = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The zip to write.")] = Path("kit.zip"),
     questions: Annotated[
         bool, typer.Option("--questions", help="First ask what nobody knows of the system yet; 20 minutes at most.")
     ] = False,
+    ungated: Ungated = False,
 ) -> None:
     """Pack builds, the outputs they should give and the program that measures them into one zip."""
     from shardmill.device.kit import STEPS, write_kit
@@ -43,10 +46,16 @@ def kit(
     if not builds and not questions:
         raise ShardmillError("device kit: name builds to measure, or --questions, or both")
     check_output(output)
-    content = write_kit(builds or [], output, asked() if questions else ())
-    names = ", ".join([*(one["text"] for one in content["questions"]), *(one["name"] for one in content["variants"])])
+    opened_builds = [opened(build, ungated, context) for build in builds or []]
+    content = write_kit(opened_builds, output, asked() if questions else ())
+    names = ", ".join([*(one["text"] for one in content["questions"]), *map(_named, content["variants"])])
     typer.echo(one_line(f"{output}: {names}") + f"; {output.stat().st_size / 1e6:.1f} MB")
     typer.echo(f"On the Mac, with Python 3.10 to 3.13: unzip {output.name} && {STEPS}")
+
+
+def _named(variant: Mapping[str, Any]) -> str:
+    """Return the name of a kit's variant, with a mark if its gates have not passed."""
+    return f"{variant['name']} (UNGATED)" if UNGATED in variant["described"] else str(variant["name"])
 
 
 @app.command("import")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -21,14 +22,17 @@ from shardmill.commands.arguments import (
     Lossy,
     PolicyName,
     Precision,
+    Ungated,
     check_drafter,
     check_policy,
     checked_text,
     make_drafter,
+    opened,
     read_checked,
     read_prompt_file,
 )
 from shardmill.errors import ShardmillError
+from shardmill.runtime.manifest import UNGATED
 
 if TYPE_CHECKING:
     from drafted_decoding import GenerationResult, PrefillEvent, TokenEvent
@@ -103,8 +107,18 @@ def _result_json(result: GenerationResult) -> dict[str, Any]:
     }
 
 
-def closing_line(result: GenerationResult, engine: str, accept_top_p: float | None = None) -> str:
-    """Return the cost of a generation in one line, which begins with a warning if the text is not exact."""
+def marked(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key with which JSON says that the gates of a build have not all passed; empty if they have."""
+    return {UNGATED: manifest[UNGATED]} if UNGATED in manifest else {}
+
+
+def closing_line(
+    result: GenerationResult,
+    engine: str,
+    accept_top_p: float | None = None,
+    manifest: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """Return the cost of a generation in one line, which begins with a warning if the text is not exact or ungated."""
     figures = _result_json(result)
     speeds = ", ".join(
         f"{name} {figures[key]:.1f} tok/s"
@@ -114,9 +128,9 @@ def closing_line(result: GenerationResult, engine: str, accept_top_p: float | No
     drafts = f"{sum(result.accepted)} of {sum(result.drafted)} drafted tokens accepted"
     ended = _ENDINGS[result.finish_reason]
     lossy = "" if accept_top_p is None else f"LOSSY: drafts within {accept_top_p:g} of the probability accepted; "
-    return (
-        f"[{lossy}{len(result.tokens)} tokens in {result.passes} passes, {drafts}; {speeds}; {engine} engine; {ended}]"
-    )
+    ungated = "UNGATED; " if UNGATED in manifest else ""
+    made = f"{len(result.tokens)} tokens in {result.passes} passes"
+    return f"[{ungated}{lossy}{made}, {drafts}; {speeds}; {engine} engine; {ended}]"
 
 
 def _rate(tokens: int, seconds: float) -> float | None:
@@ -125,6 +139,7 @@ def _rate(tokens: int, seconds: float) -> float | None:
 
 
 def generate(
+    context: typer.Context,
     build: Build,
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     prompt_file: Annotated[str | None, typer.Option(help="File with the text to continue; - is stdin.")] = None,
@@ -140,6 +155,7 @@ def generate(
     adapter: AdapterName = None,
     accept_top_p: Lossy = None,
     precision: Precision = "fp32",
+    ungated: Ungated = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
     """Continue a text with a built model."""
@@ -154,6 +170,7 @@ def generate(
     refusal = "give the text to continue with either --prompt or --prompt-file"
     text = _read_text(prompt, prompt_file, "the prompt", refusal)
     sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
+    build = opened(build, ungated, context)
     manifest = read_checked(build, drafter, draft_build, context_policy, adapter)
     tokenizer = read_tokenizer(build / manifest["tokenizer"]["path"])
     tokens = encode_beginning(tokenizer, text)
@@ -176,13 +193,14 @@ def generate(
     result = consume(events, None if as_json else sys.stdout)
     if as_json:
         more = {"drafter": drafter, "engine": machine.engine_name(precision), "lossy": accept_top_p is not None}
-        typer.echo(json.dumps({**_result_json(result), **more}))
+        typer.echo(json.dumps({**_result_json(result), **more, **marked(manifest)}))
     else:
         typer.echo()
-        typer.echo(closing_line(result, machine.engine_name(precision), accept_top_p), err=True)
+        typer.echo(closing_line(result, machine.engine_name(precision), accept_top_p, manifest), err=True)
 
 
 def label(
+    context: typer.Context,
     build: Build,
     text: Annotated[str | None, typer.Option(help="Text to label.")] = None,
     file: Annotated[str | None, typer.Option(help="File with the text; - is stdin.")] = None,
@@ -192,12 +210,14 @@ def label(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each text.")] = False,
     precision: Precision = "fp32",
+    ungated: Ungated = False,
 ) -> None:
     """Find spans in a text: their positions in characters, types and scores. Or print the labels of a whole text."""
     from shardmill.imports import quiet_coremltools
     from shardmill.runtime import label as reading
 
     content = _read_text(text, file, "the text", "give the text with either --text or --file")
+    build = opened(build, ungated, context)
     with quiet_coremltools():
         reader = reading.load_reader(build, precision)
     if redact and reader.classifies:
@@ -206,16 +226,17 @@ def label(
     before = [f"{number}\t" if lines else "" for number, _ in enumerate(texts, 1)]
     if reader.classifies:
         for line, classified in zip(before, reading.classify(reader, texts), strict=True):
-            _show_labels(classified.labels, line, as_json)
+            _show_labels(reader, classified.labels, line, as_json)
         return
     for line, one, found in zip(before, texts, reading.label_all(reader, texts), strict=True):
         _show_spans(reader, one, found, line, redact, as_json)
 
 
-def _show_labels(shares: dict[str, float], line: str, as_json: bool) -> None:
+def _show_labels(reader: Reader, shares: dict[str, float], line: str, as_json: bool) -> None:
     """Print the labels of a whole text, each after `line`."""
     if as_json:
-        typer.echo(json.dumps({"labels": shares, "engine": machine.engine_name()}))
+        more = {"engine": machine.engine_name(), **marked(reader.encoder.manifest)}
+        typer.echo(json.dumps({"labels": shares, **more}))
         return
     for name, share in shares.items():
         typer.echo(f"{line}{share:.4f}\t{name}")
@@ -226,7 +247,7 @@ def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: b
     from shardmill.runtime.label import as_object, redacted
 
     if as_json:
-        content = as_object(text, found) | {"engine": machine.engine_name()}
+        content = as_object(text, found) | {"engine": machine.engine_name()} | marked(reader.encoder.manifest)
         typer.echo(json.dumps(content | ({"redacted": redacted(text, found.spans)} if redact else {})))
         return
     if redact:

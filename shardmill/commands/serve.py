@@ -19,14 +19,16 @@ from shardmill.commands.arguments import (
     PolicyName,
     Precision,
     TemplateFile,
+    Ungated,
     check_draft_build,
     check_drafter,
     check_head,
     check_policy,
+    opened,
 )
 from shardmill.errors import ShardmillError
 from shardmill.files import read_text
-from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, read_manifest
+from shardmill.runtime.manifest import ENCODER, RUNTIME, UNGATED, holds_encoder, read_manifest
 
 LIMIT = "default: as many tokens as the context holds"
 LONGEST_GRACE = 3600.0  # seconds
@@ -108,6 +110,7 @@ def serve(
     precision: Precision = "fp32",
     warm: Warm = False,
     guard_margin: GuardMargin = 0.0,
+    ungated: Ungated = False,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
     from drafted_decoding.drafters import TRAINED
@@ -118,7 +121,8 @@ def serve(
     from shardmill.serve.model import Limits, Settings
     from shardmill.serve.server import serve as run_server
 
-    if holds_encoder(build):
+    build = opened(build, ungated, context)
+    if encodes := holds_encoder(build):
         _check_encoder(build, context)
     private, allowed = is_loopback(host), tuple(allowed_hosts or ())
     _check_allowed(allowed, host, private)
@@ -142,6 +146,7 @@ def serve(
         context_policy=context_policy,
         prefix_cache=prefix_cache_bytes,
         system_prompt=_read_prompt(system_prompt, prefix_cache_bytes),
+        ungated=tuple(read_manifest(build, ENCODER if encodes else RUNTIME).get(UNGATED, ())),
         limits=Limits(
             queue=queue,
             prompt_tokens=max_prompt_tokens,
@@ -156,7 +161,7 @@ def serve(
     warming = _programs(build, draft_build) if warm else None
     decoder = partial(serving.load_model, build, draft_build, precision, context_policy, chat_template)
     encoder = partial(label.load_reader, build, precision)
-    run_server(encoder if holds_encoder(build) else decoder, settings, typer.echo, warming)
+    run_server(encoder if encodes else decoder, settings, typer.echo, warming)
 
 
 def _programs(build: Path, draft_build: Path | None) -> int:

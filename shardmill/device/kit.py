@@ -31,6 +31,7 @@ from shardmill.runtime.manifest import (
     COMPILER,
     COMPLETE,
     MARK,
+    UNGATED,
     in_context,
     lengths,
     read_manifest,
@@ -63,6 +64,7 @@ def _kit_description(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]
         "state_bytes": sum(CACHE_ITEM_BYTES * prod(shape) for part in manifest["parts"] for shape in _kept(part)),
         "parameters": sum(map(_parameters, packages)),
         "precision": _precision(build),
+        **({UNGATED: manifest[UNGATED]} if UNGATED in manifest else {}),
     }
 
 

@@ -24,6 +24,7 @@ from shardmill.evidence.file import Evidence, file_name, of_build, read_result
 from shardmill.evidence.folder import FOLDER
 from shardmill.files import replacing
 from shardmill.machine import load_programs_as
+from shardmill.pipeline.ungated import taken_ungated
 from shardmill.runtime import engine
 from shardmill.runtime.encoder import Encoder
 from shardmill.runtime.kv import Floats
@@ -49,7 +50,8 @@ def import_result(file: Path, builds: Sequence[Path]) -> list[tuple[Path, Eviden
     found = []
     for build in builds:
         target = build / FOLDER / file_name(content)
-        evidence = of_build(target, content, read_manifest(build, COMPLETE))
+        with taken_ungated(build) as folder:
+            evidence = of_build(target, content, read_manifest(folder, COMPLETE))
         if evidence is not None:
             found.append((build, target, evidence))
     if not found:

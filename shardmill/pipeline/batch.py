@@ -25,6 +25,7 @@ from shardmill.files import digest, load_json, write_json
 from shardmill.pipeline import storage
 from shardmill.pipeline.resolve import workflow_root
 from shardmill.printable import one_line, printable
+from shardmill.runtime.judged import error_in
 
 KEY = "batch"
 LONGEST = 240  # bytes of a file's name; file systems take 255
@@ -258,8 +259,7 @@ def alike(batch: Batch, rule: str) -> list[Alike]:
     ]
 
 
-ERROR = "ERROR "  # the beginning of the line in a job's log that says why the job failed
-LIMIT = 400  # characters of this line
+LIMIT = 400  # characters of the line in a job's log that says why the job failed
 
 
 def sum_up(batch: Batch, workflow: Any) -> None:
@@ -300,8 +300,7 @@ def _why(logs: Iterable[Path]) -> str:
     """Return the error in the log of a failed job, in the latest of several such logs; empty if no log has an error."""
     there = [log for log in logs if log.is_file()]
     for log in sorted(there, key=lambda log: log.stat().st_mtime, reverse=True):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        said = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+        said = error_in(log)
         if said:
-            return printable(f"{log.stem}: {said[-1]}", LIMIT)
+            return printable(f"{log.stem}: {said}", LIMIT)
     return ""

@@ -112,7 +112,7 @@ def perform(
         return store.perform(task.action, outputs, receipt, work, reads, **task.notes)
     except Missed as missed:
         numbers = failed(outputs["verdict"])
-        write_json(numbers, missed.content)
+        write_json(numbers, {**missed.content, "missed": str(missed), "inputs": task.action.inputs})
         raise GateError(f"{missed}; all numbers: {numbers}") from None
 
 

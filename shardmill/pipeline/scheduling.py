@@ -17,7 +17,7 @@ from shardmill.config import Config
 from shardmill.machine import is_portable
 from shardmill.pipeline import resources
 from shardmill.pipeline.batch import SPLIT, Batch, alike
-from shardmill.pipeline.made import each, has, of_steps, values
+from shardmill.pipeline.made import each, gates, has, of_steps, values
 from shardmill.pipeline.needs import STEPS, step_of
 from shardmill.pipeline.options import settings
 from shardmill.pipeline.resolve import expected
@@ -46,9 +46,28 @@ def use_own_solver() -> None:
 
 
 def go_on(batch: Batch, workflow: Any) -> None:
-    """Let the other models of a batch be built when a job fails, as --keep-going does."""
-    if batch.listed:
-        workflow.scheduler.keepgoing = True
+    """Let a run go on when a job fails, as --keep-going does: a batch always, one model after a gate's job.
+
+    So all gates judge before the run ends, and nobody finds one failure after another.
+    """
+    scheduler = workflow.scheduler
+    if not scheduler.keepgoing:
+        scheduler.keepgoing = batch.listed or _AfterGates(scheduler, {rule.name for rule in gates(workflow)})
+
+
+class _AfterGates:
+    """What Snakemake's scheduler asks after each failure: true as long as no other jobs than gates' have failed."""
+
+    def __init__(self, scheduler: Any, names: set[str]) -> None:
+        self._scheduler, self._names = scheduler, names
+
+    def __bool__(self) -> bool:
+        return all(job.rule.name in self._names for job in failed_jobs(self._scheduler))
+
+
+def failed_jobs(scheduler: Any) -> list[Any]:
+    """Return the jobs of a run that have failed; those of a group (for a cluster) count one by one."""
+    return [job for one in scheduler.failed for job in getattr(one, "jobs", [one])]
 
 
 def say_in_one_line() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardmill.errors import GateError
 from shardmill.files import write_json
+from shardmill.runtime.judged import FAILED
 
 
 class Missed(GateError):
@@ -25,7 +26,7 @@ class Missed(GateError):
 
 def failed(verdict: Path) -> Path:
     """Return where a verdict that missed a threshold is kept: Snakemake removes the outputs of a job that fails."""
-    return verdict.with_suffix(".failed.json")
+    return verdict.with_suffix(FAILED)
 
 
 def write_verdict(gate: str, content: Mapping[str, Any], made: Path) -> None:

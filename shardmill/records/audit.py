@@ -28,7 +28,7 @@ from shardmill.records.attest import read_provenance
 from shardmill.records.finished import ATTESTATION, attested, recorded_outputs
 from shardmill.records.names import RECEIPT, SOURCE
 from shardmill.runtime.adapters import recorded_files
-from shardmill.runtime.manifest import COMPLETE, read_manifest
+from shardmill.runtime.manifest import COMPLETE, UNGATED, read_manifest
 
 BUNDLE = "bundle.json"
 CARD_RECORD = "attestations/card.json"
@@ -106,7 +106,8 @@ def audit(build: Path, cache: HashCache | None = None) -> Audit:
         build: the build's folder.
         cache: hashes of files that did not change since they were hashed; without a cache, every byte is read.
     """
-    read_manifest(build, COMPLETE)
+    if UNGATED in read_manifest(build, COMPLETE):
+        raise ShardmillError(f"{build}: was taken with --ungated: its gates have not passed; build it, and name that")
     known = records(build)
     found = dict(_build_entries(build))
     regular = [path for path, mode in found.items() if stat.S_ISREG(mode)]

@@ -13,8 +13,10 @@ from shardmill.models.contract import rope_inputs
 from shardmill.models.interface import APART, INFREQUENT, LABELS, TANH
 from shardmill.models.part_kinds import PART_KINDS
 from shardmill.printable import printable
+from shardmill.runtime.judged import failed_gates
 
 FORMAT = 2
+UNGATED = "ungated"  # key of a manifest that was made though gates had not passed: what each of them says
 COMPILER = "compiler"  # key of a program: the engine whose compiler produced the bundle
 SYSTEM = ("name", "macos", "build")  # keys of an engine that identify the system that a bundle is compiled for
 Keys = Mapping[str, type]
@@ -58,6 +60,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "adapters": lambda content: "adapters" in content,
     "dense": lambda content: "dense" in content,
     "labels": lambda content: any(part["kind"] == LABELS for part in content["parts"]),
+    UNGATED: lambda content: UNGATED in content,
 }
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
@@ -87,8 +90,7 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
     except OSError as error:
         if build.is_file():
             raise ShardmillError(f"{build}: is a file; name the folder of a build, such as build/demo") from error
-        how = f"build the model first: {how_to_build(build)}"
-        raise ShardmillError(f"{file} can't be read ({error.strerror}); {how}") from error
+        raise ShardmillError(_absent(build, file, str(error.strerror))) from error
     except ValueError as error:
         raise ShardmillError(f"{file} is damaged: {error}; delete it and build again") from error
     if kinds in (RUNTIME, ENCODER) and encodes is not (kinds == ENCODER) and content.get("format") == FORMAT:
@@ -96,6 +98,19 @@ def read_manifest(build: Path, kinds: Keys = RUNTIME) -> dict[str, Any]:
     if wrong:
         raise ShardmillError(f"{file} is no manifest of a built model: {wrong}; delete it and build again")
     return content
+
+
+def _absent(build: Path, file: Path, why: str) -> str:
+    """Return why there is no manifest that can be read, and what to do."""
+    failed = failed_gates(build)
+    if not failed:
+        return f"{file} can't be read ({why}); build the model first: {how_to_build(build)}"
+    first, more = failed[0], f", and {len(failed) - 1} more" if failed[1:] else ""
+    return (
+        f"{build}: a gate failed, so there is no model.json: {first.line} ({first.verdict}, {first.log}){more}; "
+        f"`{how_to_build(build)}` says what to try, and generate, chat, label, bench, serve and device kit take the "
+        "build as it is with --ungated"
+    )
 
 
 def _check_features(file: Path, content: Any) -> None:

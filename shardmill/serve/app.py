@@ -45,6 +45,7 @@ def add_pages(
     own: str,
     is_well: Callable[[], bool],
     metrics: Metrics,
+    ungated: Sequence[str] = (),
     adapters: Callable[[], Sequence[str]] = tuple,
 ) -> None:
     """Add the pages that every server has.
@@ -54,6 +55,7 @@ def add_pages(
         own: the model's name for clients.
         is_well: returns whether requests are accepted.
         metrics: the counters for /metrics.
+        ungated: what gates of the build say that have not passed.
         adapters: returns the names of the model's adapters.
     """
     get = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
@@ -72,7 +74,8 @@ def add_pages(
 
     @get("/health")
     async def health() -> Response:
-        return json_response({"status": "ok"}) if is_well() else json_response({"status": "unavailable"}, 503)
+        state = {"ungated": [*ungated]} if ungated else {}
+        return json_response({"status": "ok" if is_well() else "unavailable", **state}, 200 if is_well() else 503)
 
     @get("/metrics")
     async def metrics_page() -> Response:
@@ -166,7 +169,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: waiting ones delay no others
     add_error_shape(app)
-    add_pages(app, model.name, lambda: worker.is_well, metrics, model.adapters)
+    add_pages(app, model.name, lambda: worker.is_well, metrics, settings.ungated, model.adapters)
     _add_decisions(app, chats, model, worker, settings)
 
     @app.post("/v1/completions", response_model=None)

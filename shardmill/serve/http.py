@@ -69,6 +69,7 @@ ENDPOINTS = (
     "/metrics",
 )
 OPEN_TO_ALL = ("/health",)
+MARK = (b"shardmill-ungated", b"see /health")  # a header of all answers of a build whose gates have not passed
 DISCARD = 16  # multiple of the allowed body size that is read and discarded, so that a client can read its 413
 
 
@@ -93,6 +94,8 @@ class AdmissionMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if self._settings.ungated:
+                    message["headers"] = [*message["headers"], MARK]
             await send(message)
 
         counts = scope["method"] == "POST"  # GET requests never count against the limit

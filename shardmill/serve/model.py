@@ -122,6 +122,7 @@ class Settings:
         context_policy: what happens when the context is full: stop, or slide on.
         prefix_cache: bytes for prefixes of earlier texts, see `decode.prefixes`; 0 keeps none.
         system_prompt: the system prompt of many requests, which is kept from the start; empty: none.
+        ungated: what gates of the build say that have not passed.
         limits: limits on requests and connections.
     """
 
@@ -136,6 +137,7 @@ class Settings:
     context_policy: ContextPolicy = "stop"
     prefix_cache: int = 1 << 30
     system_prompt: str = ""
+    ungated: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
 
 

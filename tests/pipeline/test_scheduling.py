@@ -18,6 +18,7 @@ from processes import succeeded
 from snakemake.cli import get_argument_parser
 from snakemake.settings.types import MaxJobsPerTimespan
 
+from shardmill.pipeline import scheduling
 from shardmill.pipeline.batch import Batch
 from shardmill.pipeline.resolve import lay_out
 from shardmill.pipeline.scheduling import EACH_RULE, LOGGER, go_on, say_in_one_line, start_without_delay
@@ -83,11 +84,25 @@ def test_a_limit_that_was_given_stays(given: str) -> None:
     assert found.scheduler.job_rate_limiter.max_jobs == int(given.split("/")[0])
 
 
-@pytest.mark.parametrize("listed", [False, True])
-def test_a_batch_goes_on_after_a_failure_and_one_model_does_not(listed: bool) -> None:
+@pytest.mark.parametrize(
+    ("listed", "given", "failed", "goes"),
+    [
+        (False, False, [], True),
+        (False, False, ["parity"], True),  # so that every gate judges before the run ends
+        (False, False, ["parity", "convert"], False),
+        (True, False, ["convert"], True),
+        (False, True, ["convert"], True),  # --keep-going
+    ],
+)
+def test_what_a_run_goes_on_after(
+    listed: bool, given: bool, failed: list[str], goes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "gates", lambda workflow: [SimpleNamespace(name="parity")])
     found = workflow([])
+    found.scheduler.keepgoing, found.scheduler.failed = given, set()
     go_on(Batch({}, listed=listed), found)
-    assert found.scheduler.keepgoing is listed
+    found.scheduler.failed = [SimpleNamespace(rule=SimpleNamespace(name=name)) for name in failed]
+    assert bool(found.scheduler.keepgoing) is goes
 
 
 @pytest.mark.parametrize(("start", "timers"), [("start_without_delay(workflow)", False), ("pass", True)])

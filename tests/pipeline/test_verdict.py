@@ -22,7 +22,10 @@ def content(kl: float) -> dict[str, object]:
 def judge(folder: Path, kl: float) -> Path:
     """Lets a gate's job say so; the verdict's path."""
     verdict = folder / "stack.json"
-    task = Task(lambda made: write_verdict("parity stack", content(kl), made["verdict"]), Action("parity_stack"))
+    task = Task(
+        lambda made: write_verdict("parity stack", content(kl), made["verdict"]),
+        Action("parity_stack", {"package": "a"}),
+    )
     perform(task, {"verdict": verdict}, folder / "stack.receipt.json", Store(folder / "store"))
     return verdict
 
@@ -42,5 +45,7 @@ def test_one_that_missed_lies_beside_it_with_every_number(tmp_path: Path, kl: fl
         judge(tmp_path, kl)
     assert not verdict.exists()
     assert not (tmp_path / "stack.receipt.json").exists()
-    rows = json.loads(failed(verdict).read_text())["gate"]
+    kept = json.loads(failed(verdict).read_text())
+    assert kept["missed"] == f"parity stack: kl is {written}, must be <= 0.02" and kept["inputs"] == {"package": "a"}
+    rows = kept["gate"]
     assert [(row["name"], row["value"], row["passed"]) for row in rows] == [("kl", written, False), ("psnr", 50, True)]

@@ -23,6 +23,7 @@ from shardmill.runtime.manifest import (
     PART,
     RUNTIME,
     SHARED,
+    UNGATED,
     Keys,
     in_context,
     of_drafter,
@@ -208,7 +209,8 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}, "lent": ["k_1"]}
     parts = [part | {"name": "e"}, part | {"name": "l", "kind": "labels", "tokens": [1]}]
     made = runtime_manifest(plan | {"parts": parts}, {"e": {"bundles": {}}, "l": {}}, {"form": "int8"})
-    assert made["uses"] == [name for name in FEATURES if name not in ("causal", "dense")]  # which encoders alone have
+    others = ("causal", "dense", UNGATED)  # which encoders alone have, and no build
+    assert made["uses"] == [name for name in FEATURES if name not in others]
     del plan["drafter"]
     encoder = dict.fromkeys(("task", "labels", "band", "reach", "pooling")) | {"buckets": [64]}
     made = runtime_manifest(plan | encoder | {"parts": []}, {}, {"form": "int8"})

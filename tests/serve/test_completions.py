@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,6 +21,7 @@ from shardmill.serve.model import Limits, Settings
 from .fake import NAME, Reciter, Speaker, fake_model
 from .running import Running, ask, running
 
+JSON = {"Content-Type": "application/json"}
 TEXT = "naïve() → “é”  # 東京 🙂\nand so on\n"
 
 
@@ -33,6 +35,20 @@ def server() -> Iterator[Running]:
 def reciter() -> Iterator[Running]:
     with running(fake_model(Reciter(TEXT))) as up:
         yield up
+
+
+def test_every_answer_of_an_ungated_build_says_so(server: Running) -> None:
+    """The pages, whole answers, streams and errors; what failed is on /health."""
+    asked = [("GET", "/health", None), ("GET", "/v1/models", None), ("GET", "/nowhere", None)]
+    asked += [("POST", "/v1/completions", ask(stream=streamed)) for streamed in (False, True)]
+    with running(fake_model(), Settings(port=0, ungated=("residency head_0: ineligible is 1",))) as ungated:
+        for up, header in ((ungated, "see /health"), (server, None)):
+            answers = [
+                up.request(way, path, json.dumps(body).encode() if body else None, JSON) for way, path, body in asked
+            ]
+            assert {headers.get("shardmill-ungated") for _, headers, _ in answers} == {header}
+        health = [json.loads(up.request("GET", "/health")[2]) for up in (ungated, server)]
+    assert health == [{"status": "ok", "ungated": ["residency head_0: ineligible is 1"]}, {"status": "ok"}]
 
 
 def alone(prompt: str, tokens: int, sampling: Sampling | None = None) -> str:

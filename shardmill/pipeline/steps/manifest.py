@@ -51,36 +51,50 @@ def task(
     root = summary.parent
 
     def work(made: Mapping[str, Path]) -> None:
-        plan, source = read_json(summary), read_json(record)
-        held = _described(table, root) | ({"form": form} if form != "fp16" else {})
-        compilers = {bundle.path.stem: _compiler(bundle.path) for bundle in bundles}
-        programs = {
-            name: program | _bundles(program) | {COMPILER: compilers[name]}
-            for name, program in _by_part(bundles, root).items()
-        }
-        hashes = {name: file["sha256"] for name, file in source["files"].items()}
-        dense = [
-            {"path": f"{SOURCE}/{one['file']}", "sha256": hashes[one["file"]], "activation": one["activation"]}
-            for one in plan.get("dense", ())
-        ]
-        content = runtime_manifest(plan, programs, held, reshape, dense)
+        content = described(summary, record, packages, bundles, table, form, reshape)
         content |= {key: value for key, value in read_json(stack.path).items() if key == "margin"}
-        # Compiled bundles last as long as their operating system; on a newer one the packages are compiled again.
-        content["packages"] = _by_part(packages, root)
-        content["tokenizer"] = {"path": f"{SOURCE}/{TOKENIZER}", "sha256": hashes[TOKENIZER]}
-        # What chat and serve read beside it: the template, the special tokens, how to generate.
-        others = sorted(set(text_files(hashes)) - {TOKENIZER})
-        content["texts"] = {"path": SOURCE, "files": {name: hashes[name] for name in others}}
-        content["source"] = {key: source[key] for key in ("repo", "commit")}
         check_files(content, root)
         for entry in entries(content):
             entry["bytes"] = sum((root / name).stat().st_size for name, _ in named_files(entry))
-        content |= _requires(packages)
-        if not plan["buckets"]:
-            content |= _sampling(root / SOURCE) | _chat(root / SOURCE, content["eos_token_ids"], content["vocab"])
         write_json(made["manifest"], content)
 
     return Task(work)
+
+
+def described(
+    summary: Path,
+    record: Path,
+    packages: list[Artifact],
+    bundles: list[Artifact],
+    table: Artifact,
+    form: str,
+    reshape: str,
+) -> dict[str, Any]:
+    """Return model.json's content but for sizes of files and what gates measured; `task` explains the arguments."""
+    root, plan, source = summary.parent, read_json(summary), read_json(record)
+    held = _described(table, root) | ({"form": form} if form != "fp16" else {})
+    compilers = {bundle.path.stem: _compiler(bundle.path) for bundle in bundles}
+    programs = {
+        name: program | _bundles(program) | {COMPILER: compilers[name]}
+        for name, program in _by_part(bundles, root).items()
+    }
+    hashes = {name: file["sha256"] for name, file in source["files"].items()}
+    dense = [
+        {"path": f"{SOURCE}/{one['file']}", "sha256": hashes[one["file"]], "activation": one["activation"]}
+        for one in plan.get("dense", ())
+    ]
+    content = runtime_manifest(plan, programs, held, reshape, dense)
+    # Compiled bundles last as long as their operating system; on a newer one the packages are compiled again.
+    content["packages"] = _by_part(packages, root)
+    content["tokenizer"] = {"path": f"{SOURCE}/{TOKENIZER}", "sha256": hashes[TOKENIZER]}
+    # What chat and serve read beside it: the template, the special tokens, how to generate.
+    others = sorted(set(text_files(hashes)) - {TOKENIZER})
+    content["texts"] = {"path": SOURCE, "files": {name: hashes[name] for name in others}}
+    content["source"] = {key: source[key] for key in ("repo", "commit")}
+    content |= _requires(packages)
+    if not plan["buckets"]:
+        content |= _sampling(root / SOURCE) | _chat(root / SOURCE, content["eos_token_ids"], content["vocab"])
+    return content
 
 
 def _by_part(artifacts: list[Artifact], root: Path) -> dict[str, dict[str, Any]]:
