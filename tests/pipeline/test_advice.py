@@ -98,6 +98,14 @@ def test_the_next_thing_to_try(
     config.parse(settings(program=program) | lines)
 
 
+def test_of_several_parts_those_are_cut_that_can_be(build: Path) -> None:
+    """One of them has a single layer."""
+    model = config.parse(settings(program=FORMED, topology=[[0, 1], [1, 3], [3, 4]]))
+    failed = [placed(name) for name in ("layers_00_01", "layers_01_03")]
+    (found,) = advice.remedies(build, model, failed)
+    assert yaml.safe_load(found.lines) == {"topology": [[0, 1], [1, 2], [2, 3], [3, 4]]}
+
+
 @pytest.mark.parametrize(("precision", "finer"), [("int4", "int8"), ("int8", "fp16"), ("fp16", None)])
 def test_more_bits_where_there_are_any(precision: str, finer: str | None, build: Path) -> None:
     model = decoder({}, convert={"precision": precision, "embedding": "int8"})

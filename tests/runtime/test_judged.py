@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,6 +127,12 @@ def test_gates_that_have_not(
 def test_the_witness_counts_where_it_was_asked(build: Path) -> None:
     (build / "witness").mkdir()
     assert states(build) == dict.fromkeys(GATES, PASSED) | {f"witness {part}": OPEN for part in PARTS}
+
+
+def test_a_build_that_no_gate_has_seen(build: Path) -> None:
+    for gate in ("residency", "parity"):
+        shutil.rmtree(build / gate)
+    assert states(build) == dict.fromkeys(GATES, OPEN)
 
 
 def test_labels_are_no_part_of_the_stack(build: Path) -> None:
