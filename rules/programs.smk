@@ -49,6 +49,21 @@ use rule step as convert with:
         tools=TOOLS["convert"],
 
 
+# What the programs must give for inputs that any machine can make, which `shardmill check` compares.
+use rule step as expected with:
+    input:
+        **made_by(rules.fetch, rules.reference, rules.convert, rules.embedding, every="part"),
+        summary="build/{model}/plan.json",
+        parts=PARTS("build/{model}/parts/{part}.json", "embedding"),
+    output:
+        expected="build/{model}/expected.safetensors",
+        receipt="build/{model}/expected.receipt.json",
+    log:
+        "build/{model}/logs/expected.log",
+    params:
+        tools=TOOLS["expected"],
+
+
 # The package as a device loads it: by Apple's compiler on a Mac, by the portable one elsewhere.
 use rule step as compile with:
     input:

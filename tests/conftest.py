@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import checked
 import huggingface_hub
 import hypothesis
 import limits
@@ -131,6 +132,12 @@ def untied(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> tiny.
     """The same layers under an LM head of its own."""
     known = {part.name: built.packages[part.name] for part in built.layers()}
     return tiny.build(tmp_path_factory.mktemp("untied"), tied=False, known=known)
+
+
+@pytest.fixture(scope="session")
+def checkable(built: tiny.Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished build of the same model that carries what its programs must give, for those who check it."""
+    return checked.finished(built, tmp_path_factory.mktemp("sound"))
 
 
 @pytest.fixture

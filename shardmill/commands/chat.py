@@ -32,6 +32,7 @@ from shardmill.commands.arguments import (
     opened,
     read_checked,
 )
+from shardmill.commands.check import NoCheck, check_once
 from shardmill.commands.generate import closing_line
 from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import UNGATED
@@ -62,6 +63,7 @@ def chat(
     adapter: AdapterName = None,
     accept_top_p: Lossy = None,
     precision: Precision = "fp32",
+    no_check: NoCheck = False,
     ungated: Ungated = False,
 ) -> None:
     """Chat with a built model in the terminal."""
@@ -78,6 +80,7 @@ def chat(
     if system is not None:
         _check_system(system, build, manifest, chat_template)
     model = serving.load_model(build, None, precision, chat_template=chat_template)
+    check_once(build, model.engine, precision, no_check)
     talk = Talk(
         model,
         make_drafter(drafter, draft_build, model.engine.vocab, precision, context_policy, model.head),

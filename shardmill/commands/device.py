@@ -60,23 +60,28 @@ def _named(variant: Mapping[str, Any]) -> str:
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="result.json, as measure.py wrote it.")],
+    file: Annotated[
+        Path, typer.Argument(help="result.json, as measure.py wrote it, or a receipt of `shardmill check`.")
+    ],
     builds: Annotated[
         list[Path] | None,
         typer.Argument(help="Builds that may have been measured; default: all in build/.", metavar="[BUILD]..."),
     ] = None,
 ) -> None:
     """Store a result beside the build that was measured. The next `snakemake all` shows it in the report."""
+    from shardmill.device.check import result_of_check
     from shardmill.device.questions import told
     from shardmill.device.recording import import_result
     from shardmill.evidence.file import read_result
 
-    content = read_result(file)
-    for line in told(content):
-        typer.echo(one_line(line))
-    if "questions" in content and not content["variants"]:
-        return
-    for target, evidence in import_result(file, builds or _builds()):
+    with result_of_check(file, builds or _builds()) as (result, measured):
+        content = read_result(result)
+        for line in told(content):
+            typer.echo(one_line(line))
+        if "questions" in content and not content["variants"]:
+            return
+        imported = import_result(result, measured)
+    for target, evidence in imported:
         counts = Counter(line["status"] for line in evidence.lines.values())
         said = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
         typer.echo(one_line(f"{target}: {evidence.system}: {said}"))

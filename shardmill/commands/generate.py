@@ -31,6 +31,7 @@ from shardmill.commands.arguments import (
     read_checked,
     read_prompt_file,
 )
+from shardmill.commands.check import NoCheck, check_once
 from shardmill.errors import ShardmillError
 from shardmill.runtime.manifest import UNGATED
 
@@ -155,6 +156,7 @@ def generate(
     adapter: AdapterName = None,
     accept_top_p: Lossy = None,
     precision: Precision = "fp32",
+    no_check: NoCheck = False,
     ungated: Ungated = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end instead of text.")] = False,
 ) -> None:
@@ -176,6 +178,7 @@ def generate(
     tokens = encode_beginning(tokenizer, text)
     check_prompt(tokens, vocab=manifest["vocab"], room=None if context_policy == "slide" else manifest["context"])
     engine = process.load_engine(build, precision)
+    check_once(build, engine, precision, no_check)
     head = engine.load_drafter() if drafter in TRAINED else None
     session = Session(engine, context_policy=context_policy)
     session.use_adapter(adapter)
@@ -210,6 +213,7 @@ def label(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object for each text.")] = False,
     precision: Precision = "fp32",
+    no_check: NoCheck = False,
     ungated: Ungated = False,
 ) -> None:
     """Find spans in a text: their positions in characters, types and scores. Or print the labels of a whole text."""
@@ -220,6 +224,7 @@ def label(
     build = opened(build, ungated, context)
     with quiet_coremltools():
         reader = reading.load_reader(build, precision)
+    check_once(build, reader.encoder, precision, no_check)
     if redact and reader.classifies:
         raise ShardmillError(f"{build}: labels whole texts and finds no spans in them; leave out --redact")
     texts = content.splitlines() if lines else [content]

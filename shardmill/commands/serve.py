@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ from shardmill.commands.arguments import (
     check_policy,
     opened,
 )
+from shardmill.commands.check import NoCheck, check_once
 from shardmill.errors import ShardmillError
 from shardmill.files import read_text
 from shardmill.runtime.manifest import ENCODER, RUNTIME, UNGATED, holds_encoder, read_manifest
@@ -109,6 +111,7 @@ def serve(
     grace_seconds: Grace = 10.0,
     precision: Precision = "fp32",
     warm: Warm = False,
+    no_check: NoCheck = False,
     guard_margin: GuardMargin = 0.0,
     ungated: Ungated = False,
 ) -> None:
@@ -118,7 +121,7 @@ def serve(
     from shardmill.runtime import label
     from shardmill.serve import model as serving
     from shardmill.serve.http import is_loopback
-    from shardmill.serve.model import Limits, Settings
+    from shardmill.serve.model import Limits, Model, Settings
     from shardmill.serve.server import serve as run_server
 
     build = opened(build, ungated, context)
@@ -161,7 +164,13 @@ def serve(
     warming = _programs(build, draft_build) if warm else None
     decoder = partial(serving.load_model, build, draft_build, precision, context_policy, chat_template)
     encoder = partial(label.load_reader, build, precision)
-    run_server(encoder if encodes else decoder, settings, typer.echo, warming)
+
+    def checked() -> Model | label.Reader:
+        model = encoder() if encodes else decoder()
+        engine = model.encoder if isinstance(model, label.Reader) else model.engine
+        return replace(model, checked=check_once(build, engine, precision, no_check))
+
+    run_server(checked, settings, typer.echo, warming)
 
 
 def _programs(build: Path, draft_build: Path | None) -> int:

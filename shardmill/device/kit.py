@@ -40,7 +40,7 @@ from shardmill.runtime.manifest import (
 )
 
 
-def _kit_description(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+def kit_description(build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return a build's form.
 
     Args:
@@ -248,7 +248,7 @@ def _variant(name: str, build: Path, manifest: Mapping[str, Any], arrays: Arrays
         "name": name,
         "model": manifest["model"],
         "source": manifest.get("source", {}),
-        "described": _kit_description(build, manifest),
+        "described": kit_description(build, manifest),
         "artifacts": {part: entry["files"] for part, entry in manifest["packages"].items()},
         "parts": [_part(name, build, manifest, place) for place in range(len(manifest["parts"]))],
         "recorded": {str(width): rows for width, rows in recording.passes.items()},

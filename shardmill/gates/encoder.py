@@ -26,6 +26,7 @@ from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.runtime.encoder import Encoder
+from shardmill.runtime.engine import Table
 from shardmill.runtime.kv import Floats
 from shardmill.runtime.program import reused
 from shardmill.runtime.spans import Span, grouped_spans
@@ -52,7 +53,7 @@ def encoder_case(
     table, held = plan["tables"]["embedding"], beside_tables(plan, stored, weights)
 
     def expected() -> list[Tensor]:
-        return [_together(reference, texts, held, table, _stored_answers(plan, stored))]
+        return [_together(reference, texts, held, table, stored_answers(plan, stored))]
 
     def cut() -> Case:
         halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
@@ -115,7 +116,7 @@ def _together(reference: EncoderReference, *given: Any) -> Tensor:
     return torch.cat(reference.run(*given))
 
 
-def _stored_answers(plan: Mapping[str, Any], stored: StoredWeights) -> Tensor | None:
+def stored_answers(plan: Mapping[str, Any], stored: StoredWeights) -> Tensor | None:
     """Return a package's rows of the LM head for the answers, [answers, d]; None if the model ranks nothing."""
     return stored.values("classifier.weight")[: len(plan["labels"])] if plan["task"] == RANK else None
 
@@ -160,7 +161,7 @@ def encoder_stack_parity(
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
         plain = _run_texts(encoder, texts, plan, bucket)
-        held, answers = _with_tables(encoder, plan, stored), _stored_answers(plan, stored)
+        held, answers = with_tables(encoder.tables, plan, stored), stored_answers(plan, stored)
         truth = partial(_together, reference, texts, held, plan["tables"]["embedding"], answers)
         expected = truth()
         if is_portable():
@@ -178,15 +179,15 @@ def encoder_stack_parity(
     yield from _encoder_cost(load, plan, known)
 
 
-def _with_tables(encoder: Encoder, plan: Mapping[str, Any], stored: Callable[[str], Tensor]) -> Weights:
+def with_tables(tables: Mapping[str, Table], plan: Mapping[str, Any], stored: Callable[[str], Tensor]) -> Weights:
     """Return a lookup of the packages' weights and the host's tables, by transformers' names.
 
     transformers multiplies the rows of its table, where the host's table is multiplied already.
     """
     names, scale = plan["tables"], plan["architecture"]["embedding_scale"]
-    tables = {names[path]: torch.from_numpy(table[:]) for path, table in encoder.tables.items()}
-    tables[names["embedding"]] = tables[names["embedding"]] / scale
-    return lambda name: tables[name] if name in tables else stored(name)
+    known = {names[path]: torch.from_numpy(table[:]) for path, table in tables.items()}
+    known[names["embedding"]] = known[names["embedding"]] / scale
+    return lambda name: known[name] if name in known else stored(name)
 
 
 def _run_texts(encoder: Encoder, texts: Sequence[Sequence[int]], plan: Mapping[str, Any], bucket: int) -> Floats:

@@ -99,6 +99,8 @@ _ROWS = (
         exact=True,
         forks=True,
     ),
+    # Hidden states of a few tokens, and no logits but theirs.
+    Step("expected", needs=Need(780, torch=1, layer=4, whole=3.5, table=4), packages=RUNS, forks=True),
     Step("compile", needs=Need(380), packages=("coremltools", "protobuf")),
     Step(
         "residency",

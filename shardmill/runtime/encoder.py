@@ -9,8 +9,9 @@ from typing import Any
 from shardmill.machine import load_programs_as
 from shardmill.runtime.bundles import loadable
 from shardmill.runtime.engine import EMBEDDING, read_tables
+from shardmill.runtime.expected import encoder_errors, planned_operations, read_expected
 from shardmill.runtime.kv import Floats
-from shardmill.runtime.manifest import ENCODER, read_manifest
+from shardmill.runtime.manifest import ENCODER, EXPECTED, read_manifest
 from shardmill.runtime.pack import apart, bucket_for, columns, encoder_arrays
 from shardmill.runtime.program import Program
 
@@ -25,7 +26,7 @@ class Encoder:
             manifest: model.json's content.
             root: the folder that the manifest's paths are relative to.
         """
-        self.manifest, self.labels = manifest, tuple(manifest["labels"])
+        self.manifest, self.root, self.labels = manifest, root, tuple(manifest["labels"])
         self.tables = read_tables(root / manifest["embedding"]["path"])
         self.programs: dict[int, Program] = {}
         self.inputs: dict[int, list[str]] = {}
@@ -74,6 +75,15 @@ class Encoder:
         given = encoder_arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
         out = self.programs[bucket]({name: given[name] for name in self.inputs[bucket]})  # [1, rows, T, 1]
         return apart(out[0, : len(self.labels) or None, :, 0].T, counts)
+
+    def errors(self, part: str) -> dict[str, float]:
+        """Return how far a part is from what the build says that it must give, see `expected.encoder_errors`."""
+        expected = read_expected(self.root / self.manifest[EXPECTED]["path"])
+        return dict(encoder_errors(self, part, expected.parts[part]))
+
+    def operations(self, part: str) -> list[dict[str, Any]]:
+        """Return Core ML's plan for each operation of a part, see `expected.planned_operations`."""
+        return planned_operations({program.name: program for program in self.programs.values()}[part])
 
 
 def load_encoder(build: Path, precision: str = "fp16") -> Encoder:

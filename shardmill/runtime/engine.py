@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from shardmill.models.interface import LABELS
 from shardmill.runtime.adapters import adapter_digest, load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.copies import Copy, engine_identity, load_copies, save_copies
+from shardmill.runtime.expected import Expected, decoder_errors, first_answer, planned_operations, read_expected
 from shardmill.runtime.kv import Floats, KVLayout, token_rows
 from shardmill.runtime.manifest import (
+    EXPECTED,
     folds_blocks,
     label_tokens,
     lengths,
@@ -276,6 +279,25 @@ class Engine:
         """Return a digest of all that decides what the programs keep of a text."""
         engine = engine_identity(self.layers[0].program.precision)
         return digest({"model": self.manifest, "adapter": self._adapter, "tokens": list(tokens), "engine": engine})
+
+    def errors(self, part: str) -> dict[str, float]:
+        """Return how far a part is from what the build says that it must give, see `expected.decoder_errors`."""
+        return dict(decoder_errors(self, part, self._expected.parts[part]))
+
+    def first_answer(self) -> str:
+        """Return what differs from the first answer that the build has recorded, see `expected.first_answer`."""
+        assert self._expected.answer is not None
+        said = first_answer(self, self._expected.answer, self.manifest.get("margin", 0.0))
+        self.renew()
+        return said
+
+    @cached_property
+    def _expected(self) -> Expected:
+        return read_expected(self.root / self.manifest[EXPECTED]["path"])
+
+    def operations(self, part: str) -> list[dict[str, Any]]:
+        """Return Core ML's plan for each operation of a part, see `expected.planned_operations`."""
+        return planned_operations({program.name: program for program in (*self.programs, *self.label_heads)}[part])
 
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at an earlier position, or at the end."""

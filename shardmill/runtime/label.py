@@ -51,6 +51,7 @@ class Reader:
         tokenizer: the checkpoint's tokenizer.
         biases: the checkpoint's calibration of transitions between labels; None if it has none.
         dense: projections of an embedding, in order.
+        checked: what `shardmill check` found of the build on this machine; empty: nothing was compared.
         before_pass: called before every pass; an exception that it raises stops the work.
     """
 
@@ -58,6 +59,7 @@ class Reader:
     tokenizer: Tokenizer
     biases: Mapping[str, float] | None = None
     dense: tuple[Projection, ...] = ()
+    checked: str = ""
     before_pass: Callable[[], object] = bool
 
     @property

@@ -17,6 +17,7 @@ from shardmill.runtime.judged import failed_gates
 
 FORMAT = 2
 UNGATED = "ungated"  # key of a manifest that was made though gates had not passed: what each of them says
+EXPECTED = "expected"  # key of the results that `check` compares; older builds lack it
 COMPILER = "compiler"  # key of a program: the engine whose compiler produced the bundle
 SYSTEM = ("name", "macos", "build")  # keys of an engine that identify the system that a bundle is compiled for
 Keys = Mapping[str, type]
@@ -226,7 +227,7 @@ def label_tokens(content: Mapping[str, Any]) -> tuple[int, ...]:
 
 def entries(manifest: Mapping[str, Any]) -> Iterator[Any]:
     """Yield every entry that names files: {"path": ...} with a file's "sha256", or a folder's "files" by name."""
-    yield from (manifest[key] for key in ("embedding", "tokenizer", "texts") if key in manifest)
+    yield from (manifest[key] for key in ("embedding", "tokenizer", "texts", EXPECTED) if key in manifest)
     yield from (part["program"] for part in manifest["parts"])
     yield from manifest.get("packages", {}).values()
     yield from manifest.get("dense", ())

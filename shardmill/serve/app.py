@@ -47,6 +47,7 @@ def add_pages(
     metrics: Metrics,
     ungated: Sequence[str] = (),
     adapters: Callable[[], Sequence[str]] = tuple,
+    checked: str = "",
 ) -> None:
     """Add the pages that every server has.
 
@@ -57,6 +58,7 @@ def add_pages(
         metrics: the counters for /metrics.
         ungated: what gates of the build say that have not passed.
         adapters: returns the names of the model's adapters.
+        checked: what `shardmill check` found on this machine, for /health; empty for nothing.
     """
     get = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
     card = {"id": own, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
@@ -74,7 +76,7 @@ def add_pages(
 
     @get("/health")
     async def health() -> Response:
-        state = {"ungated": [*ungated]} if ungated else {}
+        state = ({"ungated": [*ungated]} if ungated else {}) | ({"check": checked} if checked else {})
         return json_response({"status": "ok" if is_well() else "unavailable", **state}, 200 if is_well() else 503)
 
     @get("/metrics")
@@ -169,7 +171,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: waiting ones delay no others
     add_error_shape(app)
-    add_pages(app, model.name, lambda: worker.is_well, metrics, settings.ungated, model.adapters)
+    add_pages(app, model.name, lambda: worker.is_well, metrics, settings.ungated, model.adapters, model.checked)
     _add_decisions(app, chats, model, worker, settings)
 
     @app.post("/v1/completions", response_model=None)

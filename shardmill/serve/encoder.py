@@ -188,7 +188,7 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
     name, reader = reader.encoder.manifest["model"], replace(reader, before_pass=desk.check)
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     add_error_shape(app)
-    add_pages(app, name, lambda: desk.is_well, metrics, settings.ungated)
+    add_pages(app, name, lambda: desk.is_well, metrics, settings.ungated, checked=reader.checked)
 
     @app.post("/v1/label", response_model=None)
     async def label_texts(body: LabelRequest, request: Request) -> Response:

@@ -164,6 +164,7 @@ class Model:
         tokenizer_digest: changes when the tokenizer does.
         threads: number of the engine's threads, if it can choose.
         build: the folder with the model's adapters; None: it takes none.
+        checked: what `shardmill check` found of it on this machine; empty: nothing was compared.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Model:
     tokenizer_digest: str = ""
     threads: int | None = None
     build: Path | None = None
+    checked: str = ""
     _grammar: Lock = field(default_factory=Lock, repr=False, compare=False)
     _prepared: list[GrammarTokenizer] = field(default_factory=list, repr=False, compare=False)
 

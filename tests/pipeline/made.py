@@ -36,7 +36,7 @@ GATES = DECODER.gates
 OUTPUTS = {"packages": "package", "compiled": "bundle"}
 SUFFIXES = {"packages": "mlpackage", "compiled": "mlmodelc"}
 # Of the receipts beside model.json, those that are attested.
-ROOT = tuple(f"{name}.receipt.json" for name in ("embedding", "plan", "precision", "search"))
+ROOT = tuple(f"{name}.receipt.json" for name in ("embedding", "expected", "plan", "precision", "search"))
 
 
 def plan(form: Form) -> dict[str, Any]:
@@ -73,6 +73,9 @@ def write_parts(builds: Path, form: Form = DECODER) -> Path:
             (path / ".snakemake_timestamp").touch()
     table = folder / "embedding.safetensors"
     store.perform(Action("embedding"), {"table": table}, receipt(table), lambda made: make_file(made["table"]))
+    expected = folder / "expected.safetensors"
+    results = {"expected": expected}
+    store.perform(Action("expected"), results, receipt(expected), lambda made: make_file(made["expected"]))
     (folder / "source").mkdir()
     (folder / "source/config.json").write_text("{}")
     (folder / "source/tokenizer.json").write_text("{}")
@@ -117,6 +120,7 @@ def written(build: Path, **config: Any) -> dict[str, Any]:
         packages=[read_artifact(path) for path in programs(build, "packages")],
         bundles=[read_artifact(path) for path in programs(build, "compiled")],
         table=read_artifact(build / "embedding.safetensors"),
+        expected=read_artifact(build / "expected.safetensors"),
     )
     task.work({"manifest": build / "model.json"})
     attest(build, **config)

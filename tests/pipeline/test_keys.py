@@ -54,6 +54,11 @@ UNREAD = (
         "it leads to the files; the digests of what is read are in the part, in the plan's `source`, or in the states",
     ),
     (
+        "expected",
+        "record.files record.drafter.files summary.model",
+        "the plan's `source` is in the key, names count not",
+    ),
+    (
         READS,
         "summary.model summary.kind summary.passes summary.lengths summary.weights summary.weight_file_limit "
         "summary.systems* summary.item_bytes summary.eos_token_ids summary.parts.0.parameters",

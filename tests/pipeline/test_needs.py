@@ -70,6 +70,10 @@ HARMLESS = {
         "jsonschema": "checks model.json of finished builds",
         "tokenizers": "the text, which reference reads",
     },
+    "expected": {
+        "jsonschema": "checks model.json of finished builds",
+        "llguidance": "answers in a grammar",
+    },
     "predicted": {
         "jsonschema": "checks model.json of finished builds",
         "llguidance": "answers in a grammar",

@@ -14,7 +14,7 @@ from shardmill.models.interface import BUNDLE, INFREQUENT
 from shardmill.pipeline.task import Artifact, Task
 from shardmill.records.finished import check_files, named_files
 from shardmill.records.names import RECEIPT, SOURCE
-from shardmill.runtime.manifest import COMPILER, SYSTEM, entries, runtime_manifest
+from shardmill.runtime.manifest import COMPILER, EXPECTED, SYSTEM, entries, runtime_manifest
 from shardmill.templates.chat_format import chat_format
 from shardmill.templates.render import has_template
 
@@ -40,6 +40,7 @@ def task(
     packages: list[Artifact],
     bundles: list[Artifact],
     table: Artifact,
+    expected: Artifact,
     form: str = "fp16",
     reshape: str = INFREQUENT,
 ) -> Task:
@@ -53,6 +54,7 @@ def task(
     def work(made: Mapping[str, Path]) -> None:
         content = described(summary, record, packages, bundles, table, form, reshape)
         content |= {key: value for key, value in read_json(stack.path).items() if key == "margin"}
+        content[EXPECTED] = _described(expected, root)
         check_files(content, root)
         for entry in entries(content):
             entry["bytes"] = sum((root / name).stat().st_size for name, _ in named_files(entry))

@@ -100,7 +100,7 @@ def test_it_carries_what_a_runtime_needs(build: Path) -> None:
 
 def test_it_holds_nothing_that_nobody_reads(build: Path) -> None:
     """Beside its format and its origin, for a person."""
-    told = {"format", "source", "window", "verify", "reshape_frequency", "uses"}
+    told = {"format", "source", "window", "verify", "reshape_frequency", "uses", "expected"}
     assert set(written(build)) - told == set(COMPLETE)
 
 

@@ -1,0 +1,285 @@
+"""What each program of a build must give for inputs that any machine can make: the results that `check` compares.
+
+The inputs are numbers of one integer generator, so a build carries seeds in their place. docs/model-json.md describes
+the generator, the file and the passes; a runtime in another language compares with the same results. Programs keep
+what earlier passes have left behind in their slots, as in use: only masks may hide it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from kit_runner.compute_plan import planned
+from kit_runner.figures import relative_error
+from numpy.typing import NDArray
+
+from shardmill import files
+from shardmill.errors import ShardmillError
+from shardmill.files import parse_json
+from shardmill.machine import is_portable, native_call
+from shardmill.runtime.kv import Floats, KVLayout
+from shardmill.runtime.program import Program, function_location
+
+if TYPE_CHECKING:
+    from shardmill.runtime.encoder import Encoder
+    from shardmill.runtime.engine import Engine
+
+ABOUT = "about"  # the file's one entry of metadata
+FORMAT = 1
+ROWS = 7  # tokens of a decoder's sequence, and rows that are compared of an encoder's text
+PLACES, LARGEST = 256, 10  # logits of a row that are recorded: at places that a seed chooses, and the largest ones
+FULL, LAST = "a full bucket", "the last slots"
+NEAR_TIE = "near tie"  # begins what is said of tokens that may change places
+GOLDEN, FIRST, SECOND = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def numbers(seed: int, count: int) -> NDArray[np.uint64]:
+    """Return the first `count` numbers of a seed: SplitMix64."""
+    state = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
+    state = (state ^ (state >> np.uint64(30))) * FIRST
+    state = (state ^ (state >> np.uint64(27))) * SECOND
+    return state ^ (state >> np.uint64(31))
+
+
+def rows(seed: int, exponent: int, count: int, channels: int) -> Floats:
+    """Return numbers of a seed between +-2^exponent, each exact in fp16: [count, channels]."""
+    odd = 2 * (numbers(seed, count * channels) >> np.uint64(54)).astype(np.int64) - 1023
+    return (odd.reshape(count, channels) * 2.0 ** (exponent - 10)).astype(np.float32)
+
+
+def below(seed: int, count: int, limit: int) -> list[int]:
+    """Return integers of a seed from 0 to `limit` - 1: the tokens of an encoder's text, or places of logits."""
+    return [int(number) for number in numbers(seed, count) % np.uint64(limit)]
+
+
+@dataclass(frozen=True)
+class Way:
+    """Passes that feed the tokens of a sequence, each at the position of its number.
+
+    Attributes:
+        name: what a person reads.
+        passes: first and last token of each pass, [start, stop), and the tokens that it has when it is filled up.
+        offset: added to a position to get its slot.
+    """
+
+    name: str
+    passes: Sequence[tuple[int, int, int]]
+    offset: int = 0
+
+
+def ways(count: int, widths: Sequence[int], slots: int, whole: int, fills: bool = True) -> list[Way]:
+    """Return the ways in which a decoder's program is run: token by token, in a wide pass, and in the last slots.
+
+    Args:
+        count: tokens of the sequence.
+        widths: those of model.json.
+        slots: of the shortest context.
+        whole: slots of the whole context.
+        fills: whether the host fills a pass up to the next width, and not the program.
+    """
+    one, last, start = [(t, t + 1, 1) for t in range(count)], [], 0
+    while start < count:  # no slot is left for a token that fills a pass up
+        taken = max((width for width in widths if width <= count - start), default=count - start)
+        last.append((start, start + taken, taken))
+        start += taken
+    wide = _wide_passes(count, widths, slots, fills)
+    return [Way("T=1", one), Way(f"T={max(widths)}", wide), Way(LAST, last, whole - count)]
+
+
+def _wide_passes(count: int, widths: Sequence[int], slots: int, fills: bool = True) -> list[tuple[int, int, int]]:
+    """Return passes of the widest width, see `Way`; if the host fills passes up, a narrower one to the next width."""
+    found = []
+    for start in range(0, count, max(widths)):
+        stop = min(start + max(widths), count)
+        fitting = (width for width in widths if fills and stop - start <= width <= slots - start)
+        found.append((start, stop, min(fitting, default=stop - start)))
+    return found
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a part must give.
+
+    Attributes:
+        seeds: for each input that is made of numbers, its seed and its exponent; of an encoder `tokens`, of logits
+            `places`.
+        limits: the largest relative error of a row, by precision.
+        rows: by way, or for all ways as "", the results: [n, kept channels], or logits at the places and the largest.
+        largest: of logits, where the largest stand in each row, [n, LARGEST].
+        every: the step between the channels that are kept.
+        why_not: why nothing was recorded; empty if something was.
+    """
+
+    seeds: Mapping[str, tuple[int, int]]
+    limits: Mapping[str, float]
+    rows: Mapping[str, Floats]
+    largest: NDArray[np.int32] | None = None
+    every: int = 1
+    why_not: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The greedy continuation of a prompt.
+
+    Attributes:
+        prompt: the tokens to begin with.
+        tokens: the tokens that follow.
+        rivals: for each of these, the token with the next largest logit, and by how much it is less.
+    """
+
+    prompt: Sequence[int]
+    tokens: Sequence[int]
+    rivals: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The content of the file."""
+
+    parts: Mapping[str, Recorded]
+    answer: Answer | None
+
+
+def read_expected(file: Path) -> Expected:
+    """Return what a build's programs must give. Raises ShardmillError if the file can't be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        files.check(file)
+        with safe_open(file, "np") as opened:
+            about = parse_json((opened.metadata() or {})[ABOUT])
+            arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+        if about["format"] != FORMAT:
+            raise ValueError(f"its format is {about['format']}, not {FORMAT}")
+        parts = {name: _recorded(name, entry, arrays) for name, entry in about["parts"].items()}
+        answer = about.get("answer")
+        return Expected(parts, Answer(answer["prompt"], answer["tokens"], answer["rivals"]) if answer else None)
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ShardmillError(f"{file}: can't be read as expected results ({error}); pull or build again") from error
+
+
+def _recorded(name: str, entry: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Recorded:
+    own = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+    largest = own.pop("largest", None)
+    seeds = {key: (int(seed), int(exponent)) for key, (seed, exponent) in entry.get("seeds", {}).items()}
+    found = {key.removeprefix("rows").removeprefix("/"): array for key, array in own.items()}
+    return Recorded(seeds, entry.get("limits", {}), found, largest, entry.get("every", 1), entry.get("why_not", ""))
+
+
+def picked(logits: Floats, recorded: Recorded) -> Floats:
+    """Return the logits [n, rows] that are compared: at the seed's places, at the largest ones', and the maximum."""
+    assert recorded.largest is not None
+    at = below(recorded.seeds["places"][0], PLACES, logits.shape[1])
+    largest = np.take_along_axis(logits, recorded.largest.astype(np.int64), axis=1)
+    return np.concatenate([logits[:, at], largest, logits.max(axis=1, keepdims=True)], axis=1)
+
+
+def limit(recorded: Recorded, precision: str) -> float:
+    """Return the largest relative error that a part may have, on this machine's engine in its precision."""
+    return float(recorded.limits["fp32" if is_portable() and precision == "fp32" else "fp16"])
+
+
+def decoder_errors(engine: Engine, name: str, recorded: Recorded) -> Iterator[tuple[str, float]]:
+    """Run a part of a decoder on its own, in all ways, and yield how far its results are from the recorded ones.
+
+    Args:
+        engine: the loaded model; its slots are forgotten.
+        name: the part's name.
+        recorded: what the part must give.
+    """
+    layers = {each.name: each for each in engine.layers}
+    count = min(ROWS, engine.slots)
+    if name in layers:
+        program, names = layers[name].program, [*layers[name].inputs]
+    else:
+        heads = {each.name: each for each in (*engine.heads, *engine.label_heads)}
+        program, names = heads[name], ["hidden"]
+    shapes = {part["name"]: part["inputs"] for part in engine.manifest["parts"]}[name]
+    given = {key: rows(*recorded.seeds[key], count, shapes[key][1]) for key in recorded.seeds if key in shapes}
+    for way in ways(count, engine.widths, engine.lengths[0], engine.slots, not engine.pads):
+        engine.reset()
+        if name in layers and way.offset:
+            engine.fit(engine.slots)
+        found = _run(program, names, given, way, engine.host if name in layers else None)
+        yield way.name, _error(found, recorded, "")
+    engine.reset()
+
+
+def _error(found: Floats, recorded: Recorded, way: str) -> float:
+    expected = recorded.rows[way]
+    if recorded.largest is not None:
+        return relative_error(picked(found, recorded), np.column_stack([expected, expected[:, PLACES]]))
+    return relative_error(found[:, :: recorded.every][:, : expected.shape[1]], expected)
+
+
+def _run(
+    program: Program, names: Sequence[str], given: Mapping[str, Floats], way: Way, host: KVLayout | None
+) -> Floats:
+    """Return a program's outputs [n, channels] for rows [n, channels] that are fed in one of the ways."""
+    kept = []
+    for start, stop, width in way.passes:
+        at = range(start, start + width)
+        arrays = host.arrays([position + way.offset for position in at], at) if host else {}
+        taken = [min(position, stop - 1) for position in at]
+        arrays |= {name: values[taken].T[None, :, :, None] for name, values in given.items()}
+        kept.append(program({name: arrays[name] for name in names})[0, :, : stop - start, 0].T)
+    return np.concatenate(kept)
+
+
+def lengths_of(bucket: int) -> dict[str, list[int]]:
+    """Return the texts with which an encoder's program is run: by way, the rows of the text that are compared.
+
+    The text of a way ends with its last row.
+    """
+    few = min(ROWS, bucket)
+    spread = [i * (bucket - 1) // max(few - 1, 1) for i in range(few)]
+    return {"one token": [0], f"{few} tokens": [*range(few)], FULL: spread}
+
+
+def encoder_errors(encoder: Encoder, name: str, recorded: Recorded) -> Iterator[tuple[str, float]]:
+    """Do the same as `decoder_errors` for the program of an encoder's bucket."""
+    buckets = dict(zip((part["name"] for part in encoder.manifest["parts"]), encoder.programs, strict=True))
+    tokens = below(recorded.seeds["tokens"][0], buckets[name], encoder.manifest["vocab"])
+    for way, kept in lengths_of(buckets[name]).items():
+        found = encoder.run(tokens[: kept[-1] + 1], buckets[name])
+        yield way, _error(found[kept][: len(recorded.rows[way])], recorded, way)
+
+
+def first_answer(engine: Engine, answer: Answer, margin: float) -> str:
+    """Continue a prompt; return what differs from the recorded answer, "" if nothing does.
+
+    Args:
+        engine: the loaded model; its slots are forgotten.
+        answer: what it must answer.
+        margin: how close two logits may be that can change places, see model.json. A text with such a near tie is
+            named, and begins with NEAR_TIE: what follows it is not compared.
+    """
+    engine.reset()
+    fed, last = [*answer.prompt, *answer.tokens], len(answer.prompt) - 1
+    for start, stop, width in _wide_passes(last, engine.widths, engine.slots, not engine.pads):
+        at = range(start, start + width)
+        engine.write([fed[min(position, stop - 1)] for position in at], at, at)
+    for number, (token, (rival, gap)) in enumerate(zip(answer.tokens, answer.rivals, strict=True)):
+        (logits,) = engine.forward([fed[last + number]], [last + number], [last + number])
+        found = int(logits.argmax())
+        if found == token:
+            continue
+        said = f"token {number + 1} is {found}, not {token}"
+        close = found == rival and gap <= margin
+        return f"{NEAR_TIE}: {said}, {gap:.2g} less likely in logits" if close else said
+    return ""
+
+
+def planned_operations(program: Program) -> list[dict[str, Any]]:
+    """Return where Core ML will run each operation of a loaded program, see `kit_runner.compute_plan.planned`.
+
+    A plan is of the program's default shape, and of its default function or of the function with a bundle of its own.
+    """
+    path, _ = function_location(program.path, next(iter(program.models)))
+    with native_call():
+        return list(planned(path))
