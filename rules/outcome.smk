@@ -7,9 +7,7 @@ OF_THE_MODEL = made.of_the_model(workflow)
 # What a runtime needs to load and run the model.
 use rule aside as manifest with:
     input:
-        **made_by(
-            rules.fetch, rules.convert, rules.compile, rules.embedding, rules.expected, every="part", after=GATES
-        ),
+        **made_by(rules.fetch, rules.convert, rules.compile, rules.embedding, rules.expected, every="part", after=GATES),
         summary="build/{model}/plan.json",
         stack=ancient("build/{model}/parity/stack.json"),
     output:
