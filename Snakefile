@@ -37,10 +37,12 @@ onstart:
 
 
 onsuccess:
+    terminal.end(MODELS)
     sum_up(MODELS, workflow)
 
 
 onerror:
+    terminal.end()
     sum_up(MODELS, workflow)
     advice.advise(MODELS, workflow)
 

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from shardmill.pipeline import advice, fork_server, made, options, scheduling
+from shardmill.pipeline import advice, fork_server, made, options, scheduling, terminal
 from shardmill.pipeline import snakefile as sm
 from shardmill.pipeline.batch import alike, any_of, of, parts_of, sum_up, tell_jobs, together
 from shardmill.pipeline.made import perhaps, verdict
@@ -14,6 +14,7 @@ scheduling.use_own_solver()
 scheduling.limit_ane(workflow)
 scheduling.say_in_one_line()
 MODELS = sm.checked(config, workflow)
+terminal.take_over(MODELS, workflow)
 OF = of(MODELS)  # applies a function to the config of a job's model
 PARTS = parts_of(MODELS)
 TOOLS = sm.tools(MODELS, workflow)

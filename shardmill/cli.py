@@ -32,7 +32,7 @@ from shardmill.commands import (
     release,
     serve,
 )
-from shardmill.imports import spare_imports
+from shardmill.imports import quiet_coremltools, spare_imports
 from shardmill.machine import CODE
 from shardmill.printable import one_line
 
@@ -148,4 +148,5 @@ def main() -> None:
     """Run the `shardmill` command."""
     interrupt.ends_this_process(INTERRUPTED)
     spare_imports()
-    app()
+    with quiet_coremltools():
+        app()

@@ -53,14 +53,23 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def reporting(name: str, path: Path, size: int, seconds: float = 10.0) -> Iterator[None]:
-    """Log every `seconds`, inside the `with` block, how many of `size` bytes the file at `path` holds."""
-    done = threading.Event()
+def reporting(name: str, held: Callable[[], int], size: int, seconds: float = 10.0) -> Iterator[None]:
+    """Log every `seconds`, inside the `with` block, how many of `size` bytes are there, and how long the rest takes.
+
+    Args:
+        name: of what comes.
+        held: returns the bytes that are there.
+        size: of all.
+        seconds: between two lines.
+    """
+    done, start, began = threading.Event(), held(), time.monotonic()
 
     def report() -> None:
         while not done.wait(seconds):
-            held = path.stat().st_size if path.exists() else 0
-            log.info("%s: %.2f of %.2f GB", name, held / 1e9, size / 1e9)
+            there = held()
+            rate = (there - start) / (time.monotonic() - began)
+            rest = f"{rate / 1e6:.1f} MB/s, about {(size - there) / rate:.0f} s left" if rate else "nothing comes"
+            log.info("%s: %.2f of %.2f GB, %s", name, there / 1e9, size / 1e9, rest)
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -247,8 +256,26 @@ def download(
         hashes = _verified(snapshot, texts, cache)
         weights = [listing[name] for name in weight_files(snapshot, listing, f"{repo}@{commit[:7]}")]
         _check_space(folder, weights)
-        brought = _bring_all(weights, lambda file, stop: _bring(repo, file, snapshot, access, stop))
+        brought = _bring_all(repo, folder, weights, lambda file, stop: _bring(repo, file, snapshot, access, stop))
         return snapshot, hashes | _verified(snapshot, weights, cache, brought)
+
+
+def amounts(repo: str, commit: str, access: HubAccess) -> tuple[int, int] | None:
+    """Return the bytes of a commit's checkpoint, and how many of them are not in the cache.
+
+    None if the cache has no listing of the commit; the hub is not asked. Before the index of the weights is there, all
+    safetensors files count.
+    """
+    folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
+    if read_tree_cache(str(folder), commit) is None:
+        return None
+    _, snapshot, listing = _listing(repo, commit, access)
+    try:
+        weights = weight_files(snapshot, listing, repo)
+    except CheckpointError:
+        weights = [name for name in listing if name.endswith(".safetensors")]
+    files = [listing[name] for name in {*text_files(listing), *weights}]
+    return sum(file.size for file in files), sum(_missing_bytes(folder, file) for file in files)
 
 
 def _check_small(repo: str, file: RemoteFile) -> None:
@@ -295,7 +322,7 @@ def download_all(
             work = partial(_bring, repo, file, snapshot, access, stop)
             return work() if file.size > SMALL_BYTES else within(SMALL_SECONDS, work, f"{repo}: {file.name}")
 
-        _verified(snapshot, files, cache, _bring_all(files, bring))
+        _verified(snapshot, files, cache, _bring_all(repo, folder, files, bring))
         return commit, snapshot, [file.name for file in files]
 
 
@@ -313,8 +340,10 @@ def _missing_bytes(folder: Path, file: RemoteFile) -> int:
     blob = _blob(folder, file)
     if blob.exists():
         return 0
-    partly = _partial(blob)
-    return file.size - (partly.stat().st_size if partly.exists() else 0)
+    try:
+        return file.size - _partial(blob).stat().st_size
+    except FileNotFoundError:
+        return 0 if blob.exists() else file.size  # it may just have been renamed
 
 
 def _blob(folder: Path, file: RemoteFile) -> Path:
@@ -326,25 +355,32 @@ def _partial(blob: Path) -> Path:
 
 
 def _bring_all(
-    files: Iterable[RemoteFile], bring: Callable[[RemoteFile, Event], FileState | None]
+    repo: str, folder: Path, files: Sequence[RemoteFile], bring: Callable[[RemoteFile, Event], FileState | None]
 ) -> dict[str, FileState | None]:
     """Download files, several at a time, because a hub may send each file more slowly than the network allows.
 
     Raise the first error, or Ctrl-C, at once. The other streams then end at their next bytes and keep their bytes.
 
     Args:
+        repo: owner/name.
+        folder: the repository's folder in the hub's cache.
         files: the files to download.
         bring: downloads one file, until an event is set.
     """
-    stop, pool = Event(), ThreadPoolExecutor(STREAMS)
-    try:
-        coming = {pool.submit(bring, file, stop): file.name for file in files}
-        return {coming[done]: done.result() for done in as_completed(coming)}
-    except BaseException:
-        stop.set()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
+    stop, pool, size = Event(), ThreadPoolExecutor(STREAMS), sum(file.size for file in files)
+
+    def held() -> int:
+        return size - sum(_missing_bytes(folder, file) for file in files)
+
+    with reporting(repo, held, size):
+        try:
+            coming = {pool.submit(bring, file, stop): file.name for file in files}
+            return {coming[done]: done.result() for done in as_completed(coming)}
+        except BaseException:
+            stop.set()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _bring(repo: str, file: RemoteFile, snapshot: Path, access: HubAccess, stop: Event = NEVER) -> FileState | None:
@@ -383,7 +419,6 @@ def _stream(url: str, blob: Path, file: RemoteFile, access: HubAccess, stop: Eve
         partly.unlink()
     with (
         BoundedFile(partly, file.size, stop) as stream,
-        reporting(file.name, partly, file.size),
         understood(access.endpoint),
         without_pages(file.name, stream),
     ):

@@ -1,4 +1,4 @@
-"""What the commands share: arguments and options with their checks, texts from files, sizes, and tables."""
+"""What the commands share: arguments and options with their checks, texts from files, and tables."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from drafted_decoding import ContextPolicy, Drafter
     from drafted_decoding.drafters import TrainedEngine
     from rich.table import Table
-
-UNITS = ("B", "kB", "MB", "GB")
-
-
-def size(count: float) -> str:
-    """Return bytes as a person reads them, in powers of 1000."""
-    unit = 0
-    while count >= 1000 and unit < len(UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f"{count:.0f} B" if unit == 0 else f"{count:.1f} {UNITS[unit]}"
 
 
 def make_table(*columns: str, right: Collection[str] = (), fold: Collection[str] = ()) -> Table:

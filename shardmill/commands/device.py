@@ -39,6 +39,8 @@ def kit(
     ungated: Ungated = False,
 ) -> None:
     """Pack builds, the outputs they should give and the program that measures them into one zip."""
+    from rich.console import Console
+
     from shardmill.device.kit import STEPS, write_kit
     from shardmill.device.questions import questions as asked
     from shardmill.errors import ShardmillError
@@ -47,7 +49,8 @@ def kit(
         raise ShardmillError("device kit: name builds to measure, or --questions, or both")
     check_output(output)
     opened_builds = [opened(build, ungated, context) for build in builds or []]
-    content = write_kit(opened_builds, output, asked() if questions else ())
+    with Console(stderr=True).status("packing the kit: computing what each program should give"):
+        content = write_kit(opened_builds, output, asked() if questions else ())
     names = ", ".join([*(one["text"] for one in content["questions"]), *map(_named, content["variants"])])
     typer.echo(one_line(f"{output}: {names}") + f"; {output.stat().st_size / 1e6:.1f} MB")
     typer.echo(f"On the Mac, with Python 3.10 to 3.13: unzip {output.name} && {STEPS}")

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmill.commands.arguments import make_table, size
+from shardmill.commands.arguments import make_table
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.forms.recipe import SEARCH
 from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, RANGE
 from shardmill.models.part_kinds import PART_KINDS
+from shardmill.pipeline.words import size
 
 if TYPE_CHECKING:
     from rich.table import Table

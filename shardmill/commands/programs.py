@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmill.commands.arguments import Build, Precision, make_table, size
+from shardmill.commands.arguments import Build, Precision, make_table
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json
+from shardmill.pipeline.words import size
 from shardmill.printable import one_line
 
 if TYPE_CHECKING:

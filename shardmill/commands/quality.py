@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
-from shardmill.commands.arguments import Build, check_output, make_table, read_prompt_file, size
+from shardmill.commands.arguments import Build, check_output, make_table, read_prompt_file
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps, read_json
 from shardmill.forms.recipe import WORST, costliest, read_recipe
+from shardmill.pipeline.words import size
 from shardmill.runtime.manifest import read_manifest
 
 if TYPE_CHECKING:

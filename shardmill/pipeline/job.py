@@ -10,6 +10,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,7 +19,7 @@ from shardmill import interrupt
 from shardmill.errors import GateError, ShardmillError
 from shardmill.files import digest, load_json, read_json, write_json
 from shardmill.imports import spare_imports
-from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine
+from shardmill.machine import THREAD_VARIABLES, collect_rarely, engine, is_portable
 from shardmill.pipeline import code_digest, resources, storage
 from shardmill.pipeline.cache import remote
 from shardmill.pipeline.cache.lock import join_build
@@ -26,6 +27,7 @@ from shardmill.pipeline.cache.store import TEMPLATES, Store
 from shardmill.pipeline.needs import STEPS, Step, step_of
 from shardmill.pipeline.task import Artifact, Task, Tools
 from shardmill.pipeline.verdict import Missed, failed
+from shardmill.pipeline.words import size
 from shardmill.printable import PrintableFormatter, first_line, one_line
 from shardmill.records.names import RECEIPT
 
@@ -163,6 +165,7 @@ def _copied_to(error: BaseException) -> str | None:
 
 log = logging.getLogger("shardmill")
 
+SILENT = "SHARDMILL_JOBS_ARE_SILENT"  # the variable with which a job writes into its log alone: see terminal.py
 STORE = Path("build/.store")
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -179,10 +182,11 @@ def execute(snakemake: Any, begins: Callable[[], None] = lambda: None) -> None:
         begins: called before the work, if the store does not have its result.
     """
     terminal = _redirect_output(Path(snakemake.log[0]))
+    silent = SILENT in os.environ
     own = step_of(snakemake.rule)
     name = f"shardmill {own} {' '.join(map(str, snakemake.wildcards))}".strip()
-    _start_logging(terminal, name)
-    interrupt.ends_this_process(f"{name}: interrupted", terminal.fileno())
+    _start_logging(None if silent else terminal, name)
+    interrupt.ends_this_process(f"{name}: interrupted", 2 if silent else terminal.fileno())
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # sums differ in the last digits if threads differ
     collect_rarely()
@@ -204,6 +208,7 @@ def execute(snakemake: Any, begins: Callable[[], None] = lambda: None) -> None:
         sys.exit(1)
     finally:
         log.debug("peak memory %d MB, declared %s MB", peak_mb(), snakemake.resources.get("mem_mb"))
+        log.debug("%.2f s of CPU", cpu_seconds())
 
 
 def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None], begins: Callable[[], None]) -> None:
@@ -223,7 +228,25 @@ def _run(step: Step, snakemake: Any, withdrawal: Callable[[], None], begins: Cal
         assert not isinstance(receipt, list)
         arguments = given(room.inputs) | params
         todo = describe(step.task, arguments, store, tools, _threads(step, snakemake, room.inputs))
-        perform(todo, flat(made), receipt, store, taken(arguments), begins)
+        with _saying_loads(room.builds / snakemake.wildcards.model):
+            perform(todo, flat(made), receipt, store, taken(arguments), begins)
+
+
+@contextmanager
+def _saying_loads(build: Path) -> Iterator[None]:
+    """Log each load of a program by Core ML inside the `with` block: it may take minutes, and says nothing."""
+    if is_portable():
+        yield
+        return
+    from shardmill.runtime.bundles import on_program_load
+
+    def say(name: str) -> None:
+        files = (build / "compiled" / f"{name}.mlmodelc").rglob("*")
+        held = sum(file.stat().st_size for file in files if file.is_file())
+        log.info("Core ML loads %s, %s; a first load takes minutes for a gigabyte", name, size(held))
+
+    with on_program_load(say):
+        yield
 
 
 def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
@@ -283,6 +306,12 @@ def peak_mb() -> float:
     return (resources.own_peak() + (child * resources.RSS_UNIT if child > whole else 0)) / 1e6
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of those that it started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def _withdraw(build: Path) -> None:
     """Remove the files that describe the whole build, because a part of the build is being made or judged again."""
     for name in ("model.json", "provenance.json", "test-results.jsonl", "report.html"):
@@ -323,13 +352,14 @@ def _redirect_output(file: Path) -> TextIO:
     return terminal
 
 
-def _start_logging(terminal: TextIO, job: str) -> None:
-    """Log everything to standard error, now the job's log file; log progress and errors to the terminal, too."""
+def _start_logging(terminal: TextIO | None, job: str) -> None:
+    """Log everything to standard error, now the job's log file; log progress and errors to a terminal, too."""
     log.setLevel(logging.DEBUG)
     to_file = logging.StreamHandler()
     to_file.setFormatter(PrintableFormatter("%(levelname)s %(message)s"))
-    to_terminal = logging.StreamHandler(terminal)
-    to_terminal.setLevel(logging.INFO)
-    to_terminal.setFormatter(logging.Formatter(f"{job}: %(message)s"))
     log.addHandler(to_file)
-    log.addHandler(to_terminal)
+    if terminal:
+        to_terminal = logging.StreamHandler(terminal)
+        to_terminal.setLevel(logging.INFO)
+        to_terminal.setFormatter(logging.Formatter(f"{job}: %(message)s"))
+        log.addHandler(to_terminal)

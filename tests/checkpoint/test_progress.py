@@ -6,8 +6,8 @@ Only lines about this test's file are counted: a download that another test left
 from __future__ import annotations
 
 import logging
+import re
 import time
-from pathlib import Path
 
 import pytest
 from patience import wait_until
@@ -15,13 +15,17 @@ from patience import wait_until
 from shardmill.checkpoint.hub import reporting
 
 
-def test_it_reports_what_the_file_holds_and_then_falls_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The lines name the file, what is there and what there will be."""
+def test_it_reports_what_has_come_and_then_falls_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """The lines name what comes, what is there and what there will be, how fast it comes, and how long it takes yet."""
     caplog.set_level(logging.INFO)
-    name, partial = "long.safetensors", tmp_path / "partial"
-    with reporting(name, partial, 4_000_000_000, seconds=0.01):
-        partial.write_bytes(bytes(20_000_000))
-        wait_until(lambda: f"{name}: 0.02 of 4.00 GB" in caplog.text, "nothing was reported")
+    name, held = "acme/long", [0]
+    with reporting(name, lambda: held[0], 4_000_000_000, seconds=0.01):
+        wait_until(lambda: f"{name}: 0.00 of 4.00 GB, nothing comes" in caplog.text, "nothing was reported")
+        held[0] = 20_000_000
+        form = rf"{name}: 0\.02 of 4\.00 GB, (\S+) MB/s, about (\d+) s left"
+        wait_until(lambda: re.search(form, caplog.text) is not None, "no rate was reported")
     said = caplog.text.count(name)
+    for rate, left in re.findall(form, caplog.text):
+        assert float(left) == pytest.approx(3980 / float(rate), rel=0.2, abs=1)
     time.sleep(0.05)
     assert caplog.text.count(name) == said

@@ -366,7 +366,7 @@ def the_encoder(place: Place) -> None:
     say(place, *every)
     updated = replace(place, switches=UPDATE)
     say(updated, "shardmill", "why", "build/piece", "--configfile", PIECE, says=r"compiled/\S+ +works")
-    worked = say(updated, *every)
+    worked = say(updated, *every, "--verbose")
     for step in ("compile", "residency", "parity", "benchmark"):
         demand(bool(re.search(rf"shardmill {step}.*: worked", worked)), f"{step} did not run after the update")
     check_engine(build, "coreml", UPDATE["MAC_BUILD"])

@@ -146,7 +146,7 @@ def finished(name: str, folder: Path) -> Project:
         shutil.copyfile(ROOT / "resources/text" / file, project.folder / file)
     if kind.head:
         kind.head(project.folder / "head")
-    done = stored_here(project).run("all")
+    done = stored_here(project).run("all", verbose=True)
     succeeded(done)
     assert steps_that("worked", done.stdout) == {"benchmark"}
     assert steps_that("unchanged", done.stdout) >= {"split", "embedding", "convert", "compile", "residency", "parity"}

@@ -36,7 +36,7 @@ CONFIG = tiny.settings(
 
 
 def steps_that(did: str, output: str) -> set[str]:
-    """The steps of which a job "worked" in a run of Snakemake, or left something "unchanged"."""
+    """The steps of which a job "worked" in a verbose run, or left something "unchanged"."""
     return set(re.findall(rf"^shardmill (\w+).*: {did}\b", output, re.MULTILINE))
 
 
@@ -104,10 +104,13 @@ class Project:
                 start_new_session=True,
             )
 
-    def run(self, *targets: str, under: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """To its end, whatever that is; everything it says is in `stdout`. Args: under a command that starts it."""
+    def run(self, *targets: str, under: Sequence[str] = (), verbose: bool = False) -> subprocess.CompletedProcess[str]:
+        """To its end, whatever that is; everything it says is in `stdout`.
+
+        Args: under a command that starts it; verbose, so that jobs and Snakemake say what they do themselves.
+        """
         return subprocess.run(
-            [*under, *self.command(*targets)],
+            [*under, *self.command(*targets), *(["--verbose"] if verbose else [])],
             cwd=self.folder,
             env=self.environment(),
             stdout=subprocess.PIPE,
@@ -129,9 +132,9 @@ class Project:
             check=True,
         ).stdout
 
-    def finish(self) -> str:
+    def finish(self, verbose: bool = False) -> str:
         """Runs to success and returns what was said."""
-        done = self.run()
+        done = self.run(verbose=verbose)
         succeeded(done)
         return done.stdout
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ from processes import succeeded
 
 from shardmill.errors import GateError
 from shardmill.machine import THREAD_VARIABLES as THREADS
+from shardmill.pipeline import job
 from shardmill.pipeline.job import as_paths, error_line
+from shardmill.runtime.bundles import report_load
 
 SCRIPT = """
 import json, logging, sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from shardmill.errors import GateError
@@ -64,6 +68,29 @@ def test_a_step_gets_paths_and_parameters_and_says_what_it_does(tmp_path: Path) 
     assert json.loads((tmp_path / "given.json").read_text()) == ["a.json", ["b", "c"], "e", "d.html"]
     assert (done.stdout, done.stderr) == ("", "shardmill convert head_0: half way\n")
     assert "chatter of a library" in (tmp_path / "logs/step.log").read_text()
+
+
+def test_a_job_that_is_to_be_silent_writes_into_its_log_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From where the main process takes it: how far it is, and why it failed."""
+    monkeypatch.setenv(job.SILENT, "1")
+    done = run(tmp_path, 'raise GateError("kl is 1")')
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+    log = (tmp_path / "logs/step.log").read_text()
+    assert "\nINFO half way\n" in f"\n{log}" and "\nERROR kl is 1\n" in log
+    assert re.search(r"^DEBUG \d+\.\d\d s of CPU$", log, re.MULTILINE)
+
+
+def test_a_load_by_core_ml_names_the_part_and_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The portable engine loads in no time, and nothing is said."""
+    (tmp_path / "compiled/head_0.mlmodelc/inner").mkdir(parents=True)
+    (tmp_path / "compiled/head_0.mlmodelc/inner/weights").write_bytes(bytes(2_000_000))
+    lines: list[str] = []
+    monkeypatch.setattr(job.log, "info", lambda form, *given: lines.append(form % given))
+    for portable in (True, False):
+        monkeypatch.setattr(job, "is_portable", partial(bool, portable))
+        with job._saying_loads(tmp_path):
+            report_load("head_0")
+    assert lines == ["Core ML loads head_0, 2.0 MB; a first load takes minutes for a gigabyte"]
 
 
 def test_a_failure_is_one_line_and_the_log_has_the_traceback(tmp_path: Path) -> None:

@@ -60,10 +60,8 @@ def test_of_a_batch_a_model_that_does_not_fit_is_left_out_by_its_largest_job() -
 
 
 def test_memory_that_the_user_sets_is_taken_at_its_word() -> None:
-    assert list(batch(run(1400, parity_stack={"mem_mb": 1000}, reference={"mem_mb": 1000})).models) == [
-        "small",
-        "large",
-    ]
+    told = {step: {"mem_mb": 1000} for step in ("parity_stack", "reference", "benchmark")}
+    assert list(batch(run(1400, **told)).models) == ["small", "large"]
 
 
 def test_a_job_of_a_batch_that_turns_out_too_large_gets_all_there_is() -> None:

@@ -155,7 +155,7 @@ def test_a_build_in_a_storage_is_the_build_on_a_disk(
         shutil.copytree(*stores, ignore=shutil.ignore_patterns("templates"), dirs_exist_ok=True)
     with place(tmp_path / "mounted") as (provider, prefix, url):
         options = ("--default-storage-provider", provider, "--default-storage-prefix", prefix)
-        done = there.run("all", *options, "--shared-fs-usage", "none")
+        done = there.run("all", *options, "--shared-fs-usage", "none", verbose=True)
         succeeded(done)
         assert steps_that("worked" if place is s3 else "unchanged", done.stdout) >= {"convert", "compile", "parity"}
         assert place is s3 or steps_that("worked", done.stdout) == {"benchmark"}

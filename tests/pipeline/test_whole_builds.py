@@ -339,7 +339,7 @@ def test_bundles_of_all_functions_convert_nothing_again(the: Callable[[str], Pro
     project = the("forms")
     settings = {**SETTINGS, "program": {**FORMS, "bundles": "one"}}
     (project.folder / "tiny.yaml").write_text(yaml.safe_dump(settings))
-    done = project.run("build/tiny/compiled/layers_00_02.receipt.json")
+    done = project.run("build/tiny/compiled/layers_00_02.receipt.json", verbose=True)
     succeeded(done)
     worked = [line for line in done.stdout.splitlines() if ": worked" in line]
     assert len(worked) == 1 and worked[0].startswith("shardmill compile tiny layers_00_02"), done.stdout

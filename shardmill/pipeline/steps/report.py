@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from shardmill.pipeline.task import Task, paths_from
 
 if TYPE_CHECKING:
     from shardmill.report.read import Build
+
+log = logging.getLogger(__name__)
 
 
 def task(
@@ -72,6 +75,7 @@ def _write(build: Build, made: Mapping[str, Path]) -> None:
     from shardmill.report.wording import alone
 
     shown = context(build)
+    log.info("%s", shown["verdict"].line)
     write_text(made["page"], filled(shown))
     made["plots"].mkdir(parents=True, exist_ok=True)
     for plot in (*shown.get("plots", ()), *([shown["front"]] if build.search else ())):
