@@ -49,6 +49,8 @@ def plan(
         show_plan(found)
     if found.refused:
         raise ConfigError(f"{config}: {'; '.join(found.refused)}")
+    if found.costs and found.costs.refused:
+        raise ConfigError("; ".join(found.costs.refused))
 
 
 def show_plan(found: Preview) -> None:
@@ -62,6 +64,8 @@ def show_plan(found: Preview) -> None:
 
 def _render_plan(found: Preview) -> Iterator[str | Table]:
     """Yield the lines of the output, in order."""
+    from shardmill.pipeline import costs
+
     yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
     if found.long_factors:
         yield f"context {found.context}: over the original length: LongRoPE's long factors for short texts too"
@@ -95,6 +99,9 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
         if found.lengths:
             yield _by_length(found)
     yield f"tensors: {TENSORS[found.tensors]}"
+    if found.costs:
+        yield from costs.lines(found.costs)
+        yield from (f"warning: {line}" for line in found.costs.warnings)
 
 
 def _by_bytes(found: Preview) -> str:

@@ -25,7 +25,8 @@ from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cac
 from shardmill.models.interface import APART, FIXED
 from shardmill.models.mixers import MIXERS
 from shardmill.models.part_kinds import table_constants
-from shardmill.pipeline.resolve import check_labels, describe_drafter, described_to_fit, fitted
+from shardmill.pipeline.costs import Costs, costs
+from shardmill.pipeline.resolve import check_labels, describe_drafter, described_to_fit, fitted, plan_sizes
 from shardmill.pipeline.snakefile import file_problems
 from shardmill.pipeline.steps.split import answer_tokens, ignored, read_out
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
@@ -117,6 +118,7 @@ class Preview:
         tensors: "match", "differ", or "unknown" if the checkpoint is not on this machine.
         warnings: what may surprise: experts that don't fit, programs that only some systems run on the Neural Engine.
         refused: why it can't be built; empty if it can.
+        costs: what it takes, and what this machine has; None if it can't be built.
     """
 
     model: str
@@ -156,6 +158,7 @@ class Preview:
     tensors: str
     warnings: tuple[str, ...]
     refused: tuple[str, ...]
+    costs: Costs | None
 
 
 def preview(config: Config) -> Preview:
@@ -192,9 +195,9 @@ def preview(config: Config) -> Preview:
         for shape in adapter_inputs(spec.graph, spec.layers, spec.calls.adapters).values()
     ]
     limit = weight_limit(config)
-    refused = [*overweight(config, a), *(overweight_drafter(config, a, drafter) if drafter else ())]
+    heavy = [*overweight(config, a), *(overweight_drafter(config, a, drafter) if drafter else ())]
     fault = _tensor_fault(config, model)
-    unpooled = _read_out_fault(config, model)
+    refused = (*heavy, *file_problems(config), *filter(None, [fault, _read_out_fault(config, model)]))
     return Preview(
         model=config.model,
         source=config.source.path or f"{config.source.repo}@{config.source.revision}",
@@ -233,13 +236,10 @@ def preview(config: Config) -> Preview:
         tensors="unknown" if fault is None else "differ" if fault else "match",
         warnings=(
             *(_routed_anyway(config, limit) if config.experts != asked.experts else ()),
-            *(warnings(config, {p.name: p.weight_bytes for p in programs}) if not refused else ()),
+            *(warnings(config, {p.name: p.weight_bytes for p in programs}) if not heavy else ()),
         ),
-        refused=(
-            *refused,
-            *file_problems(config),
-            *filter(None, [fault, unpooled]),
-        ),
+        refused=refused,
+        costs=None if refused else costs(chosen, a, plan_sizes(chosen, a), weights, sum(tables.values())),
     )
 
 

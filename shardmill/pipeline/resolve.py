@@ -164,7 +164,7 @@ def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
         chosen = {"topology": resolved.ranges, "experts": resolved.experts, "slices": resolved.slices}
     with contextlib.suppress(OSError):  # a store that may only be read: worked out again the next time
         write_json(kept, chosen)
-        write_json(_kept(resolved, store, SIZES), {"model_type": model_type} | _sizes(resolved, architecture))
+        write_json(_kept(resolved, store, SIZES), {"model_type": model_type} | plan_sizes(resolved, architecture))
     return resolved
 
 
@@ -178,7 +178,8 @@ def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
     return found
 
 
-def _sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
+def plan_sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
+    """Return as much of plan.json as memory follows from; weights count as two bytes each."""
     from shardmill.models.part_kinds import table_constants
     from shardmill.plan import empty_parts, part_sizes
 

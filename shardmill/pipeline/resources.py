@@ -44,10 +44,15 @@ def most_mb(workflow: Any) -> int | None:
     """
     given: int | None = workflow.global_resources.get("mem_mb").value
     if given is None and workflow.is_main_process and not _sends_jobs(workflow):
-        tenths = TENTHS_OF_A_MAC if platform.system() == "Darwin" else TENTHS
-        given = memory_bytes() * tenths // 10_000_000
+        given = share_mb()
         workflow.global_resources["mem_mb"] = given
     return given
+
+
+def share_mb() -> int:
+    """Return MB that jobs may use together on this machine, unless a run is told otherwise."""
+    tenths = TENTHS_OF_A_MAC if platform.system() == "Darwin" else TENTHS
+    return memory_bytes() * tenths // 10_000_000
 
 
 def held_mb(workflow: Any) -> int:

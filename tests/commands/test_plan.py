@@ -24,6 +24,7 @@ KEYS = {
     "state_bytes", "bytes_per_token", "tensors", "refused", "buckets", "task", "bits_per_weight", "bytes_by_form",
     "expert_groups", "passes", "lengths", "reshape_frequency", "windows", "adapters", "long_factors",
     "adapter_bytes", "adapter_operations", "adapter_verdict", "systems", "warnings",
+    "costs",
 }  # fmt: skip
 PROGRAM_KEYS = {
     "name",
@@ -132,7 +133,8 @@ def test_what_a_token_takes_in_each_context_is_a_table_of_its_own(tmp_path: Path
     file.write_text(yaml.safe_dump(content | {"program": {"shapes": "fixed", "contexts": [128, 512]}}))
     said = CliRunner().invoke(cli.app, ["plan", str(file)])
     assert said.exit_code == 0
-    rows = [line.split() for line in said.stdout.splitlines()[-5:-2]]  # above an empty line and the tensors
+    shown = said.stdout.partition("tensors: ")[0].splitlines()
+    rows = [line.split() for line in shown[-4:-1]]  # above an empty line
     assert [row[0] for row in rows] == ["128", "512", "1024"]
     found = json.loads(CliRunner().invoke(cli.app, ["plan", str(file), "--json"]).stdout)
     assert [one["slots"] for one in found["lengths"]] == [128, 512, 1024]
