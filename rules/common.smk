@@ -14,6 +14,7 @@ scheduling.use_own_solver()
 scheduling.limit_ane(workflow)
 scheduling.say_in_one_line()
 MODELS = sm.checked(config, workflow)
+sm.say_unlocked(MODELS, workflow)
 terminal.take_over(MODELS, workflow)
 OF = of(MODELS)  # applies a function to the config of a job's model
 PARTS = parts_of(MODELS)

@@ -128,11 +128,14 @@ def resolve(repo: str, revision: str | None, access: HubAccess) -> tuple[str, li
 
 
 def _pinned(repo: str, revision: str | None, access: HubAccess) -> str:
-    """Return `revision` if it is a commit. Otherwise raise a CheckpointError that names the commit to pin."""
+    """Return `revision` if it is a commit. Otherwise raise a CheckpointError that names the commit that it is now."""
     if revision and is_commit(revision):
         return revision
     commit = _resolve_revision(repo, revision, access)
-    raise CheckpointError(f"{repo}: revision {revision or 'main'!r} is a name that can move; pin revision: {commit}")
+    raise CheckpointError(
+        f"{repo}: revision {revision or 'main'!r} is a name that can move, and {commit} now; `shardmill lock CONFIG` "
+        "keeps it"
+    )
 
 
 def _resolve_revision(repo: str, revision: str | None, access: HubAccess) -> str:

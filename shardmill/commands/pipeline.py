@@ -27,14 +27,16 @@ if TYPE_CHECKING:
 def plan(
     config: Annotated[Path, typer.Argument(help="A config, e.g. configs/demo.yaml.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    locked: Annotated[bool, typer.Option("--locked", help="Refuse a commit that no lock says.")] = False,
 ) -> None:
     """Show what a config would build, without building. Exit code 1 if it can't be built."""
     from rich.console import Console
 
-    from shardmill.pipeline.locks import announce
+    from shardmill.pipeline.locks import announce, only_locked
     from shardmill.pipeline.resolve import load_resolved
 
-    chosen = load_resolved(config)
+    with only_locked(locked):
+        chosen = load_resolved(config)
     announce([chosen])
     try:
         with Console(stderr=True).status(f"reading {config}"):

@@ -152,6 +152,20 @@ def with_locks(config: Config, file: Path | None, name: str, may_ask: bool = Tru
         raise ConfigError(f"{name}: {error}") from error
 
 
+@contextlib.contextmanager
+def only_locked(wanted: bool) -> Iterator[None]:
+    """Ask no hub for a commit inside the `with` block, as with SHARDMILL_LOCKED=1, if that is wanted."""
+    before = os.environ.get(ONLY[0])
+    if wanted:
+        os.environ[ONLY[0]] = "1"
+    try:
+        yield
+    finally:
+        if wanted:
+            os.environ.pop(ONLY[0])
+            os.environ.update({} if before is None else {ONLY[0]: before})
+
+
 def _demand_leave(path: Path, file: Path | None, what: str, may_ask: bool) -> None:
     """Raise ConfigError where the hub may not be asked for what no lock says."""
     command = f"shardmill lock {file or 'CONFIG'}"

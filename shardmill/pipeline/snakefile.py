@@ -215,13 +215,19 @@ def alone(build: str, workflow: Any) -> list[str]:
 
 
 def lock(batch: Batch, workflow: Any) -> list[str]:
-    """Write the commits that this run has resolved beside their configs; a dry run says them only.
+    """Write the commits that this run has resolved beside their configs, unless it is a dry one.
 
     Asked for as an input of the rule all, as `mend` is, and before the first job of a run for another target.
     """
-    if workflow.is_main_process and workflow.executor_plugin is not None:
-        _or_end(announce if workflow.dryrun else keep, batch.models.values())
+    if workflow.is_main_process and workflow.executor_plugin is not None and not workflow.dryrun:
+        _or_end(keep, batch.models.values())
     return []
+
+
+def say_unlocked(batch: Batch, workflow: Any) -> None:
+    """Say which commits a dry run has resolved, whatever its targets: it writes no lock."""
+    if workflow.is_main_process and workflow.output_settings.dryrun:
+        announce(batch.models.values())
 
 
 def only_its_jobs(build: str, workflow: Any) -> None:

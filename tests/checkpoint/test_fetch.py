@@ -281,9 +281,9 @@ def test_missing_revision(case: Case) -> None:
 
 @pytest.mark.parametrize("revision", ["main", None, "v1"])
 def test_names_that_move_are_refused(case: Case, revision: str | None) -> None:
-    """A branch is not a pin: the error gives the commit to pin. A tag that does not exist is said to be missing."""
+    """A branch is not a pin: the error gives the commit and how to keep it. A tag that is not there is missing."""
     message = case.refused(revision=revision)
-    assert (f"pin revision: {COMMIT}" in message) == (revision != "v1")
+    assert (f"{COMMIT} now; `shardmill lock CONFIG` keeps it" in message) == (revision != "v1")
     assert not any("safetensors" in r.path for r in case.hub.requests)
 
 

@@ -282,6 +282,23 @@ def test_where_locks_alone_count_no_commit_is_chosen(hub: Hub, monkeypatch: pyte
     assert taken().source.revision == COMMIT
 
 
+def test_a_plan_may_be_told_to_choose_no_commit(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves the environment as it was."""
+    why = "SHARDMILL_LOCKED lets no run choose a commit"
+    said = f"{LOCK}: does not say {REPO} main, and {why}; run `shardmill lock {YAML}`"
+    monkeypatch.delenv("SHARDMILL_LOCKED", raising=False)
+    monkeypatch.delenv("CI", raising=False)
+    YAML.write_text(json.dumps(CONTENT))
+    assert failure("plan", "--locked", YAML) == said and not hub.requests
+    assert "SHARDMILL_LOCKED" not in os.environ
+    monkeypatch.setenv("SHARDMILL_LOCKED", "0")
+    with locks.only_locked(True):
+        assert refused() == said
+    assert os.environ["SHARDMILL_LOCKED"] == "0"
+    with locks.only_locked(False):
+        assert taken().source.revision == COMMIT
+
+
 def test_a_job_asks_no_hub_and_writes_nothing(hub: Hub) -> None:
     assert f"run `shardmill lock {YAML}`, and keep the lock where jobs read" in refused(may_ask=False)
     assert not hub.requests and not LOCK.exists()
@@ -289,8 +306,12 @@ def test_a_job_asks_no_hub_and_writes_nothing(hub: Hub) -> None:
 
 @pytest.mark.parametrize(("main", "dry"), [(True, False), (True, True), (False, False)])
 def test_only_a_run_that_builds_writes(hub: Hub, capsys: pytest.CaptureFixture[str], main: bool, dry: bool) -> None:
-    workflow = SimpleNamespace(is_main_process=main, executor_plugin=object(), dryrun=dry)
-    snakefile.lock(Batch({"tiny": taken()}), workflow)
+    """A dry run says what it would write while rules are read, so with any target."""
+    output = SimpleNamespace(dryrun=dry)
+    workflow = SimpleNamespace(is_main_process=main, executor_plugin=object(), dryrun=dry, output_settings=output)
+    batch = Batch({"tiny": taken()})
+    snakefile.say_unlocked(batch, workflow)
+    snakefile.lock(batch, workflow)
     said = capsys.readouterr().err
     assert LOCK.exists() == (main and not dry)
     assert ("wrote" in said, "not locked yet" in said) == (main and not dry, dry)
