@@ -323,7 +323,7 @@ def test_every_thread_of_the_server_is_in_its_drawing() -> None:
 
 def test_every_address_of_the_server_has_its_row() -> None:
     text = (ROOT / "docs/serving.md").read_text().partition("## Addresses\n")[2].partition("\n## ")[0]
-    assert {name.removesuffix("/NAME") for name in re.findall(r"`(?:GET|POST) (/[\w/]+)`", text)} == set(ENDPOINTS)
+    assert {name.removesuffix("/NAME") for name in re.findall(r"`(?:GET|POST) (/[\w/.]*)`", text)} == set(ENDPOINTS)
 
 
 def test_every_metric_has_its_row() -> None:

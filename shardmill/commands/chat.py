@@ -2,11 +2,17 @@
 
 Ctrl-C stops an answer, Ctrl-D or /exit leaves, /new starts over. A checkpoint with a chat template answers; a thought
 before the answer is dim. A checkpoint without one continues the text, and the greeting says so.
+
+With --web a browser shows the server's page instead, which has settings of its own.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
+import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -35,16 +41,19 @@ from shardmill.commands.arguments import (
 from shardmill.commands.check import NoCheck, check_once
 from shardmill.commands.generate import closing_line
 from shardmill.errors import ShardmillError
-from shardmill.runtime.manifest import UNGATED
+from shardmill.runtime.manifest import UNGATED, holds_encoder
 
 if TYPE_CHECKING:
-    from drafted_decoding import GenerationResult
+    from drafted_decoding import ContextPolicy, GenerationResult
     from rich.console import Console
 
     from shardmill.serve.conversation import Conversation, Talk
 
 Cost = Callable[["GenerationResult"], str]  # the line that tells the cost of an answer
 _KEYS = "Ctrl-C stops an answer, /new starts over, /exit or Ctrl-D leaves."
+
+
+ON_THE_PAGE = ("system", "max_new_tokens", "temperature", "seed", "adapter", "accept_top_p")
 
 
 def chat(
@@ -65,8 +74,11 @@ def chat(
     precision: Precision = "fp32",
     no_check: NoCheck = False,
     ungated: Ungated = False,
+    web: Annotated[
+        bool, typer.Option("--web", help="In a browser: open the page of a server, which ends with Ctrl-C.")
+    ] = False,
 ) -> None:
-    """Chat with a built model in the terminal."""
+    """Chat with a built model in the terminal, or in a browser."""
     from drafted_decoding import Sampling
     from rich.console import Console
 
@@ -74,8 +86,11 @@ def chat(
     from shardmill.serve.conversation import Conversation, Talk
 
     check_drafter(drafter, draft_build)
-    sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
     build = opened(build, ungated, context)
+    if web:
+        _serve_page(context, build, drafter, draft_build, context_policy, chat_template, precision, no_check)
+        return
+    sampling = Sampling(temperature=temperature, seed=seed, accept_top_p=accept_top_p)
     manifest = read_checked(build, drafter, draft_build, context_policy, adapter)
     if system is not None:
         _check_system(system, build, manifest, chat_template)
@@ -95,6 +110,45 @@ def chat(
     console.print(f"{name} on the {model.engine_name} engine.{says} {_KEYS}", style="dim", soft_wrap=True)
     cost = partial(closing_line, engine=model.engine_name, accept_top_p=accept_top_p, manifest=manifest)
     _talk_until_left(console, talk, Conversation(model, system), cost)
+
+
+def _serve_page(
+    context: typer.Context,
+    build: Path,
+    drafter: str,
+    draft_build: Path | None,
+    context_policy: ContextPolicy,
+    chat_template: Path | None,
+    precision: str,
+    no_check: bool,
+) -> None:
+    """Serve a build to this machine alone, at a free port, and open its page; it shows how far the programs are loaded.
+
+    Raises:
+        ShardmillError: an option is given that the page has a field for.
+    """
+    from shardmill.commands.serve import check_encoder, loading, not_passed, programs
+    from shardmill.serve.model import Settings
+    from shardmill.serve.server import serve
+
+    for name in ON_THE_PAGE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise ShardmillError(f"--{name.replace('_', '-')}: with --web, choose it on the page; leave the option out")
+    if holds_encoder(build):
+        check_encoder(build, context)
+    else:
+        read_checked(build, drafter, draft_build, context_policy, None)
+    settings = Settings(port=0, drafter=drafter, context_policy=context_policy, ungated=not_passed(build))
+    load = loading(build, draft_build, precision, context_policy, chat_template, no_check)
+    serve(load, settings, lambda _: None, programs(build, draft_build), partial(_open_page, name=build.name))
+
+
+def _open_page(page: str, name: str) -> None:
+    """Open a page in a browser, if this session has a display: a browser in the terminal would hold up the server."""
+    typer.echo(f"{name} at {page}; Ctrl-C ends it")
+    if "BROWSER" in os.environ or sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()  # some wait for the browser's end
 
 
 def _check_system(system: str, build: Path, manifest: dict[str, Any], chosen: Path | None) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +30,12 @@ from shardmill.commands.check import NoCheck, check_once
 from shardmill.errors import ShardmillError
 from shardmill.files import read_text
 from shardmill.runtime.manifest import ENCODER, RUNTIME, UNGATED, holds_encoder, read_manifest
+
+if TYPE_CHECKING:
+    from drafted_decoding import ContextPolicy
+
+    from shardmill.runtime.label import Reader
+    from shardmill.serve.model import Model
 
 LIMIT = "default: as many tokens as the context holds"
 LONGEST_GRACE = 3600.0  # seconds
@@ -118,15 +123,13 @@ def serve(
     """Serve a built model to clients of OpenAI's API."""
     from drafted_decoding.drafters import TRAINED
 
-    from shardmill.runtime import label
-    from shardmill.serve import model as serving
     from shardmill.serve.http import is_loopback
-    from shardmill.serve.model import Limits, Model, Settings
+    from shardmill.serve.model import Limits, Settings
     from shardmill.serve.server import serve as run_server
 
     build = opened(build, ungated, context)
-    if encodes := holds_encoder(build):
-        _check_encoder(build, context)
+    if holds_encoder(build):
+        check_encoder(build, context)
     private, allowed = is_loopback(host), tuple(allowed_hosts or ())
     _check_allowed(allowed, host, private)
     check_drafter(drafter, draft_build, may_change=True)
@@ -149,7 +152,7 @@ def serve(
         context_policy=context_policy,
         prefix_cache=prefix_cache_bytes,
         system_prompt=_read_prompt(system_prompt, prefix_cache_bytes),
-        ungated=tuple(read_manifest(build, ENCODER if encodes else RUNTIME).get(UNGATED, ())),
+        ungated=not_passed(build),
         limits=Limits(
             queue=queue,
             prompt_tokens=max_prompt_tokens,
@@ -161,26 +164,52 @@ def serve(
     if settings.api_key is None and (allowed or not private):
         reached = ", ".join(allowed) or host
         typer.echo(f"shardmill: anyone who reaches {reached} may use this server: set SHARDMILL_API_KEY", err=True)
-    warming = _programs(build, draft_build) if warm else None
-    decoder = partial(serving.load_model, build, draft_build, precision, context_policy, chat_template)
-    encoder = partial(label.load_reader, build, precision)
+    warming = programs(build, draft_build) if warm else None
 
-    def checked() -> Model | label.Reader:
-        model = encoder() if encodes else decoder()
-        engine = model.encoder if isinstance(model, label.Reader) else model.engine
-        return replace(model, checked=check_once(build, engine, precision, no_check))
+    def announce(greeting: str) -> None:
+        address = greeting.rpartition(" ")[2].removesuffix("v1")
+        typer.echo(f"{greeting}\nthe page to try it in a browser: {address}")
 
-    run_server(checked, settings, typer.echo, warming)
+    load = loading(build, draft_build, precision, context_policy, chat_template, no_check)
+    run_server(load, settings, announce, warming)
 
 
-def _programs(build: Path, draft_build: Path | None) -> int:
+def loading(
+    build: Path,
+    draft_build: Path | None,
+    precision: str,
+    context_policy: ContextPolicy,
+    chat_template: Path | None,
+    no_check: bool,
+) -> Callable[[], Model | Reader]:
+    """Return what loads a build for a server, and checks it once on this machine unless `no_check`."""
+    from shardmill.runtime import label
+    from shardmill.serve import model as serving
+
+    def load() -> Model | Reader:
+        if holds_encoder(build):
+            reader = label.load_reader(build, precision)
+            return replace(reader, checked=check_once(build, reader.encoder, precision, no_check))
+        model = serving.load_model(build, draft_build, precision, context_policy, chat_template)
+        return replace(model, checked=check_once(build, model.engine, precision, no_check))
+
+    return load
+
+
+def not_passed(build: Path) -> tuple[str, ...]:
+    """Return a line for each gate of a build that has not passed."""
+    manifest = read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)
+    return tuple(manifest.get(UNGATED, ()))
+
+
+def programs(build: Path, draft_build: Path | None) -> int:
     """Return how many programs a server loads. Raises ShardmillError if a folder holds no finished build."""
     manifests = [read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)]
     manifests += [read_manifest(draft_build)] if draft_build else []
     return sum(len(manifest["parts"]) for manifest in manifests)
 
 
-def _check_encoder(build: Path, context: typer.Context) -> None:
+def check_encoder(build: Path, context: typer.Context) -> None:
     """Raise ShardmillError if an option is given that has no effect on an encoder."""
     for name in GENERATING:
         source = context.get_parameter_source(name)

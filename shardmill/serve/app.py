@@ -6,12 +6,13 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from drafted_decoding import LabelScores
+from drafted_decoding.drafters import BY_ITSELF, DRAFT_MODEL
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -24,6 +25,7 @@ from shardmill.serve.engine_worker import Job, Work, Worker
 from shardmill.serve.http import AdmissionMiddleware, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
+from shardmill.serve.pages import add_browser_pages
 from shardmill.serve.prepare import check_model_name, decided_chat, prepare, prepare_decisions
 from shardmill.serve.protocol import (
     ApiError,
@@ -45,7 +47,8 @@ def add_pages(
     own: str,
     is_well: Callable[[], bool],
     metrics: Metrics,
-    ungated: Sequence[str] = (),
+    settings: Settings,
+    facts: Mapping[str, Any],
     adapters: Callable[[], Sequence[str]] = tuple,
     checked: str = "",
 ) -> None:
@@ -56,31 +59,38 @@ def add_pages(
         own: the model's name for clients.
         is_well: returns whether requests are accepted.
         metrics: the counters for /metrics.
-        ungated: what gates of the build say that have not passed.
+        settings: the server's settings.
+        facts: what the page to chat with must know of the model: `task`, `engine`, and for a decoder more.
         adapters: returns the names of the model's adapters.
         checked: what `shardmill check` found on this machine, for /health; empty for nothing.
     """
+    add_browser_pages(app, locked=settings.api_key is not None)
     get = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
     card = {"id": own, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
+    card |= {"shardmill": facts}
 
     @get("/v1/models")
-    @get("/v1/models/")
+    @get("/v1/models/", include_in_schema=False)
     async def models() -> Response:
+        """Name the model and its adapters, and say what the model does."""
         others = [{**card, "id": f"{own}:{name}", "parent": own} for name in adapters()]
         return json_response({"object": "list", "data": [card, *others]})
 
     @get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
+        """Say the same of one of them."""
         adapted = check_model_name(name, own, adapters()) is not None
         return json_response({**card, "id": name, "parent": own} if adapted else card)
 
     @get("/health")
     async def health() -> Response:
-        state = ({"ungated": [*ungated]} if ungated else {}) | ({"check": checked} if checked else {})
+        """Say whether requests are answered, or how far the model is loaded."""
+        state = ({"ungated": [*settings.ungated]} if settings.ungated else {}) | ({"check": checked} if checked else {})
         return json_response({"status": "ok" if is_well() else "unavailable", **state}, 200 if is_well() else 503)
 
     @get("/metrics")
     async def metrics_page() -> Response:
+        """Count requests, tokens and passes for Prometheus."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
@@ -133,6 +143,7 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
 
     @app.post("/v1/decide", response_model=None)
     async def decide(body: DecideRequest, request: Request) -> Response:
+        """Give the probabilities of labels after a text or a conversation."""
         found = await while_connected(request.receive, scored(body, _asker(body, request)))
         return json_response(decided(body.model, body.labels, found, model.calibration))
 
@@ -166,24 +177,43 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
         return last
 
 
+def _facts(model: Model, settings: Settings) -> dict[str, Any]:
+    """Return what the page to chat with must know of a decoder."""
+    known = [name for name in BY_ITSELF if name != settings.drafter]
+    known += [model.head_name] if model.head_name else []
+    known += [DRAFT_MODEL] if model.draft_session is not None else []
+    return {
+        "task": "completion" if model.template is None else "chat",
+        "engine": model.engine_name,
+        "context": model.engine.slots,
+        "drafters": list(dict.fromkeys([settings.drafter, *known])),  # the usual one first
+        "calls": model.tools is not None,
+        "variables": sorted(model.template_variables),
+    }
+
+
 def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Settings) -> ASGIApp:
     """Build the application, behind its admission middleware."""
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     chats = ThreadPoolExecutor(1, "chat")  # conversations are rendered one by one: waiting ones delay no others
     add_error_shape(app)
-    add_pages(app, model.name, lambda: worker.is_well, metrics, settings.ungated, model.adapters, model.checked)
+    facts = _facts(model, settings)
+    add_pages(app, model.name, lambda: worker.is_well, metrics, settings, facts, model.adapters, model.checked)
     _add_decisions(app, chats, model, worker, settings)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue a text, as OpenAI's API does."""
         return await answer(body, request, None, partial(Answer, body, model))
 
     @app.post("/v1/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answer a conversation, as OpenAI's API does."""
         return await answer(body, request, chats, partial(Answer, body, model))
 
     @app.post("/v1/responses", response_model=None)
     async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answer a conversation in the form of OpenAI's Responses API, without stored answers."""
         chat = body.as_chat()
         make = partial(ResponsesAnswer, body, chat, model)
         found = await answer(chat, request, chats, make, _asker(body, request))

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from shardmill import machine
 from shardmill.errors import EngineGoneError, ProgramError, ShardmillError
 from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, rank, redacted
 from shardmill.serve.app import add_error_shape, add_pages, json_response
@@ -188,10 +189,12 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
     name, reader = reader.encoder.manifest["model"], replace(reader, before_pass=desk.check)
     app = FastAPI(title="shardmill", docs_url=None, redoc_url=None, openapi_url=None)
     add_error_shape(app)
-    add_pages(app, name, lambda: desk.is_well, metrics, settings.ungated, checked=reader.checked)
+    facts = {"task": reader.task, "engine": machine.engine_name()}
+    add_pages(app, name, lambda: desk.is_well, metrics, settings, facts, checked=reader.checked)
 
     @app.post("/v1/label", response_model=None)
     async def label_texts(body: LabelRequest, request: Request) -> Response:
+        """Label the tokens of texts, or whole texts."""
         check_model_name(body.model, name)
         _check_address(reader, name, "/v1/label")
         if body.redact and reader.classifies:
@@ -203,6 +206,7 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
 
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
+        """Embed texts, as OpenAI's API does."""
         check_model_name(body.model, name)
         _check_address(reader, name, "/v1/embeddings")
         if body.dimensions and body.dimensions > reader.width:
@@ -219,6 +223,7 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
 
     @app.post("/v1/rerank", response_model=None)
     async def rerank(body: RerankRequest, request: Request) -> Response:
+        """Say how well documents meet a query."""
         check_model_name(body.model, name)
         _check_address(reader, name, "/v1/rerank")
         texts = [one if isinstance(one, str) else one.text for one in body.documents]

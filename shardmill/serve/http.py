@@ -16,6 +16,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Limits, Settings
+from shardmill.serve.pages import is_open
 from shardmill.serve.protocol import ApiError, ClientGoneError, invalid, shutting_down, too_busy
 
 _LOCALHOST = ("localhost", "localhost.")
@@ -67,8 +68,11 @@ ENDPOINTS = (
     "/v1/models",
     "/health",
     "/metrics",
+    "/openapi.json",
+    "/docs",
+    "/page",
+    "/",
 )
-OPEN_TO_ALL = ("/health",)
 MARK = (b"shardmill-ungated", b"see /health")  # a header of all answers of a build whose gates have not passed
 DISCARD = 16  # multiple of the allowed body size that is read and discarded, so that a client can read its 413
 
@@ -132,7 +136,7 @@ class AdmissionMiddleware:
                 f"this server does not answer to the Host {name!r}: if your proxy sends that name, "
                 f"start the server with --allowed-host {name}",
             )
-        if scope["path"] in OPEN_TO_ALL:
+        if is_open(scope["path"]):
             return
         if not self._may_enter(headers.get("authorization", "")):
             raise ApiError(401, "wrong or missing API key: send Authorization: Bearer KEY", code="invalid_api_key")

@@ -29,6 +29,7 @@ from shardmill.serve.http import AdmissionMiddleware, Connection, IdleConnection
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.opening import opening_of
+from shardmill.serve.pages import page_at
 from shardmill.serve.protocol import ApiError
 
 RETRY_AFTER = 5  # seconds
@@ -125,6 +126,9 @@ class LoadingApp:
             state = {"status": "starting", "part": self._part, "of": self._of, "name": self._name}
             await json_response(state, 503)(scope, receive, send)
             return
+        if (page := page_at(scope["path"])) is not None:
+            await page(scope, receive, send)
+            return
         error = ApiError(
             503,
             f"the model is being loaded, program {self._part} of {self._of}: try again later",
@@ -189,6 +193,7 @@ def serve(
     settings: Settings,
     announce: Callable[[str], None],
     warming: int | None = None,
+    opened: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Serve a decoder or an encoder until a signal ends it.
 
@@ -198,22 +203,34 @@ def serve(
         announce: receives the line with the server's address.
         warming: the number of programs to load, for a server that listens during loading; None for a server that
             listens after it.
+        opened: receives the address of the page to chat with when the server listens, which may be before the model is
+            loaded.
 
     Raises:
         ShardmillError: the address can't be used, or `load` failed.
     """
     listener = bind(settings)
-    make = partial(_ready, load, settings, listener)
+    make, page = partial(_ready, load, settings, listener), f"{_address(settings, listener)}/"
     try:
         if warming is None:
             ready = make()
-            server = around(ready.app, ready.worker, settings, lambda: announce(ready.greeting))
+
+            def listens() -> None:
+                announce(ready.greeting)
+                opened(page)
+
+            server = around(ready.app, ready.worker, settings, listens)
             ready.worker.start()
             _serve_until_signal(server, ready.worker, listener)
         else:
             starting = LoadingApp(make, warming, settings, announce)
             loader = threading.Thread(target=starting.load, name="loader", daemon=True)  # ends with the process
-            _serve_until_signal(around(starting, starting, settings, loader.start), starting, listener)
+
+            def begins() -> None:
+                opened(page)
+                loader.start()
+
+            _serve_until_signal(around(starting, starting, settings, begins), starting, listener)
     finally:
         listener.close()
 
@@ -290,9 +307,14 @@ def bind(settings: Settings) -> socket.socket:
 
 def _greeting(name: str, engine: str, threads: int | None, settings: Settings, listener: socket.socket) -> str:
     """Return the line with the server's address."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
     using = f" ({threads} thread{'s' * (threads > 1)})" if threads else ""
-    return f"serving {name} on the {engine} engine{using} at http://{host}:{listener.getsockname()[1]}/v1"
+    return f"serving {name} on the {engine} engine{using} at {_address(settings, listener)}/v1"
+
+
+def _address(settings: Settings, listener: socket.socket) -> str:
+    """Return the server's address, without a slash at its end."""
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    return f"http://{host}:{listener.getsockname()[1]}"
 
 
 def _run(server: Server, listener: socket.socket) -> None:

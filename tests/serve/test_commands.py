@@ -8,11 +8,13 @@ import signal
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from drafted_decoding import DecodeError, GenerationResult, Sampling, Session, create_drafter
 from manifests import manifest
+from patience import PATIENCE
 from typer.testing import CliRunner, Result
 
 from shardmill import cli
@@ -166,7 +168,7 @@ def test_an_option_without_effect_on_an_encoder_is_refused(
 ) -> None:
     """In one line, instead of what a user would wait for in vain; the value of the default is refused too."""
     started: list[Settings] = []
-    monkeypatch.setattr(server, "serve", lambda load, settings, announce, warming: started.append(settings))
+    monkeypatch.setattr(server, "serve", lambda load, settings, *_: started.append(settings))
     (build / "model.json").write_text(json.dumps({"buckets": {}}))
     result = shardmill("serve", build, option, value)
     assert result.exit_code == 1 and result.stderr.count("\n") == 1 and not started
@@ -207,7 +209,7 @@ def test_an_api_key_that_no_client_can_send_is_told(
 ) -> None:
     """A file's line break is no part of it."""
     started: list[Settings] = []
-    monkeypatch.setattr(server, "serve", lambda load, settings, announce, warming: started.append(settings))
+    monkeypatch.setattr(server, "serve", lambda load, settings, *_: started.append(settings))
     monkeypatch.setenv("SHARDMILL_API_KEY", key)
     result = shardmill("serve", build)
     if says is None:
@@ -219,7 +221,7 @@ def test_an_api_key_that_no_client_can_send_is_told(
 def test_allowed_hosts_reach_the_server_and_ask_for_a_key(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reaches the proxy reaches the server."""
     started: list[Settings] = []
-    monkeypatch.setattr(server, "serve", lambda load, settings, announce, warming: started.append(settings))
+    monkeypatch.setattr(server, "serve", lambda load, settings, *_: started.append(settings))
     result = shardmill("serve", build, "--allowed-host", "a.example", "--allowed-host", "b.example")
     assert result.exit_code == 0 and started[0].allowed_hosts == ("a.example", "b.example")
     assert "anyone who reaches a.example, b.example may use this server" in result.stderr
@@ -243,6 +245,47 @@ def test_chat_without_a_template_continues_the_text(build: Path) -> None:
     turns = result.stdout.split("> ")[1:]
     assert turns[0] != turns[1] and turns[0].split("[12")[0] == turns[3].split("[12")[0]
     assert len(turns) == 5 and turns[0].count("[12 tokens") == 1
+
+
+@pytest.mark.parametrize("display", [True, False])
+def test_chat_on_the_page_serves_this_machine_alone(
+    build: Path, monkeypatch: pytest.MonkeyPatch, display: bool
+) -> None:
+    """And opens the page, if there is anything to open it on: a browser in a terminal would hold up the server."""
+    served: list[Any] = []
+    shown: SimpleQueue[str] = SimpleQueue()
+
+    def serve(load: Any, settings: Settings, announce: Any, warming: int, opened: Any) -> None:
+        served.append((load().name, settings, warming))
+        opened("http://127.0.0.1:1/")
+
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(chat_command.webbrowser, "open", shown.put)
+    monkeypatch.setattr(chat_command.sys, "platform", "linux")
+    for name in ("BROWSER", "WAYLAND_DISPLAY", "DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if display:
+        monkeypatch.setenv("DISPLAY", ":0")
+    done = shardmill("chat", build, "--web", "--drafter", "suffix")
+    assert done.exit_code == 0 and done.stdout == f"{build.name} at http://127.0.0.1:1/; Ctrl-C ends it\n"
+    parts = len(json.loads((build / "model.json").read_text())["parts"])
+    assert served == [(NAME, Settings(port=0, drafter="suffix"), parts)]
+    if display:
+        assert shown.get(timeout=PATIENCE) == "http://127.0.0.1:1/"
+    assert shown.empty()
+
+
+@pytest.mark.parametrize(
+    "option", ["--system", "--temperature", "--seed", "--max-new-tokens", "--adapter", "--accept-top-p"]
+)
+def test_what_the_page_has_a_field_for_is_no_option_beside_it(
+    build: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setattr(server, "serve", lambda *_: pytest.fail("it was served"))
+    done = shardmill("chat", build, "--web", option, "1")
+    assert (done.exit_code, done.stderr) == (
+        1, f"shardmill: {option}: with --web, choose it on the page; leave the option out\n"
+    )  # fmt: skip
 
 
 def test_chat_with_a_template_renders_all_turns(build: Path) -> None:

@@ -142,7 +142,7 @@ def test_an_encoder_too_is_served_as_soon_as_it_is_loaded(port: int) -> None:
     def load() -> Any:
         report_load("encoder_64")
         gate.wait()
-        encoder: Any = SimpleNamespace(manifest={"model": "tiny"}, threads=None)
+        encoder: Any = SimpleNamespace(manifest={"model": "tiny", "task": "feature-extraction"}, threads=None)
         return Reader(encoder, byte_tokenizer(), None)
 
     up = Served(load, port)
@@ -166,7 +166,7 @@ def stuck(*_):
     print("loading", flush=True)
     time.sleep(3600)
 
-model.load_model, serve._programs = stuck, lambda *_: 3
+model.load_model, serve.programs = stuck, lambda *_: 3
 serve.holds_encoder = lambda _: False
 cli.main()
 """
