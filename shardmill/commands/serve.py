@@ -152,7 +152,7 @@ def serve(
         context_policy=context_policy,
         prefix_cache=prefix_cache_bytes,
         system_prompt=_read_prompt(system_prompt, prefix_cache_bytes),
-        ungated=not_passed(build),
+        ungated=not_passed(build) if ungated else (),
         limits=Limits(
             queue=queue,
             prompt_tokens=max_prompt_tokens,

@@ -231,7 +231,7 @@ def test_a_whole_run_against_a_server_process(project: Path, monkeypatch: pytest
     file = scripted_folder(project) / "model.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"widths": [1, 4, 16], "verify": 4}))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]))
-    serve = [sys.executable, "-m", "bench.scripted", "serve", "none", "--port", "0"]
+    serve = [sys.executable, "-m", "bench.scripted", "serve", "none", "--port", "0", "--no-check"]
     monkeypatch.setattr(speed, "command", lambda *_: serve)
     got = json.loads(json.dumps(speed.benchmark(project, settings(tasks=("copying",), **TEXTS))))
     start = got["start"]

@@ -50,7 +50,7 @@ def said(output: str) -> list[str]:
 def test_a_build_is_complete_and_true(finished: Project) -> None:
     records = finished.records()
     expected = {f"{folder}/{part}" for folder in ("packages", "compiled", "residency", "parity") for part in PARTS}
-    expected |= {"source", "plan", "precision", "reference", "embedding", "parity/stack"}
+    expected |= {"source", "plan", "precision", "reference", "embedding", "expected", "parity/stack"}
     assert set(records) == {f"{name}.receipt.json" for name in expected} | {"model.json", "provenance.json"}
     assert faults(finished.build) == []
 
@@ -62,7 +62,7 @@ def test_the_published_schema_describes_the_manifest(finished: Project) -> None:
     jsonschema.validate(content, schema)
     # Keys that not every build has, and two that older builds lack.
     some = {"verify", "contexts", "margin", "reshape_frequency", "silu", "chat", "sampling", "drafter", "adapters"}
-    some |= {"uses", "requires", "recurrent"}
+    some |= {"uses", "requires", "recurrent", "expected", "ungated"}
     assert content.keys() | some == schema["properties"].keys() == {*schema["required"], *some}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(content | {"window": "8"}, schema)
@@ -113,7 +113,7 @@ def test_no_job_takes_more_memory_than_it_declares(finished: Project) -> None:
     """Every job logs its peak, its own and not what Snakemake had resident when it started the job."""
     logs = {log.stem: log.read_text() for log in (finished.build / "logs").glob("*.log")}
     found = {name: re.search(r"peak memory (\d+) MB, declared (\d+) MB", text) for name, text in logs.items()}
-    assert len(found) == 5 + 4 * len(PARTS) + 3  # before the parts, for each of them, after them
+    assert len(found) == 5 + 4 * len(PARTS) + 4  # before the parts, for each of them, after them
     assert {name for name, sizes in found.items() if not sizes or int(sizes[1]) > int(sizes[2])} == set()
 
 
