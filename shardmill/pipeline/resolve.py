@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
@@ -134,7 +134,7 @@ CODE = (
 )
 
 
-def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
+def resolve_config(config: Config, name: str, store: Path = STORE, begins: Callable[[], None] = lambda: None) -> Config:
     """Return the config with topology, expert groups and head slices (or buckets) checked against the model.
 
     A config that leaves nothing open and whose checkpoint lies on the hub is returned unchanged: the split step checks
@@ -144,6 +144,7 @@ def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
         config: the config.
         name: the start of an error message.
         store: the folder that keeps the result.
+        begins: called before work that takes seconds: the result is not kept yet.
 
     Raises:
         ConfigError: in one line, if the model can't be had, or not be built so.
@@ -158,6 +159,7 @@ def resolve_config(config: Config, name: str, store: Path = STORE) -> Config:
         head = replace(config.head, slices=found["slices"])
         return replace(config, topology=found["topology"], experts=found["experts"], head=head)
     except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
+        begins()
         resolved, architecture, model_type = _resolved(config, name)
     chosen: dict[str, Any] = {"buckets": resolved.sizes}
     if config.kind != ENCODER:

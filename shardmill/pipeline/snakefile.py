@@ -118,9 +118,15 @@ def resolved(content: Any, name: str, file: Path | None = None, may_ask: bool = 
         found = with_locks(parsed(content, name), file, name, may_ask)
         for problem in file_problems(found):
             raise ConfigError(f"{name}: {problem}")
-        return resolve_config(found, name)
+        return resolve_config(found, name, begins=partial(_say_reading, name) if may_ask else lambda: None)
     except OSError as error:  # a folder that may not be entered, or a name that no file can have
         raise ConfigError(f"{name}: {error.filename}: {error.strerror}") from error
+
+
+def _say_reading(name: str) -> None:
+    """Say what the first run of a config does before it can plan, for some seconds; not where a program reads."""
+    if sys.stderr.isatty():
+        print(f"shardmill: reading {name} and its model's config.json", file=sys.stderr)
 
 
 def file_problems(config: Config) -> list[str]:

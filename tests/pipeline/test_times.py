@@ -181,8 +181,9 @@ def test_the_rest_is_that_of_the_jobs_that_are_left(told: rest.Rest, known: Time
 
 def test_what_the_store_has_takes_no_time(told: rest.Rest) -> None:
     """The more of the jobs' results were there, the fewer of the others are expected to take work."""
-    assert told.share == 1
-    told.words([(running("parity", "a"), 0.0)])
+    todo = [(running("parity_stack", ""), 0.0)] * 100
+    assert told.share == 1 and told.words(todo).endswith("min left")
     for _ in range(20):
         told.learn(running("parity", "a"), 0.5, None)
     assert told.share < 0.1 and told.slowness == 1
+    assert not told.words(todo).endswith("min left")
