@@ -12,7 +12,7 @@ import typer
 from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.printable import one_line
-from shardmill.runtime.manifest import UNGATED, read_manifest
+from shardmill.runtime.manifest import open_gates, read_manifest
 
 if TYPE_CHECKING:
     from drafted_decoding import ContextPolicy, Drafter
@@ -80,7 +80,7 @@ def opened(build: Path, ungated: bool, context: typer.Context) -> Path:
     from shardmill.pipeline.ungated import taken_ungated
 
     folder: Path = context.with_resource(taken_ungated(build))
-    for line in files.load_json(folder / "model.json").get(UNGATED, ()):
+    for line in open_gates(folder):
         typer.echo(one_line(f"shardmill: UNGATED {build}: {line}"), err=True)
     return folder
 

@@ -41,7 +41,7 @@ from shardmill.commands.arguments import (
 from shardmill.commands.check import NoCheck, check_once
 from shardmill.commands.generate import closing_line
 from shardmill.errors import ShardmillError
-from shardmill.runtime.manifest import UNGATED, holds_encoder
+from shardmill.runtime.manifest import UNGATED, holds_encoder, open_gates
 
 if TYPE_CHECKING:
     from drafted_decoding import ContextPolicy, GenerationResult
@@ -127,7 +127,7 @@ def _serve_page(
     Raises:
         ShardmillError: an option is given that the page has a field for.
     """
-    from shardmill.commands.serve import check_encoder, loading, not_passed, programs
+    from shardmill.commands.serve import check_encoder, loading, programs
     from shardmill.serve.model import Settings
     from shardmill.serve.server import serve
 
@@ -139,7 +139,7 @@ def _serve_page(
         check_encoder(build, context)
     else:
         read_checked(build, drafter, draft_build, context_policy, None)
-    settings = Settings(port=0, drafter=drafter, context_policy=context_policy, ungated=not_passed(build))
+    settings = Settings(port=0, drafter=drafter, context_policy=context_policy, ungated=open_gates(build))
     load = loading(build, draft_build, precision, context_policy, chat_template, no_check)
     serve(load, settings, lambda _: None, programs(build, draft_build), partial(_open_page, name=build.name))
 

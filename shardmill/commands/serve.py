@@ -29,7 +29,7 @@ from shardmill.commands.arguments import (
 from shardmill.commands.check import NoCheck, check_once
 from shardmill.errors import ShardmillError
 from shardmill.files import read_text
-from shardmill.runtime.manifest import ENCODER, RUNTIME, UNGATED, holds_encoder, read_manifest
+from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, open_gates, read_manifest
 
 if TYPE_CHECKING:
     from drafted_decoding import ContextPolicy
@@ -152,7 +152,7 @@ def serve(
         context_policy=context_policy,
         prefix_cache=prefix_cache_bytes,
         system_prompt=_read_prompt(system_prompt, prefix_cache_bytes),
-        ungated=not_passed(build) if ungated else (),
+        ungated=open_gates(build),
         limits=Limits(
             queue=queue,
             prompt_tokens=max_prompt_tokens,
@@ -194,12 +194,6 @@ def loading(
         return replace(model, checked=check_once(build, model.engine, precision, no_check))
 
     return load
-
-
-def not_passed(build: Path) -> tuple[str, ...]:
-    """Return a line for each gate of a build that has not passed."""
-    manifest = read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)
-    return tuple(manifest.get(UNGATED, ()))
 
 
 def programs(build: Path, draft_build: Path | None) -> int:

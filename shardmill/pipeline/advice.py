@@ -29,7 +29,6 @@ from shardmill.printable import one_line
 from shardmill.runtime.judged import MISSED, PASSED, Judgement, judged
 
 COREML = "coreml"  # the engine's name in verdicts
-RESIDENT = ("eligible", "ane")  # the states of operations that are, or would be, where they should be
 SIZES = ("W1", "W2")  # rules on the size of a program's weights
 UNLOADED = "can't be loaded"  # in the line of a gate whose program Core ML did not take
 ELSEWHERE = "Not all would run on the Neural Engine; in another form it may (docs/program-forms.md)."
@@ -110,9 +109,14 @@ def remedies(build: Path, config: Config, failed: Sequence[Judgement]) -> Iterat
         yield Advice(f"{', '.join(f'{one.gate} {one.part}' for one in wrong)}: {WRONG}")
 
 
+def _numbers(one: Judgement) -> dict[str, str]:
+    """Return the numbers that have missed their thresholds, with the question that each of them answers."""
+    return {row["name"]: row["question"] for row in one.content.get("gate", ()) if not row["passed"]}
+
+
 def _missed(one: Judgement, *questions: str) -> bool:
     """Return whether a number that answers one of the questions has missed its threshold."""
-    return any(row["question"] in questions and not row["passed"] for row in one.content.get("gate", ()))
+    return any(question in questions for question in _numbers(one).values())
 
 
 def _next_form(build: Path, config: Config, failed: Sequence[Judgement], words: str) -> Advice:
@@ -126,10 +130,10 @@ def _next_form(build: Path, config: Config, failed: Sequence[Judgement], words: 
 def _forms(build: Path, config: Config, failed: Sequence[Judgement]) -> Iterator[tuple[str, str, Config]]:
     """Yield forms that the config does not have, in the order in which to try them: key, reason and config."""
     program = config.program
-    rows = [row for one in failed for row in one.content.get("rows", ()) if row["status"] not in RESIDENT]
+    rows = [row for one in failed for row in one.content.get("rows", ()) if row["status"] in _numbers(one)]
     found = [each for one in failed for each in one.content.get("findings", ()) if each["severity"] == "error"]
     if rows and {row["operation"].rpartition(".")[2] for row in rows} == {"silu"} and program.silu == NATIVE:
-        yield "program", "only SiLU is elsewhere, and tanh gives it too", _with(config, silu="tanh")
+        yield "program", "SiLU from tanh, since nothing but SiLU is elsewhere", _with(config, silu="tanh")
     if config.kind != DECODER:
         return
     if rows or not found or {each["rule"] for each in found}.difference(SIZES):

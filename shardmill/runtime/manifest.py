@@ -125,11 +125,21 @@ def _check_features(file: Path, content: Any) -> None:
 
 def holds_encoder(build: Path) -> bool:
     """Return whether a build is an encoder's; False if it can't be read, which its reader will report."""
+    return MARK in _content(build)
+
+
+def open_gates(build: Path) -> tuple[str, ...]:
+    """Return what the gates say that have not passed, of a build taken with `--ungated`; empty of any other."""
+    return tuple(_content(build).get(UNGATED, ()))
+
+
+def _content(build: Path) -> dict[str, Any]:
+    """Return the content of model.json; empty if it can't be read."""
     try:
         content = load_json(build / "model.json")
     except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and MARK in content
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _fault(content: Any, kinds: Keys) -> str:

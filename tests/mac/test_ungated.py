@@ -108,6 +108,13 @@ def test_an_operation_that_every_form_keeps_off_the_engine(project: Project) -> 
     assert "[UNGATED; 4 tokens" in answer
 
 
+def test_silu_has_another_spelling(project: Project) -> None:
+    mac = Mac(project, "silu")
+    project.configure(topology=[[0, 2]], benchmark=False)
+    assert mac.paste(mac.build(code=1)) == "program" and project.content()["program"] == {"silu": "tanh"}
+    mac.build()
+
+
 def test_a_program_that_does_not_load(project: Project) -> None:
     """Its gates judge nothing, and the next form is named all the same."""
     mac = Mac(project, "")

@@ -23,8 +23,10 @@ from shardmill.runtime.judged import MISSED, OPEN, Judgement
 
 SOURCE = {"repo": "acme/tiny", "revision": "0" * 40}  # nobody asks the hub
 LAYERS, HEAD = "layers_00_02", "head_0"
-SILU = [{"operation": "ios18.silu", "status": "ineligible"}, {"operation": "ios18.conv", "status": "ane"}]
-SOFTMAX = [*SILU, {"operation": "ios18.softmax", "status": "not_chosen"}]
+# Constants have no device, and what is not chosen counts only if the number has missed its threshold.
+COUNTED = {"const": "no_device", "ios18.conv": "ane", "ios18.mul": "not_chosen", "ios18.silu": "ineligible"}
+SILU = [{"operation": operation, "status": status} for operation, status in COUNTED.items()]
+SOFTMAX = [*SILU, {"operation": "ios18.softmax", "status": "ineligible"}]
 TOO_LARGE = {"findings": [{"rule": "W1", "severity": "error"}, {"rule": "S11", "severity": "warn"}]}
 
 
@@ -49,6 +51,9 @@ DECODER: dict[str, tuple[dict[str, Any], Judgement, str, dict[str, Any]]] = {
     "an operation": ({}, placed(), AWAY, {"program": {"shapes": "fixed"}}),
     "the head": ({}, placed(HEAD), AWAY, {"program": {"shapes": "fixed"}}),
     "a program that does not load": ({}, UNLOADED, AWAY, {"program": {"shapes": "fixed"}}),
+    "SiLU, and what is not chosen": (
+        {}, placed(rows=SILU, number="not_chosen"), AWAY, {"program": {"shapes": "fixed"}},
+    ),
     "SiLU alone": ({}, placed(rows=SILU), AWAY, {"program": {"silu": "tanh"}}),
     "SiLU, in fixed shapes": ({"shapes": "fixed"}, placed(rows=SILU), AWAY, {"program": BOTH}),
     "tanh in its place": ({"silu": "tanh"}, placed(rows=SILU), AWAY, {"program": BOTH}),

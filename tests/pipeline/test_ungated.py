@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import encoders
 import pytest
 import tiny
+from evidence.results import result
+from models import tiny_encoders
 from reciter import shardmill
 from release.signed import make_keys
 from typer.testing import Result
 
 from shardmill.errors import ShardmillError
-from shardmill.files import read_json, write_json
+from shardmill.files import read_json, sealed, write_json
 from shardmill.pipeline.ungated import PREFIX, taken_ungated
 from shardmill.runtime.manifest import COMPLETE, UNGATED, read_manifest
+from shardmill.serve import server
+from shardmill.serve.model import Settings
 
 from .driver import made_here
 from .project import Project
@@ -53,12 +57,14 @@ def build(finished: Project, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(build: Path) -> Iterator[None]:
+def nothing_is_left(build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Neither a manifest in the build nor a temporary folder."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     before = sorted(build.rglob("*"))
     yield
-    left = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if os.stat(path).st_uid == os.getuid()]
-    assert sorted(build.rglob("*")) == before and [path for path in left if (path / "tiny").exists()] == []
+    assert sorted(build.rglob("*")) == before and [*folder.glob(f"{PREFIX}*")] == []
 
 
 def test_the_manifest_is_that_of_the_gated_build_with_a_mark(build: Path, finished: Project) -> None:
@@ -157,6 +163,19 @@ def test_a_kit_s_variant_is_marked(build: Path, tmp_path: Path) -> None:
         assert json.loads(kit.read("shardmill-kit/variants/tiny/model.json"))[UNGATED] == [MISSED, OPEN]
 
 
+def test_what_a_mac_measured_of_it_is_imported(build: Path, tmp_path: Path) -> None:
+    """Evidence is about the packages, which a form that passes may share."""
+    content = result()
+    packages = {path.name.partition(".")[0]: read_json(path) for path in build.glob("packages/*.receipt.json")}
+    content["variants"]["small"]["artifacts"] = {name: each["files"]["package"] for name, each in packages.items()}
+    write_json(tmp_path / "result.json", sealed(content))
+    ran = shardmill("device", "import", tmp_path / "result.json", build)
+    assert ran.exit_code == 0, ran.output
+    (imported,) = (build / "evidence").iterdir()
+    assert imported.read_bytes() == (tmp_path / "result.json").read_bytes()
+    shutil.rmtree(build / "evidence")
+
+
 def test_figures_are_marked_and_lie_beside_the_build(build: Path, finished: Project) -> None:
     (build / "benchmark").mkdir()
     (build / "benchmark/speed.receipt.json").write_text("{}")  # of a build before, whose gates had passed
@@ -168,6 +187,23 @@ def test_figures_are_marked_and_lie_beside_the_build(build: Path, finished: Proj
     marked(shardmill("bench", build, "--ungated", *few, *more))
     assert read_json(build.parent / "tiny.speed.json")[UNGATED] == [MISSED, OPEN]
     shutil.rmtree(build / "benchmark")
+
+
+def test_a_server_gets_the_marks(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Settings] = []
+    monkeypatch.setattr(server, "serve", lambda load, settings, announce, warming: started.append(settings))
+    marked(shardmill("serve", build, "--ungated"))
+    assert started[0].ungated == (MISSED, OPEN)
+
+
+@pytest.mark.parametrize("task", ["token-classification", "text-classification"])
+def test_label_marks_its_json(task: str, build: Path, tmp_path: Path) -> None:
+    """Here the manifest was copied: it is marked wherever it lies."""
+    folder = encoders.build(tiny_encoders.write_tiny("bert", tmp_path / "ck", task), tmp_path / "bert", buckets=[16])
+    content = read_json(folder / "model.json")
+    write_json(folder / "model.json", content | {UNGATED: [OPEN], "uses": [UNGATED]})
+    ran = shardmill("label", folder, "--text", "Anna", "--json")
+    assert ran.exit_code == 0 and json.loads(ran.stdout)[UNGATED] == [OPEN]
 
 
 @pytest.mark.parametrize("command", ["verify", "sign", "publish"])
