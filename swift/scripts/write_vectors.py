@@ -22,6 +22,7 @@ from drafted_decoding.session import Session
 from drafted_decoding.text import TextStream
 
 from shardmill.checkpoint.tokenizer import ODD_TEXTS
+from shardmill.runtime.expected import numbers, rows
 from shardmill.runtime.kv import KVLayout
 from shardmill.runtime.label import text_windows
 from shardmill.runtime.pack import packed_texts
@@ -349,6 +350,14 @@ def encoders() -> Iterator[dict[str, Any]]:
         }
 
 
+def expected() -> Iterator[dict[str, Any]]:
+    """Yield seeds, with the numbers and the rows that they give; integers as text, which JSON readers round."""
+    for seed, exponent in ((0, -8), (7, -2), (2**53 - 1, 8)):
+        integers = [str(number) for number in numbers(seed, 20).tolist()]
+        found = rows(seed, exponent, 4, 5).ravel().tolist()
+        yield {"seed": str(seed), "exponent": exponent, "numbers": integers, "rows": found}
+
+
 WRITERS = {
     "layouts": layouts,
     "samplers": samplers,
@@ -359,6 +368,7 @@ WRITERS = {
     "streams": streams,
     "chats": chats,
     "encoders": encoders,
+    "expected": expected,
 }
 
 

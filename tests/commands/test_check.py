@@ -14,6 +14,7 @@ import pytest
 from reciter import failure, shardmill
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from serve.running import running
 
 from shardmill import machine
 from shardmill.commands.check import check_once
@@ -21,7 +22,12 @@ from shardmill.evidence.file import read_result
 from shardmill.files import write_json
 from shardmill.runtime import process
 from shardmill.runtime.engine import load
+from shardmill.serve import server
 
+pytestmark = pytest.mark.skipif(
+    not machine.is_portable(), reason="compares in fp32 and fp16, which Core ML does not let choose"
+)
+REAL = process.load_engine
 ROOT = Path(__file__).parents[2]
 
 
@@ -156,3 +162,15 @@ def test_a_receipt_becomes_evidence_of_its_build(build: Path) -> None:
     assert failure("device", "import", receipt, build) == (
         f"{receipt}: is of a check of tiny, and of none of the builds here: {build}"
     )
+
+
+def test_a_server_says_on_health_what_was_found(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one that was told not to check says nothing of it."""
+    monkeypatch.setattr(process, "load_engine", REAL)
+    loaded: list[Any] = []
+    monkeypatch.setattr(server, "serve", lambda load, *_: loaded.append(load()))
+    for options, health in ((["--no-check"], {"status": "ok"}), ([], {"status": "ok", "check": "right"})):
+        result = shardmill("serve", build, *options)
+        assert result.exit_code == 0 and ("right on this machine" in result.stderr) is bool("check" in health)
+        with running(loaded[-1]) as running_server:
+            assert json.loads(running_server.request("GET", "/health")[2]) == health

@@ -23,11 +23,13 @@ from shardmill.commands.check import check_digests
 from shardmill.device import check
 from shardmill.files import write_json
 from shardmill.gates import expected
+from shardmill.machine import is_portable
 from shardmill.runtime.encoder import load_encoder
 from shardmill.runtime.engine import Engine, load
 from shardmill.runtime.expected import read_expected
 from shardmill.runtime.manifest import entries
 
+pytestmark = pytest.mark.skipif(not is_portable(), reason="spoils programs of the portable engine")
 LAYERS, NEXT, LAST = "layers_00_02", "layers_02_03", "layers_03_04"
 
 
@@ -69,9 +71,9 @@ def test_results_that_were_thinned_out_are_compared(
     built: tiny.Build, build: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only every n-th channel of hidden states lies in the file, which must not be too large."""
-    monkeypatch.setattr(expected, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(expected, "MOST_BYTES", 17_500)
     checked.record(built, build)
-    assert (build / checked.FILE).stat().st_size < 22_000 and read_expected(build / checked.FILE).parts[LAST].every == 4
+    assert (build / checked.FILE).stat().st_size < 20_000 and read_expected(build / checked.FILE).parts[LAST].every == 4
     assert {one.status for one in found_by(checked.named(build), "fp32")} == {check.RIGHT}
     assert wrong(found_by(build, "fp32", spoilt(LAST, outputs=channels_moved)))[0] == LAST
 

@@ -22,13 +22,13 @@ SWIFT = "SHARDMILL_SWIFT"  # a folder with `swift` and `swift-exec`, as .ci/inst
 pytestmark = pytest.mark.slow
 
 
-def serve(command: list[str], **options: Any) -> list[dict[str, Any]]:
+def serve(command: list[str], precision: str = "fp16", **options: Any) -> list[dict[str, Any]]:
     """Run a command on the portable engine, as swift/scripts/pipe_engine.py does, and return what it reported."""
     spec = importlib.util.spec_from_file_location("pipe_engine", ROOT / "swift" / "scripts" / "pipe_engine.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    reports: list[dict[str, Any]] = module.serve(command, precision="fp16", **options)
+    reports: list[dict[str, Any]] = module.serve(command, precision=precision, **options)
     return reports
 
 
@@ -78,3 +78,27 @@ def test_a_changed_weight_fails(command: list[str], kit: Path) -> None:
 def test_a_folder_without_a_kit_is_refused(command: list[str], tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         serve([*command, "replay", str(tmp_path)], stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("fault", [False, True])
+def test_a_build_is_compared_with_what_it_carries(
+    command: list[str], checkable: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], fault: bool
+) -> None:
+    """With the same inputs, in the same passes, as `shardmill check`: its errors are the same but for a rounding."""
+    build = shutil.copytree(checkable, tmp_path / "tiny")
+    if fault:
+        first, second, aside = (build / f"compiled/{name}.mlmodelc" for name in ("head_0", "head_1", "aside"))
+        first.rename(aside), second.rename(first), aside.rename(second)
+        with pytest.raises(subprocess.CalledProcessError, match="exit status 1"):
+            serve([*command, "check", str(build)], "fp32")
+    else:
+        serve([*command, "check", str(build)], "fp32")
+    said = [
+        line.split(": ")[:2] for line in capfd.readouterr().err.splitlines() if ": T=1 " in line or "answer" in line
+    ]
+    heads, answer = (["wrong", "wrong"], "wrong") if fault else (["right", "right"], "right")
+    assert said == [
+        *([name, "right"] for name in ("layers_00_02", "layers_02_03", "layers_03_04")),
+        *([name, state] for name, state in zip(("head_0", "head_1"), heads, strict=True)),
+        ["first answer", answer],
+    ]

@@ -20,6 +20,7 @@ private func run(_ arguments: [String]) async throws {
     case nil: throw Usage("give a build's folder")
     case "--help", "-h": print(Usage.text)
     case "replay": if try await !replay(Array(arguments.dropFirst())) { exit(1) }
+    case "check": if try await !check(Array(arguments.dropFirst())) { exit(1) }
     case "read": try await read(Array(arguments.dropFirst()))
     case "talk": try await talk(Array(arguments.dropFirst()))
     case "tokenize": try tokenize(Array(arguments.dropFirst()))

@@ -53,6 +53,12 @@ public class Engine {
         }
     }
 
+    /// Return the program of a part of a pass.
+    func program(_ name: String) -> Program? {
+        let all = layers.flatMap { [$0.program] + $0.experts.map(\.program) } + heads
+        return all.first { $0.part.name == name }
+    }
+
     /// Forget every slot and go back to the shortest context.
     public func reset() throws {
         layout.reset()

@@ -44,6 +44,8 @@ public struct Manifest: Sendable {
     public let embedding: URL
     /// tokenizer.json.
     public let tokenizer: URL
+    /// What the programs must give, see `Expected`; nil in builds that were made before there were such results.
+    public let expected: URL?
     /// The programs, in the order of a pass.
     public private(set) var parts: [Part]
     /// The head that drafts for the model; nil if there is none.
@@ -128,6 +130,7 @@ public struct Manifest: Sendable {
         adapterRank = raw.adapters
         embedding = try Self.inside(folder, raw.embedding.path)
         tokenizer = try Self.inside(folder, raw.tokenizer.path)
+        expected = try raw.expected.map { try Self.inside(folder, $0.path) }
         let passing = raw.parts.filter { $0.drafter != true && $0.kind != "labels" }  // a pass runs the whole head
         parts = try passing.map { try Part($0, folder: folder) }
         drafter = try DraftHead(raw, folder: folder)

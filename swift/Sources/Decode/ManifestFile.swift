@@ -43,6 +43,7 @@ struct RawManifest: Decodable {
     let recurrent: Recurrence?
     let adapters: Int?
     let embedding, tokenizer: Entry
+    let expected: Entry?
     let parts: [RawPart]
     let packages: [String: Entry]?
     let chat: ChatFormat?
@@ -55,7 +56,7 @@ struct RawManifest: Decodable {
         case format, model, context, tokens_max, widths, verify, margin, reshape_frequency, contexts, vocab,
             eos_token_ids
         case rope, window, window_slots, conv_taps, recurrent, adapters, embedding, tokenizer, parts, packages, chat
-        case sampling, uses, drafter, requires, buckets
+        case sampling, uses, drafter, requires, buckets, expected
     }
 
     init(from decoder: Decoder) throws {
@@ -85,6 +86,7 @@ struct RawManifest: Decodable {
         adapters = try keys.decodeIfPresent(Int.self, forKey: .adapters)
         embedding = try keys.decode(Entry.self, forKey: .embedding)
         tokenizer = try keys.decode(Entry.self, forKey: .tokenizer)
+        expected = try keys.decodeIfPresent(Entry.self, forKey: .expected)
         parts = try keys.decode([RawPart].self, forKey: .parts)
         packages = try keys.decodeIfPresent([String: Entry].self, forKey: .packages)
         chat = try keys.decodeIfPresent(ChatFormat.self, forKey: .chat)

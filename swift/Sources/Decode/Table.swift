@@ -70,6 +70,8 @@ struct TensorFile {
     let data: Data
     /// The tensors by name.
     let entries: [String: Entry]
+    /// What the file says of itself.
+    let metadata: [String: String]
     private let file: URL
     /// The first byte after the header.
     private let content: Int
@@ -84,7 +86,7 @@ struct TensorFile {
         guard size <= UInt64(data.count - 8), size <= 100_000_000 else { throw refusal("its header is truncated") }
         do {
             var all = try JSONSerialization.jsonObject(with: data[8..<8 + Int(size)]) as? [String: Any] ?? [:]
-            all["__metadata__"] = nil
+            metadata = all.removeValue(forKey: "__metadata__") as? [String: String] ?? [:]
             let text = try JSONSerialization.data(withJSONObject: all)
             entries = try JSONDecoder().decode([String: Entry].self, from: text)
         } catch {
@@ -112,6 +114,25 @@ struct TensorFile {
         guard begin >= 0, end <= data.count - content, begin <= end, Double(end - begin) == size
         else { throw refusal("the tensor '\(name)' is truncated") }
         return (content + begin, entry)
+    }
+
+    /// Return a matrix of fp32.
+    func floats(_ name: String) throws -> HostArray {
+        let (start, entry) = try place(name, ["F32": 4], 2)
+        let count = entry.shape[0] * entry.shape[1]
+        let values = data.withUnsafeBytes { bytes in (0..<count).map { Float(bitPattern: word(bytes, start + 4 * $0)) } }
+        return HostArray(shape: entry.shape, values: values)
+    }
+
+    /// Return the rows of a matrix of 32-bit integers.
+    func integers(_ name: String) throws -> [[Int]] {
+        let (start, entry) = try place(name, ["I32": 4], 2)
+        let columns = entry.shape[1]
+        return data.withUnsafeBytes { bytes in
+            (0..<entry.shape[0]).map { row in
+                (0..<columns).map { Int(Int32(bitPattern: word(bytes, start + 4 * (row * columns + $0)))) }
+            }
+        }
     }
 
     /// Return a tensor of fp16 that must have a shape.
@@ -165,6 +186,11 @@ struct LayerRows: Sendable {
     func arrays(_ tokens: [Int]) throws -> [String: HostArray] {
         try inputs.mapValues { layer in try table.columns(of: tokens.map { $0 * layers + layer }) }
     }
+}
+
+/// Return the little-endian 32 bits at a byte.
+private func word(_ bytes: UnsafeRawBufferPointer, _ at: Int) -> UInt32 {
+    UInt32(littleEndian: bytes.loadUnaligned(fromByteOffset: at, as: UInt32.self))
 }
 
 /// Return the little-endian fp16 number at a byte.
