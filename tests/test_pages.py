@@ -67,6 +67,13 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert len(PAGES) > 20 and not lost
 
 
+def test_pictures_of_readme_exist_and_are_small() -> None:
+    """`python tools/draw_pictures.py build/demo` draws them, light and dark."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pictures = [ROOT / name for name in re.findall(r'(?:src|srcset)="([^"]+)"', text)]
+    assert len(pictures) == 4 and all(file.stat().st_size < 50_000 for file in pictures)
+
+
 # A page of another project, which our code cites: its repository stands before it.
 CITED = re.compile(r"(?:[\w.-]+/[\w.-]+|ANEForge|Anemll), $")
 

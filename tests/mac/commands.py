@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -184,6 +185,7 @@ def the_demo(place: Place) -> None:
         given="def \n/new\nimport \n/exit\n",
         says="demo",
     )
+    tonight(place)
     serving(place)
     while_loading(place, "build/demo")
     short = ("--prompt-tokens", "20", "--task", "copying", "--prompts-per-task", "1", "--new-tokens", "8")
@@ -192,6 +194,25 @@ def the_demo(place: Place) -> None:
     speed = json.loads((place.folder / "speed.json").read_text(encoding="utf-8"))
     demand(speed["engine"]["name"] == "coreml", f"speed.json names {speed['engine']}")
     releasing(place)
+
+
+def tonight(place: Place) -> None:
+    """Run what docs/on-a-mac.md tells to do with one's own model, with the demo in its place."""
+    page = (ROOT / "docs/on-a-mac.md").read_text(encoding="utf-8")
+    section = page.partition("## Phi-4-mini tonight\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    lines = "".join(blocks).replace("phi-4-mini", "demo").splitlines()
+    demand(len(lines) == 7, f"docs/on-a-mac.md shows {len(lines)} commands, not 7")
+    for line in lines:
+        words = shlex.split(line)
+        if "--web" in words:
+            with server(place, words) as (process, address):
+                with urllib.request.urlopen(address, timeout=HANGS) as answer:
+                    demand(b"page/page.js" in answer.read(), f"{address} is not the page")
+                process.send_signal(signal.SIGINT)
+                process.wait(timeout=HANGS)
+        else:
+            say(place, *words)
 
 
 def serving(place: Place) -> None:

@@ -45,7 +45,8 @@ BOMBS = {
     "brackets": "[" * 50_000,
     "stars": "*a **b " * 10_000,
     "lists": "".join(f"{'  ' * i}- x\n" for i in range(300)),
-    "cells": f"{'|' * 2000}\n{'|-' * 2000}|\n" + "|\n" * 20_000,
+    "cells": f"{'|a' * 500}|\n{'|-' * 500}|\n" + "|b\n" * 600,  # HTML of 3 MB at once
+    "strong": "**a" * 50_000,  # takes marked several seconds, and gives HTML that would do
     "ticks": "".join("`" * i + " " for i in range(400)),
 }
 SCRIPT = {
@@ -227,6 +228,8 @@ def test_a_hostile_answer_is_only_shown(page: Page, server: Running, question: s
         assert [one for one in links if one != ["https://fine.example/", "noopener noreferrer"]] == (
             [["", "noopener noreferrer"]] * 2 if question == "scripts" else []
         )
+        given_up = page.evaluate("document.querySelector('article:last-child .text > .plain') !== null")
+        assert given_up == (question in ("quotes", "cells", "strong"))
         if question == "scripts":
             assert "<script>document.title" in shown and "![pixel](https://evil.example/pixel.png)" in shown
         if question == "long":

@@ -428,6 +428,5 @@ $('lock').addEventListener('submit', (event) => {
   $('lock').hidden = true;
   begin();
 });
-addEventListener('pagehide', keep);
 document.addEventListener('visibilitychange', () => document.hidden && keep());
 begin();
