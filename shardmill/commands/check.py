@@ -93,7 +93,9 @@ def check_once(build: Path, model: Any, precision: str, skip: bool) -> str:
     from shardmill import machine
     from shardmill.device import check as checks
 
-    manifest = {} if skip else read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)
+    if skip or not (build / "model.json").is_file():  # a model without a folder was loaded in another way
+        return ""
+    manifest = read_manifest(build, ENCODER if holds_encoder(build) else RUNTIME)
     if EXPECTED not in manifest:
         return ""
     key = checks.receipt_key(build, precision)

@@ -23,10 +23,8 @@ from portable_coreml.judge.limits import MIN_WEIGHT_BYTES, SYSTEMS, expected_on,
 
 from shardmill import machine
 from shardmill.checkpoint.hashing import hash_file
-from shardmill.device.kit import kit_description
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import cache_folder, digest, dumps, read_sealed, replacing, sealed, write_json
-from shardmill.gates import residency
 from shardmill.imports import quiet_coremltools
 from shardmill.runtime.expected import NEAR_TIE, limit, read_expected
 from shardmill.runtime.manifest import COMPILER, COMPLETE, EXPECTED, MARK, read_manifest
@@ -127,6 +125,8 @@ def _placed(build: Path, manifest: Mapping[str, Any], place: int, model: Remote)
     tokens = manifest[MARK][place] if MARK in manifest else manifest["tokens_max"]
     fixed = MARK in manifest or any(part.get("functions", {}).values())
     with quiet_coremltools():
+        from shardmill.gates import residency  # imports coremltools, which commands that check nothing leave out
+
         predicted, _ = residency.predict(package, tokens, fixed)
     return [asdict(row) for row in predicted]
 
@@ -245,6 +245,8 @@ def result_of_check(file: Path, builds: Sequence[Path]) -> Iterator[tuple[Path, 
 
 def _as_result(receipt: Mapping[str, Any], build: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a receipt in the form of measure.py's results, which a build keeps as evidence."""
+    from shardmill.device.kit import kit_description
+
     lines: dict[str, dict[str, Any]] = {}
     for one in receipt["parts"]:
         for way, error in one["errors"].items():

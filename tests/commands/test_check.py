@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +176,9 @@ def test_a_server_says_on_health_what_was_found(build: Path, monkeypatch: pytest
         assert result.exit_code == 0 and ("right on this machine" in result.stderr) is bool("check" in health)
         with running(loaded[-1]) as running_server:
             assert json.loads(running_server.request("GET", "/health")[2]) == health
+
+
+def test_a_command_that_has_nothing_to_check_imports_no_coremltools() -> None:
+    """It takes seconds, and writes lines of its own."""
+    code = "import sys, shardmill.device.check; sys.exit('coremltools' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
