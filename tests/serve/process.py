@@ -29,5 +29,5 @@ class Halting(Speaker):
 if __name__ == "__main__":
     delay, PASSES = float(sys.argv.pop(1)), int(sys.argv.pop(1))
     serving.load_model = lambda *_: fake_model(Halting(slots=4096, delay=delay))  # type: ignore[assignment]
-    sys.argv[1:1] = ["serve", "no-build-needed"]
+    sys.argv[1:1] = ["serve", "no-build-needed", "--no-check"]
     cli.main()

@@ -305,6 +305,14 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(page: Page) -> None:
     page.errors.clear()
 
 
+def test_gates_that_have_not_passed_and_the_check_are_shown(page: Page) -> None:
+    missed = "residency head_0: ineligible is <b>4</b>"
+    with running(replace(fake_model(), checked="right"), Settings(port=0, ungated=(missed,))) as up:
+        enter(page, up)
+        assert page.text("#ungated") == missed
+        assert page.text("#engine") == "scripted engine · 256 tokens of context · right"
+
+
 def test_a_base_model_continues_a_text_on_a_pad(page: Page) -> None:
     with running(fake_model(chat=False)) as up:
         enter(page, up)

@@ -355,8 +355,9 @@ function unfold(shown) {
 }
 
 async function start() {
+  let health = {};
   for (;;) {
-    const health = await fetch('health').then((answer) => answer.json()).catch(() => ({}));
+    health = await fetch('health').then((answer) => answer.json()).catch(() => ({}));
     if (health.status === 'ok') break;
     const loading = `loading ${health.name || 'the programs'}, ${health.part} of ${health.of}`;
     $('engine').textContent = health.status === 'starting' ? loading : 'the server can’t be reached';
@@ -368,7 +369,10 @@ async function start() {
   sessionStorage.setItem('key', key);
   place = `shardmill ${data[0].id}`;
   $('name').textContent = document.title = data[0].id;
-  $('engine').textContent = engine(facts.engine) + (facts.context ? ` · ${facts.context} tokens of context` : '');
+  const context = facts.context && `${facts.context} tokens of context`;
+  $('engine').textContent = [engine(facts.engine), context, health.check].filter(Boolean).join(' · ');
+  $('ungated').replaceChildren(...(health.ungated ?? []).map((line) => make('li', '', line)));
+  $('ungated').hidden = !health.ungated;
   $('model').replaceChildren(...data.map(({id}) => new Option(id)));
   $('model').hidden = data.length < 2;
   const compares = ['feature-extraction', 'text-ranking'].includes(facts.task);
