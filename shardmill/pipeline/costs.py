@@ -81,7 +81,7 @@ def costs(config: Config, a: Architecture, plan: Mapping[str, Any], weights: int
         config: the config, with topology and all that it leaves open resolved.
         a: the model.
         plan: as much of its plan.json as `resolve.expected` gives.
-        weights: bytes of the programs' weight files.
+        weights: bytes of the weight files; the programs of an encoder have one.
         table: bytes of the host's tables.
     """
     whole, missing, cache = _checkpoint(config)
@@ -145,11 +145,11 @@ def _build(config: Config, a: Architecture, plan: Mapping[str, Any], weights: in
 
 
 def _reference(config: Config, a: Architecture) -> int:
-    """Return bytes of the reference: hidden states around each layer, and logits, in fp32."""
+    """Return bytes of the reference: hidden states around each layer, and logits, in fp32; of an encoder its rows."""
     parity = settings(config)["parity"]
-    if a.ends:
-        return 0
     rows = reference.positions(parity, config.length)
+    if a.ends:
+        return FP32 * len(config.sizes) * rows * a.graph.hidden
     if any(getattr(a.graph, kind) is not None for kind in RECURRENCES):
         rows += len(sampled(min(LONG, config.length)))
     hidden = (a.layers + 1) * min(int(parity["positions"]), config.length) * a.graph.hidden

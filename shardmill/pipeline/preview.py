@@ -195,6 +195,7 @@ def preview(config: Config) -> Preview:
         for shape in adapter_inputs(spec.graph, spec.layers, spec.calls.adapters).values()
     ]
     limit = weight_limit(config)
+    stored = max(p.weight_bytes for p in programs) if a.ends else weights
     heavy = [*overweight(config, a), *(overweight_drafter(config, a, drafter) if drafter else ())]
     fault = _tensor_fault(config, model)
     refused = (*heavy, *file_problems(config), *filter(None, [fault, _read_out_fault(config, model)]))
@@ -239,7 +240,7 @@ def preview(config: Config) -> Preview:
             *(warnings(config, {p.name: p.weight_bytes for p in programs}) if not heavy else ()),
         ),
         refused=refused,
-        costs=None if refused else costs(chosen, a, plan_sizes(chosen, a), weights, sum(tables.values())),
+        costs=None if refused else costs(chosen, a, plan_sizes(chosen, a), stored, sum(tables.values())),
     )
 
 

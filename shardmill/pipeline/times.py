@@ -68,7 +68,7 @@ UNKNOWN = Cost(20.0)  # of a step that only few builds have
 LOADING = ("residency", "parity", "parity_stack", "witness", "benchmark")  # steps that load programs
 DRAFTED = 0.5  # passes of a request with drafts, as a share of the passes without
 TASK_TOKENS = 100  # of a task's prompt, about
-TEXTS = 40  # passes of an encoder's benchmark for each bucket and repetition
+TEXTS = 140  # passes of an encoder's benchmark for each bucket and repetition
 FADES = 0.5  # what a step's earlier jobs count beside the next one
 LAST = ("manifest", "provenance", "benchmark", "report")  # after all others, one by one
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import tiny
 import yaml
+from models import tiny_encoders
 from reciter import shardmill
 from safetensors.torch import save_file
 
@@ -113,6 +114,19 @@ def test_what_is_larger_takes_more(folder: Path) -> None:
     assert wide.build - plain.build == weights[0] - weights[1] > 0
     fixed = of(program={"shapes": "fixed"}, tokens={"max": 4, "verify": 2})
     assert fixed.build - plain.build == pytest.approx(2 * 4 * costs.LAYER, rel=0.05)
+
+
+def test_an_encoder_s_weights_are_stored_once(folder: Path) -> None:
+    """However many buckets; each adds its rows of the reference, which is stored twice, and its texts."""
+    tiny_encoders.write_tiny("bert", folder / "encoder")
+    content = {"model": "e", "source": {"path": "encoder"}, "parity": CONTENT["parity"], "benchmark": False}
+    one, two = (preview(config.parse({**content, "buckets": b})) for b in ([16], [16, 64]))
+    assert one.costs and two.costs and two.weight_bytes == 2 * one.weight_bytes
+    settings = json.loads((folder / "encoder/config.json").read_text())
+    texts = settings["num_hidden_layers"] * costs.LAYER + costs.PROGRAM
+    rows = 4 * settings["hidden_size"]
+    more = two.costs.build - one.costs.build - texts
+    assert more == 2 * rows * (2 * 48 - 16)
 
 
 def test_a_checkpoint_in_a_folder_is_linked_and_nothing_comes(folder: Path) -> None:
