@@ -90,6 +90,7 @@ def test_a_load_by_core_ml_names_the_part_and_what_it_holds(tmp_path: Path, monk
         monkeypatch.setattr(job, "is_portable", partial(bool, portable))
         with job._saying_loads(tmp_path):
             report_load("head_0")
+        assert bool(lines) != portable
     assert lines == ["Core ML loads head_0, 2.0 MB; a first load takes minutes for a gigabyte"]
 
 
