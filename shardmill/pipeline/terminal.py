@@ -228,7 +228,8 @@ class Terminal(logging.Handler):
             os.environ[SILENT] = "1"
         models = ", ".join(self.batch.models) if len(self.batch.models) < 4 else f"{len(self.batch.models)} models"
         left = self._left()
-        self._say(f"shardmill: {models}: {self.total} jobs{left}; Ctrl-C stops them, and {GO_ON}")
+        jobs = f"{self.total} job{'s' * (self.total > 1)}"
+        self._say(f"shardmill: {models}: {jobs}{left}; Ctrl-C stops the build, and {GO_ON}")
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _called(self, job: Any) -> str:

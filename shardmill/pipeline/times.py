@@ -52,6 +52,7 @@ COSTS = {
     "reference": Cost(3.3, weights=0.02),
     "embedding": Cost(1.1, weights=0.004),
     "convert": Cost(0.4, layer=0.03, weights=0.01, each=True),
+    "expected": Cost(2.5, weights=0.02),
     "compile": Cost(0.7, weights=0.006, each=True),
     "residency": Cost(0.15, layer=0.04, each=True),
     "parity": Cost(0.5, layer=0.16, weights=0.1, each=True),

@@ -136,7 +136,7 @@ def test_a_build_says_what_begins_what_ends_and_what_was_found(folder: Path) -> 
         "shardmill: next: shardmill chat build/tiny",
     ]
     assert shown(done.stdout) == [
-        "shardmill: tiny: 3 jobs; Ctrl-C stops them, and the same command goes on from there",
+        "shardmill: tiny: 3 jobs; Ctrl-C stops the build, and the same command goes on from there",
         "[0/3] split: begins",
         "[1/3] split: 2 programs; unchanged; ",
         "[1/3] parity head_0: begins",
