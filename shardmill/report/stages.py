@@ -61,6 +61,7 @@ AMOUNTS = {
     "reference": "in fp32",
     "embedding": "# table",
     "convert": "# program",
+    "expected": "for a check",
     "compile": "# bundle",
     "residency": "# gate file",
     "parity": "# gate file",

@@ -37,7 +37,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         loosen(patch)
-        assert len(driver.run(root, settings())) == 4 + 4 * 5 + 1  # nothing was there before
+        assert len(driver.run(root, settings())) == 4 + 4 * 5 + 2  # nothing was there before
     return root
 
 
@@ -134,7 +134,7 @@ def test_a_store_that_may_only_be_read(root: Path, monkeypatch: pytest.MonkeyPat
 def test_one_layer_changed(root: Path) -> None:
     """Only the part with that layer is converted; what comes after it is compared on other hidden states."""
     change_tensor(root, "model.layers.2.mlp.down_proj.weight")
-    worked = {"plan", "reference", "parity/stack", "parity/layers_03_04", "parity/head_0", "parity/head_1"}
+    worked = {"plan", "reference", "expected", "parity/stack", "parity/layers_03_04", "parity/head_0", "parity/head_1"}
     worked |= steps_of("layers_02_03")
     assert forecast(root, settings()) == worked | {"parity/layers_00_02"}  # the new reference is not known yet
     assert set(driver.run(root, settings())) == worked

@@ -79,6 +79,7 @@ def test_the_manifest_is_that_of_the_gated_build_with_a_mark(build: Path, finish
         del entry["bytes"]
     for part in gated["parts"]:
         del part["program"]["bytes"]
+    del gated["expected"]  # nothing is promised of such a build
     assert content.pop(UNGATED) == [MISSED, OPEN]
     assert content == gated | {"uses": [*gated["uses"], UNGATED]}
 
@@ -86,7 +87,7 @@ def test_the_manifest_is_that_of_the_gated_build_with_a_mark(build: Path, finish
 def test_a_build_with_model_json_is_taken_as_it_is(finished: Project) -> None:
     with taken_ungated(finished.build) as folder:
         assert folder == finished.build
-    ran = shardmill("generate", finished.build, "--ungated", *PROMPT, "--json")
+    ran = shardmill("generate", finished.build, "--ungated", "--no-check", *PROMPT, "--json")
     assert UNGATED not in json.loads(ran.stdout) and ran.stderr == ""
 
 

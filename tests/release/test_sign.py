@@ -79,7 +79,7 @@ def test_other_tools_alone_verify(build: Path, tmp_path: Path, curve: ec.Ellipti
     assert done.returncode == 0 and "succeeded" in done.stdout + done.stderr, done
     assert model_signing(build, wrong.public).returncode != 0
     done = in_toto_alone(build, keys.public)
-    assert done.returncode == 0 and done.stdout.strip() == "26 subjects", done
+    assert done.returncode == 0 and done.stdout.strip() == "27 subjects", done
     assert in_toto_alone(build, wrong.public).returncode != 0
 
 
