@@ -152,6 +152,7 @@ class Terminal(logging.Handler):
         self.begun, self.total, self.ended = time.monotonic(), 0, set[int]()
         self.rest, self.told_rest = Rest(batch, workflow), ""
         self.failures, self.said_since = list[str](), False  # of jobs; whether a line has followed the last one
+        self.killed = list[str]()  # jobs that ended without a word
         self.alone = True  # whether jobs write into their logs alone
         self.builds, self.failed, self.interrupted, self.drawn = False, False, False, False
         self.over = threading.Event()
@@ -198,8 +199,9 @@ class Terminal(logging.Handler):
         self.over.set()
         self.rest.keep()
         with self.lock:  # type: ignore[union-attr]
-            self._say(*lines, *(self.failures if self.said_since else ()))
-            self.said_since = False
+            killed = () if self.interrupted else self.killed
+            self._say(*lines, *(self.failures if self.said_since else ()), *killed)
+            self.said_since, self.killed = False, []
 
     def close(self) -> None:
         """Leave the terminal as it is to be."""
@@ -278,8 +280,10 @@ class Terminal(logging.Handler):
             self._interrupt(f"shardmill: interrupted; {GO_ON}")
         elif not self.interrupted and (self.alone or not self.workflow.local_exec):  # or else it has said so itself
             words = " ".join(["shardmill", step_of(job.job.rule.name), *map(str, job.job.wildcards_dict.values())])
-            why = errors[-1] if errors else f"ended without a word; see {job.log}, and whether the memory was full"
-            self.failures.append(f"{words}: {why}")
+            if not errors:  # it was killed, perhaps by the Ctrl-C of which Snakemake is still to tell
+                self.killed.append(f"{words}: ended without a word; see {job.log}, and whether the memory was full")
+                return
+            self.failures.append(f"{words}: {errors[-1]}")
             self._say(self.failures[-1])
             self.said_since = False
 
