@@ -154,7 +154,7 @@ def test_topology_there_and_back(root: Path) -> None:
     changed = settings(topology=[[0, 3], [3, 4]])
     worked = set(driver.run(root, changed))
     assert {s for s in worked if s.startswith("packages")} == {"packages/layers_00_03"}
-    assert worked == {"plan", "parity/stack"} | steps_of("layers_00_03")
+    assert worked == {"plan", "expected", "parity/stack"} | steps_of("layers_00_03")
     assert driver.run(root, settings()) == []
 
 
@@ -200,7 +200,7 @@ def test_second_config_over_the_same_weights(root: Path) -> None:
 def test_quantisation_changed(root: Path) -> None:
     """fp16 instead of INT8 is another package each, and no new reference or embedding."""
     worked = set(driver.run(root, settings(convert={"weights": "fp16"})))
-    assert worked == {"plan", "precision", "parity/stack"} | steps_of(*config.parse(settings()).parts)
+    assert worked == {"plan", "precision", "expected", "parity/stack"} | steps_of(*config.parse(settings()).parts)
 
 
 def test_without_a_store_what_is_in_place_is_unchanged(root: Path) -> None:
@@ -224,7 +224,7 @@ def recipe_of(root: Path, **matrices: str) -> dict[str, Any]:
 def test_the_form_of_one_matrix_changed(root: Path) -> None:
     """It costs the part that holds the matrix, and the stack; and a recipe of INT8 is what INT8 is."""
     assert set(driver.run(root, recipe_of(root))) <= {"plan", "precision"}
-    worked = {"plan", "precision", "parity/stack"} | steps_of("layers_02_03")
+    worked = {"plan", "precision", "expected", "parity/stack"} | steps_of("layers_02_03")
     changed = recipe_of(root, mlp__down_proj="int4")
     assert forecast(root, changed) == worked
     assert set(driver.run(root, changed)) == worked
@@ -238,7 +238,7 @@ def test_the_rule_of_thumb_leaves_the_head_alone(root: Path) -> None:
     """Its matrix stays in INT8, so its programs are those that are there."""
     worked = set(driver.run(root, settings(convert={"precision": "int4"})))
     parts = [part for part in config.parse(settings()).parts if part.startswith("layers")]
-    assert worked == {"plan", "precision", "parity/stack"} | steps_of(*parts)
+    assert worked == {"plan", "precision", "expected", "parity/stack"} | steps_of(*parts)
     assert read_json(root / "build/tiny/parity/layers_02_03.json")["limits"] == "4 bits"
     assert "limits" not in read_json(root / "build/tiny/parity/head_0.json")
     found = read_json(root / "build/tiny/precision.json")
@@ -260,5 +260,5 @@ def test_a_recipe_that_was_edited_in_the_build_is_not_followed(root: Path) -> No
 def test_the_table_in_int8(root: Path) -> None:
     """No program knows of it: the table is made again, and the stack compared."""
     changed = settings(convert={"embedding": "int8"})
-    assert set(driver.run(root, changed)) == {"plan", "embedding", "parity/stack"}
+    assert set(driver.run(root, changed)) == {"plan", "embedding", "expected", "parity/stack"}
     assert driver.run(root, settings()) == []
