@@ -40,5 +40,5 @@ def test_a_build_through_slurm_has_the_bytes_of_one_without(
     assert contents(there.build) == contents(here.build)
     jobs = cluster.jobs()[before:]
     assert {job.state for job in jobs} == {"COMPLETED"} and {job.node for job in jobs} == set(NODES)
-    assert len(jobs) == {"tiny": 7, "demo": 13}[compared_model]  # of 16 steps, and of 42
+    assert len(jobs) == {"tiny": 8, "demo": 14}[compared_model]  # of 17 steps, and of 43
     assert "Nothing to be done" in there.run(*TARGETS).stdout
