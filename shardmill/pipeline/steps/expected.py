@@ -33,65 +33,44 @@ def task(
         from shardmill.gates.expected import Recording
 
         recording = Recording()
-        record_all = _encoder if plan["buckets"] else _decoder
-        record_all(recording, plan, programs, embedding, paths, source_folder(record), states.path, table.path)
+        (encoder if plan["buckets"] else decoder)(recording)
         recording.thinned()
         recording.write(made["expected"])
+
+    def decoder(recording: Any) -> None:
+        from safetensors.torch import load_file
+
+        from shardmill.gates.expected import greedy, record_decoder
+        from shardmill.gates.reference import Reference, carried_channels
+        from shardmill.gates.stack import stored_model
+        from shardmill.gates.weights import PackageWeights
+        from shardmill.models.contract import PER_LAYER
+        from shardmill.runtime.engine import EMBEDDING, read_tables
+
+        source, known, tables = source_folder(record), load_file(states.path), read_tables(table.path)
+        reference = Reference(source, plan["context"], carried_channels(plan))
+        for place, part in enumerate(programs):
+            stored = PackageWeights(paths[part.name], part, plan["prefix"])
+            record_decoder(recording, part, place, plan, reference, known, source, stored)
+        own = {part.name: (part, paths[part.name]) for part in programs if not part.is_apart}
+        whole = stored_model(reference, own, embedding, source, plan["prefix"])
+        recording.about["answer"] = greedy(whole, known["tokens"].tolist(), tables[EMBEDDING], tables.get(PER_LAYER))
+
+    def encoder(recording: Any) -> None:
+        from shardmill.gates.encoder import stored_answers, with_tables
+        from shardmill.gates.encoder_reference import EncoderReference
+        from shardmill.gates.expected import record_encoder
+        from shardmill.gates.weights import PackageWeights
+        from shardmill.runtime.engine import read_tables
+
+        reference, tables = EncoderReference(source_folder(record), plan["task"]), read_tables(table.path)
+        for place, part in enumerate(programs):
+            stored = PackageWeights(paths[part.name], part, plan["prefix"])
+            weights = with_tables(tables, plan, stored)
+            record_encoder(recording, part, place, plan, reference, weights, stored_answers(plan, stored))
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"part {i}": digest(part.content) for i, part in enumerate((*programs, embedding))}
     inputs |= {"reference": states.sha256, "embedding": table.sha256, "source": plan["source"]}
     params = {key: value for key, value in plan.items() if key not in ("model", "source")}
     return Task(work, Action("expected", inputs, {"plan": digest(params)}, **tools))
-
-
-def _decoder(
-    recording: Any,
-    plan: Mapping[str, Any],
-    programs: list[plans.Part],
-    embedding: plans.Part,
-    paths: Mapping[str, Path],
-    source: Path,
-    states: Path,
-    table: Path,
-) -> None:
-    from safetensors.torch import load_file
-
-    from shardmill.gates.expected import greedy, record_decoder
-    from shardmill.gates.reference import Reference, carried_channels
-    from shardmill.gates.stack import stored_model
-    from shardmill.gates.weights import PackageWeights
-    from shardmill.models.contract import PER_LAYER
-    from shardmill.runtime.engine import EMBEDDING, read_tables
-
-    known, tables = load_file(states), read_tables(table)
-    reference = Reference(source, plan["context"], carried_channels(plan))
-    for place, part in enumerate(programs):
-        stored = PackageWeights(paths[part.name], part, plan["prefix"])
-        record_decoder(recording, part, place, plan, reference, known, source, stored)
-    own = {part.name: (part, paths[part.name]) for part in programs if not part.is_apart}
-    whole = stored_model(reference, own, embedding, source, plan["prefix"])
-    recording.about["answer"] = greedy(whole, known["tokens"].tolist(), tables[EMBEDDING], tables.get(PER_LAYER))
-
-
-def _encoder(
-    recording: Any,
-    plan: Mapping[str, Any],
-    programs: list[plans.Part],
-    embedding: plans.Part,
-    paths: Mapping[str, Path],
-    source: Path,
-    states: Path,
-    table: Path,
-) -> None:
-    from shardmill.gates.encoder import stored_answers, with_tables
-    from shardmill.gates.encoder_reference import EncoderReference
-    from shardmill.gates.expected import record_encoder
-    from shardmill.gates.weights import PackageWeights
-    from shardmill.runtime.engine import read_tables
-
-    reference, tables = EncoderReference(source, plan["task"]), read_tables(table)
-    for place, part in enumerate(programs):
-        stored = PackageWeights(paths[part.name], part, plan["prefix"])
-        weights = with_tables(tables, plan, stored)
-        record_encoder(recording, part, place, plan, reference, weights, stored_answers(plan, stored))
