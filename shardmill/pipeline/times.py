@@ -87,7 +87,7 @@ class Speed:
         return python + cost.weights * weights * self.sums / REFERENCE.sums
 
 
-REFERENCE = Speed(python=0.0280, sums=0.0166)  # of a core of an AMD EPYC (Milan) at 2 threads a core
+REFERENCE = Speed(python=0.0280, sums=0.0166)  # of one of two cores of an AMD EPYC with AVX-512
 
 
 def measured() -> Speed:
