@@ -44,7 +44,8 @@ def _numbers(verdict: Mapping[str, Any]) -> str:
     by = ", by prediction" if verdict.get("evidence") == "predicted" else ""
     shown = {row["name"]: row["value"] for row in rows if row["name"] in KEY_FIGURES and isfinite(row["value"])}
     figures = [f"{name} {shown[name]:.3g}" for name in KEY_FIGURES if name in shown]
-    told = f"{missed} of {len(rows)} numbers missed" if missed else f"{len(rows)} numbers hold"
+    hold = "1 number holds" if len(rows) == 1 else f"{len(rows)} numbers hold"
+    told = f"{missed} of {len(rows)} numbers missed" if missed else hold
     return f"{told}{by}{': ' * bool(figures)}{', '.join(figures)}"
 
 

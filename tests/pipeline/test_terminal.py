@@ -304,7 +304,7 @@ MADE = {
     ),
     ("residency", "verdict"): (
         {"evidence": "predicted", "gate": [{"name": "ineligible", "value": 0, "passed": True}]},
-        "1 numbers hold, by prediction",
+        "1 number holds, by prediction",
     ),
     ("benchmark", "speed"): (
         {"pass_seconds": {"4": 0.02, "1": 0.0161}, "engine": {"name": "portable"}},
