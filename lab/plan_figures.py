@@ -66,7 +66,7 @@ def compare(file: Path, scratch: Path | None) -> bool:
 
 
 def plan(folder: Path, file: Path) -> dict[str, Any]:
-    """Return what the plan says of costs."""
+    """Return the costs that the plan names."""
     command = [sys.executable, "-c", "from shardmill.cli import main; main()", "plan", str(file), "--json"]
     said = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
     found: dict[str, Any] = json.loads(said)["costs"]
@@ -92,7 +92,7 @@ def build(folder: Path, file: Path) -> dict[str, float]:
 
 
 def files(build: Path) -> list[Path]:
-    """Return the files of builds and store, without those of checkpoints."""
+    """Return the files of builds and store, without the files of checkpoints."""
     found = (Path(folder) / name for folder, _, names in os.walk(build) for name in names)
     return [file for file in found if "source" not in file.relative_to(build).parts[1:2]]
 

@@ -78,7 +78,7 @@ def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Meas
 
 
 def _of_question(question: Mapping[str, Any]) -> Iterator[MeasurementGroup]:
-    """Yield each probe of a question in a process of its own, which frees what a large program took."""
+    """Yield each probe of a question in a separate process, whose end frees the memory of a large program."""
     for place, asked in enumerate(question["probes"]):
         line = PlannedMeasurement(probe_key(question["name"], place), (), int(asked.get("bytes", 1 << 24)))
         yield MeasurementGroup(ASKED, question["name"], (line,))

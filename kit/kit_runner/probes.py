@@ -90,7 +90,7 @@ def probe(job: MeasurementJob, place: int) -> Measured:
 
 
 def check_room(size: int, folder: Path) -> None:
-    """Raise Refused if a program with so many bytes of weights can't be built here."""
+    """Raise Refused if a program with `size` bytes of weights can't be built here."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     folder.mkdir(parents=True, exist_ok=True)
     for name, there in (("memory", memory), ("free disk", shutil.disk_usage(folder).free)):
@@ -136,7 +136,7 @@ def _product(weight: Floats, x: Floats) -> Floats:
 
 
 def _of_weights(asked: Mapping[str, Any]) -> Made:
-    """Return matrices in a row, with so many bytes of weights in all."""
+    """Return matrices that follow one another, of `bytes` bytes of weights in all."""
     width = min(WIDTH, int(asked.get("width", WIDTH)))
     first = _numbers(0, width, width, size=(3 / width) ** 0.5)  # keeps the size of what it multiplies
     whole, rest = divmod(int(asked["bytes"]) // 2, width * width)
@@ -158,7 +158,7 @@ def _of_weights(asked: Mapping[str, Any]) -> Made:
 
 
 def _of_scores(asked: Mapping[str, Any]) -> Made:
-    """Return an attention with so many heads, queries and keys; a query sees `window` keys on each side."""
+    """Return attention of `heads` heads, `queries` and `keys`; a query sees `window` keys on each side."""
     heads, queries, keys = (int(asked.get(name, 1)) for name in ("heads", "queries", "keys"))
     q, k, v = (_numbers(i, 1, heads, count, HEAD) for i, count in enumerate((queries, keys, keys)))
     far = np.abs(np.arange(queries)[:, None] - np.arange(keys)[None]) > int(asked.get("window", keys))
@@ -193,7 +193,7 @@ def _of_deep_input(asked: Mapping[str, Any]) -> Made:
 
 
 def _of_shapes(asked: Mapping[str, Any]) -> Made:
-    """Return matrices in a row for passes of `tokens`, of fixed shapes or of a range of shapes up to `most`."""
+    """Return such matrices for passes of `tokens` tokens, with fixed shapes or with a range of shapes up to `most`."""
     made = _of_weights(asked)
     return replace(made, flexible=int(asked.get("most", 0)))
 

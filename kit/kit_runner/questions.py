@@ -1,4 +1,4 @@
-"""What nobody knows of a system yet: questions that a kit asks before it measures builds, and their answers in words.
+"""Questions about a system that a kit asks before it measures builds, and their answers in words.
 
 A question is data in kit.json: its name, its text, what its answer decides, and probes, which `probes.py` makes and
 runs. A probe's line has the key questions/NAME/probe#PLACE. The questions come in the order of what their answers would

@@ -1,4 +1,4 @@
-"""What a kit says of its questions follows from what was measured, and from nothing else."""
+"""The answers that a kit gives follow from its measurements, and from nothing else."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_probes_come_before_builds_each_in_a_process_of_its_own() -> None:
 
 
 def test_after_twenty_minutes_no_probe_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Builds are measured all the same, and another run asks what is left."""
+    """Builds are measured all the same, and another run asks the remaining questions."""
     kit = Kit(Path(), "", {"questions": [SIZES], "variants": []})
     clock, asked, added = iter([0.0, 1.0, runner.SECONDS + 1]), list[str](), list[Any]()
     monkeypatch.setattr(runner.time, "monotonic", lambda: next(clock))
