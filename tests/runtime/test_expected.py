@@ -13,7 +13,20 @@ from safetensors.numpy import save_file
 
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps
-from shardmill.runtime.expected import Answer, below, first_answer, lengths_of, numbers, read_expected, rows, ways
+from shardmill.runtime import expected
+from shardmill.runtime.expected import (
+    PLACES,
+    Answer,
+    Recorded,
+    below,
+    first_answer,
+    lengths_of,
+    numbers,
+    picked,
+    read_expected,
+    rows,
+    ways,
+)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +87,32 @@ def test_a_file_of_another_form_is_refused_in_one_line(about: dict[str, str], tm
     save_file({"a/rows": np.zeros((1, 1), np.float32)}, tmp_path / "expected.safetensors", about or None)
     with pytest.raises(ShardmillError, match=r"expected results \(.*; pull or build again"):
         read_expected(tmp_path / "expected.safetensors")
+
+
+LIMITS = {"fp32": 1e-4, "fp16": 1e-2}
+
+
+@pytest.mark.parametrize(
+    ("portable", "precision", "limit"), [(True, "fp32", "fp32"), (True, "fp16", "fp16"), (False, "fp32", "fp16")]
+)
+def test_each_precision_has_its_limit(
+    portable: bool, precision: str, limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Core ML computes in fp16 whatever is asked for."""
+    monkeypatch.setattr(expected, "is_portable", lambda: portable)
+    assert expected.limit(Recorded({}, LIMITS, {}), precision) == LIMITS[limit]
+
+
+def test_a_logit_that_is_too_large_is_found_wherever_it_is() -> None:
+    """Also where none was recorded: it would be the next token."""
+    logits = rows(1, 0, 2, 5000)
+    largest = np.argsort(-logits, axis=1)[:, :10].astype(np.int32)
+    recorded = Recorded({"places": (3, 0)}, LIMITS, {}, largest)
+    right = picked(logits, recorded)
+    assert np.array_equal(right[:, -1], logits.max(axis=1)) and np.array_equal(right[:, PLACES], right[:, -1])
+    elsewhere = next(i for i in range(5000) if i not in {*below(3, PLACES, 5000), *largest.ravel().tolist()})
+    logits[1, elsewhere] = 2 * right[1, -1]
+    assert [*np.flatnonzero((picked(logits, recorded) != right).any(axis=1))] == [1]
 
 
 class Answering(PlainEngine):
