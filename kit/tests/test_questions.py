@@ -11,7 +11,7 @@ import pytest
 from kit_runner import probes, runner
 from kit_runner.job import Refused
 from kit_runner.kit import NOT_RUN, OK, Kit
-from kit_runner.plan import groups
+from kit_runner.plan import MeasurementGroup, PlannedMeasurement, groups
 from kit_runner.questions import answers, key, on_engine
 
 SIZES: dict[str, Any] = {
@@ -88,13 +88,14 @@ def test_probes_come_before_builds_each_in_a_process_of_its_own() -> None:
 def test_after_twenty_minutes_no_probe_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Builds are measured all the same, and another run asks the remaining questions."""
     kit = Kit(Path(), "", {"questions": [SIZES], "variants": []})
-    clock, asked, added = iter([0.0, 1.0, runner.SECONDS + 1]), list[str](), list[Any]()
+    build = MeasurementGroup("a", "head_0", (PlannedMeasurement("a/head_0/compile", (), 1),))
+    clock, asked, added = iter([0.0, 1.0, *2 * [runner.SECONDS + 1]]), list[str](), list[Any]()
     monkeypatch.setattr(runner.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(runner, "_finish", lambda run, group: asked.append(group.measurements[0].key))
     monkeypatch.setattr(runner, "_add", lambda run, record: added.append(record))
     results = SimpleNamespace(records={}, status=lambda key: "")
-    runner.measure(SimpleNamespace(results=results, groups=groups(kit)))  # type: ignore[arg-type]
-    assert asked == ["questions/weights/probe#0"]
+    runner.measure(SimpleNamespace(results=results, groups=[*groups(kit), build]))  # type: ignore[arg-type]
+    assert asked == ["questions/weights/probe#0", "a/head_0/compile"]
     assert [(one["key"], one["status"]) for one in added] == [("questions/weights/probe#1", NOT_RUN)]
 
 
