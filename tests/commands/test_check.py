@@ -110,7 +110,7 @@ def test_a_build_without_results_says_so_in_a_line(build: Path) -> None:
 
 
 def test_generate_checks_a_build_once(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And again on another system, in another precision, and after another build has taken its place."""
+    """And again on another system or processor, in another precision, and after another build has taken its place."""
 
     def checks(*options: object) -> int:
         result = shardmill("generate", build, "--prompt", "x", "--max-new-tokens", 1, *options)
@@ -124,6 +124,8 @@ def test_generate_checks_a_build_once(build: Path, monkeypatch: pytest.MonkeyPat
     write_json(build / "model.json", content | {"model": "other"})
     assert [checks(), checks()] == [1, 0]
     monkeypatch.setattr(machine, "engine", lambda: {"name": "portable", "build": "27A1"})
+    assert [checks(), checks()] == [1, 0]
+    monkeypatch.setattr(machine, "machine", lambda: {"processor": "another", "cores": 2})
     assert [checks(), checks()] == [1, 0]
 
 
