@@ -4,7 +4,7 @@ Grammars are compiled by llguidance (https://github.com/guidance-ai/llguidance),
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -121,6 +121,44 @@ class Grammar:
     def _check(self, what: str) -> None:
         if self._matcher.is_error():
             raise DecodeError(f"{what} rejected: {self._matcher.get_error()}")
+
+
+class AtLeast:
+    """A constraint to a least length: the tokens that end an output are forbidden before.
+
+    Args:
+        count: the fewest tokens before an end.
+        ends: the tokens that end an output.
+        vocab: number of logits, V.
+    """
+
+    def __init__(self, count: int, ends: Collection[int], vocab: int) -> None:
+        self._missing, self._ends = count, frozenset(ends)
+        self._mask = np.ones(vocab, np.bool_)
+        self._mask[[end for end in self._ends if end < vocab]] = False
+        self._every = np.ones(vocab, np.bool_)
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """See `Constraint`."""
+        return self._mask if self._missing > 0 else self._every
+
+    def advance(self, token: int) -> None:
+        """See `Constraint`."""
+        self._missing -= 1
+
+    def valid_prefix(self, draft: Sequence[int]) -> int:
+        """See `Constraint`."""
+        early = (i for i, token in enumerate(draft[: max(0, self._missing)]) if token in self._ends)
+        return next(early, len(draft))
+
+    def forced(self) -> Sequence[int]:
+        """See `Constraint`."""
+        return ()
+
+    @property
+    def finished(self) -> bool:
+        """See `Constraint`."""
+        return False
 
 
 class JsonSchema(Grammar):

@@ -230,7 +230,9 @@ def generate(
         prompt_tokens=len(prompt),
         end=len(prompt) + max_new_tokens,
         drafting=worth_drafting(max_new_tokens, options.sampling.temperature),
-        stream=TextStream(options.detokenize, options.stop, prompt) if options.detokenize else None,
+        stream=TextStream(options.detokenize, options.stop, prompt, keep_stop=options.keep_stop)
+        if options.detokenize
+        else None,
     )
     return _events(request, prompt)
 

@@ -18,6 +18,7 @@ class Options:
     Attributes:
         detokenize: tokens of a text -> the text; incomplete characters become U+FFFD, as in every tokenizer.
         stop: strings that end the output; they need `detokenize`.
+        keep_stop: the output ends after a stop string, not before it.
         constraint: a grammar that the output must obey; a new one for every request.
         top_logprobs: report each token's log-probability and this many of the likeliest; None: neither.
         guard_margin: see `generate.verify_draft`; 0 switches the guard off.
@@ -27,6 +28,7 @@ class Options:
     sampling: Sampling = field(default_factory=Sampling)
     detokenize: Detokenize | None = None
     stop: Sequence[str] = ()
+    keep_stop: bool = False
     constraint: Constraint | None = None
     top_logprobs: int | None = None
     guard_margin: float = 0.0

@@ -26,6 +26,7 @@ class TextStream:
     Args:
         detokenize: tokens -> text; bytes that are no character become U+FFFD.
         stop: strings that end the text; the text stops before the first occurrence.
+        keep_stop: the text stops after it.
         prompt: the tokens before the text: some tokenizers write a space depending on the previous token. A character
             that the prompt begins and the tokens complete belongs to their text.
 
@@ -33,11 +34,14 @@ class TextStream:
         DecodeError: a stop string is empty.
     """
 
-    def __init__(self, detokenize: Detokenize, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, detokenize: Detokenize, stop: Sequence[str] = (), prompt: Sequence[int] = (), *, keep_stop: bool = False
+    ) -> None:
         if any(not s for s in stop):
             raise DecodeError("an empty stop string would stop at once: leave it out")
         self._detokenize = detokenize
         self._stop = tuple(stop)
+        self._keep_stop = keep_stop
         self._held = ""  # final, but it may begin a stop string
         self._released = 0  # characters that `push` has returned
         self.stopped = False
@@ -119,10 +123,11 @@ class TextStream:
         return not text.startswith(_UNKNOWN) or all(part.startswith(_UNKNOWN) for part in beginnings)
 
     def _release(self) -> str:
-        found = [i for s in self._stop if (i := self._held.find(s)) >= 0]
+        found = [(i, len(s)) for s in self._stop if (i := self._held.find(s)) >= 0]
         if found:
             self.stopped = True
-            end = min(found)
+            start, length = min(found)
+            end = start + length if self._keep_stop else start
         else:
             end = len(self._held) - self._pending_stop()
         out, self._held = self._held[:end], self._held[end:]

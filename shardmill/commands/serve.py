@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 LIMIT = "default: as many tokens as the context holds"
 LONGEST_GRACE = 3600.0  # seconds
+_ORIGIN = re.compile(r"https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 GENERATING = (  # options for a model that generates text
     "drafter", "draft_build", "policy", "draft_table", "context_policy", "chat_template", "prefix_cache_bytes",
@@ -53,6 +54,14 @@ AllowedHosts = Annotated[
         "--allowed-host",
         metavar="NAME",
         help="Host name in requests from a proxy on this machine; repeat the option for several names.",
+    ),
+]
+AllowedOrigins = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allowed-origin",
+        metavar="URL",
+        help="Origin of web pages that may ask from a browser, such as http://localhost:3000; repeat it for several.",
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
@@ -100,6 +109,7 @@ def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
     allowed_hosts: AllowedHosts = None,
+    allowed_origins: AllowedOrigins = None,
     api_key: ApiKey = None,
     drafter: DefaultDrafter = "ngram",
     draft_build: DraftBuild = None,
@@ -144,6 +154,7 @@ def serve(
         host=host,
         port=port,
         allowed_hosts=allowed,
+        allowed_origins=_checked_origins(allowed_origins or ()),
         api_key=_checked_key(api_key),
         drafter=drafter,
         policy=policy,
@@ -210,6 +221,15 @@ def check_encoder(build: Path, context: typer.Context) -> None:
         if source is not None and source.name == "COMMANDLINE":
             given = f"--{name.replace('_', '-')}"
             raise ShardmillError(f"{given}: {build} is an encoder's, which generates no text; leave the option out")
+
+
+def _checked_origins(origins: Sequence[str]) -> tuple[str, ...]:
+    """Return origins as browsers send them. Raises ShardmillError for what no browser sends."""
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            why = "give scheme, name and port alone, such as http://localhost:3000"
+            raise ShardmillError(f"--allowed-origin {origin}: {why}")
+    return tuple(origin.lower() for origin in origins)
 
 
 def _check_allowed(names: Sequence[str], host: str, private: bool) -> None:

@@ -18,7 +18,8 @@ from drafted_decoding import FinishReason, GenerationResult, TokenEvent
 
 from shardmill.serve.engine_worker import Item
 from shardmill.serve.model import Model, Vocabulary
-from shardmill.serve.protocol import ApiError, ChatRequest, CompletionRequest
+from shardmill.serve.protocol import ApiError
+from shardmill.serve.requests import ChatRequest, CompletionRequest
 from shardmill.serve.thoughts import ThoughtReader, answer_deltas
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
 
@@ -178,7 +179,7 @@ class Choice:
     """
 
     def __init__(self, request: CompletionRequest | ChatRequest, model: Model, *, thinks: bool = False) -> None:
-        self._log = LogprobLog(model.vocabulary, model.eos) if request.top is not None else None
+        self._log = LogprobLog(model.vocabulary, request.ends(model.eos)) if request.top is not None else None
         self._thoughts: ThoughtReader | None = None
         self._reader: CallReader | None = None
         tools = model.tools_of(request)
@@ -188,7 +189,7 @@ class Choice:
             schemas = {function.name: function.parameters or {} for function in request.functions}
             self._reader = CallReader(tools, schemas, parallel=request.parallel_tool_calls is not False)
         self._length = 0
-        self._eos = model.eos
+        self._eos = request.ends(model.eos)
         self._places: list[tuple[int, int]] = []  # of tokens, which may be of a thought: from and to, in characters
 
     def digest(self, items: list[Item]) -> tuple[list[AnswerDelta], list[TokenLogprob]]:

@@ -22,21 +22,13 @@ from starlette.types import ASGIApp
 from shardmill.serve.answer import Answer
 from shardmill.serve.decide import DecideRequest, decided
 from shardmill.serve.engine_worker import Job, Work, Worker
-from shardmill.serve.http import AdmissionMiddleware, respond
+from shardmill.serve.http import admitted, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.pages import add_browser_pages
-from shardmill.serve.prepare import check_model_name, decided_chat, prepare, prepare_decisions
-from shardmill.serve.protocol import (
-    ApiError,
-    ChatRequest,
-    ClientGoneError,
-    CompletionRequest,
-    Strict,
-    broken,
-    client_gone,
-    first_complaint,
-)
+from shardmill.serve.prepare import check_model_name, decided_chat, prepare, prepare_decisions, split_into_tokens
+from shardmill.serve.protocol import ApiError, ClientGoneError, Strict, broken, client_gone, first_complaint, invalid
+from shardmill.serve.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from shardmill.serve.responses import ResponsesRequest
 from shardmill.serve.responses_answer import ResponsesAnswer
 from shardmill.serve.stream import EventStream, take_all, while_connected
@@ -177,6 +169,28 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
         return last
 
 
+def _add_tokenizer(app: FastAPI, chats: Executor, model: Model) -> None:
+    """Add `POST /tokenize` and `POST /detokenize`, as vLLM has them."""
+
+    @app.post("/tokenize", response_model=None)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """Split a text or a conversation into tokens."""
+        tokens = await asyncio.get_running_loop().run_in_executor(chats, split_into_tokens, body, model)
+        texts = [model.vocabulary.text(token) for token in tokens] if body.return_token_strs else None
+        most = model.engine.slots
+        return json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": texts})
+
+    @app.post("/detokenize", response_model=None)
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Return the text of tokens, special tokens included."""
+        check_model_name(body.model or model.name, model.name, model.adapters())
+        known = model.tokenizer.get_vocab_size(with_added_tokens=True)
+        if stray := [token for token in body.tokens if token >= known]:
+            raise invalid(f"tokens: {stray[0]} is no token: the vocabulary has {known}", "tokens")
+        decode = partial(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
+        return json_response({"prompt": await asyncio.get_running_loop().run_in_executor(chats, decode)})
+
+
 def _facts(model: Model, settings: Settings) -> dict[str, Any]:
     """Return what the page to chat with must know of a decoder."""
     known = [name for name in BY_ITSELF if name != settings.drafter]
@@ -200,6 +214,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     facts = _facts(model, settings)
     add_pages(app, model.name, lambda: worker.is_well, metrics, settings, facts, model.adapters, model.checked)
     _add_decisions(app, chats, model, worker, settings)
+    _add_tokenizer(app, chats, model)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -251,4 +266,4 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
             raise
         return json_response(form.whole(answers))
 
-    return AdmissionMiddleware(app, settings, metrics)
+    return admitted(app, settings, metrics)

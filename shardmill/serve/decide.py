@@ -13,17 +13,8 @@ from shardmill.checkpoint.tokenizer import unknown_token
 from shardmill.serve.answer import LEAST
 from shardmill.serve.engine_worker import DecideWork
 from shardmill.serve.model import Model
-from shardmill.serve.protocol import (
-    MOST_TEXTS,
-    NO_EFFECT,
-    ApiError,
-    ChatMessage,
-    ChatRequest,
-    Strict,
-    TemplateVariables,
-    client_gone,
-    invalid,
-)
+from shardmill.serve.protocol import MOST_TEXTS, NO_EFFECT, ApiError, ChatMessage, Strict, client_gone, invalid
+from shardmill.serve.requests import ChatRequest, TemplateVariables
 
 MOST_LABELS = 128
 Text = Annotated[str, Field(min_length=1)]
@@ -109,7 +100,8 @@ def split_labels(
 
 
 def _too_long(what: str, most: int) -> ApiError:
-    return invalid(f"{what}, at most {most} are allowed: shorten it", code="context_length_exceeded")
+    message = f"{what}, at most {most} are allowed (the maximum context length): shorten it"
+    return invalid(message, code="context_length_exceeded")
 
 
 def decided(

@@ -26,20 +26,11 @@ from shardmill import machine
 from shardmill.errors import EngineGoneError, ProgramError, ShardmillError
 from shardmill.runtime.label import Reader, as_object, classify, embed, label_all, rank, redacted
 from shardmill.serve.app import add_error_shape, add_pages, json_response
-from shardmill.serve.http import AdmissionMiddleware
+from shardmill.serve.http import admitted
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings
 from shardmill.serve.prepare import check_model_name
-from shardmill.serve.protocol import (
-    MOST_TEXTS,
-    ApiError,
-    Strict,
-    broken,
-    client_gone,
-    invalid,
-    shutting_down,
-    too_busy,
-)
+from shardmill.serve.protocol import MOST_TEXTS, ApiError, Strict, broken, client_gone, invalid, shutting_down, too_busy
 from shardmill.serve.stream import while_connected
 
 log = logging.getLogger(__name__)
@@ -239,7 +230,7 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return json_response({"id": f"rerank-{uuid4().hex}", "model": name, "results": results, "usage": usage})
 
-    return AdmissionMiddleware(app, settings, metrics)
+    return admitted(app, settings, metrics)
 
 
 def _check_address(reader: Reader, name: str, address: str) -> None:

@@ -49,6 +49,7 @@ class Work:
     """A request to the engine for an answer.
 
     Attributes:
+        eos: the tokens that end the answer.
         adapter: the adapter that answers; None: the bare model.
         thinks: whether the prompt has opened a thought.
     """
@@ -57,6 +58,7 @@ class Work:
     max_new_tokens: int
     drafter: str
     options: Options
+    eos: tuple[int, ...]
     adapter: str | None = None
     thinks: bool = False
 
@@ -367,7 +369,7 @@ class Worker:
             self._session,
             work.prompt,
             max_new_tokens=work.max_new_tokens,
-            eos=self._model.eos,
+            eos=work.eos,
             drafter=drafter,
             policy=policy,
             options=work.options,

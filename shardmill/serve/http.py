@@ -10,6 +10,7 @@ from http import HTTPStatus
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -66,6 +67,8 @@ ENDPOINTS = (
     "/v1/rerank",
     "/v1/decide",
     "/v1/models",
+    "/tokenize",
+    "/detokenize",
     "/health",
     "/metrics",
     "/openapi.json",
@@ -139,7 +142,8 @@ class AdmissionMiddleware:
         if is_open(scope["path"]):
             return
         if not self._may_enter(headers.get("authorization", "")):
-            raise ApiError(401, "wrong or missing API key: send Authorization: Bearer KEY", code="invalid_api_key")
+            why = "wrong or missing API key: send Authorization: Bearer KEY"
+            raise ApiError(401, why, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         if scope["method"] == "POST" and self._open > self._limits.open_requests:
             raise too_busy(f"{self._limits.open_requests} requests are open already: try again later", 1)
 
@@ -165,6 +169,23 @@ class AdmissionMiddleware:
         if size > most:
             raise ApiError(413, f"the request's body is longer than {most} bytes", code="body_too_large")
         return bytes(body)
+
+
+def admitted(app: ASGIApp, settings: Settings, metrics: Metrics) -> ASGIApp:
+    """Return an application behind its admission, which pages of the allowed origins may ask, too.
+
+    A browser first asks whether it may, without a key, so that question is answered before admission.
+    """
+    within = AdmissionMiddleware(app, settings, metrics)
+    if not settings.allowed_origins:
+        return within
+    return CORSMiddleware(
+        within,
+        allow_origins=settings.allowed_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("*",),
+    )
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:

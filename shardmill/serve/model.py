@@ -28,7 +28,8 @@ from shardmill.files import digest, load_json, parse_json
 from shardmill.runtime import process
 from shardmill.runtime.adapters import adapter_names
 from shardmill.runtime.manifest import read_manifest, verify_width
-from shardmill.serve.protocol import ChatRequest, GenerationRequest, invalid
+from shardmill.serve.protocol import invalid
+from shardmill.serve.requests import ChatRequest, GenerationRequest
 from shardmill.serve.thoughts import ThoughtFormat, find_thoughts
 from shardmill.serve.tools import ToolFormat, find_format
 from shardmill.templates.render import ChatTemplate, TemplateFacts, load_template, turn_end
@@ -113,6 +114,7 @@ class Settings:
         port: 0 lets the system choose one.
         allowed_hosts: names to accept in a request's `Host` besides this machine's, for example a proxy's, if `host`
             is a loopback address.
+        allowed_origins: origins of web pages (`https://NAME:PORT`) that may ask this server from a browser.
         api_key: clients must send it as `Authorization: Bearer KEY`; None: no key is needed.
         drafter: the drafter of requests that name none.
         policy: the draft policy, by name.
@@ -129,6 +131,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     allowed_hosts: tuple[str, ...] = ()
+    allowed_origins: tuple[str, ...] = ()
     api_key: str | None = None
     drafter: str = "ngram"
     policy: str = "cost_model"
@@ -202,7 +205,8 @@ class Model:
         """Return the format of the calls in an answer; None if the answer is text. Harmony always has channels."""
         if self.tools is None or not isinstance(request, ChatRequest):
             return None
-        channels = self.channels if request.response_format is None else None
+        free = request.response_format is None and request.structured_outputs is None
+        channels = self.channels if free else None
         return self.tools if request.functions else channels
 
     @property

@@ -7,22 +7,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from drafted_decoding import SEEDS, Constraint, DecodeError, Grammar, GrammarTokenizer, JsonSchema, Options, Sampling
+from drafted_decoding import (
+    SEEDS,
+    AtLeast,
+    Constraint,
+    DecodeError,
+    Grammar,
+    GrammarTokenizer,
+    JsonSchema,
+    Options,
+    Sampling,
+)
 from drafted_decoding.drafters import TRAINED
 
+from shardmill.serve.answer_grammar import COMPACT, choice_answer, closed, json_value, regex_answer, write_answer
 from shardmill.serve.decide import DecideRequest, place_of, split_labels
 from shardmill.serve.engine_worker import DecideWork, Work
 from shardmill.serve.model import Model, Settings
-from shardmill.serve.protocol import (
-    ApiError,
-    ChatRequest,
-    CompletionRequest,
-    FunctionDefinition,
-    GenerationRequest,
-    NamedTool,
-    invalid,
-)
-from shardmill.serve.tool_grammar import write_grammar, write_json_after_thought
+from shardmill.serve.protocol import ApiError, FunctionDefinition, NamedTool, invalid
+from shardmill.serve.requests import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
+from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tools import FORMATS
 
 
@@ -68,7 +72,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
     if isinstance(request, ChatRequest):
         text = _chat_text(request, model)
         prompts: list[Sequence[int]] = [model.encode(text, special=False)]
-        rooms = [_check_prompt(prompts[0], model, settings)]
+        rooms = [_check_prompt(prompts[0], model, settings, "messages")]
         thinks = model.thoughts is not None and model.thoughts.opened_by(text)
     else:
         prompts, rooms = [], []
@@ -96,6 +100,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
                 sampling=replace(sampling, seed=(sampling.seed + i) % SEEDS),
                 detokenize=model.decoder(kept) if kept else model.decode,
                 stop=request.stops,
+                keep_stop=bool(request.include_stop_str_in_output),
                 constraint=_constraint(request, model, thinks),
                 top_logprobs=request.top,
                 guard_margin=settings.guard_margin,
@@ -105,9 +110,9 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
         ]
     except DecodeError as error:
         raise invalid(str(error)) from error
-    each = request.n or 1
+    each, ends = request.n or 1, request.ends(model.eos)
     return [
-        Work(tuple(prompt), _max_tokens(request, room, settings), drafter, one, adapter, thinks)
+        Work(tuple(prompt), _max_tokens(request, room, settings), drafter, one, ends, adapter, thinks)
         for i, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
         for one in options[i * each : (i + 1) * each]
     ]
@@ -132,14 +137,14 @@ def _chat_text(request: ChatRequest, model: Model) -> str:
         given = {"reasoning_effort": effort, **given}
     more: dict[str, Any] = {"variables": given} if given else {}
     if request.functions:
-        more["tools"] = [tool.as_template_input() for tool in request.tools or ()]
+        more["tools"] = [tool.as_template_input() for tool in request.usable]
     try:
         return model.template(request.conversation(), **more)
     except Exception as error:  # templates may raise any exception
         raise invalid(f"the chat template refused the messages: {error}", "messages") from error
 
 
-def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> int:
+def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings, param: str = "prompt") -> int:
     """Raise ApiError for a prompt that is empty, too long or of another vocabulary.
 
     Returns:
@@ -153,8 +158,9 @@ def _check_prompt(prompt: Sequence[int], model: Model, settings: Settings) -> in
     if not slides:
         most = min(slots, most)
     if len(prompt) > most:
-        message = f"the prompt has {len(prompt)} tokens, at most {most} are allowed: shorten it"
-        raise invalid(message, code="context_length_exceeded")
+        message = f"the prompt has {len(prompt)} tokens, at most {most} are allowed"
+        message += f" (this model's maximum context length is {slots}): shorten it"
+        raise invalid(message, param, "context_length_exceeded")  # by these words clients know a full context
     if not all(0 <= token < model.engine.vocab for token in prompt):
         raise invalid(f"the prompt holds a token outside the vocabulary of {model.engine.vocab}", "prompt")
     if slides:
@@ -196,56 +202,66 @@ def _sampling(request: GenerationRequest, model: Model) -> Sampling:
 
 def _constraint(request: CompletionRequest | ChatRequest, model: Model, thinks: bool) -> Constraint | None:
     """Return the grammar that an answer must obey; None if it may be any text. A thought that was opened stays free."""
-    wanted = request.response_format
+    form, given = request.response_format, request.structured_outputs
     schema: dict[str, Any] | None = None
-    if wanted is not None and wanted.type != "text":
-        schema = wanted.json_schema.schema_ if wanted.json_schema else {"type": "object"}
+    if form is not None and form.type != "text":
+        schema = form.json_schema.schema_ if form.json_schema else {"type": "object"}
+    field = "response_format" if given is None else "structured_outputs"
+    if given is not None:
+        schema = given.schema_
+    answer = "" if schema is None else json_value(schema, COMPACT)
+    if given is not None and given.regex is not None:
+        answer = regex_answer(given.regex)
+    elif given is not None and given.choice is not None:
+        answer = choice_answer(given.choice)
     functions = request.functions if isinstance(request, ChatRequest) else []
-    named = isinstance(request, ChatRequest) and isinstance(request.tool_choice, NamedTool)
-    required = named or (isinstance(request, ChatRequest) and request.tool_choice == "required")
-    calls = bool(functions) and (required or schema is not None or any(function.strict for function in functions))
-    if schema is None and not calls:
-        return None
+    required = isinstance(request, ChatRequest) and request.must_call
+    calls = bool(functions) and (required or bool(answer) or any(function.strict for function in functions))
+    least = request.min_tokens or 0
+    if not answer and not calls:
+        return AtLeast(least, request.ends(model.eos), model.engine.vocab) if least else None
+    if least:
+        raise invalid("min_tokens says how long an answer is, and so does its form: leave out one", "min_tokens")
     if not model.eos:
-        what = "response_format" if schema is not None else "tools"
+        what = field if answer else "tools"
         raise invalid(f"{what} needs a model with an end-of-text token", what)
     tokenizer = model.grammar_tokenizer()
     thought_end = model.thoughts.end if thinks and model.thoughts else ""
     if not calls or model.tools is None or not isinstance(request, ChatRequest):
         functions = []
-        grammar = write_json_after_thought(schema or {}, thought_end, tokenizer.special) if thought_end else ""
+        grammar = write_answer(answer, thought_end, tokenizer.special)
     else:
-        if isinstance(request.tool_choice, NamedTool):
-            functions = [one for one in functions if one.name == request.tool_choice.function.name]
         grammar = write_grammar(
             model.tools,
             functions,
             tokenizer.special,
             required=required,
-            parallel=not named and request.parallel_tool_calls is not False,
-            answer=schema,
+            parallel=not isinstance(request.tool_choice, NamedTool) and request.parallel_tool_calls is not False,
+            answer=answer,
             thought_end=thought_end,
         )
     try:
-        return Grammar(grammar, tokenizer) if grammar else JsonSchema(schema or {}, tokenizer)
+        return Grammar(grammar, tokenizer)
     except DecodeError as error:
-        raise _blame(error, functions, schema, tokenizer) from error
+        raise _blame(error, functions, schema, field, tokenizer) from error
 
 
 def _blame(
     error: DecodeError,
     functions: Sequence[FunctionDefinition],
     answer: dict[str, Any] | None,
+    field: str,
     tokenizer: GrammarTokenizer,
 ) -> ApiError:
     """Return an error that names the schema for which a grammar was refused; the library quotes the whole grammar."""
     schemas = [("tools", f"tools: {one.name}: ", one.parameters) for one in functions]
-    for field, place, schema in [("response_format", "response_format: ", answer), *schemas]:
+    for where, place, schema in [(field, f"{field}: ", answer), *schemas]:
         try:
-            JsonSchema(schema or {}, tokenizer)
+            JsonSchema(closed(schema or {}), tokenizer)
         except DecodeError as found:
-            return invalid(f"{place}{found}", field)
-    return invalid(str(error).partition("\n")[0], "tools")
+            return invalid(f"{place}{found}", where)
+    where = "tools" if functions else field
+    return invalid(f"{where}: {str(error).partition(chr(10))[0]}", where)
 
 
 def decided_chat(request: DecideRequest, model: Model) -> str:
@@ -260,6 +276,18 @@ def decided_chat(request: DecideRequest, model: Model) -> str:
         why = "the chat template opens a thought, in which a label is no answer"
         raise invalid(f"{why}: turn thinking off by chat_template_kwargs, or send a text as input", "messages")
     return text
+
+
+def split_into_tokens(request: TokenizeRequest, model: Model) -> list[int]:
+    """Return the tokens of a text, or of a conversation up to where the answer begins.
+
+    Raises:
+        ApiError: the model is another one, or its template refuses the conversation.
+    """
+    check_model_name(request.model or model.name, model.name, model.adapters())
+    if request.prompt is not None:
+        return model.encode(request.prompt, special=request.add_special_tokens)
+    return model.encode(_chat_text(request.as_chat(model.name), model), special=False)
 
 
 def prepare_decisions(

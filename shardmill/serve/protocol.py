@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from drafted_decoding import DRAFTERS
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
@@ -94,6 +93,7 @@ NO_EFFECT = frozenset(
 )
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]  # how long a model thinks, in OpenAI's words
 LONGEST_STOP = 256
+LONGEST_REGEX = 4096  # characters
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 EITHER = {  # fields that accept several types, for which pydantic would report the first type only
     "prompt": f"must be a text, a list of tokens, or a list of 1 to {MOST_PROMPTS} such prompts",
@@ -101,7 +101,8 @@ EITHER = {  # fields that accept several types, for which pydantic would report 
     "content": "must be a text or a list of parts of type text",
     "input": f"must be a text or a list of at most {MOST_TEXTS} texts, and no text may be empty; "
     "/v1/embeddings takes tokens, too",
-    "tool_choice": 'must be none, auto, required or {"type": "function", "function": {"name": NAME}}',
+    "tool_choice": 'must be none, auto, required, {"type": "function", "function": {"name": NAME}} or '
+    '{"type": "allowed_tools", "allowed_tools": {"mode": MODE, "tools": [...]}}',
 }
 
 
@@ -140,114 +141,39 @@ class Strict(BaseModel):
         return self
 
 
-class Extension(Strict):
-    """The object `"shardmill": {...}`: options that OpenAI's interface lacks."""
-
-    drafter: Literal[DRAFTERS] | None = None  # type: ignore[valid-type]
-    private: bool = False
-    figures: bool = False
-    accept_top_p: float | None = Field(default=None, gt=0, le=1)
-
-
-class StreamOptions(Strict):
-    """The object `stream_options`."""
-
-    accepted = frozenset({"include_obfuscation"})
-    include_usage: bool = False
-
-
-class JsonSchemaFormat(Strict):
-    """The object `response_format.json_schema`."""
-
-    name: str = ""
-    description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """The object `response_format`."""
-
-    type: Literal["text", "json_object", "json_schema"] = "text"
-    json_schema: JsonSchemaFormat | None = None
-
-    @model_validator(mode="after")
-    def _has_its_schema(self) -> ResponseFormat:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise ValueError("type json_schema needs json_schema.schema")
-        return self
-
-
-class GenerationRequest(Strict):
-    """The fields of both kinds of requests."""
-
-    accepted = NO_EFFECT
-    model: str
-    max_tokens: int | None = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, ge=0.1, le=10)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
-    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    shardmill: Extension = Field(default_factory=Extension)
-
-    @model_validator(mode="after")
-    def _streams_if_it_says_how(self) -> GenerationRequest:
-        if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed with stream: true")
-        return self
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        """Return the stop strings."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-
-    @property
-    def choices(self) -> int:
-        """Return how many choices the answer has."""
-        return self.n or 1
-
-
-class CompletionRequest(GenerationRequest):
-    """The body of POST /v1/completions."""
-
-    prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MOST_PROMPTS)]
-    logprobs: int | None = Field(None, ge=0, le=20)
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
-
-    @property
-    def prompts(self) -> Sequence[str | list[int]]:
-        """Return the prompts. Each prompt has its own choices."""
-        if isinstance(self.prompt, str) or not isinstance(self.prompt[0] if self.prompt else 0, str | list):
-            return [self.prompt]  # type: ignore[list-item]
-        return self.prompt  # type: ignore[return-value]
-
-    @property
-    def choices(self) -> int:
-        """See `GenerationRequest`."""
-        return len(self.prompts) * (self.n or 1)
-
-    @property
-    def top(self) -> int | None:
-        """Return how many of the likeliest tokens to report; None for no log-probabilities."""
-        return self.logprobs
-
-
 class TextPart(Strict):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
+
+
+class RefusalPart(Strict):
+    """A part of an earlier answer of OpenAI's models, in which they refuse."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """Return what the model said."""
+        return self.refusal
+
+
+MEDIA = {"image_url": "images", "input_image": "images", "input_audio": "audio", "audio_url": "audio"}
+MEDIA |= {"video_url": "videos", "file": "files", "input_file": "files"}
+
+
+def _without_media(content: Any) -> Any:
+    """Return a message's content. Raises ValueError for a part that is no text, by the name of what it is."""
+    for part in content if isinstance(content, list) else ():
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind in MEDIA:
+            raise ValueError(f"this model takes no {MEDIA[kind]}: send text alone")
+    return content
+
+
+TextOnly = BeforeValidator(_without_media)
 
 
 class FunctionDefinition(Strict):
@@ -303,12 +229,27 @@ class NamedTool(Strict):
     function: CalledFunction
 
 
+class Allowed(Strict):
+    """The object `allowed_tools` of a tool choice."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
+class AllowedTools(Strict):
+    """A tool choice that names several functions; the model is shown no other."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
+
+
 class ChatMessage(Strict):
     """A message; its content may have several parts, if all are text."""
 
     accepted = frozenset({"annotations", "parsed"})  # fields of answers, present when a client sends an answer back
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: Annotated[str | list[TextPart | RefusalPart] | None, TextOnly] = None
+    refusal: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
@@ -319,7 +260,7 @@ class ChatMessage(Strict):
     def _is_whole(self) -> ChatMessage:
         if self.tool_calls and self.role != "assistant":
             raise ValueError(f"a message of role {self.role} can't have tool_calls")
-        if self.content is None and not (self.tool_calls or self.thought):
+        if self.content is None and not (self.tool_calls or self.thought or self.refusal):
             raise ValueError("content is missing: only a message with tool_calls or a thought may leave it out")
         if self.role == "tool" and not self.tool_call_id:
             raise ValueError("a message of role tool needs the tool_call_id of the call that it answers")
@@ -332,7 +273,8 @@ class ChatMessage(Strict):
 
     def as_template_input(self) -> dict[str, Any]:
         """Return the message as templates expect it; `developer` is the newer name of `system`, unknown to them."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        content = self.refusal if self.content is None else self.content
+        text = content if isinstance(content, str) else "".join(part.text for part in content or ())
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": text}
         if self.tool_calls:
             calls = [{"id": c.id, "type": c.type, "function": c.function.as_template_input()} for c in self.tool_calls]
@@ -340,62 +282,3 @@ class ChatMessage(Strict):
         if self.role == "tool":
             message["tool_call_id"] = self.tool_call_id
         return message | thought_fields(self.thought)
-
-
-def _checked_variables(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return a template's variables. A template would take the text "false" for true."""
-    for name in ("enable_thinking", "thinking"):
-        if not isinstance(given.get(name, True), bool):
-            raise ValueError(f"{name} must be true or false")
-    return given
-
-
-TemplateVariables = Annotated[dict[str, JsonValue], AfterValidator(_checked_variables)]
-
-
-class ChatRequest(GenerationRequest):
-    """The body of POST /v1/chat/completions."""
-
-    accepted = NO_EFFECT | {"verbosity"}
-    messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
-    modalities: list[Literal["text"]] | None = None
-    reasoning_effort: Effort | None = None
-    chat_template_kwargs: TemplateVariables | None = None
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-
-    @model_validator(mode="after")
-    def _is_consistent(self) -> ChatRequest:
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise ValueError("tools: two functions have the same name")
-        if self.tool_choice == "required" and not names:
-            raise ValueError("tool_choice: required needs tools")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            raise ValueError(f"tool_choice: no tool has the name {self.tool_choice.function.name!r}")
-        return self
-
-    @property
-    def top(self) -> int | None:
-        """Return how many of the likeliest tokens to report; None for no log-probabilities."""
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def functions(self) -> list[FunctionDefinition]:
-        """Return the functions that the model may call; an empty list if the tool choice is none."""
-        return [] if self.tool_choice == "none" else [tool.function for tool in self.tools or ()]
-
-    def conversation(self) -> list[dict[str, Any]]:
-        """Return the messages as templates expect them; a tool's message gets the name of the function called."""
-        names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}
-        messages = [message.as_template_input() for message in self.messages]
-        for given, message in zip(self.messages, messages, strict=True):
-            if given.role == "tool" and (name := given.name or names.get(given.tool_call_id or "")):
-                message["name"] = name
-        return messages

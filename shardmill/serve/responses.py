@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
@@ -15,14 +16,15 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationEr
 from shardmill.serve.protocol import (
     MOST_TOOLS,
     NO_EFFECT,
-    ChatRequest,
     Effort,
-    Extension,
+    RefusalPart,
     Strict,
+    TextOnly,
     TextPart,
     first_complaint,
     invalid,
 )
+from shardmill.serve.requests import ChatRequest, Extension
 
 Json = dict[str, Any]
 STATEFUL = ("previous_response_id", "conversation", "prompt", "background")
@@ -50,12 +52,12 @@ class InputItem(Strict):
         "reasoning",
     ] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
-    content: str | list[InputPart] | None = None
+    content: Annotated[str | list[InputPart | RefusalPart] | None, TextOnly] = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[InputPart] | None = None
+    output: Annotated[str | list[InputPart] | None, TextOnly] = None
     summary: list[Any] | None = None
 
     @field_validator("content", mode="before")
@@ -112,6 +114,14 @@ class NamedFunction(Strict):
     name: str
 
 
+class AllowedFunctions(Strict):
+    """A tool choice that names several functions; the model is shown no other."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
 class TextFormat(Strict):
     """The object `text.format`."""
 
@@ -150,10 +160,11 @@ class ResponsesRequest(Strict):
     stream_options: dict[Literal["include_obfuscation"], bool] | None = None
     text: TextConfig = Field(default_factory=TextConfig)
     tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
     store: bool | None = None
     metadata: dict[str, str] | None = None
     shardmill: Extension = Field(default_factory=Extension)
@@ -184,11 +195,14 @@ class ResponsesRequest(Strict):
             for name in STATEFUL:
                 if body.get(name):
                     raise ValueError(f"{name} {WHY_NOT}")
-            if body.get("store") is True:
-                raise ValueError(f"store: true {WHY_NOT}")
             if isinstance(body.get("input"), str):
                 return body | {"input": [{"role": "user", "content": body["input"]}]}
         return body
+
+    @property
+    def logprobs(self) -> bool:
+        """Return whether the answer tells its tokens' log-probabilities."""
+        return "message.output_text.logprobs" in (self.include or ())
 
     def as_chat(self) -> ChatRequest:
         """Return the chat request for the same answer.
@@ -207,9 +221,9 @@ class ResponsesRequest(Strict):
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "tools": [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools or ()],
-            "tool_choice": {"type": choice.type, "function": {"name": choice.name}}
-            if isinstance(choice, NamedFunction)
-            else choice,
+            "tool_choice": _chat_choice(choice),
+            "logprobs": self.logprobs,
+            "top_logprobs": self.top_logprobs if self.logprobs else None,
             "shardmill": self.shardmill,
         }
         if form.type != "text":
@@ -254,5 +268,17 @@ def _is_other(tool: Any) -> bool:
     return isinstance(tool.get("type"), str) and tool["type"] not in ("", "function")
 
 
-def _text(content: str | list[InputPart] | None) -> str:
+def _chat_choice(choice: str | NamedFunction | AllowedFunctions | None) -> str | Json | None:
+    """Return a tool choice as a chat request has it."""
+
+    def named(one: NamedFunction) -> Json:
+        return {"type": one.type, "function": {"name": one.name}}
+
+    if isinstance(choice, AllowedFunctions):
+        allowed = {"mode": choice.mode, "tools": [named(one) for one in choice.tools]}
+        return {"type": choice.type, "allowed_tools": allowed}
+    return named(choice) if isinstance(choice, NamedFunction) else choice
+
+
+def _text(content: str | Sequence[InputPart | RefusalPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content or ())

@@ -12,8 +12,9 @@ from drafted_decoding import GenerationResult
 from shardmill.serve.answer import Choice, usage
 from shardmill.serve.engine_worker import Item
 from shardmill.serve.model import Model
-from shardmill.serve.protocol import ApiError, ChatRequest
-from shardmill.serve.responses import Json, NamedFunction, ResponsesRequest
+from shardmill.serve.protocol import ApiError, Strict
+from shardmill.serve.requests import ChatRequest
+from shardmill.serve.responses import Json, ResponsesRequest
 from shardmill.serve.tool_reader import AnswerDelta
 
 
@@ -33,6 +34,7 @@ class ResponsesAnswer:
         self._choice = Choice(chat, model, thinks=thinks)
         self._output: list[Json] = []
         self._open: AnswerDelta | None = None  # the kind of the last item, if it may grow
+        self._rows: list[Json] = []  # log-probabilities that no event has told
         self._events = 0
         choice = request.tool_choice
         self._response: Json = {
@@ -50,7 +52,7 @@ class ResponsesAnswer:
             "store": False,
             "temperature": request.temperature,
             "text": request.text.model_dump(by_alias=True, exclude_none=True),
-            "tool_choice": choice.model_dump() if isinstance(choice, NamedFunction) else choice or "auto",
+            "tool_choice": choice.model_dump() if isinstance(choice, Strict) else choice or "auto",
             "tools": [tool.model_dump() for tool in request.tools or ()],
             "top_p": request.top_p,
             "usage": None,
@@ -71,7 +73,8 @@ class ResponsesAnswer:
 
     def chunks(self, index: int, items: list[Item]) -> Iterator[Json]:
         """See `stream.Streamed`."""
-        pieces, _ = self._choice.digest(items)
+        pieces, rows = self._choice.digest(items)
+        self._rows += [row.token | {"top_logprobs": row.top} for row in rows]
         for piece in pieces:
             yield from self._add(piece)
         done = items[-1]
@@ -105,7 +108,7 @@ class ResponsesAnswer:
             yield self._of_item("response.function_call_arguments.delta", delta=piece.text)
         elif piece.kind != "call":
             item["content"][0]["text"] += piece.text
-            yield self._of_part(f"{_PART[piece.kind]}.delta", delta=piece.text)
+            yield self._of_part(f"{_PART[piece.kind]}.delta", self._told(piece.kind), delta=piece.text)
 
     def _begin(self, piece: AnswerDelta) -> Iterator[Json]:
         item: Json = {"id": f"{_PREFIX[piece.kind]}_{secrets.token_hex(16)}", "status": "in_progress"}
@@ -121,7 +124,7 @@ class ResponsesAnswer:
         if piece.kind != "call":
             part: Json = {"type": _PART[piece.kind].removeprefix("response."), "text": ""}
             item["content"].append(part | ({"annotations": [], "logprobs": []} if piece.kind == "content" else {}))
-            yield self._of_part("response.content_part.added", part=dict(item["content"][0]))
+            yield self._of_part("response.content_part.added", part=_copy(item)["content"][0])
 
     def _end(self, status: str) -> Iterator[Json]:
         """Tell that the last item is complete, if it is not told yet."""
@@ -132,13 +135,23 @@ class ResponsesAnswer:
             arguments = {"name": item["name"], "arguments": item["arguments"]}
             yield self._of_item("response.function_call_arguments.done", **arguments)
         else:
-            yield self._of_part(f"{_PART[kind]}.done", text=item["content"][0]["text"])
-            yield self._of_part("response.content_part.done", part=dict(item["content"][0]))
+            self._told(kind)
+            rows = item["content"][0].get("logprobs", ())
+            yield self._of_part(f"{_PART[kind]}.done", rows, text=item["content"][0]["text"])
+            yield self._of_part("response.content_part.done", part=_copy(item)["content"][0])
         item["status"], self._open = status, None
         yield self._of_item("response.output_item.done", item=_copy(item))
 
-    def _of_part(self, event: str, **fields: Any) -> Json:
-        logprobs: Json = {"logprobs": []} if event.startswith("response.output_text") else {}
+    def _told(self, kind: str) -> list[Json]:
+        """Add the log-probabilities that no event has told to the last item, if it is a text, and return them."""
+        if kind != "content":
+            return []
+        rows, self._rows = self._rows, []
+        self._output[-1]["content"][0]["logprobs"] += rows
+        return rows
+
+    def _of_part(self, event: str, rows: Sequence[Json] = (), **fields: Any) -> Json:
+        logprobs: Json = {"logprobs": [*rows]} if event.startswith("response.output_text") else {}
         return self._of_item(event, content_index=0, **fields, **logprobs)
 
     def _of_item(self, event: str, **fields: Any) -> Json:
@@ -159,7 +172,11 @@ _PREFIX = {"content": "msg", "thought": "rs", "call": "fc"}
 
 
 def _copy(item: Json) -> Json:
-    return item | ({"content": [dict(part) for part in item["content"]]} if "content" in item else {})
+    if "content" not in item:
+        return dict(item)
+    lists = ("annotations", "logprobs")
+    parts = [part | {name: [*part[name]] for name in lists if name in part} for part in item["content"]]
+    return item | {"content": parts}
 
 
 def _usage(done: GenerationResult, reasoning: int) -> Json:

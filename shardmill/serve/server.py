@@ -25,7 +25,7 @@ from shardmill.runtime.label import Reader
 from shardmill.serve.app import create_app, json_response
 from shardmill.serve.encoder import EncoderWorker, create_encoder_app
 from shardmill.serve.engine_worker import Worker
-from shardmill.serve.http import AdmissionMiddleware, Connection, IdleConnections, respond
+from shardmill.serve.http import Connection, IdleConnections, admitted, respond
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.opening import opening_of
@@ -68,7 +68,7 @@ class LoadingApp:
     ) -> None:
         self._make, self._of, self._announce = make, programs, announce
         self.stop: Callable[[], None] = lambda: None
-        self._app: ASGIApp = AdmissionMiddleware(self._starting, settings, Metrics())
+        self._app: ASGIApp = admitted(self._starting, settings, Metrics())
         self._part, self._name = 0, ""
         self._worker: Worker | EncoderWorker | None = None
         self._closing = False

@@ -12,15 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shardmill.serve.answer_grammar import ANY, json_value, opened_thought, whole_grammar
 from shardmill.serve.call_texts import json_types
 from shardmill.serve.protocol import FunctionDefinition, invalid
 from shardmill.serve.tools import CALL_KEYS, Style, ToolFormat
 from shardmill.templates.render import NO_PARAMETERS
 
 Schema = Mapping[str, Any]
-_LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models are trained
-_COMPACT = {"whitespace_flexible": False}
-_ANY = "/(.|\\n)*/"
 _GAP = "[ \\t\\n]{0,20}"  # within an unmarked call, whose layout is the model's
 _LIST_GAP = "[ \\t\\n,\\[\\]]{0,20}"  # before calls in a list
 _READABLE = {  # the names of parameters that `tool_reader` finds again
@@ -37,10 +35,10 @@ def write_grammar(
     *,
     required: bool,
     parallel: bool,
-    answer: Schema | None = None,
+    answer: str = "",
     thought_end: str = "",
 ) -> str:
-    """Return the grammar of an answer.
+    """Return the grammar of an answer that may hold calls.
 
     Args:
         form: how the model writes calls.
@@ -48,19 +46,13 @@ def write_grammar(
         special: text -> token, for the tokens that text in a grammar does not match.
         required: whether the answer must be a call.
         parallel: whether it may hold several calls.
-        answer: the JSON schema of an answer without calls; None: any text.
+        answer: the expression of an answer without calls; empty: any text.
         thought_end: the text that ends the thought that the prompt has opened; empty if it has opened none.
 
     Raises:
         ApiError: a schema has no spelling in the format.
     """
     return _Writer(form, special).written(functions, required, parallel, answer, thought_end)
-
-
-def write_json_after_thought(schema: Schema, thought_end: str, special: Mapping[str, int]) -> str:
-    """Return the grammar of an answer in JSON after the rest of a thought. See `write_grammar`."""
-    thought, rules = _opened(thought_end, special)
-    return _grammar(f"{thought} /\\n*/ {_json(schema, _COMPACT)}", rules)
 
 
 class _Writer:
@@ -77,12 +69,12 @@ class _Writer:
         functions: Sequence[FunctionDefinition],
         required: bool,
         parallel: bool,
-        answer: Schema | None,
+        answer: str,
         thought_end: str,
     ) -> str:
         form, harmony = self._form, self._form.style == "harmony"
         marked = (form.around[0] + form.call).startswith(form.begin)
-        free = not required and answer is None and marked and not harmony
+        free = not required and not answer and marked and not harmony
         lazy = free and form.begin not in self._special
         if lazy:  # the text before a call ends with the call's first text
             opening, closing = form.around
@@ -101,7 +93,7 @@ class _Writer:
             calls = f"thought* {calls}"
         if required:
             start = calls
-        elif answer is not None:
+        elif answer:
             start = f"{self._answered(answer)} | {calls}"
         elif harmony:
             start = f"thought* {self._text('<|channel|>final<|message|>', 'TEXT')} | {calls}"
@@ -115,16 +107,14 @@ class _Writer:
         if free and form.unmarked:
             start = f"({start}) | {self._unmarked(form, functions, parallel)}"
         if thought_end:
-            thought, rules = _opened(thought_end, self._special)
+            thought, rules = opened_thought(thought_end, self._special)
             start, self._rules = f"{thought} /\\n*/ ({start})", self._rules | rules
-        return _grammar(start, self._rules | {"TEXT": _ANY, "FREE": _free(form)})
+        return whole_grammar(start, self._rules | {"TEXT": ANY, "FREE": _free(form)})
 
-    def _answered(self, schema: Schema) -> str:
-        """Return an answer in JSON, compact as other answers in JSON are."""
-        value = _json(schema, _COMPACT)
-        return (
-            f"thought* {self._text('<|channel|>final<|message|>', value)}" if self._form.style == "harmony" else value
-        )
+    def _answered(self, answer: str) -> str:
+        """Return the expression of an answer where the model writes it."""
+        harmony = self._form.style == "harmony"
+        return f"thought* {self._text('<|channel|>final<|message|>', f'({answer})')}" if harmony else f"({answer})"
 
     def _unmarked(self, form: ToolFormat, functions: Sequence[FunctionDefinition], parallel: bool) -> str:
         """Return calls that begin an answer without the format's mark, in any layout.
@@ -135,7 +125,7 @@ class _Writer:
         argued = "parameters" if '"parameters"' in form.call else "arguments"
         kinds: list[str] = []
         for i, function in enumerate(functions):
-            value = _json({"type": "object"} | _parameters(function), {"whitespace_pattern": r"[ \t\n]{0,20}"})
+            value = json_value({"type": "object"} | _parameters(function), {"whitespace_pattern": r"[ \t\n]{0,20}"})
             self._rules[f"arguments_{i}"] = f"{value} TAIL"
         for k, (begin, end) in enumerate((("", ""), *(pair for pair in form.unmarked if pair[0]))):
             for i, function in enumerate(functions):
@@ -169,10 +159,10 @@ class _Writer:
         )
 
     def _json_arguments(self, schema: Schema) -> str:
-        return _json({"type": "object"} | dict(schema))
+        return json_value({"type": "object"} | dict(schema))
 
     def _python_arguments(self, schema: Schema) -> str:
-        return self._fields(schema, lambda name, value: self._text(f"{name}=", _json(value)), ", ")
+        return self._fields(schema, lambda name, value: self._text(f"{name}=", json_value(value)), ", ")
 
     @property
     def _line(self) -> str:
@@ -195,9 +185,9 @@ class _Writer:
         if options:
             return [value for one in options for value in self._xml_values(_with_definitions(one, schema))]
         if "string" not in json_types(schema):
-            return [self._text("", _json(schema), end)]
+            return [self._text("", json_value(schema), end)]
         rule = f"text_{len(self._rules)}"
-        self._rules[f"{rule}[suffix={json.dumps(end)}]"] = _ANY
+        self._rules[f"{rule}[suffix={json.dumps(end)}]"] = ANY
         return [rule]
 
     def _gemma_arguments(self, schema: Schema) -> str:
@@ -208,7 +198,7 @@ class _Writer:
         options = schema.get("anyOf") or schema.get("oneOf")
         kind = schema.get("type")
         if "enum" in schema:
-            values = (self._text(f"{quote}{v}{quote}") if isinstance(v, str) else _json({"const": v})
+            values = (self._text(f"{quote}{v}{quote}") if isinstance(v, str) else json_value({"const": v})
                       for v in schema["enum"])  # fmt: skip
             return f"({' | '.join(values)})"
         if options:
@@ -221,7 +211,7 @@ class _Writer:
         if kind == "object" and schema.get("properties"):
             return self._text("{", self._gemma_arguments(schema), "}")
         if kind in ("integer", "number", "boolean", "null"):
-            return _json(schema)
+            return json_value(schema)
         raise invalid(
             f"a function's parameter {json.dumps(schema)[:80]} can't be required in the format of this chat template: "
             "give it a simple type, or leave out strict and tool_choice",
@@ -246,17 +236,6 @@ class _Writer:
         return f"({_sequence(needed, others, json.dumps(separator) if separator else '')})"
 
 
-def _grammar(start: str, rules: Mapping[str, str]) -> str:
-    return "\n".join(["%llguidance {}", f"start: {start}", *(f"{name}: {rule}" for name, rule in rules.items())]) + "\n"
-
-
-def _opened(end: str, special: Mapping[str, int]) -> tuple[str, dict[str, str]]:
-    """Return the rest of a thought up to its first mark `end`: an expression, and the rules that it needs."""
-    if end in special:
-        return f"TEXT <[{special[end]}]>", {"TEXT": _ANY}
-    return "opened", {f"opened[suffix={json.dumps(end)}]": _ANY}
-
-
 def _parameters(function: FunctionDefinition) -> dict[str, Any]:
     """Return the schema of a function's arguments."""
     return dict(function.parameters or {**NO_PARAMETERS, "additionalProperties": False})
@@ -266,7 +245,7 @@ def _free(form: ToolFormat) -> str:
     """Return any text, but none that begins with what is read as a call."""
     marks = "|".join(_escaped(begin) for begin, _ in form.unmarked)
     call = f'({marks}){_LIST_GAP}\\{{{_GAP}"({"|".join(CALL_KEYS)})"'
-    return f"{_ANY} & ~/{_GAP}{call}(.|\\n)*/" if form.unmarked else _ANY
+    return f"{ANY} & ~/{_GAP}{call}(.|\\n)*/" if form.unmarked else ANY
 
 
 def _escaped(text: str) -> str:
@@ -285,10 +264,6 @@ def _sequence(needed: Sequence[str], others: Sequence[str], separator: str) -> s
 
 def _with_definitions(schema: Any, parent: Schema) -> Schema:
     return {**schema, **{key: parent[key] for key in ("$defs", "definitions") if key in parent}}
-
-
-def _json(schema: Schema, layout: Mapping[str, Any] = _LAYOUT) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': layout})}"
 
 
 _ARGUMENTS: Mapping[Style, Callable[[_Writer, Schema], str]] = {

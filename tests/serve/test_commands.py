@@ -136,6 +136,9 @@ def test_a_damaged_tokenizer_config_is_named(build: Path) -> None:
         (("--allowed-host", "a.example", "--allowed-host", "https://b.example"), "--allowed-host https://b.example: "),
         (("--allowed-host", "a.example:443"), "give the name alone, without scheme, port and path"),
         (("--allowed-host", ""), "--allowed-host : give the name alone"),
+        (("--allowed-origin", "localhost:3000"), "--allowed-origin localhost:3000: give scheme, name and port alone"),
+        (("--allowed-origin", "https://a.example/page"), "give scheme, name and port alone"),
+        (("--allowed-origin", "*"), "give scheme, name and port alone"),
         (("--allowed-host", "a.example", "--host", "0.0.0.0"), "a server at 0.0.0.0 answers to every name"),
     ],
 )

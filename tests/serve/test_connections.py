@@ -152,3 +152,29 @@ def test_a_server_that_ends_leaves_who_takes_nothing(capsys: pytest.CaptureFixtu
             up.server.should_exit = True
             wait_until(lambda: not up.server.server_state.connections)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("origin", "may"), [("http://localhost:3000", True), ("http://evil.example", False)])
+def test_a_page_of_an_allowed_origin_may_ask(origin: str, may: bool) -> None:
+    """Its browser asks first, without a key; the answer then names the origin, as its errors do."""
+    allowed = Settings(port=0, api_key="k", allowed_origins=("http://localhost:3000",))
+    asks = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    with running(fake_model(), allowed) as up:
+        status, headers, _ = up.request("OPTIONS", "/v1/completions", headers=asks)
+        assert (status == 200, headers.get("access-control-allow-origin") == origin) == (may, may)
+        for key, expected in (("k", 200), ("other", 401)):
+            body = json.dumps(ask(max_tokens=1)).encode()
+            sent = {"Origin": origin, "Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+            status, headers, _ = up.request("POST", "/v1/completions", body, sent)
+            assert status == expected and (headers.get("access-control-allow-origin") == origin) == may
+            assert (headers.get("www-authenticate") == "Bearer") == (status == 401)
+
+
+def test_without_allowed_origins_no_page_may_ask(server: Running) -> None:
+    asks = {"Origin": "http://localhost:3000", "Access-Control-Request-Method": "POST"}
+    status, headers, _ = server.request("OPTIONS", "/v1/completions", headers=asks)
+    assert status == 405 and "access-control-allow-origin" not in headers

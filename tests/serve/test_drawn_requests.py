@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardmill.serve.model import Limits, Settings
-from shardmill.serve.protocol import ChatRequest, CompletionRequest
+from shardmill.serve.requests import ChatRequest, CompletionRequest
 
 from .fake import NAME, fake_model
 from .running import Running, ask, running

@@ -23,7 +23,7 @@ import shardmill
 from shardmill.config.problems import _repeated_key
 from shardmill.serve.answer import Choice
 from shardmill.serve.call_texts import gemma_calls, object_call, python_calls
-from shardmill.serve.protocol import ChatRequest
+from shardmill.serve.requests import ChatRequest
 from shardmill.serve.thoughts import FORMATS as THOUGHTS
 from shardmill.serve.thoughts import ThoughtReader
 from shardmill.serve.tool_reader import CallReader

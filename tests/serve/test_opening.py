@@ -102,7 +102,7 @@ def test_it_is_at_hand_after_a_request_that_failed(
 
     def answer(fails: int = 0) -> Any:
         async def ask() -> Any:
-            job = Job(Work((*built.text[:40], 5, 6, 7), 3, "none", Options()))
+            job = Job(Work((*built.text[:40], 5, 6, 7), 3, "none", Options(), ()))
             worker.submit(job)
             return (await take_all(job))[-1]
 

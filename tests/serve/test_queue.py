@@ -26,7 +26,9 @@ from .running import Running, ask, running
 def test_clients_take_turns_and_keep_their_own_order() -> None:
     async def taken() -> list[str]:
         queue = FairQueue()
-        jobs = {name: Job(Work((1,), 1, "none", Options()), name[0]) for name in ("a1", "a2", "a3", "b1", "c1", "b2")}
+        jobs = {
+            name: Job(Work((1,), 1, "none", Options(), ()), name[0]) for name in ("a1", "a2", "a3", "b1", "c1", "b2")
+        }
         names = {job: name for name, job in jobs.items()}
         for job in jobs.values():
             queue.add(job)

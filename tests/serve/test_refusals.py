@@ -67,7 +67,11 @@ def locked() -> Iterator[Running]:
         ({"prompt": [[1], [2, 70000]]}, "prompt.1: the prompt holds a token outside", "prompt"),
         ({"prompt": [70000]}, "outside the vocabulary of 257", "prompt"),
         ({"prompt": "\ud83d"}, "not valid Unicode", None),
-        ({"prompt": "x" * 201}, "the prompt has 201 tokens, at most 200 are allowed", None),
+        (
+            {"prompt": "x" * 201},
+            "the prompt has 201 tokens, at most 200 are allowed (this model's maximum context length",
+            "prompt",
+        ),
         ({"prompt": None}, "prompt", "prompt"),
         ({"shardmill": {"drafter": "magic"}}, "shardmill.drafter: ", "shardmill"),
         ({"shardmill": {"drafter": "draft_model"}}, "--draft-build", "shardmill.drafter"),

@@ -142,7 +142,6 @@ def test_thoughts_are_items() -> None:
         ({"previous_response_id": "resp_1"}, "previous_response_id is not supported, as answers are not stored"),
         ({"conversation": "conv_1"}, "conversation is not supported, as answers are not stored"),
         ({"background": True}, "background is not supported, as answers are not stored"),
-        ({"store": True}, "store: true is not supported, as answers are not stored"),
         ({"tools": [{"name": "f"}]}, "tools.0.type: "),
         ({"tools": [{"type": "web_search"}] * 129}, "tools: there are 129, at most 128 are allowed"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice: required needs tools"),
@@ -152,7 +151,7 @@ def test_thoughts_are_items() -> None:
         ({"input": []}, "input: "),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0: an item of type function_call needs call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": ""}]}]},
-         "content: must be a text or a list of parts of type text"),
+         "input.0.content: this model takes no images: send text alone"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input: there is no message"),
         ({"tool_choice": "required"}, "tool_choice: required needs tools"),
         ({"text": {"format": {"type": "json_schema"}}}, "json_schema needs json_schema.schema"),
@@ -241,3 +240,36 @@ def test_a_failure_in_mid_answer_is_told() -> None:
         assert last.type == "response.failed" and "fire" not in last.response.error.message
         with pytest.raises(openai.InternalServerError):
             respond(up, input="x", max_output_tokens=100)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_are_those_of_a_chat(server: Running, stream: bool) -> None:
+    """Each token once, in a stream with the text that it ends."""
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 9}
+    chat = server.client().chat.completions.create(
+        model=NAME,
+        messages=[{"role": "user", "content": "Hi"}],
+        temperature=0,
+        max_tokens=9,
+        logprobs=True,
+        top_logprobs=2,
+    )
+    expected = [(row.token, row.logprob, len(row.top_logprobs)) for row in chat.choices[0].logprobs.content]
+    if stream:
+        events = list(respond(server, input="Hi", stream=True, **asked))
+        told = [row for event in events if event.type == "response.output_text.delta" for row in event.logprobs]
+        assert "".join(row.token for row in told) and len(told) <= len(expected)
+        answer = events[-1].response
+    else:
+        answer = respond(server, input="Hi", **asked)
+    rows = answer.output[0].content[0].logprobs
+    assert [(row.token, row.logprob, len(row.top_logprobs)) for row in rows] == expected
+
+
+def test_what_asks_to_be_stored_is_answered_and_not_stored(server: Running) -> None:
+    assert respond(server, store=True).store is False
+
+
+def test_an_earlier_refusal_is_taken_back(server: Running) -> None:
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert respond(server, input=[{"role": "user", "content": "Hi"}, refused, {"role": "user", "content": "Why?"}])

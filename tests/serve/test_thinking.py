@@ -21,7 +21,7 @@ from shardmill.serve.answer import Choice
 from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.model import Model, Settings, load_model
 from shardmill.serve.prepare import prepare
-from shardmill.serve.protocol import ChatRequest
+from shardmill.serve.requests import ChatRequest
 from shardmill.serve.thoughts import find_thoughts, thought_fields
 from shardmill.serve.tool_reader import AnswerDelta
 from shardmill.serve.tools import find_format

@@ -15,6 +15,7 @@ import pytest
 from drafted_decoding import Grammar, GrammarTokenizer
 from tokenizers import Tokenizer
 
+from shardmill.serve.answer_grammar import COMPACT, json_value
 from shardmill.serve.protocol import ApiError, FunctionDefinition
 from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
@@ -170,12 +171,12 @@ def test_other_objects_are_free_text(form: str, text: str) -> None:
 @pytest.mark.parametrize("form", FORM)
 def test_an_answer_in_json_may_take_the_place_of_calls(form: str) -> None:
     likely = "<|channel|>final<|message|>[" if form == "harmony" else "["
-    schema = {"type": "array", "items": {"type": "boolean"}, "maxItems": 3}
-    _, pieces, reader = drawn(form, True, 1, likely, required=False, answer=schema)
+    answer = json_value({"type": "array", "items": {"type": "boolean"}, "maxItems": 3}, COMPACT)
+    _, pieces, reader = drawn(form, True, 1, likely, required=False, answer=answer)
     assert not reader.calls
     assert all(isinstance(x, bool) for x in json.loads("".join(p.text for p in pieces if p.kind == "content")))
     opening = FORM[form].around[0] or FORM[form].call.partition("NAME")[0]
-    text, pieces, _ = drawn(form, True, 1, opening, required=False, answer=schema)
+    text, pieces, _ = drawn(form, True, 1, opening, required=False, answer=answer)
     assert check(form, text, pieces)
 
 

@@ -36,6 +36,12 @@ class Time(BaseModel):
     """The time."""
 
 
+def chosen(mode: str, *names: str) -> dict[str, Any]:
+    """A tool choice of several functions."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 TOOLS: Any = [pydantic_function_tool(Weather, name="get_weather"), pydantic_function_tool(Time, name="get_time")]
 LOOSE: Any = [{"type": "function", "function": {**tool["function"], "strict": False}} for tool in TOOLS]
 
@@ -228,7 +234,7 @@ def test_a_template_reads_calls_and_results(server: Running) -> None:
         ({"tools": [*LOOSE, LOOSE[0]]}, "two functions have the same name"),
         ({"tools": None, "tool_choice": "required"}, "tool_choice: required needs tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "no tool has the name 'x'"),
-        ({"tool_choice": "sometimes"}, "tool_choice: must be none, auto, required or "),
+        ({"tool_choice": "sometimes"}, "tool_choice: must be none, auto, required, {"),
         ({"messages": [{"role": "user", "content": None}]}, "content is missing"),
         ({"messages": [{"role": "tool", "content": "20"}]}, "needs the tool_call_id"),
         ({"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}]},
@@ -300,3 +306,20 @@ def test_any_history_is_answered_or_refused(request: pytest.FixtureRequest) -> N
 
         tried()
     assert statuses.count(200) > 30 and statuses.count(400) > 30
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_allowed_tools_the_model_is_shown_no_other(nonsense: Running, mode: str) -> None:
+    """It costs the same tokens as a request with these tools alone, and is answered alike."""
+    choice = "auto" if mode == "auto" else "required"
+    alone = say(nonsense, tools=LOOSE[1:], tool_choice=choice, max_tokens=60)
+    among = say(nonsense, tools=LOOSE, tool_choice=chosen(mode, "get_time"), max_tokens=60)
+    assert among.usage.prompt_tokens == alone.usage.prompt_tokens
+    calls = [[call.function.name for call in answer.choices[0].message.tool_calls or ()] for answer in (alone, among)]
+    assert calls[0] == calls[1] and among.choices[0].message.content == alone.choices[0].message.content
+    assert mode == "auto" or calls[0] == ["get_time"] * len(calls[0]) != []
+
+
+def test_an_allowed_tool_that_is_no_tool_is_named(nonsense: Running) -> None:
+    with pytest.raises(openai.BadRequestError, match="tool_choice: no tool has the name 'get_news'"):
+        say(nonsense, tool_choice=chosen("auto", "get_time", "get_news"))
