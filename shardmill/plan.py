@@ -33,7 +33,7 @@ from shardmill.models.caches import Shape
 from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, caches, window_slots
 from shardmill.models.interface import APART, DRAFT_PARTS, LABELS
 from shardmill.models.layer_constants import role_in_layer
-from shardmill.models.part_kinds import constants, model_constants, table_constants, whole_spec
+from shardmill.models.part_kinds import constants, encoder_spec, model_constants, table_constants
 from shardmill.models.recurrences import written
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
@@ -92,7 +92,7 @@ class Part:
     """One program or the host's embedding table.
 
     Its rows are experts of a layer, or rows of the LM head, or a token each for a label and the first ones again at
-    the end. A part of layers counts layers in place of rows; each program of an encoder holds all.
+    the end. A part of layers counts layers in place of rows.
     """
 
     name: str
@@ -149,6 +149,10 @@ class Part:
         if self.layer is not None:
             return self.layer, self.layer + 1
         return (self.start, self.end) if self.spec.layers else (layers, layers)
+
+    def edge(self, layer: int) -> str:
+        """Return the reference step's name of a layer's inputs in the passes of an encoder's bucket."""
+        return f"hidden_{self.spec.tokens}_{layer}"
 
     def in_model(self, path: str) -> str:
         """Return the constant's path in the model, as recipes use it: a group of experts counts its experts from 0.
@@ -250,9 +254,9 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
 
     table = Part(HOST_TABLE, GraphSpec(HOST_TABLE, a.graph, rows=a.vocab, tokens=config.tokens.max))
     if a.ends is not None:
-        whole = whole_spec(a)
-        programs = zip(config.parts, config.sizes, strict=True)
-        return (*(Part(name, replace(whole, tokens=size)) for name, size in programs), table)
+        passes = zip(config.parts, product(config.sizes, config.ranges), strict=True)
+        chains = (Part(name, replace(encoder_spec(a, *ends), tokens=size)) for name, (size, ends) in passes)
+        return (*chains, table)
     parts: list[Part] = []
     for start, end in config.ranges:
         taps = tuple(sorted({tap for tap in drafter.taps if start < tap < end})) if drafter else ()

@@ -39,7 +39,7 @@ from shardmill.models.caches import RING, Shape
 from shardmill.models.contract import BLOCK, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
 from shardmill.models.interface import FIXED, HOST, TANH
-from shardmill.models.part_kinds import constants, whole_spec
+from shardmill.models.part_kinds import constants, encoder_spec, whole_spec
 from shardmill.plan import empty_parts
 
 if TYPE_CHECKING:
@@ -122,13 +122,13 @@ def resolve_topology(config: Config, a: Architecture) -> Config:
 
 def proposed(config: Config, a: Architecture) -> Config:
     """Return the config with proposals for the settings that it leaves open, without a check that they can be built."""
-    if a.ends is not None:
-        return replace(config, buckets=config.sizes)
     ranges = config.topology
     if ranges == "auto" and config.experts != "dense":
         ranges = _between_experts(a)
     elif ranges == "auto":
         ranges = _even_ranges(config, a)
+    if a.ends is not None:
+        return replace(config, topology=ranges, buckets=config.sizes)
     count = _head_slices(config, a) if config.head.slices == "auto" else config.head.slices
     groups = _expert_groups(config, a) if config.experts == "routed" else config.experts
     return replace(config, topology=ranges, experts=groups, head=replace(config.head, slices=count))
@@ -244,15 +244,15 @@ def misfits(config: Config, a: Architecture) -> list[str]:
         problems += recipes.unfit(config.convert.search.forms, rows)
         whole = _matrix_rows(a, slices=1)
         problems += unreachable(vars(config.convert.budget), config.convert.search.forms, whole)
+    ranges, count = config.topology, config.head.slices
+    if ranges != "auto" and ranges[-1][1] != a.layers and not problems:
+        return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
     if a.ends is not None or problems:
         return problems
     if config.convert.calibration and a.graph.per_layer + sum(kind.shares for kind in a.kinds):
         return [f"convert.calibration: {a.model_type} has layers that can't be run one by one; leave it out"]
     if config.program.adapters and (why := unadaptable(a)):
         return [f"program.adapters: {why}; leave it out"]
-    ranges, count = config.topology, config.head.slices
-    if ranges != "auto" and ranges[-1][1] != a.layers:
-        return [f"topology: ends at layer {ranges[-1][1]}, the model has {a.layers}"]
     if ranges != "auto" and (problem := _parted(config, a)):
         return [problem]
     if problem := _unfit_states(config, a) or _too_many_scores(config, a):
@@ -348,8 +348,6 @@ def _unroutable(config: Config, a: Architecture) -> str:
 
 def overweight(config: Config, a: Architecture) -> list[str]:
     """Return the layers and the slice that hold more than one program may, with a topology that fits."""
-    if a.ends is not None:
-        return _overweight_encoder(config, a)
     sizes = _layer_bytes(config, a)
     apart = _first_apart(config, a)
     whole = [*pairwise(joints(a.kinds[:apart])), *pairwise(range(apart, a.layers + 1))]
@@ -363,9 +361,12 @@ def overweight(config: Config, a: Architecture) -> list[str]:
         remedy = "`program.state: host` cuts it" if first < last else _fewer_bytes(config)
         return [_refusal(config, "topology", what, ALIGNMENT + units[heaviest], remedy)]
     chosen, fitting = proposed(config, a), proposed(replace(config, topology="auto"), a)
-    parts = {f"layers_{start:02d}_{end:02d}": ALIGNMENT + sum(sizes[start:end]) for start, end in chosen.ranges}
+    names = (name for name in chosen.parts if not name.startswith("experts"))
+    parts = {name: ALIGNMENT + sum(sizes[start:end]) for name, (start, end) in zip(names, chosen.ranges, strict=False)}
     remedy = f"{[list(part) for part in fitting.ranges]} fits"
     found = [_refusal(config, "topology", name, size, remedy) for name, size in parts.items() if size > limit.most][:1]
+    if a.ends is not None:
+        return found
     slice_bytes = _slice_bytes(config, a, chosen.slices)
     if slice_bytes > _refusing(config).most:
         found.append(_refusal(config, "head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
@@ -388,7 +389,7 @@ def warnings(config: Config, sizes: Mapping[str, int]) -> list[str]:
         return []
     lost = [system for system in config.systems if system not in taking(max(large.values()), config.systems)]
     where = f"expected on the CPU on {listed(lost)}, whose limit is {limit.most} bytes of weights (rule {limit.rule})"
-    cut = all(name.startswith(("layers", "head")) for name in large)
+    cut = all(name.startswith(("layers", "head", "encoder")) for name in large)
     fewer = SMALLER.get(config.convert.recipe.default)
     remedies = ["smaller parts run on the Neural Engine everywhere"] if cut else [fewer] if fewer else []
     return [f"{', '.join(large)}: {where}; {', or '.join([*remedies, _naming(config, max(large.values()))])}"]
@@ -402,13 +403,6 @@ def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescript
     found = list(recipes.recipe_misfits(config.convert.recipe, shapes))
     large = [name for name, size in sizes.items() if size > _refusing(config).most]
     return found + [_refusal(config, "drafter", name, sizes[name], _fewer_bytes(config)) for name in large]
-
-
-def _overweight_encoder(config: Config, a: Architecture) -> list[str]:
-    """Return a problem if an encoder, which is a single program, holds more bytes than a program may."""
-    size = file_bytes(constants(whole_spec(a)), config.convert.recipe)
-    over = size > _refusing(config).most
-    return [_refusal(config, "buckets", "an encoder", size, _fewer_bytes(config))] if over else []
 
 
 def _fewer_bytes(config: Config) -> str:
@@ -442,8 +436,11 @@ def _blob_bytes(size: int) -> int:
 
 
 def _layer_bytes(config: Config, a: Architecture) -> list[int]:
+    """Return bytes of each layer in a weight file; of an encoder with what stands around its layers."""
     chosen = config.convert.recipe
     specs = [GraphSpec("layers", a.graph, ((i, kind),)) for i, kind in enumerate(a.kinds)]
+    if a.ends is not None:
+        specs = [encoder_spec(a, i, i + 1) for i in range(a.layers)]
     return [file_bytes(constants(one), chosen) - ALIGNMENT for one in specs]
 
 

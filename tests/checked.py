@@ -29,7 +29,9 @@ def record(made: tiny.Build, folder: Path) -> Path:
     work.mkdir()
     (work / "source").symlink_to(made.source)
     hidden = torch.full((made.plan["architecture"]["layers"] + 1, 2, tiny.HIDDEN), SCALE)
-    save_file({"tokens": torch.tensor(made.text), "hidden": hidden}, work / "states.safetensors")
+    later = [part for part in made.parts.values() if part.kind == "encoder" and part.start]
+    edges = {part.edge(part.start): torch.full((2, part.spec.graph.hidden), SCALE) for part in later}
+    save_file({"tokens": torch.tensor(made.text), "hidden": hidden, **edges}, work / "states.safetensors")
     write_json(work / "plan.json", dict(made.plan))
     programs = [part for part in made.parts.values() if part.kind != "embedding"]
     for part in made.parts.values():

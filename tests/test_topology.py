@@ -25,7 +25,8 @@ from shardmill.models import family
 from shardmill.models.architecture import SLIDING_MASK, Architecture, Experts, Graph, LayerSpec, ModelDescription
 from shardmill.models.contract import cache_bytes
 from shardmill.models.eagle3 import DrafterDescription
-from shardmill.models.part_kinds import constants, model_constants, table_constants
+from shardmill.models.hf_config import load_hf_config
+from shardmill.models.part_kinds import constants, model_constants, table_constants, whole_spec
 
 PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (LayerSpec(),) * 32, 200064, True, {})
 COMMIT = "0" * 40
@@ -494,3 +495,74 @@ def test_a_context_that_is_no_longer_than_the_ring_of_sliding_layers_is_refused(
     line = f"program.contexts: {least} is too short for the window of {window}, for which sliding layers keep 512 slots"
     assert found == ([f"{line}; name longer ones"] if window == 500 else [])
     assert topology.misfits(settings(program=ascending | {"contexts": [513]}), sliding) == []
+
+
+# Encoders.
+
+
+FILTER = Path(__file__).parents[1] / "resources/privacy-filter/config.json"
+
+
+def privacy_filter() -> Architecture:
+    """OpenAI's privacy filter, of eight layers, as it is published."""
+    made: ModelDescription = family("openai_privacy_filter", "encoder").describe(load_hf_config(FILTER.parent), 520)
+    return made.architecture
+
+
+def encoder(**changes: Any) -> config.Config:
+    content = {"model": "m", "source": {"repo": "a/b", "revision": COMMIT}, "buckets": [128, 520]}
+    return config.parse(content | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "ranges"),
+    [
+        ({"program": OLDER}, ((0, 8),)),
+        ({}, ((0, 4), (4, 8))),
+        ({"convert": {"precision": "fp16"}}, ((0, 3), (3, 6), (6, 8))),
+        ({"topology": [[0, 5], [5, 8]]}, ((0, 5), (5, 8))),
+    ],
+)
+def test_an_encoder_is_as_few_programs_for_a_bucket_as_fit_its_systems(changes: Any, ranges: Any) -> None:
+    """The first and the last hold what stands before and after the layers; together they are the encoder."""
+    a = privacy_filter()
+    chosen = topology.resolve_topology(encoder(**changes), a)
+    assert chosen.ranges == ranges and chosen == topology.resolve_topology(chosen, a)
+    *programs, _ = plan.empty_parts(chosen, a)
+    assert [part.spec.tokens for part in programs] == [size for size in (128, 520) for _ in ranges]
+    for size in (128, 520):
+        own = [part for part in programs if part.spec.tokens == size]
+        assert {path: shape for part in own for path, shape in part.shapes.items()} == constants(whole_spec(a))
+        assert sum(len(part.shapes) for part in own) == len(constants(whole_spec(a)))
+    sizes = [topology.file_bytes(part.named_shapes, chosen.convert.recipe) for part in programs]
+    assert max(sizes) <= topology.weight_limit(chosen).most
+
+
+def test_an_encoder_in_one_program_keeps_its_name_and_its_content() -> None:
+    a = privacy_filter()
+    *programs, _ = plan.empty_parts(topology.resolve_topology(encoder(program=OLDER), a), a)
+    assert [part.name for part in programs] == ["encoder_128", "encoder_520"]
+    assert [part.spec for part in programs] == [replace(whole_spec(a), tokens=size) for size in (128, 520)]
+
+
+def test_an_encoder_that_names_too_large_parts_is_refused_or_warned_of() -> None:
+    a, whole = privacy_filter(), {"topology": [[0, 8]]}
+    chosen = topology.resolve_topology(encoder(**whole), a)
+    sizes = {p.name: topology.file_bytes(p.named_shapes, recipe("int8")) for p in plan.empty_parts(chosen, a)[:-1]}
+    (line,) = topology.warnings(chosen, sizes)
+    assert line.startswith("encoder_128, encoder_520: expected on the CPU on macOS 27, iOS 18 and iOS 27")
+    assert "smaller parts run on the Neural Engine everywhere" in line
+    with pytest.raises(ConfigError) as caught:
+        topology.resolve_topology(encoder(**whole, program={"runs_on": ["macOS 15", "macOS 27"]}), a)
+    assert str(caught.value) == (
+        "topology: encoder_128 holds 1278192960 bytes of weights, the limit is 1073741824 on macOS 27 (rule W1); "
+        "[[0, 4], [4, 8]] fits, or `program.runs_on: [macOS 15, macOS 26]` names only systems that take it"
+    )
+    with pytest.raises(ConfigError, match=r"^topology: ends at layer 7, the model has 8$"):
+        topology.resolve_topology(encoder(topology=[[0, 7]]), a)
+
+
+def test_a_single_layer_of_an_encoder_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    limited(monkeypatch, 1 << 27)
+    with pytest.raises(ConfigError, match=r"^topology: layer \d alone holds \d+ bytes .*; INT8 halves them$"):
+        topology.resolve_topology(encoder(convert={"precision": "fp16"}), privacy_filter())

@@ -350,7 +350,7 @@ class Chain:
             self.nonfinite += not np.isfinite(out).all()
             if unit.part["kind"] == "head":
                 logits.append(out[0, :, :, 0])  # [V_j, T]
-            elif unit.part["kind"] == "layers":
+            elif unit.part["kind"] in ("layers", "encoder"):
                 hidden = out
         return np.concatenate(logits) if logits else np.empty((0, 0), np.float32)
 

@@ -74,8 +74,8 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
     if found.buckets:
         yield f"task: {found.task}"
         yield f"buckets: {list(found.buckets)}"
-    else:
-        yield f"topology: {[list(part) for part in found.topology]}"
+    yield f"topology: {[list(part) for part in found.topology]}"
+    if not found.buckets:
         if found.passes:
             yield f"experts: {found.expert_groups or 'dense'}"
         yield f"head.slices: {found.head_slices}"
@@ -89,10 +89,12 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
         read = f"mapped into memory; a token reads {size(found.row_bytes)} of the table"
         yield f"host: table of {size(found.rows_bytes)} with rows for each token and layer, {read}"
     if found.buckets:
-        yield f"a pass: one text through the smallest bucket that takes it, reading {size(found.bytes_per_token)}"
+        through = f"the {count} programs of " if (count := len(found.topology)) > 1 else ""
+        bucket = f"{through}the smallest bucket that takes it"
+        yield f"a pass: one text through {bucket}, reading {size(found.bytes_per_token)}"
         if found.windows:
             yield f"a longer text: {found.windows} windows of {max(found.buckets)} tokens"
-        yield "weights: the programs' weight files are the same, and are stored once"
+        yield "weights: the weight files of all buckets are the same, and are stored once"
     else:
         yield _pass(found)
         if found.passes:

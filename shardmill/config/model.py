@@ -408,9 +408,9 @@ class Config:
 
     @property
     def is_resolved(self) -> bool:
-        """Return whether topology, groups of experts and head slices are all resolved; of an encoder, the buckets."""
+        """Return whether topology, groups of experts, head slices and buckets are resolved, if the kind has them."""
         if self.kind == ENCODER:
-            return self.buckets != "auto"
+            return "auto" not in (self.topology, self.buckets)
         return "auto" not in (self.topology, self.head.slices) and self.experts != "routed"
 
     @property
@@ -441,10 +441,11 @@ class Config:
     def parts(self) -> tuple[str, ...]:
         """Return the names of all parts, in the order in which a pass runs them, then the labels' and the drafter's.
 
-        An encoder's pass runs one part.
+        An encoder's pass runs the parts of one bucket; all parts of a bucket come before the next bucket's.
         """
         if self.kind == ENCODER:
-            return tuple(f"encoder_{size}" for size in self.sizes)
+            cuts = [f"_{start:02d}_{end:02d}" for start, end in self.ranges] if len(self.ranges) > 1 else [""]
+            return tuple(f"encoder_{size}{cut}" for size in self.sizes for cut in cuts)
         found: list[str] = []
         for start, end in self.ranges:
             found.append(f"layers_{start:02d}_{end:02d}")

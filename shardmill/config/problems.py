@@ -120,7 +120,7 @@ def _kind_problems(config: Config) -> list[str]:
         return ["pooling: a model with `answers` gives no embeddings; leave it out"]
     if config.answers and len({*config.answers}) != max(len(config.answers), 2):
         return ["answers: give two different words or more"]
-    neutral: dict[str, object] = {"context": None, "topology": "auto", "experts": "dense", "tokens": Tokens()}
+    neutral: dict[str, object] = {"context": None, "experts": "dense", "tokens": Tokens()}
     neutral["drafter"] = None
     neutral |= {
         "program": Program(silu=config.program.silu, runs_on=config.program.runs_on),

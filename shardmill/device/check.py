@@ -27,7 +27,7 @@ from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import cache_folder, digest, dumps, read_sealed, replacing, sealed, write_json
 from shardmill.imports import quiet_coremltools
 from shardmill.runtime.expected import NEAR_TIE, limit, read_expected
-from shardmill.runtime.manifest import COMPILER, COMPLETE, EXPECTED, MARK, read_manifest
+from shardmill.runtime.manifest import COMPILER, COMPLETE, EXPECTED, MARK, bucket_of, read_manifest
 
 if TYPE_CHECKING:
     from shardmill.runtime.process import Remote
@@ -122,7 +122,7 @@ def _placed(build: Path, manifest: Mapping[str, Any], place: int, model: Remote)
     package = build / manifest.get("packages", {}).get(part["name"], {}).get("path", "nowhere")
     if not package.is_dir():
         return []
-    tokens = manifest[MARK][place] if MARK in manifest else manifest["tokens_max"]
+    tokens = bucket_of(manifest, part) if MARK in manifest else manifest["tokens_max"]
     fixed = MARK in manifest or any(part.get("functions", {}).values())
     with quiet_coremltools():
         from shardmill.gates import residency  # imports coremltools, which commands that check nothing leave out

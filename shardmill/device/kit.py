@@ -32,6 +32,7 @@ from shardmill.runtime.manifest import (
     COMPLETE,
     MARK,
     UNGATED,
+    bucket_of,
     in_context,
     lengths,
     read_manifest,
@@ -263,7 +264,7 @@ def _part(name: str, build: Path, manifest: Mapping[str, Any], place: int) -> di
     program = {
         "path": f"variants/{name}/{package}",
         "function": None,
-        "widths": [widths[place]] if MARK in manifest else widths,
+        "widths": [bucket_of(manifest, part)] if MARK in manifest else widths,
         "fixed": MARK in manifest,
         "weights": weights_bytes(build / package),
         "bundle": _bundle(name, manifest, place, ""),

@@ -12,6 +12,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,8 @@ def _decoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arra
 def _encoder(build: Path, manifest: Mapping[str, Any], text: Sequence[int], arrays: Arrays) -> Recording:
     with load_programs_as("fp32"):
         loaded = Encoder(manifest, build)
-    recording, row = Recording({}, {}), _noted(list(loaded.programs.values()), arrays)
+    programs = chain.from_iterable(each.values() for each in loaded.programs.values())
+    recording, row = Recording({}, {}), _noted([*programs], arrays)
     for bucket in manifest["buckets"]:
         loaded.run((list(text) * math.ceil(bucket / len(text)))[: max(1, bucket - 1)], bucket)  # one is padding
         recording.passes[bucket] = [row()]

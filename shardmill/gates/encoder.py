@@ -21,11 +21,13 @@ from shardmill.gates.naming import Weights
 from shardmill.gates.nonfinite import explained
 from shardmill.gates.passes import one_by_one, spans_of, together
 from shardmill.gates.runner import PartRunner
-from shardmill.gates.stored import StoredWeights
+from shardmill.gates.stored import StoredWeights, held_weights
 from shardmill.gates.thresholds import Allowed
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
-from shardmill.runtime.encoder import Encoder
+from shardmill.models.part_kinds import pass_inputs
+from shardmill.plan import Part
+from shardmill.runtime.encoder import EMBEDDED, Encoder
 from shardmill.runtime.engine import Table
 from shardmill.runtime.kv import Floats
 from shardmill.runtime.program import reused
@@ -33,36 +35,62 @@ from shardmill.runtime.spans import Span, grouped_spans
 
 
 def encoder_case(
+    part: Part,
     plan: Mapping[str, Any],
     reference: EncoderReference,
     texts: Sequence[Sequence[int]],
-    known: Tensor,
+    known: Mapping[str, Tensor],
     stored: StoredWeights,
     weights: Weights,
 ) -> Case:
-    """Return the case of texts that an encoder reads.
+    """Return the case of texts that an encoder, or a part of one, reads.
 
     Args:
+        part: the part.
         plan: plan.json's content.
         reference: transformers' model.
         texts: the tokens of each text.
-        known: transformers' outputs for the texts with the original weights, [n, labels or d].
+        known: transformers' results for the texts with the original weights: the outputs [n, labels or d] as `output`
+            and the inputs [n, d] of the part's first layer and of the layer after its last one, as `Part.edge` calls
+            them. The first part's inputs and the last part's end need none.
         stored: the package's weights.
         weights: the checkpoint's weights, which contain the host's tables.
     """
-    table, held = plan["tables"]["embedding"], beside_tables(plan, stored, weights)
+    table, last = plan["tables"]["embedding"], part.end == len(reference.layers)
+    held = beside_tables(plan, part_weights(part, reference, stored, weights), weights)
+    scale = part.spec.graph.stream_scale
+    before = known[part.edge(part.start)] if part.start else None
+    original = known["output"] if last else known[part.edge(part.end)] * scale
 
     def expected() -> list[Tensor]:
-        return [_together(reference, texts, held, table, stored_answers(plan, stored))]
+        answers = stored_answers(plan, stored) if last else None
+        found = reference.between(part.start, part.end, before, texts, held, table, answers)
+        return [found if last else found * scale]
 
     def cut() -> Case:
         halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
         pieces = [*halves, texts[0][:1]]
-        original = _together(reference, pieces, weights, table, answer_rows(plan, weights))
-        return encoder_case(plan, reference, pieces, original, stored, weights)
+        edges = [layer for layer in (part.start, part.end) if 0 < layer < len(reference.layers)]
+        seen, outputs = reference.traced(edges, pieces, weights, table, answer_rows(plan, weights))
+        again = {"output": outputs, **{part.edge(layer): rows for layer, rows in seen.items()}}
+        return encoder_case(part, plan, reference, pieces, again, stored, weights)
 
-    rows, counts = np.concatenate([_host_rows(plan, weights, text) for text in texts]), tuple(map(len, texts))
-    return Case({"x": rows}, expected, lambda: [known], reference.model, texts=counts, cut=cut)
+    host, counts = np.concatenate([_host_rows(plan, weights, text) for text in texts]), tuple(map(len, texts))
+    rows = {"x": host if before is None else (before * scale).numpy()}
+    rows |= {EMBEDDED: host} if EMBEDDED in pass_inputs(part.spec) else {}
+    return Case(rows, expected, lambda: [original], reference.model, texts=counts, cut=cut)
+
+
+def part_weights(part: Part, reference: EncoderReference, stored: StoredWeights, weights: Weights) -> Weights:
+    """Return a lookup of a package's weights, and of the checkpoint's for what other parts hold."""
+    whole = not part.start and part.end == len(reference.layers)  # and must hold every weight
+    return stored if whole else stored.over(weights)
+
+
+def known_of(part: Part, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what the reference step knows of an encoder's part, as `encoder_case` takes it."""
+    edges = {name: known[name] for name in (part.edge(part.start), part.edge(part.end)) if name in known}
+    return {"output": known[f"output_{part.spec.tokens}"], **edges}
 
 
 def texts_apart(runner: PartRunner, case: Case, within: Allowed) -> Iterator[Measurement]:
@@ -141,7 +169,7 @@ def beside_tables(plan: Mapping[str, Any], stored: Callable[[str], Tensor], weig
 def encoder_stack_parity(
     load: Callable[[], Encoder],
     reference: EncoderReference,
-    stored: StoredWeights,
+    all_stored: Sequence[StoredWeights],
     plan: Mapping[str, Any],
     known: Mapping[str, Tensor],
 ) -> Iterator[Measurement | NotRun]:
@@ -150,18 +178,18 @@ def encoder_stack_parity(
     Args:
         load: builds a runtime.
         reference: transformers' model.
-        stored: the packages' weights.
+        all_stored: the weights of the packages of one bucket, in order.
         plan: plan.json's content.
         known: the reference step's output.
     """
-    load = reused(load)
+    load, (stored, _) = reused(load), held_weights(all_stored)
     tokens: list[int] = known["tokens"].tolist()
     with load_programs_as("fp32"):
         encoder = load()
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
         plain = _run_texts(encoder, texts, plan, bucket)
-        held, answers = with_tables(encoder.tables, plan, stored), stored_answers(plan, stored)
+        held, answers = with_tables(encoder.tables, plan, stored), stored_answers(plan, all_stored[-1])
         truth = partial(_together, reference, texts, held, plan["tables"]["embedding"], answers)
         expected = truth()
         if is_portable():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from shardmill.gates.naming import Weights, loaded, loading
 from shardmill.gates.reference import checkpoint_origins, empty_model, return_heap
-from shardmill.gates.replacements import Blocks, embedded_rows
+from shardmill.gates.replacements import Blocks, Skipped, embedded_rows
 from shardmill.models.architecture import CLASSIFY, EMBED, LABEL, RANK
 from shardmill.models.hf_config import load_hf_config
 
@@ -71,6 +72,47 @@ class EncoderReference:
             found = [out for batch in batches for out in self._outputs(self.model(input_ids=batch))]
         return_heap()
         return found
+
+    def traced(self, layers: Collection[int], *given: Any) -> tuple[dict[int, Tensor], Tensor]:
+        """Return the inputs [n, d] of some layers and all outputs, for all texts; `given` is what `run` takes."""
+        rows: dict[int, list[Tensor]] = {index: [] for index in layers}
+
+        def note(index: int) -> Callable[..., None]:
+            return lambda module, args: rows[index].append(args[0].flatten(end_dim=1))
+
+        with ExitStack() as stack:
+            for index in layers:
+                stack.callback(self.layers[index].register_forward_pre_hook(note(index)).remove)
+            found = torch.cat(self.run(*given))
+        return {index: torch.cat(batches) for index, batches in rows.items()}, found
+
+    def between(self, start: int, end: int, hidden: Tensor | None, *given: Any) -> Tensor:
+        """Return what the layers [start, end) give for all texts, [n, d], or the model's outputs after the last layer.
+
+        Args:
+            start: the first layer.
+            end: the layer after the last one.
+            hidden: its inputs for all texts, [n, d]; None for the tokens' embeddings.
+            given: the arguments of `run`.
+        """
+        own, left = list(self.layers), hidden
+
+        def feed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            nonlocal left
+            assert left is not None
+            count = args[0].shape[0] * args[0].shape[1]
+            taken, left = left[:count], left[count:]
+            return (taken.reshape(args[0].shape), *args[1:]), kwargs
+
+        with ExitStack() as stack:
+            for index, layer in enumerate(own):
+                if not start <= index < end:
+                    self.layers[index] = Skipped(layer, 0)
+                    stack.callback(self.layers.__setitem__, index, layer)
+            if hidden is not None:
+                stack.callback(own[start].register_forward_pre_hook(feed, with_kwargs=True).remove)
+            after, outputs = self.traced([end] if end < len(own) else [], *given)
+        return after.get(end, outputs)
 
     def _load_around(self, embed: nn.Module, weights: Weights) -> None:
         """Load the model's weights, but not the layers' weights and the token embedding table."""

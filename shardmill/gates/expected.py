@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from shardmill.files import dumps
 from shardmill.gates.case import part_case
 from shardmill.gates.disturbed import FP16, NOISE, Probe, disturbed
+from shardmill.gates.encoder import part_weights, stored_answers, with_tables
 from shardmill.gates.encoder_reference import EncoderReference
 from shardmill.gates.naming import Weights
 from shardmill.gates.reference import Reference
@@ -187,34 +189,51 @@ def record_encoder(
     place: int,
     plan: Mapping[str, Any],
     reference: EncoderReference,
-    weights: Weights,
-    answers: Tensor | None,
+    known: Mapping[str, Tensor],
+    tables: Mapping[str, Table],
+    original: Weights,
+    stored: StoredWeights,
 ) -> None:
-    """Record what the program of an encoder's bucket gives for texts of some lengths.
+    """Record what a program of an encoder's bucket gives for texts of some lengths.
+
+    A part that begins with a later layer is fed with numbers of a seed, as large as in a text.
 
     Args:
         recording: what is written.
         part: the part.
-        place: the part's number, which decides its seed.
+        place: the part's number, which decides its seeds.
         plan: plan.json's content.
         reference: transformers' model.
-        weights: the package's weights and the build's tables.
-        answers: of a model that ranks, the rows of the LM head for the answers.
+        known: the reference step's output, which decides how large inputs are.
+        tables: the host's.
+        original: the checkpoint's weights, for what other parts hold.
+        stored: the package's weights.
     """
-    tokens = below(place, part.spec.tokens, plan["architecture"]["vocab"])
-    kept = lengths_of(part.spec.tokens)
+    last, scale, table = part.end == len(reference.layers), part.spec.graph.stream_scale, plan["tables"]["embedding"]
+    weights = with_tables(tables, plan, part_weights(part, reference, stored, original))
+    answers, by_text = stored_answers(plan, stored) if last else None, last and plan["task"] == CLASSIFY
+    tokens, kept = below(place, part.spec.tokens, plan["architecture"]["vocab"]), lengths_of(part.spec.tokens)
     texts = [tokens[: places[-1] + 1] for places in kept.values()]
 
-    def run() -> Tensor:
-        found = reference.run(texts, weights, plan["tables"]["embedding"], answers)
-        whole = plan["task"] == CLASSIFY
-        return torch.cat([out[:1] if whole else out[at] for out, at in zip(found, kept.values(), strict=True)])
+    def run(seeds: Mapping[str, Seed]) -> Tensor:
+        made = [rows(*seeds["x"], len(text), part.spec.graph.hidden) for text in texts] if "x" in seeds else []
+        hidden = torch.from_numpy(np.concatenate(made)) / scale if made else None
+        found = reference.between(part.start, part.end, hidden, texts, weights, table, answers)
+        outputs = torch.split(found if last else found * scale, [1 if by_text else len(text) for text in texts])
+        return torch.cat([out if by_text else out[at] for out, at in zip(outputs, kept.values(), strict=True)])
 
-    exact = run()
-    limits, _ = _limits(reference.model, exact, run)
-    counts = [1 if plan["task"] == CLASSIFY else len(at) for at in kept.values()]
-    results = {f"rows/{way}": r.numpy() for way, r in zip(kept, torch.split(exact, counts), strict=True)}
-    recording.add(part, {"seeds": {"tokens": (place, 0)}, "limits": limits}, results)
+    for attempt in range(SEEDS if part.start else 1):
+        seeds: dict[str, Seed] = {"tokens": (place, 0)}
+        if part.start:
+            seeds["x"] = (place * SEEDS + attempt) * STRIDE, _exponent(known[part.edge(part.start)] * scale)
+        exact = run(seeds)
+        limits, hopeless = _limits(reference.model, exact, partial(run, seeds))
+        if not (hopeless and part.start):
+            counts = [1 if by_text else len(at) for at in kept.values()]
+            results = {f"rows/{way}": r.numpy() for way, r in zip(kept, torch.split(exact, counts), strict=True)}
+            recording.add(part, {"seeds": seeds, "limits": limits}, results)
+            return
+    recording.add(part, {"why_not": UNMADE["choices"].partition(":")[0]}, {})
 
 
 def greedy(stored: StoredModel, text: Sequence[int], table: Table, second: Table | None) -> dict[str, Any]:

@@ -93,7 +93,10 @@ def _worst(
 def _choices(
     runner: PartRunner, case: Case, width: int, truth: Mapping[int, Tensor], precision: str
 ) -> experts.ChoiceComparison | None:
-    """Compare the experts that the part's layers choose with transformers'; None if no layer has experts.
+    """Compare the experts that the part's layers choose with transformers'.
+
+    None if no layer has experts, and for an encoder: a close call that fell otherwise would leave no token of its text
+    to compare, since tokens see later ones.
 
     Args:
         runner: runs the part's program.
@@ -103,7 +106,7 @@ def _choices(
         precision: the precision in which the program computes.
     """
     mixtures = [i for i, kind in runner.part.spec.layers if kind.ffn == "experts"]
-    if not mixtures:
+    if not mixtures or case.texts:
         return None
     function = runner.part.spec.calls.functions.get(width, "")
     # If a pass is run by another function, or padded, its choices can't be found by their names.

@@ -75,7 +75,7 @@ class PartRunner:
             the outputs have a row for each text.
         """
         if self.part.spec.encodes:
-            return self._texts(rows["x"], passes), {}
+            return self._texts(rows, passes), {}
         layers, passes, kept = bool(self.part.spec.layers), list(passes), []
         program, host, used = self.loaded(), KVLayout(self.runtime) if layers else None, passes[-1].positions[-1] + 1
         program.move(passes[0].slots or self.part.spec.slots, keep=False)
@@ -101,19 +101,20 @@ class PartRunner:
         left = self._states(program, host, used, passes[-1].offset) if host else {}
         return (np.ascontiguousarray(outputs) if layers else outputs), left
 
-    def _texts(self, x: Floats, passes: Iterable[Pass]) -> Floats:
-        """Run passes of an encoder, which keeps nothing; `x` are the host's rows, [n, d]."""
+    def _texts(self, rows: Mapping[str, Floats], passes: Iterable[Pass]) -> Floats:
+        """Run passes of an encoder, which keeps nothing; rows have the scale of the host's table, each [n, d]."""
         program, generator, found = self.loaded(), np.random.default_rng(0), list[Floats]()
-        labels, first = len(self.runtime["labels"]) or None, 1 if self.runtime["task"] == CLASSIFY else None
+        labels = len(self.runtime["labels"]) if self.part.spec.label_rows else None  # which only the last part has
+        first = 1 if labels and self.runtime["task"] == CLASSIFY else None
         for p in passes:
-            texts = [x[list(tokens)] for tokens in p.texts]
-            counts = [len(rows) for rows in texts]
-            filled = columns(texts, self.part.spec.tokens)
-            rest = filled[:, :, sum(counts) :]
-            rest[:] = p.noise * generator.standard_normal(rest.shape)
-            given = encoder_arrays(self.runtime, self.part.spec.tokens, counts) | {"x": filled}
+            counts = [len(tokens) for tokens in p.texts]
+            given = encoder_arrays(self.runtime, self.part.spec.tokens, counts)
+            for name, each in rows.items():
+                given[name] = columns([each[list(tokens)] for tokens in p.texts], self.part.spec.tokens)
+                rest = given[name][:, :, sum(counts) :]
+                rest[:] = p.noise * generator.standard_normal(rest.shape)
             out = program({name: given[name] for name in self.names})
-            found += [rows[:first] for rows in apart(out[0, :labels, :, 0].T, counts)]
+            found += [kept[:first] for kept in apart(out[0, :labels, :, 0].T, counts)]
         return np.concatenate(found)
 
     def _lent(self, slots: int) -> dict[str, tuple[int, ...]]:

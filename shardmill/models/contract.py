@@ -34,9 +34,10 @@ tokens' rows for layer i, and `embedded`, which is the first part's x: the token
 If a config asks for adapters, the matrices of an adapter are inputs of the parts of layers, see models/adapters.py.
 They stay the same from pass to pass, and do not carry T.
 
-An encoder has one part of kind "encoder" for each bucket, a number of tokens. In this part T is the bucket, and the
-tokens see one another through the masks. Its hidden states may be projected to another width than d (EncoderIO). If its
-layers have rows of P numbers, there is no second table: they are projections of x.
+An encoder has a chain of parts of kind "encoder" for each bucket, a number of tokens; usually one part has all layers.
+In these parts T is the bucket, and the tokens see one another through the masks. A part's `hidden` is the next part's
+x. The last hidden states may be projected to another width than d (EncoderIO). If its layers have rows of P numbers,
+there is no second table: they are projections of the first part's x, which later parts take as `embedded`.
 
 No program has an index that depends on data: the host's masks decide what is written and what is seen. Token t sees
 slot s if and only if the position last written to s is not after t's position. So a rejected draft costs nothing: its

@@ -18,6 +18,7 @@
     encoder x [1, d, T, 1]                                              none                 logits [1, rows, T, 1]
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
             attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
+            embedded [1, d, T, 1]
 
 contract.py says what the letters and the arrays mean. A part of kind "fuse" projects the n taps of a token to d
 channels. A part of kind "join" makes the stream of a drafter of another width than the model's m. Its x has a token's
@@ -36,7 +37,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardmill.models.adapters import adapted_layers, adapter_inputs, slices
-from shardmill.models.architecture import Architecture
+from shardmill.models.architecture import Architecture, EncoderIO
 from shardmill.models.caches import RING, Shape, T
 from shardmill.models.contract import (
     BLOCK,
@@ -117,6 +118,12 @@ def _attention_inputs(spec: GraphSpec) -> Shapes:
     return shapes | {name: (1, 1, T, spec.slots_of(name)) for name in spec.masks}
 
 
+def _encoder_inputs(spec: GraphSpec) -> Shapes:
+    """Return what a part of an encoder takes; the first part's x is the tokens' embedding."""
+    later = bool(spec.graph.per_layer) and spec.layers[0][0] > 0
+    return _attention_inputs(spec) | ({"embedded": (1, spec.graph.hidden, T, 1)} if later else {})
+
+
 def _layers_constants(spec: GraphSpec) -> Shapes:
     g = spec.graph
     return {f"layers.{i}.{role}": shape for i, kind in spec.layers for role, shape in mixer_constants(g, kind).items()}
@@ -175,7 +182,7 @@ PART_KINDS = {
     ),
     "head": HEAD,
     LABELS: HEAD,  # with rows of some tokens
-    "encoder": PartKind(_attention_inputs, _encoder_constants, holds="layers"),
+    "encoder": PartKind(_encoder_inputs, _encoder_constants, holds="layers"),
     "fuse": PartKind(
         lambda spec: {"x": (1, spec.rows * spec.graph.hidden, T, 1)},
         lambda spec: projection_constants("fc", spec.graph.hidden, spec.rows * spec.graph.hidden, False),
@@ -247,8 +254,19 @@ def _shorter(spec: GraphSpec, slots: int) -> dict[str, Any]:
 
 
 def whole_spec(a: Architecture) -> GraphSpec:
-    """Return the spec of a program with all layers; for an encoder, this is the spec of each part."""
+    """Return the spec of a program with all layers."""
     return GraphSpec("encoder" if a.ends else "layers", a.graph, tuple(enumerate(a.kinds)), ends=a.ends)
+
+
+def encoder_spec(a: Architecture, start: int, end: int) -> GraphSpec:
+    """Return the spec of an encoder's part with the layers [start, end).
+
+    What comes before the layers is in the first part, what comes after them in the last one.
+    """
+    assert a.ends is not None
+    ends = replace(a.ends if end == a.layers else EncoderIO(), embed_norm=a.ends.embed_norm and start == 0)
+    whole = whole_spec(a)
+    return replace(whole, layers=whole.layers[start:end], ends=ends)
 
 
 def table_constants(a: Architecture) -> Shapes:

@@ -131,7 +131,7 @@ class MtpPart(nn.Module):
 
 
 class EncoderPart(nn.Module):
-    """All layers with what comes before and after them: the contract's part of kind "encoder"."""
+    """Consecutive layers with what comes before the first or after the last: the contract's part of kind "encoder"."""
 
     embed_norm: nn.Module
     norm: nn.Module
@@ -158,7 +158,8 @@ class EncoderPart(nn.Module):
 
     def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
         shared = Shared(self.spec, dict(zip(self.names[1:], rest, strict=True)), _registered(self, self.spec))
-        x = shared.embedded = self.embed_norm(x)
+        x = self.embed_norm(x)
+        shared.embedded = x if shared.embedded is None else shared.embedded
         for layer in self.layers.values():
             x = layer(x, shared)
         x = self.dense(self.norm(x))

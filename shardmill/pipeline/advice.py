@@ -134,9 +134,7 @@ def _forms(build: Path, config: Config, failed: Sequence[Judgement]) -> Iterator
     found = [each for one in failed for each in one.content.get("findings", ()) if each["severity"] == "error"]
     if rows and {row["operation"].rpartition(".")[2] for row in rows} == {"silu"} and program.silu == NATIVE:
         yield "program", "SiLU from tanh, since nothing but SiLU is elsewhere", _with(config, silu="tanh")
-    if config.kind != DECODER:
-        return
-    if rows or not found or {each["rule"] for each in found}.difference(SIZES):
+    if config.kind == DECODER and (rows or not found or {each["rule"] for each in found}.difference(SIZES)):
         if program.shapes != FIXED:
             reason = "a function for each width, none with flexible shapes"
             yield "program", reason, _with(config, shapes="fixed", reshape_frequency="infrequent")
@@ -152,12 +150,15 @@ def _with(config: Config, **changes: Any) -> Config:
 def _smaller(build: Path, config: Config, names: set[str]) -> Iterator[tuple[str, str, Config]]:
     """Yield the config with the parts of these names cut in two; the LM head only if no layers are among them."""
     halves: list[tuple[int, int]] = []
-    for start, end in config.ranges:
+    for place, (start, end) in enumerate(config.ranges):
         middle = (start + end) // 2
-        cut = start < middle and f"layers_{start:02d}_{end:02d}" in names
+        of_buckets = config.parts[place :: len(config.ranges)] if config.kind != DECODER else ()
+        cut = start < middle and not names.isdisjoint((f"layers_{start:02d}_{end:02d}", *of_buckets))
         halves += [(start, middle), (middle, end)] if cut else [(start, end)]
     if tuple(halves) != config.ranges:
         yield "topology", "smaller parts", replace(config, topology=tuple(halves))
+    if config.kind != DECODER:
+        return
     vocab = read_json(build / "plan.json")["architecture"]["vocab"]
     more = next((n for n in range(config.slices + 1, vocab + 1) if vocab % n == 0), 0)
     if more and any(name.startswith("head_") for name in names):

@@ -96,7 +96,7 @@ class Preview:
         weights: the recipe, by its name or its file.
         bits_per_weight: of the programs' weight files.
         bytes_by_form: bytes of the weights that a pass through every program reads, without padding.
-        topology: layers of each part, proposed if the config leaves it open; empty for an encoder.
+        topology: layers of each part, proposed if the config leaves it open.
         expert_groups: how many programs hold a layer's experts; 0 if the experts are in the layer's program.
         head_slices: how many programs hold the LM head; 0 for an encoder.
         buckets: tokens of each of an encoder's programs; empty for a decoder.
@@ -195,7 +195,7 @@ def preview(config: Config) -> Preview:
         for shape in adapter_inputs(spec.graph, spec.layers, spec.calls.adapters).values()
     ]
     limit = weight_limit(config)
-    stored = max(p.weight_bytes for p in programs) if a.ends else weights
+    stored = sum(p.weight_bytes for p in programs[: len(chosen.ranges)]) if a.ends else weights
     heavy = [*overweight(config, a), *(overweight_drafter(config, a, drafter) if drafter else ())]
     fault = _tensor_fault(config, model)
     refused = (*heavy, *file_problems(config), *filter(None, [fault, _read_out_fault(config, model)]))
@@ -217,7 +217,7 @@ def preview(config: Config) -> Preview:
         weights=config.convert.precision,
         bits_per_weight=found.bits_per_weight,
         bytes_by_form=found.bytes_by_form,
-        topology=() if a.ends else chosen.ranges,
+        topology=chosen.ranges,
         expert_groups=chosen.groups,
         head_slices=0 if a.ends else chosen.slices,
         buckets=chosen.sizes,
@@ -231,7 +231,7 @@ def preview(config: Config) -> Preview:
         row_bytes=tables.get(PER_LAYER, 0) // a.vocab,
         weight_bytes=weights,
         state_bytes=kept,
-        bytes_per_token=max(p.weight_bytes for p in programs) if a.ends else expected,
+        bytes_per_token=stored if a.ends else expected,
         passes=each,
         lengths=traffic_lengths(config, a),
         tensors="unknown" if fault is None else "differ" if fault else "match",

@@ -135,7 +135,7 @@ CODE = (
 
 
 def resolve_config(config: Config, name: str, store: Path = STORE, begins: Callable[[], None] = lambda: None) -> Config:
-    """Return the config with topology, expert groups and head slices (or buckets) checked against the model.
+    """Return the config with topology, expert groups, head slices and buckets checked against the model.
 
     A config that leaves nothing open and whose checkpoint lies on the hub is returned unchanged: the split step checks
     it against the model, right after the download. Otherwise config.json alone is fetched.
@@ -155,15 +155,17 @@ def resolve_config(config: Config, name: str, store: Path = STORE, begins: Calla
     try:
         found = load_json(kept)
         if config.kind == ENCODER:
-            return replace(config, buckets=found["buckets"])
+            return replace(config, buckets=found["buckets"], topology=found["topology"])
         head = replace(config.head, slices=found["slices"])
         return replace(config, topology=found["topology"], experts=found["experts"], head=head)
     except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
         begins()
         resolved, architecture, model_type = _resolved(config, name)
-    chosen: dict[str, Any] = {"buckets": resolved.sizes}
-    if config.kind != ENCODER:
-        chosen = {"topology": resolved.ranges, "experts": resolved.experts, "slices": resolved.slices}
+    chosen: dict[str, Any] = {"topology": resolved.ranges}
+    if config.kind == ENCODER:
+        chosen |= {"buckets": resolved.sizes}
+    else:
+        chosen |= {"experts": resolved.experts, "slices": resolved.slices}
     with contextlib.suppress(OSError):  # a store that may only be read: worked out again the next time
         write_json(kept, chosen)
         write_json(_kept(resolved, store, SIZES), {"model_type": model_type} | plan_sizes(resolved, architecture))

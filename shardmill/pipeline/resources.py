@@ -261,8 +261,10 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")
     largest = max((row["largest_tensor"] for row in rows.values() if row["kind"] != "embedding"), default=0)
     own = rows[part] if part else {"parameters": 0, "largest_tensor": largest, "expanded": every}
-    layers = sum(row["parameters"] for row in rows.values() if row["kind"] in ("layers", "experts"))
-    layers += max((row["parameters"] for row in rows.values() if row["kind"] == "encoder"), default=0)  # each has all
+    encoders, sizes = [name for name, row in rows.items() if row["kind"] == "encoder"], plan.get("buckets") or ()
+    chain = encoders[: len(encoders) // max(len(sizes), 1)]  # each bucket's has all layers
+    layered = [row for name, row in rows.items() if row["kind"] in ("layers", "experts") or name in chain]
+    layers = sum(row["parameters"] for row in layered)
     shape = plan["architecture"]
     looked_up = shape["vocab"] * shape["layers"] * shape["graph"].get("per_layer", 0)  # mapped: what is read counts
     looked_up *= shape["graph"].get("per_layer_table", True)
@@ -270,8 +272,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     layer = layers / plan["architecture"]["layers"] / MILLION
     if any(map(shape["graph"].get, RECURRENCES)):  # which have a longer text, too
         positions += len(sampled(LONG))
-    encoders = [name for name, row in rows.items() if row["kind"] == "encoder"]
-    buckets = dict(zip(encoders, plan.get("buckets") or (), strict=True))
+    buckets = dict(zip(encoders, (size for size in sizes for _ in chain), strict=True))
     return Sizes(
         part=own["parameters"] / MILLION,
         largest=own["largest_tensor"] / MILLION,

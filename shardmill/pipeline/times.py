@@ -140,12 +140,11 @@ def sizes(plan: Mapping[str, Any], config: Config) -> Sizes:
     A part has as many layers as its share of all layers' parameters.
     """
     layers, rows = plan["architecture"]["layers"], plan["parts"]
-    held = sum(row["parameters"] for row in rows if row["kind"] in ("layers", "experts"))
+    held = sum(row["parameters"] for row in rows if row["kind"] in ("layers", "experts", "encoder"))
+    held /= max(len(plan.get("buckets", ())), 1)  # each bucket of an encoder has all layers
 
     def depth(row: Mapping[str, Any]) -> float:
-        if row["kind"] == "encoder":
-            return float(layers)
-        return layers * row["parameters"] / held if row["kind"] in ("layers", "experts") and held else 0.0
+        return layers * row["parameters"] / held if row["kind"] in ("layers", "experts", "encoder") and held else 0.0
 
     parts = {row["name"]: (depth(row), row["parameters"] / MILLION) for row in rows if row["kind"] != "embedding"}
     return Sizes(parts, plan["architecture"]["vocab"] / MILLION, _passes(config), config.kind == ENCODER)

@@ -62,11 +62,11 @@ def stored_weights(parts: Sequence[Part], chosen: Recipe) -> WeightSizes:
     """Return the weights that a pass reads if it calls every program, as it does unless experts are routed.
 
     Args:
-        parts: all parts of a plan. A pass of an encoder calls one program, and all its programs hold the same weights.
+        parts: all parts of a plan. A pass of an encoder calls the programs of one bucket; all buckets' hold the same.
         chosen: the form of each matrix.
     """
     programs = [part for part in parts if part.kind != HOST_TABLE]
-    read = programs[:1] if programs[0].spec.encodes else programs
+    read = [part for part in programs if part.spec.tokens == programs[0].spec.tokens or not part.spec.encodes]
     sizes: Counter[str] = Counter()
     for part in read:
         sizes.update(chosen.bytes_by_form(part.named_shapes))

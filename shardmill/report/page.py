@@ -125,7 +125,7 @@ def _weighed(build: Build) -> dict[str, Any]:
     """Return the name of the weights' form, and of the weights that a pass reads the bits per weight and the bytes."""
     apart = {row["name"] for row in build.plan["parts"] if row.get("drafter")}
     programs = [p for p in build.pieces if p.kind not in ("embedding", "labels") and p.name not in apart]
-    read = programs[:1] if build.encodes else programs  # an encoder's pass is one program
+    read = programs[: len(programs) // len(build.plan["buckets"])] if build.encodes else programs  # of a single bucket
     size, count = sum(piece.weight_file or 0 for piece in read), sum(piece.parameters for piece in read)
     return {"called": called(build.settings["convert"]), "bits": 8 * size / count, "bytes": size}
 

@@ -1,4 +1,4 @@
-"""A built encoder in memory: a program for each bucket, and the host's tables."""
+"""A built encoder in memory: a chain of programs for each bucket, and the host's tables."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from shardmill.runtime.bundles import loadable
 from shardmill.runtime.engine import EMBEDDING, read_tables
 from shardmill.runtime.expected import encoder_errors, planned_operations, read_expected
 from shardmill.runtime.kv import Floats
-from shardmill.runtime.manifest import ENCODER, EXPECTED, read_manifest
+from shardmill.runtime.manifest import ENCODER, EXPECTED, bucket_of, read_manifest
 from shardmill.runtime.pack import apart, bucket_for, columns, encoder_arrays
 from shardmill.runtime.program import Program
 
+EMBEDDED = "embedded"  # the input of later parts that is the first part's x
+
 
 class Encoder:
-    """A built encoder in memory: a program for each bucket, and the host's tables."""
+    """A built encoder in memory: a chain of programs for each bucket, usually of one, and the host's tables."""
 
     def __init__(self, manifest: Mapping[str, Any], root: Path) -> None:
         """Load every program.
@@ -28,11 +30,11 @@ class Encoder:
         """
         self.manifest, self.root, self.labels = manifest, root, tuple(manifest["labels"])
         self.tables = read_tables(root / manifest["embedding"]["path"])
-        self.programs: dict[int, Program] = {}
-        self.inputs: dict[int, list[str]] = {}
-        for bucket, part in zip(manifest["buckets"], manifest["parts"], strict=True):
-            self.programs[bucket] = Program(root / part["program"]["path"], part)
-            self.inputs[bucket] = list(part["inputs"])
+        self.parts = {part["name"]: part for part in manifest["parts"]}
+        self.programs: dict[int, dict[str, Program]] = {}  # by bucket, and by part in the order of a pass
+        for part in manifest["parts"]:
+            chain = self.programs.setdefault(bucket_of(manifest, part), {})
+            chain[part["name"]] = Program(root / part["program"]["path"], part)
 
     @property
     def longest(self) -> int:
@@ -73,8 +75,29 @@ class Encoder:
         """Do the same as `run_together` for rows [n, d] of the host's tables."""
         counts = [len(rows) for rows in texts]
         given = encoder_arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
-        out = self.programs[bucket]({name: given[name] for name in self.inputs[bucket]})  # [1, rows, T, 1]
-        return apart(out[0, : len(self.labels) or None, :, 0].T, counts)
+        given[EMBEDDED] = given["x"]
+        for part in self.programs[bucket]:
+            given["x"] = self._output(bucket, part, given)
+        return apart(given["x"][0, : len(self.labels) or None, :, 0].T, counts)
+
+    def through_part(self, part: str, bucket: int, x: Floats, embedded: Floats) -> Floats:
+        """Return what one part gives for a text: [n, d] in the stream's scale, or the last part's rows.
+
+        Args:
+            part: the part's name.
+            bucket: its bucket.
+            x: its input, [n, d].
+            embedded: the host's rows of the text, [n, d].
+        """
+        counts = [len(x)]
+        given = encoder_arrays(self.manifest, bucket, counts)
+        given |= {"x": columns([x], bucket), EMBEDDED: columns([embedded], bucket)}
+        out = self._output(bucket, part, given)[0, :, : len(x), 0].T
+        return out[:, : len(self.labels)] if self.parts[part]["output"] == "logits" else out
+
+    def _output(self, bucket: int, part: str, given: Mapping[str, Floats]) -> Floats:
+        """Return the output of a part's program, [1, channels, T, 1]."""
+        return self.programs[bucket][part]({name: given[name] for name in self.parts[part]["inputs"]})
 
     def errors(self, part: str) -> dict[str, float]:
         """Return how far a part is from what the build says that it must give, see `expected.encoder_errors`."""
@@ -83,7 +106,7 @@ class Encoder:
 
     def operations(self, part: str) -> list[dict[str, Any]]:
         """Return Core ML's plan for each operation of a part, see `expected.planned_operations`."""
-        return planned_operations({program.name: program for program in self.programs.values()}[part])
+        return planned_operations(self.programs[bucket_of(self.manifest, self.parts[part])][part])
 
 
 def load_encoder(build: Path, precision: str = "fp16") -> Encoder:

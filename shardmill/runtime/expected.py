@@ -22,6 +22,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
 from shardmill.machine import is_portable, native_call
 from shardmill.runtime.kv import Floats, KVLayout
+from shardmill.runtime.manifest import bucket_of
 from shardmill.runtime.program import Program, function_location
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Recorded:
     """What a part must give.
 
     Attributes:
-        seeds: for each input that is made of numbers, its seed and its exponent; of an encoder `tokens`, of logits
+        seeds: for each input that is made of numbers, its seed and its exponent; of an encoder also `tokens`, of logits
             `places`.
         limits: the largest relative error of a row, by precision.
         rows: by way, or for all ways as "", the results: [n, kept channels], or logits at the places and the largest.
@@ -242,11 +243,13 @@ def lengths_of(bucket: int) -> dict[str, list[int]]:
 
 
 def encoder_errors(encoder: Encoder, name: str, recorded: Recorded) -> Iterator[tuple[str, float]]:
-    """Do the same as `decoder_errors` for the program of an encoder's bucket."""
-    buckets = dict(zip((part["name"] for part in encoder.manifest["parts"]), encoder.programs, strict=True))
-    tokens = below(recorded.seeds["tokens"][0], buckets[name], encoder.manifest["vocab"])
-    for way, kept in lengths_of(buckets[name]).items():
-        found = encoder.run(tokens[: kept[-1] + 1], buckets[name])
+    """Do the same as `decoder_errors` for a program of an encoder's bucket."""
+    part = encoder.parts[name]
+    bucket, channels = bucket_of(encoder.manifest, part), part["inputs"]["x"][1]
+    embedded = encoder.embedded(below(recorded.seeds["tokens"][0], bucket, encoder.manifest["vocab"]))
+    x = rows(*recorded.seeds["x"], bucket, channels) if "x" in recorded.seeds else embedded
+    for way, kept in lengths_of(bucket).items():
+        found = encoder.through_part(name, bucket, x[: kept[-1] + 1], embedded[: kept[-1] + 1])
         yield way, _error(found[kept][: len(recorded.rows[way])], recorded, way)
 
 

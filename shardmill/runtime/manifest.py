@@ -58,6 +58,7 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "drafter": lambda content: "drafter" in content,
     "int8-table": lambda content: content["embedding"].get("form") == "int8",
     "causal": lambda content: bool(content.get("causal")),
+    "encoder-chain": lambda content: len(content["parts"]) > len(content.get(MARK, content["parts"])),
     "adapters": lambda content: "adapters" in content,
     "dense": lambda content: "dense" in content,
     "labels": lambda content: any(part["kind"] == LABELS for part in content["parts"]),
@@ -162,9 +163,31 @@ def _fault(content: Any, kinds: Keys) -> str:
         tokens = part.get("tokens", ())
         if len(tokens) > part["end"] or max(tokens, default=0) >= content["vocab"]:
             return f"tokens of {part['name']} do not fit its rows or vocab"
-    if not _follow(content["parts"]):
-        return f"its parts are not of the kinds {', '.join(PART_KINDS)}, experts after layers, labels once"
+    if reason := _astray(content):
+        return reason
     return "" if all(map(_names_files, entries(content))) else "an entry has no valid path or no valid hashes"
+
+
+def _chained(content: Mapping[str, Any]) -> bool:
+    """Return whether the parts of each bucket follow one another, from the first layer to the same last one."""
+    parts, count = content["parts"], len(content[MARK])
+    if not count or not parts or len(parts) % count:
+        return False
+    each = len(parts) // count
+    chains = [parts[at : at + each] for at in range(0, len(parts), each)]
+    ends = [[part["end"] for part in chain] for chain in chains]
+    return all([part["start"] for part in chain] == [0, *ends[0][:-1]] for chain in chains) and ends == ends[:1] * count
+
+
+def bucket_of(content: Mapping[str, Any], part: Mapping[str, Any]) -> int:
+    """Return the tokens that a part of an encoder takes: each bucket has equally many parts, in the buckets' order.
+
+    Args:
+        content: model.json's content, or the part of it that an engine reads.
+        part: one of its parts.
+    """
+    buckets, names = content[MARK], [each["name"] for each in content["parts"]]
+    return int(buckets[names.index(part["name"]) * len(buckets) // len(names)])
 
 
 def _breaks_schema(content: Mapping[str, Any], keys: Sequence[str]) -> str:
@@ -303,19 +326,23 @@ def _ascend(content: Mapping[str, Any]) -> bool:
     return sorted(set(ascending)) == ascending and all(keys == {*map(str, given)} for keys in named)
 
 
-def _follow(parts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether all parts have a known kind, one at most labels.
+def _astray(content: Mapping[str, Any]) -> str:
+    """Return why the parts can't follow one another, or ''.
 
-    Groups of experts must follow layers and have the input `weights`.
+    All parts must have a known kind, one at most labels. Groups of experts must follow layers and have the input
+    `weights`. An encoder must have a chain of layers for each bucket.
     """
-    before = ""
+    parts, before = content["parts"], ""
+    why = f"its parts are not of the kinds {', '.join(PART_KINDS)}, experts after layers, labels once"
     for part in parts:
         if part["kind"] not in PART_KINDS:
-            return False
+            return why
         if part["kind"] == "experts" and (before not in ("layers", "experts") or "weights" not in part["inputs"]):
-            return False
+            return why
         before = part["kind"]
-    return [part["kind"] for part in parts].count(LABELS) < 2
+    if [part["kind"] for part in parts].count(LABELS) > 1:
+        return why
+    return "its parts are not a chain of layers for each bucket" if MARK in content and not _chained(content) else ""
 
 
 def _names_files(entry: Any) -> bool:

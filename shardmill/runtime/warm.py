@@ -23,7 +23,16 @@ from shardmill import machine
 from shardmill.errors import LoadError, UnreadableError
 from shardmill.files import cache_folder, digest, read_json, write_json
 from shardmill.runtime.bundles import loadable, program_bytes, reshaping
-from shardmill.runtime.manifest import ENCODER, MARK, RUNTIME, holds_encoder, part_in, read_manifest, reshape_frequency
+from shardmill.runtime.manifest import (
+    ENCODER,
+    MARK,
+    RUNTIME,
+    bucket_of,
+    holds_encoder,
+    part_in,
+    read_manifest,
+    reshape_frequency,
+)
 from shardmill.runtime.program import Program
 
 log = logging.getLogger(__name__)
@@ -71,7 +80,7 @@ def warm_programs(build: Path, precision: str) -> Iterator[Warmed]:
     with machine.load_programs_as(precision):
         for place, part in enumerate(parts):
             key, start = _identity(part, reshape), time.perf_counter()
-            widths = [manifest[MARK][place]] if MARK in manifest else manifest["widths"]  # an encoder's bucket, or all
+            widths = [bucket_of(manifest, part)] if MARK in manifest else manifest["widths"]
             try:
                 with reshaping(reshape):
                     _run_once(build, part, widths, manifest.get("context", 0))

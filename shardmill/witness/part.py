@@ -17,7 +17,7 @@ from kit_runner.figures import relative_error
 from torch import Tensor
 
 from shardmill.gates.case import part_case
-from shardmill.gates.encoder import encoder_case
+from shardmill.gates.encoder import encoder_case, known_of
 from shardmill.gates.encoder_reference import EncoderReference, passages
 from shardmill.gates.measurement import Measurement, NotRun, compare
 from shardmill.gates.passes import compared_widths, in_passes, one_by_one, part_schedules
@@ -139,7 +139,9 @@ def _encoder(
     """Return the case of an encoder of one width: the first passage of the text that fits it."""
     reference, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
     texts = passages(known["tokens"].tolist(), part.spec.tokens, plan["task"])[:1]
-    case = encoder_case(plan, reference, texts, known[f"output_{part.spec.tokens}"], stored, weights)
+    count = sum(map(len, texts))
+    edges = {name: rows if name == "output" else rows[:count] for name, rows in known_of(part, known).items()}
+    case = encoder_case(part, plan, reference, texts, edges, stored, weights)
 
     def run(program: Any, name: str) -> Floats:
         runner = PartRunner(bundle, part, plan)

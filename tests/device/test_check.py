@@ -192,21 +192,31 @@ def test_half_the_precision_is_wrong(checkable: Path, monkeypatch: pytest.Monkey
 # Encoders.
 
 
-@pytest.fixture(scope="module", params=["token-classification", "text-classification"])
-def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(folder: Path, model_type: str, task: str, **changes: Any) -> Path:
     """A build of two buckets that carries what its programs must give."""
-    folder, buckets = tmp_path_factory.mktemp("encoder"), [8, 24]
-    checkpoint = tiny_encoders.write_tiny("bert", folder / "ck", request.param)
-    source, parts, plan = encoders.parts_of(checkpoint, folder / "again", buckets=buckets)
-    build = encoders.build(checkpoint, folder / "build", "int8", buckets=buckets)
+    checkpoint, chosen = tiny_encoders.write_tiny(model_type, folder / "ck", task), {"buckets": [8, 24]} | changes
+    source, parts, plan = encoders.parts_of(checkpoint, folder / "again", **chosen)
+    build = encoders.build(checkpoint, folder / "build", "int8", **chosen)
     packages = {name: build / f"{name}.mlpackage" for name in parts}
     checked.record(tiny.Build(source, parts, plan, packages, build / "embedding.safetensors", [0]), build)
     return checked.named(build)
 
 
+@pytest.fixture(scope="module", params=["token-classification", "text-classification"])
+def encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded(tmp_path_factory.mktemp("encoder"), "bert", request.param)
+
+
+@pytest.fixture(scope="module", params=["bert", "embedding_gemma2_text"])
+def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Whose buckets are two programs; one of them takes `embedded`."""
+    task, folder = tiny_encoders.ONLY.get(request.param, "text-classification"), tmp_path_factory.mktemp("chain")
+    return recorded(folder, request.param, task, topology=[[0, 1], [1, 3]])
+
+
 def texts_found_by(build: Path, precision: str, spoil: Callable[[Any], None] = lambda one: None) -> list[check.Checked]:
     engine: Any = load_encoder(build, precision)
-    spoil(engine.programs[24])
+    spoil([*engine.programs[24].values()][-1])
     return [*check.check_parts(build, manifest(build), engine, precision)]
 
 
@@ -222,6 +232,18 @@ def test_an_encoder_is_compared_in_each_bucket(encoder: Path, precision: str) ->
 
     found = texts_found_by(encoder, precision, masked)
     assert wrong(found) == ["encoder_24"] and "of the result away at one token, 7 tokens, at most" in found[1].said
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_each_program_of_a_chain_is_compared_by_itself(chain: Path, precision: str) -> None:
+    found = texts_found_by(chain, precision)
+    names = [f"encoder_{bucket}_{ends}" for bucket in (8, 24) for ends in ("00_01", "01_03")]
+    assert [(one.name, one.status) for one in found] == [(name, check.RIGHT) for name in names]
+
+    def masked(program: Any) -> None:
+        program.models = {"": Spoilt(program.models[""], inputs=one_further("attn_mask", 3))}
+
+    assert wrong(texts_found_by(chain, precision, masked)) == ["encoder_24_01_03"]
 
 
 # Faults in a build whose digests all agree.

@@ -50,19 +50,21 @@ def test_experts_that_the_host_routes_to_are_measured_one_by_one(tmp_path: Path)
     assert "chained by a runtime only" in found["load.whole"]["detail"]
 
 
-@pytest.mark.parametrize("model_type", ["bert"])
-def test_an_encoder_is_one_program_for_each_width(tmp_path: Path, model_type: str) -> None:
-    source, parts, plan = encoders.parts_of(tiny_encoders.write_tiny(model_type, tmp_path / "checkpoint"), tmp_path)
+@pytest.mark.parametrize("topology", [[[0, 3]], [[0, 1], [1, 3]]])
+def test_an_encoder_is_one_program_for_each_width_or_a_chain(tmp_path: Path, topology: list[list[int]]) -> None:
+    checkpoint = tiny_encoders.write_tiny("bert", tmp_path / "checkpoint")
+    source, parts, plan = encoders.parts_of(checkpoint, tmp_path, topology=topology)
     write_table(parts.pop("embedding"), source, tmp_path / "embedding.safetensors", 1)
     packages = {}
     for name, part in parts.items():
         packages[name] = tiny.convert(part, source, tmp_path / f"{name}.mlpackage", "fp16")
     build = finish(plan, packages, tmp_path / "embedding.safetensors", source, tmp_path / "encoder")
     variant, found = packed_and_measured(build, tmp_path)
-    assert [part["programs"][0]["widths"] for part in variant["parts"]] == [[width] for width in plan["buckets"]]
-    for part, width in zip(variant["parts"], plan["buckets"], strict=True):
+    widths = [width for width in plan["buckets"] for _ in topology]
+    assert [part["programs"][0]["widths"] for part in variant["parts"]] == [[width] for width in widths]
+    for part, width in zip(variant["parts"], widths, strict=True):
         assert found[f"{part['name']}/parity.T={width}"]["value"]["psnr"] > 40
-        assert found[f"pass.T={width}"]["value"] == {"programs": 1}
+        assert found[f"pass.T={width}"]["value"] == {"programs": len(topology)}
     assert rank_builds([build]) == []  # nothing was imported
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +57,25 @@ class Made:
     def reference(self) -> EncoderReference:
         return EncoderReference(self.source, self.plan["task"])
 
-    def stored(self, bucket: int) -> PackageWeights:
-        package, part = self.folder / f"encoder_{bucket}.mlpackage", self.parts[f"encoder_{bucket}"]
-        return PackageWeights(package, part, self.plan["prefix"])
+    def chain(self, bucket: int) -> list[Part]:
+        return [part for part in self.parts.values() if part.kind == "encoder" and part.spec.tokens == bucket]
 
-    def case(self, bucket: int) -> Case:
-        weights, output = checkpoint_weights(self.source, self.plan["prefix"]), self.known[f"output_{bucket}"]
-        texts = passages(TOKENS, bucket, self.plan["task"])
-        return gates.encoder_case(self.plan, self.reference(), texts, output, self.stored(bucket), weights)
+    def stored(self, bucket: int, place: int = 0) -> PackageWeights:
+        part = self.chain(bucket)[place]
+        return PackageWeights(self.folder / f"{part.name}.mlpackage", part, self.plan["prefix"])
 
-    def part(self, bucket: int, runner: type[PartRunner] = PartRunner) -> list[dict[str, Any]]:
+    def case(self, bucket: int, place: int = 0) -> Case:
+        weights, part = checkpoint_weights(self.source, self.plan["prefix"]), self.chain(bucket)[place]
+        texts, known = passages(TOKENS, bucket, self.plan["task"]), gates.known_of(part, self.known)
+        stored = self.stored(bucket, place)
+        return gates.encoder_case(part, self.plan, self.reference(), texts, known, stored, weights)
+
+    def part(self, bucket: int, runner: type[PartRunner] = PartRunner, place: int = 0) -> list[dict[str, Any]]:
         """The rows of a part's verdict."""
-        part = self.parts[f"encoder_{bucket}"]
+        part = self.chain(bucket)[place]
         made = runner(self.folder / f"{part.name}.mlmodelc", part, self.plan)
-        kept = weights_kept(self.stored(bucket), self.source, in_int8(part))
-        found = chain(kept, part_parity(made, self.case(bucket)))
+        kept = weights_kept(self.stored(bucket, place), self.source, in_int8(part))
+        found = chain(kept, part_parity(made, self.case(bucket, place)))
         return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
 
     def stack(self, encoder: type[Encoder] = Encoder) -> list[dict[str, Any]]:
@@ -81,7 +85,8 @@ class Made:
         def load() -> Encoder:
             return encoder(manifest, self.folder)
 
-        found = gates.encoder_stack_parity(load, self.reference(), self.stored(16), self.plan, self.known)
+        stored = [self.stored(16, place) for place in range(len(self.chain(16)))]
+        found = gates.encoder_stack_parity(load, self.reference(), stored, self.plan, self.known)
         return measurement.compare(one for one in found if isinstance(one, measurement.Measurement))
 
 
@@ -115,18 +120,22 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     return found
 
 
-def build(folder: Path, model_type: str, task: str, **changes: Any) -> Made:
-    """A build in INT8, and what transformers makes of the checkpoint."""
-    checkpoint = tiny_encoders.write_tiny(model_type, folder / "ck", task, **SHORT.get(model_type, {}), **changes)
-    chosen = {"buckets": BUCKETS} | ({"answers": ["a", "b"]} if task == RANK else {})
+def build(folder: Path, model_type: str, task: str, cuts: Sequence[int] = (), **changes: Any) -> Made:
+    """A build in INT8, cut before some layers, and what transformers makes of the checkpoint."""
+    changes = SHORT.get(model_type, {}) | changes
+    checkpoint = tiny_encoders.write_tiny(model_type, folder / "ck", task, **changes)
+    chosen: dict[str, Any] = {"buckets": BUCKETS} | ({"answers": ["a", "b"]} if task == RANK else {})
+    layers = tiny_encoders.tiny_config(model_type, task, **changes).get_text_config().num_hidden_layers
+    chosen |= {"topology": [*pairwise([0, *cuts, layers])]} if cuts else {}
     made = encoders.build(checkpoint, folder / "build", "int8", **chosen)
     source, parts, plan = encoders.parts_of(checkpoint, folder / "again", **chosen)
     weights = checkpoint_weights(source, plan["prefix"])
     known = {"tokens": torch.tensor(TOKENS)}
     reference, head = EncoderReference(source, task), answer_rows(plan, weights)
     for bucket in BUCKETS:
-        outputs = reference.run(passages(TOKENS, bucket, task), weights, plan["tables"]["embedding"], head)
-        known[f"output_{bucket}"] = torch.cat(outputs)
+        given = passages(TOKENS, bucket, task), weights, plan["tables"]["embedding"], head
+        seen, known[f"output_{bucket}"] = reference.traced(cuts, *given)
+        known |= {f"hidden_{bucket}_{layer}": rows for layer, rows in seen.items()}
     return Made(made, source, parts, plan, known)
 
 
@@ -145,6 +154,52 @@ def test_a_right_build_passes(made: Made) -> None:
     assert {row["name"] for row in rows} == expected | by_task[made.plan["task"]]
     padded = [row["detail"] for row in rows if row["name"] == "padding_error"]
     assert padded == (["", "in fp16"] if IN_FP32 else [""]) * len(BUCKETS)
+
+
+Rows = Mapping[str, Floats]
+CHAINS = [("openai_privacy_filter", LABEL, (1, 2)), ("bert", CLASSIFY, (2,)), ("embedding_gemma2", EMBED, (1,))]
+CHAINS += [("gemma3_text", EMBED, (1,))]  # whose stream is scaled
+
+
+@pytest.fixture(scope="module", params=CHAINS, ids=lambda one: f"{one[0]} {len(one[2]) + 1}")
+def chained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A build whose buckets are chains of programs: first, middle and last parts, and one with `embedded`."""
+    return build(tmp_path_factory.mktemp("chain"), *request.param)
+
+
+def test_every_part_of_a_chain_passes_the_gates_of_an_encoder(chained: Made) -> None:
+    parts = {"weight_steps", "subnormal_steps", "scale_steps", "padding_error", PACKING, "psnr"} | IN_FP32
+    for place in range(len(chained.chain(16))):
+        rows = chained.part(16, place=place)
+        measurement.demand("encoder", rows)
+        assert {row["name"] for row in rows} == parts
+    measurement.demand("encoder", chained.stack())
+
+
+class Scaled(PartRunner):
+    """Gives a little more than the part does."""
+
+    def run(self, rows: Rows, passes: Iterable[Pass]) -> tuple[Floats, Any]:
+        return super().run(rows, passes)[0] * np.float32(1.01), {}
+
+
+@pytest.mark.skipif(not IN_FP32, reason="shows in fp32, which Core ML does not have")
+def test_a_fault_in_any_part_of_a_chain_is_found(chained: Made) -> None:
+    for place in range(len(chained.chain(16))):
+        assert "program_error" in missed(chained.part(16, Scaled, place))
+
+
+class Skipping(Encoder):
+    """Leaves a program out of the larger bucket's chain."""
+
+    def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
+        if bucket > 16 and len(self.programs[bucket]) > 1:
+            self.programs[bucket] = dict([*self.programs[bucket].items()][1:])
+        return super().through(texts, bucket)
+
+
+def test_a_program_that_is_left_out_of_a_chain_is_found(chained: Made) -> None:
+    assert BUCKET in missed(chained.stack(Skipping))
 
 
 @pytest.mark.skipif(not IN_FP32, reason="emulates fp16, which Core ML computes in anyway")
@@ -177,9 +232,6 @@ def spoilt(precision: str, texts: Sequence[Floats], bucket: int) -> np.float32:
     return np.float32(np.nan if precision == "fp16" and 2 * sum(map(len, texts)) <= bucket else 1)
 
 
-Rows = Mapping[str, Floats]
-
-
 class Leaky(PartRunner):
     """Lets tokens see what fills the bucket up."""
 
@@ -210,7 +262,7 @@ class Spoilt(Encoder):
     """The same in a runtime."""
 
     def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
-        factor = spoilt(self.programs[bucket].precision, texts, bucket)
+        factor = spoilt(next(iter(self.programs[bucket].values())).precision, texts, bucket)
         return [rows * factor for rows in super().through(texts, bucket)]
 
 

@@ -128,7 +128,9 @@ def test_plan_refuses_it_in_one_line(tmp_path: Path, name: str) -> None:
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a context": ({"context": 64}, "context: an encoder has none"),
-    "a topology": ({"topology": [[0, 3]]}, "topology: an encoder has none"),
+    "a topology with a gap": ({"topology": [[0, 1], [2, 3]]}, "topology: layer 1 is in no part"),
+    "a topology that overlaps": ({"topology": [[0, 2], [1, 3]]}, "overlaps the part before it, which ends at 2"),
+    "a topology with an empty part": ({"topology": [[0, 1], [1, 1], [1, 3]]}, r"\[1, 1\] holds no layer"),
     "a prediction": ({"predict": ["ane"]}, "predict: an encoder has none"),
     "a number of tokens": ({"tokens": {"max": 8}}, "tokens: an encoder has none"),
     "a bucket twice": ({"buckets": [16, 16]}, "buckets: names one size twice"),
@@ -161,6 +163,11 @@ def test_a_decoder_pools_and_ranks_nothing(tmp_path: Path) -> None:
 
 UNREAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "another pooling than the checkpoint's": ("qwen3", {"pooling": "mean"}, "pooling: mean, but .* say last; leave it"),
+    "a topology of another depth": (
+        "qwen3",
+        {"topology": [[0, 1], [1, 2]]},
+        "topology: ends at layer 2, the model has 3",
+    ),
     "an answer of several tokens": (
         "qwen3",
         {"answers": ["n", "yes"]},

@@ -1,4 +1,4 @@
-"""Nine kinds of builds, each with its checkpoint and its config, and what must be seen of every one."""
+"""Ten kinds of builds, each with its checkpoint and its config, and what must be seen of every one."""
 
 from __future__ import annotations
 
@@ -114,6 +114,14 @@ KINDS = {
         ENCODER,
         {"encoder_16": 50, "encoder_64": 50},
         ("tells apart person, email, phone", "64 tokens in one pass", "label_agreement", "span_agreement"),
+        schema="encoder",
+        files=("sentences.txt",),
+    ),
+    "chain": Kind(
+        partial(tiny_encoders.write_tiny, "openai_privacy_filter"),
+        {**ENCODER, "topology": [[0, 1], [1, 2], [2, 3]]},
+        {f"encoder_{size}_{start:02d}_{start + 1:02d}": 20 for size in (16, 64) for start in range(3)},
+        ("encoder_64_02_03", "layers 1 to 1", "span_agreement"),
         schema="encoder",
         files=("sentences.txt",),
     ),

@@ -128,12 +128,22 @@ def test_each_kind_of_failure_has_its_advice_and_a_form_is_advised_once(build: P
 
 
 @pytest.mark.parametrize(
-    ("silu", "rows", "says"), [("native", SILU, "tanh"), ("tanh", SILU, "kit"), ("native", SOFTMAX, "kit")]
+    ("silu", "rows", "parts", "says"),
+    [
+        ("native", SILU, {"encoder_64": [[0, 3]]}, {"program": {"silu": "tanh"}}),
+        ("tanh", SILU, {"encoder_64": [[0, 3]]}, {"topology": [[0, 1], [1, 3]]}),
+        ("native", SOFTMAX, {"encoder_64_01_03": [[0, 1], [1, 3]]}, {"topology": [[0, 1], [1, 2], [2, 3]]}),
+        ("native", SOFTMAX, {"encoder_64_00_01": [[0, 1], [1, 3]]}, None),
+    ],
 )
-def test_an_encoder_has_fixed_shapes_and_no_states(silu: str, rows: Any, says: str, build: Path) -> None:
-    model = config.parse(tiny_encoders.settings("") | {"source": SOURCE, "program": {"silu": silu}})
-    (found,) = advice.remedies(build, model, [placed("encoder_64", rows)])
-    assert says in found.words and ("tanh" in found.lines) is (says == "tanh")
+def test_an_encoder_has_fixed_shapes_and_no_states(
+    silu: str, rows: Any, parts: dict[str, Any], says: Any, build: Path
+) -> None:
+    """Its parts may be smaller, in all buckets alike."""
+    ((name, topology),) = parts.items()
+    chosen = {"source": SOURCE, "program": {"silu": silu}, "topology": topology}
+    (found,) = advice.remedies(build, config.parse(tiny_encoders.settings("") | chosen), [placed(name, rows)])
+    assert yaml.safe_load(found.lines) == says and ("kit" in found.words) is (says is None)
 
 
 def finished(build: Path, missed: bool) -> Path:

@@ -235,11 +235,21 @@ def test_functions_of_a_program_share_what_the_engine_expands() -> None:
 
 
 def test_memory_of_an_encoder_is_expected_as_the_plan_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one program for each bucket and in two, which take together what the one takes."""
     monkeypatch.chdir(tmp_path)
-    source, parts, plan = encoders.parts_of(tiny_encoders.write_tiny("bert", tmp_path / "checkpoint"), tmp_path)
-    chosen = resolve.resolve_config(config.parse(tiny_encoders.settings(source)), "a.yaml")
-    for name in (*parts, None):
-        assert resources.job_sizes(resolve.expected(chosen), 16, name) == resources.job_sizes(plan, 16, name)
+    checkpoint = tiny_encoders.write_tiny("bert", tmp_path / "checkpoint")
+    found = {}
+    for count, changes in ((1, {}), (2, {"topology": [[0, 1], [1, 3]]})):
+        source, parts, plan = encoders.parts_of(checkpoint, tmp_path / str(count), **changes)
+        chosen = resolve.resolve_config(config.parse(tiny_encoders.settings(source, **changes)), "a.yaml")
+        assert resolve.resolve_config(config.parse(tiny_encoders.settings(source, **changes)), "a.yaml") == chosen
+        found[count] = {name: resources.job_sizes(plan, 16, name) for name in (*parts, None)}
+        for name, each in found[count].items():
+            assert resources.job_sizes(resolve.expected(chosen), 16, name) == each
+    whole, (first, second) = found[1]["encoder_64"], (found[2][f"encoder_64_{ends}"] for ends in ("00_01", "01_03"))
+    assert first.part + second.part == pytest.approx(whole.part) and first.part < second.part
+    assert first.bucket == second.bucket == whole.bucket > found[2]["encoder_16_00_01"].bucket
+    assert first.layer == pytest.approx(whole.layer) and found[1][None].model == pytest.approx(found[2][None].model)
 
 
 def test_labels_are_held_against_a_tokenizer_until_they_fit_it(

@@ -37,7 +37,8 @@ def test_a_part_has_its_share_of_the_layers() -> None:
     found = sizes(plan(), DEMO)
     assert found.parts == {"a": (16.0, 2.0), "b": (16.0, 2.0), "head_0": (0.0, 1.0)}
     assert (found.whole, found.vocab, found.encodes) == ((32.0, 5.0), 0.05, False)
-    assert sizes(plan(6, "encoder"), DEMO).parts["b"] == (6.0, 2.0)  # each holds all
+    each_all, one_chain = (sizes(plan(6, "encoder") | {"buckets": buckets}, DEMO) for buckets in ([8, 16], [8]))
+    assert each_all.parts["b"] == (6.0, 2.0) and one_chain.parts["b"] == (3.0, 2.0)
 
 
 def test_more_to_measure_takes_more_passes() -> None:

@@ -209,7 +209,7 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     part |= {"inputs": {"embedded": []}, "written": {"k_0": "k"}, "lent": ["k_1"]}
     parts = [part | {"name": "e"}, part | {"name": "l", "kind": "labels", "tokens": [1]}]
     made = runtime_manifest(plan | {"parts": parts}, {"e": {"bundles": {}}, "l": {}}, {"form": "int8"})
-    others = ("causal", "dense", UNGATED)  # which encoders alone have, and no build
+    others = ("causal", "encoder-chain", "dense", UNGATED)  # which encoders alone have, and no build
     assert made["uses"] == [name for name in FEATURES if name not in others]
     del plan["drafter"]
     encoder = dict.fromkeys(("task", "labels", "band", "reach", "pooling")) | {"buckets": [64]}
@@ -217,6 +217,8 @@ def test_a_build_names_the_features_that_it_uses() -> None:
     assert made["uses"] == ["int8-table"]
     made = runtime_manifest(plan | encoder | {"parts": [], "causal": True}, {}, {}, dense=[{"path": "source/2_Dense"}])
     assert made["uses"] == ["causal", "dense"] and made["causal"] is True
+    two = [{key: {} for key in PART} | {"kind": "encoder", "name": name} for name in ("a", "b")]
+    assert runtime_manifest(plan | encoder | {"parts": two}, {"a": {}, "b": {}}, {})["uses"] == ["encoder-chain"]
 
 
 def test_a_head_goes_back_further_than_the_recurrence_of_its_model() -> None:

@@ -57,12 +57,18 @@ def labelled(build: Path, texts: list[str]) -> list[Any]:
     return [near(reading.as_object(text, one)) for text, one in zip(texts, found, strict=True)]
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "openai_privacy_filter"])
-def test_spans_are_those_of_the_python_runtime(family: str, tmp_path: Path) -> None:
-    """Short texts that share passes, and long ones through windows; then along the best path of a calibration."""
+@pytest.mark.parametrize(
+    ("family", "topology"),
+    [("bert", "auto"), ("modernbert", "auto"), ("openai_privacy_filter", [[0, 1], [1, 2], [2, 3]])],
+)
+def test_spans_are_those_of_the_python_runtime(family: str, topology: Any, tmp_path: Path) -> None:
+    """Short texts that share passes, and long ones through windows; then along the best path of a calibration.
+
+    One encoder is a chain of programs.
+    """
     demand_check()
     checkpoint = tiny_encoders.write_tiny(family, tmp_path / "checkpoint")
-    build = encoders.build(checkpoint, tmp_path / "build", buckets=[32, 64])
+    build = encoders.build(checkpoint, tmp_path / "build", buckets=[32, 64], topology=topology)
     texts = [*TEXTS, *tiny.sample_text().splitlines()[:20], " ".join(TEXTS) * 6]
     found = swift(build, texts, tmp_path)
     assert found == labelled(build, texts)

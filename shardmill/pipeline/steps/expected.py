@@ -57,17 +57,19 @@ def task(
         recording.about["answer"] = greedy(whole, known["tokens"].tolist(), tables[EMBEDDING], tables.get(PER_LAYER))
 
     def encoder(recording: Any) -> None:
-        from shardmill.gates.encoder import stored_answers, with_tables
+        from safetensors.torch import load_file
+
         from shardmill.gates.encoder_reference import EncoderReference
         from shardmill.gates.expected import record_encoder
+        from shardmill.gates.reference import checkpoint_weights
         from shardmill.gates.weights import PackageWeights
         from shardmill.runtime.engine import read_tables
 
-        reference, tables = EncoderReference(source_folder(record), plan["task"]), read_tables(table.path)
+        source, known, tables = source_folder(record), load_file(states.path), read_tables(table.path)
+        reference, original = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
         for place, part in enumerate(programs):
             stored = PackageWeights(paths[part.name], part, plan["prefix"])
-            weights = with_tables(tables, plan, stored)
-            record_encoder(recording, part, place, plan, reference, weights, stored_answers(plan, stored))
+            record_encoder(recording, part, place, plan, reference, known, tables, original, stored)
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
     inputs |= {f"part {i}": digest(part.content) for i, part in enumerate((*programs, embedding))}

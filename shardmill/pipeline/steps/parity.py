@@ -114,7 +114,7 @@ def measurements(
     if piece.spec.encodes:
         classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
         texts = passages(known["tokens"].tolist(), piece.spec.tokens, plan["task"])
-        given = encoder.encoder_case(plan, classes, texts, known[f"output_{piece.spec.tokens}"], stored, weights)
+        given = encoder.encoder_case(piece, plan, classes, texts, encoder.known_of(piece, known), stored, weights)
     elif piece.drafter:
         given = drafters.drafter_case(piece, plan, known, source, stored)
     else:

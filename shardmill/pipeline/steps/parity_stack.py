@@ -97,7 +97,8 @@ def _measured(
 ) -> Iterable[Measurement | NotRun | Margin | Stretch]:
     """Return the measurements of all programs together, of an encoder or of a decoder."""
     if plan["buckets"]:
-        return _encoder(manifest, chain[0], packages[chain[0].name], plan, source, states)
+        first = chain[: len(chain) // len(plan["buckets"])]
+        return _encoder(manifest, first, [packages[part.name] for part in first], plan, source, states)
     named = {piece.name: (piece, packages[piece.name]) for piece in chain}
     return _decoder(manifest, named, embedding, plan, source, states)
 
@@ -116,9 +117,17 @@ def _worst(
 
 
 def _encoder(
-    manifest: dict[str, Any], part: plans.Part, package: Path, plan: Mapping[str, Any], source: Path, states: Path
+    manifest: dict[str, Any],
+    parts: Sequence[plans.Part],
+    packages: Sequence[Path],
+    plan: Mapping[str, Any],
+    source: Path,
+    states: Path,
 ) -> Iterable[Measurement | NotRun]:
-    """Return the measurements of an encoder. All packages hold the weights of one, as each part's parity has seen."""
+    """Return the measurements of an encoder.
+
+    The parts are one bucket's. Other buckets' packages hold the same weights, as each part's parity has seen.
+    """
     from safetensors.torch import load_file
 
     from shardmill.gates import encoder
@@ -126,7 +135,7 @@ def _encoder(
     from shardmill.gates.weights import PackageWeights
     from shardmill.runtime.encoder import Encoder
 
-    held = PackageWeights(package, part, plan["prefix"])
+    held = [PackageWeights(package, part, plan["prefix"]) for part, package in zip(parts, packages, strict=True)]
     classes = EncoderReference(source, plan["task"])
     return encoder.encoder_stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, load_file(states))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,11 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     logits at the positions `sampled(m)`. The logits at all positions might take gigabytes.
 
     An encoder's file has tokens [n] and, for each bucket T, output_T: the outputs for the passages of the tokens. Each
-    token has a row; if texts are classified, each passage has a row.
+    token has a row; if texts are classified, each passage has a row. For each layer L but the first with which a part
+    begins, hidden_T_L has this layer's inputs, [n, d].
     """
     plan = read_json(summary)
+    cuts = sorted({row["start"] for row in plan["parts"] if row["kind"] == "encoder"} - {0})
 
     def work(made: Mapping[str, Path]) -> None:
         import torch
@@ -58,7 +60,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
             raise ConfigError(f"{text}: {len(tokens)} tokens, parity.positions asks for {parity['positions']}")
         weights = reference.checkpoint_weights(source, plan["prefix"])
         if plan["buckets"]:
-            save_file({"tokens": torch.tensor(tokens), **_outputs(source, plan, tokens, weights)}, made["states"])
+            save_file({"tokens": torch.tensor(tokens), **_outputs(source, plan, tokens, weights, cuts)}, made["states"])
             return
         model = reference.Reference(source, plan["context"], reference.carried_channels(plan))
         table_name = f"model.{model.tables[0]}.weight"
@@ -85,6 +87,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     inputs = {"source": plan["source"], "text": hashlib.sha256(text.read_bytes()).hexdigest()}
     params = {"context": plan["context"], **{k: parity[k] for k in ("positions", "perplexity_positions")}}
     params |= {key: plan[key] for key in ("task", "buckets", "head", "answers") if plan["buckets"] and key in plan}
+    params |= {"cuts": cuts} if cuts else {}
     return Task(work, Action("reference", inputs, params, **tools))
 
 
@@ -107,8 +110,11 @@ def seen(states: Path, part: Part) -> str:
     states = states.resolve()
     held = {tensor.name: tensor for tensor in read_header(states.parent, states.name)}
     if part.spec.encodes:
+        edges = [held[name] for name in map(part.edge, (part.start, part.end)) if name in held]
         output, tokens = held[f"output_{part.spec.tokens}"], held["tokens"]
-        return _hashed(states, [(tokens.start, tokens.end), (output.start, output.end)], repr(output.shape))
+        ends = [output] if part.edge(part.end) not in held else []
+        found = [tokens, *ends, *edges]
+        return _hashed(states, [(each.start, each.end) for each in found], repr(output.shape))
     hidden, logits = held["hidden"], held["logits"]
     if part.drafter:
         return _hashed(states, [(hidden.start, hidden.end)], repr(hidden.shape))
@@ -127,19 +133,18 @@ def seen(states: Path, part: Part) -> str:
 
 
 def _outputs(
-    source: Path, plan: Mapping[str, Any], tokens: list[int], weights: Callable[[str], Tensor]
+    source: Path, plan: Mapping[str, Any], tokens: list[int], weights: Callable[[str], Tensor], cuts: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Return the outputs of transformers for the tokens' passages, for each bucket."""
-    import torch
-
+    """Return the outputs of transformers for the tokens' passages, for each bucket, and the inputs of some layers."""
     from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
 
     model = EncoderReference(source, plan["task"])
     found, head = {}, answer_rows(plan, weights)
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
-        outputs = model.run(texts, weights, plan["tables"]["embedding"], head)
-        found[f"output_{bucket}"] = torch.cat(outputs).contiguous()
+        seen, outputs = model.traced(cuts, texts, weights, plan["tables"]["embedding"], head)
+        found[f"output_{bucket}"] = outputs.contiguous()
+        found |= {f"hidden_{bucket}_{layer}": rows.contiguous() for layer, rows in seen.items()}
     return found
 
 

@@ -2,7 +2,7 @@ import Foundation
 
 /// An encoder in memory: tokens in, a row for each token out.
 ///
-/// A program takes as many tokens as its bucket has. Texts fill the first tokens, one after the other; no token sees a
+/// A program takes as many tokens as its bucket has. A bucket may have a chain of programs. Texts fill the first tokens, one after the other; no token sees a
 /// token of another text, or of the rest. So neither the bucket nor its other texts change the rows of a text.
 public final class Encoder {
     /// The build's model.json.
@@ -10,7 +10,7 @@ public final class Encoder {
     private let embedding: Table
     private let positions: Table?
     private let types: Table?
-    private var programs: [(bucket: Int, program: Program)] = []
+    private var chains: [(bucket: Int, programs: [Program])] = []
     private let channels: Int
 
     /// Load every program.
@@ -35,11 +35,12 @@ public final class Encoder {
         if embedding.rows < manifest.vocab || !fits || (positions.map { $0.rows < manifest.longest } ?? false) {
             throw ShardmillError(.build, "\(manifest.embedding.path): the tables do not fit the programs")
         }
-        for (place, (part, bucket)) in zip(manifest.parts, manifest.buckets).enumerated() {
+        for (place, part) in manifest.parts.enumerated() {
             try progress(part, place)
-            programs.append((bucket, try Program(part, backend: backend)))
+            if place % manifest.chain == 0 { chains.append((manifest.bucket(of: place), [])) }
+            chains[chains.count - 1].programs.append(try Program(part, backend: backend))
         }
-        programs.sort { $0.bucket < $1.bucket }
+        chains.sort { $0.bucket < $1.bucket }
     }
 
     /// Return the rows of texts that each fit into a pass: for each text [n, R], row after row. Short texts share
@@ -61,12 +62,16 @@ public final class Encoder {
     private func runTogether(_ texts: [[Int]]) throws -> [Rows] {
         let counts = texts.map(\.count)
         let total = counts.reduce(0, +)
-        guard let (bucket, program) = programs.first(where: { $0.bucket >= total }) else {
+        guard let (bucket, programs) = chains.first(where: { $0.bucket >= total }) else {
             throw ShardmillError(.request, "\(total) tokens: the largest program takes \(manifest.longest)")
         }
         var given = encoderArrays(manifest, bucket: bucket, counts: counts)
-        given["x"] = try columns(texts, bucket)
-        let output = try program.run(given, tokens: bucket)
+        var output = try columns(texts, bucket)
+        given["embedded"] = output
+        for program in programs {
+            given["x"] = output
+            output = try program.run(given, tokens: bucket)
+        }
         let rows = manifest.labels.isEmpty ? output.shape[1] : manifest.labels.count
         if output.shape[1] < rows || output.shape[2] < total {
             throw ShardmillError(.program, "an output has the shape \(output.shape)")

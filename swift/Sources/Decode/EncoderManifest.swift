@@ -24,7 +24,7 @@ public struct EncoderManifest: Sendable {
     public let model: String
     /// What the model is for.
     public let task: Task
-    /// The tokens that each part's program takes, in order.
+    /// The tokens that a pass may have, in the order of their programs.
     public let buckets: [Int]
     /// The names of the labels, by row of the logits.
     public let labels: [String]
@@ -44,10 +44,16 @@ public struct EncoderManifest: Sendable {
     public let tokenizer: URL
     /// The checkpoint's calibration of transitions between labels; nil if it has none.
     public let calibration: URL?
-    /// The programs, one for each bucket.
+    /// The programs of each bucket, bucket by bucket; a bucket's follow one another in a pass.
     public let parts: [Part]
     /// The package that each part's program was compiled from, by the part's name.
     public let packages: [String: URL]
+
+    /// How many programs a pass runs.
+    var chain: Int { parts.count / buckets.count }
+
+    /// Return the bucket of a part, by the part's place.
+    func bucket(of place: Int) -> Int { buckets[place / chain] }
 
     /// The most tokens of a pass.
     public var longest: Int { buckets.max() ?? 0 }
@@ -94,7 +100,8 @@ public struct EncoderManifest: Sendable {
         }
         guard let task = Task(rawValue: raw.task) else { throw refuse("is for", raw.task) }
         guard let pooling = Pooling(rawValue: raw.pooling) else { throw refuse("pools rows by", raw.pooling) }
-        if let unknown = raw.uses?.first(where: { $0 != "int8-table" }) { throw refuse("uses", unknown) }
+        let known: Set = ["int8-table", "encoder-chain", "per-layer"]
+        if let unknown = raw.uses?.first(where: { !known.contains($0) }) { throw refuse("uses", unknown) }
         model = raw.model
         self.task = task
         buckets = raw.buckets
@@ -124,7 +131,13 @@ public struct EncoderManifest: Sendable {
         try demand((1...most).contains(vocab), "vocab is \(vocab)")
         try demand(
             !buckets.isEmpty && buckets.allSatisfy { (1...1 << 16).contains($0) }, "buckets are \(buckets.prefix(9))")
-        try demand(buckets.count == parts.count, "there are \(parts.count) parts for \(buckets.count) buckets")
+        let fits = !parts.isEmpty && parts.count % buckets.count == 0
+        try demand(fits, "there are \(parts.count) parts for \(buckets.count) buckets")
+        let chains = stride(from: 0, to: parts.count, by: chain).map { Array(parts[$0..<$0 + chain]) }
+        for one in chains {
+            let follow = one.map(\.start) == [0] + one.dropLast().map(\.end) && one.map(\.end) == chains[0].map(\.end)
+            try demand(follow, "the parts are no chain of layers for each bucket")
+        }
         try demand(Set(buckets).count == buckets.count, "a bucket stands twice")
         try demand((task == .embeddings) == labels.isEmpty, "labels do not fit the task")
         for (key, value) in [("band", band), ("reach", reach)] {
@@ -135,7 +148,7 @@ public struct EncoderManifest: Sendable {
             let finite = table.inv_freq.allSatisfy(\.isFinite) && table.scale.isFinite
             try demand(finite && (1...most).contains(table.inv_freq.count), "the table \(name) of rope is damaged")
         }
-        for (part, bucket) in zip(parts, buckets) { try checkInputs(part, bucket) }
+        for (place, part) in parts.enumerated() { try checkInputs(part, bucket(of: place)) }
     }
 
     private func checkInputs(_ part: Part, _ bucket: Int) throws {
@@ -149,7 +162,7 @@ public struct EncoderManifest: Sendable {
             let mask = shape == [.fixed(1), .fixed(1), all, all]
             let fits: Bool
             switch input {
-            case "x":
+            case "x", "embedded":
                 if case .fixed(let channels)? = shape.dropFirst().first {
                     fits = shape == [.fixed(1), .fixed(channels), all, .fixed(1)] && (1...1 << 20).contains(channels)
                 } else {

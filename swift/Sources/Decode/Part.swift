@@ -10,7 +10,7 @@ public struct Part: Sendable {
         case experts
         /// Some rows of the LM head.
         case head
-        /// A whole encoder for one bucket.
+        /// An encoder for one bucket, or some of its layers.
         case encoder
         /// What makes one row of the taps that a drafter reads.
         case fuse

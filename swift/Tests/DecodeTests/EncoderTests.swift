@@ -121,6 +121,47 @@ func damaged() throws {
     }
 }
 
+/// model.json of an encoder whose buckets, of 8 and 4 tokens, are chains of two programs.
+private func chained() throws -> [String: Any] {
+    var changed = manifest()
+    let part = try #require((changed["parts"] as? [[String: Any]])?.first)
+    changed["buckets"] = [8, 4]
+    changed["uses"] = ["encoder-chain", "per-layer"]
+    changed["parts"] = [(8, 0), (8, 1), (4, 0), (4, 1)].map { bucket, start in
+        let own: [String: Any] = [
+            "name": "encoder_\(bucket)_0\(start)_0\(start + 1)", "start": start, "end": start + 1,
+            "program": ["path": "\(bucket)_\(start).mlmodelc"], "output": start == 0 ? "hidden" : "logits",
+        ]
+        return part.merging(own) { $1 }
+    }
+    return changed
+}
+
+@Test("a pass of an encoder in parts runs the chain of the smallest bucket that takes it")
+func chain() throws {
+    let content = try chained()
+    let build = try ToyBuild { $0 = content }
+    let backend = ToyBackend()
+    let manifest = try EncoderManifest(folder: build.folder)
+    #expect(manifest.chain == 2 && manifest.longest == 8)
+    let encoder = try Encoder(manifest, backend: backend)
+    #expect(backend.functions.count == 4)
+    _ = try encoder.run([[1, 2, 3]])
+    #expect(backend.runs == [4, 4])
+    _ = try encoder.run([[1, 2, 3, 4, 5]])
+    #expect(backend.runs == [4, 4, 8, 8])
+}
+
+@Test(
+    "parts of an encoder that are no chain of layers are an error of the build",
+    arguments: [[0, 1, 2], [1, 0, 2, 3], [0, 0, 2, 3], [0, 1, 2, 2]])
+func noChain(order: [Int]) throws {
+    var changed = try chained()
+    let parts = try #require(changed["parts"] as? [[String: Any]])
+    changed["parts"] = order.map { parts[$0] }
+    #expect(throws: ShardmillError.self) { try read(changed) }
+}
+
 @Test(
     "an encoder's build that this version can't run is refused by the name of what it has",
     arguments: [

@@ -6,10 +6,12 @@ import io
 from pathlib import Path
 from typing import Any
 
+import encoders
 import limits
 import pytest
 import tiny
 import torch
+from models import tiny_encoders
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
@@ -104,6 +106,28 @@ def test_a_part_sees_the_layers_whose_caches_it_reads(built: tiny.Build, build: 
     reader = part.changed(lent=((0, part.spec.layers[0][1]),))
     others = [changed(states, build, "hidden", edge).rename(build / f"{edge}.safetensors") for edge in range(3)]
     assert [reference.seen(other, reader) != reference.seen(states, reader) for other in others] == [True, True, False]
+
+
+def test_a_part_of_an_encoder_sees_its_own_edges_and_the_last_one_the_outputs(tmp_path: Path) -> None:
+    """And all of them the tokens; of an encoder in one program there are no edges."""
+    checkpoint = tiny_encoders.write_tiny("bert", tmp_path / "checkpoint")
+    names = ["tokens", "output_16", "hidden_16_1", "hidden_16_2"]
+    save_file({name: torch.zeros(4) for name in names}, tmp_path / "states.safetensors")
+    save_file({name: torch.zeros(4) for name in names[:2]}, tmp_path / "whole.safetensors")
+
+    def moved(file: str, **changes: Any) -> list[set[str]]:
+        _, parts, _ = encoders.parts_of(checkpoint, tmp_path / file, buckets=[16], **changes)
+        states, programs = tmp_path / f"{file}.safetensors", [part for part in parts.values() if part.kind == "encoder"]
+        found = []
+        for name in sorted(load_file(states)):
+            other = changed(states, tmp_path, name, 0)
+            found.append({p.name for p in programs if reference.seen(other, p) != reference.seen(states, p)})
+        return found
+
+    first, second, third = (f"encoder_16_0{at}_0{at + 1}" for at in range(3))
+    seen = moved("states", topology=[[0, 1], [1, 2], [2, 3]])
+    assert seen == [{first, second}, {second, third}, {third}, {first, second, third}]  # by name
+    assert moved("whole") == [{"encoder_16"}] * 2
 
 
 def test_what_a_head_sees_is_hashed_a_block_at_a_time(
