@@ -79,18 +79,21 @@ def read_lock(path: Path) -> dict[tuple[str, str], Locked]:
     """Return the entries of a lock by repository and revision; empty where no file is. Raises ConfigError."""
     try:
         content = load_json(path, unique=True)
-        if content["version"] != VERSION:
+        if type(content["version"]) is not int or content["version"] != VERSION:
             raise ConfigError(f"{path}: of another version of shardmill; write it anew with `{_anew(path)}`")
-        entries = [_entry(row) for row in content["sources"]]
+        entries = {(entry.repo, entry.revision): entry for entry in map(_entry, content["sources"])}
+        if len(entries) < len(content["sources"]):
+            raise ValueError("an entry is given twice")
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from error
+        why = f"can't be read ({error.strerror}); allow it, or remove it and run `{_anew(path)}`"
+        raise ConfigError(f"{path}: {why}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path}: damaged; take it back from your version control, or write it anew with `{_anew(path)}`"
         ) from error
-    return {(entry.repo, entry.revision): entry for entry in entries}
+    return entries
 
 
 def _anew(path: Path) -> str:
@@ -280,7 +283,7 @@ def _written(path: Path, content: Any) -> Path:
     """Write a lock where it belongs or, failing that, in the working folder; return where."""
     here = Path(path.name)
     try:
-        write_json(path, content)
+        write_json(Path(os.path.realpath(path)) if path.is_symlink() else path, content)  # a link stays
     except OSError as error:
         if path == here or path.exists():  # the one that is there is the one that would be read
             why = f"can't be written ({error.strerror}); allow it, or write a commit as source.revision"

@@ -39,6 +39,7 @@ class Hub:
 
     files: dict[str, bytes]
     endpoint: str = ""
+    repo: str = REPO
     lfs_suffixes: tuple[str, ...] = (".safetensors", ".bin")
     requests: list[Request] = field(default_factory=list)
     drop_after: dict[str, int] = field(default_factory=dict)  # file -> bytes after which one answer breaks off
@@ -63,7 +64,7 @@ class Hub:
 
     def downloads(self, name: str) -> list[Request]:
         """The requests that asked for the bytes of a file."""
-        target = f"/cdn/{name}" if self.is_lfs(name) else f"/{REPO}/resolve/{COMMIT}/{name}"
+        target = f"/cdn/{name}" if self.is_lfs(name) else f"/{self.repo}/resolve/{COMMIT}/{name}"
         return [r for r in self.requests if r.method == "GET" and r.path == target]
 
 
@@ -83,7 +84,7 @@ def git_blob_id(content: bytes) -> str:
 
 @contextmanager
 def running(files: dict[str, bytes]) -> Iterator[Hub]:
-    """Serves `files` as REPO at COMMIT until the block ends."""
+    """Serves `files` as REPO, or as what the test calls it, at COMMIT until the block ends."""
     hub = Hub(files)
     with listening(type("Handler", (_Handler,), {"hub": hub}), hub.released.set) as hub.endpoint:
         yield hub
@@ -126,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.token and self.seen.token not in (None, self.hub.token):
             message = "Invalid credentials in Authorization header"
             self._answer(401, b"", {"X-Error-Message": message})
-        elif repo != REPO:
+        elif repo != self.hub.repo:
             self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         elif revision not in (COMMIT, self.hub.commit, "main"):
             self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
@@ -144,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _info(self, repo: str, revision: str = "main") -> None:
         if not self._refused(repo, revision):
             body = {
-                "id": self.hub.renamed or REPO,
+                "id": self.hub.renamed or self.hub.repo,
                 "sha": self.hub.commit,
                 "siblings": [{"rfilename": name} for name in self.hub.files],
             }

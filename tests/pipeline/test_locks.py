@@ -103,48 +103,6 @@ def test_a_build_by_a_lock_has_the_keys_of_a_pinned_one(hub: Hub) -> None:
     assert resolve._key(taken()) != one
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "damaged"),
-        ("{}", "damaged"),
-        ("[]", "damaged"),
-        ('{"version": 1, "sources": [{}]}', "damaged"),
-        ('{"version": 1, "sources": [], "sources": []}', "damaged"),
-        ('{"version": 2, "sources": []}', "of another version"),
-    ],
-)
-def test_a_lock_that_is_none_is_refused(hub: Hub, text: str, said: str) -> None:
-    LOCK.write_text(text)
-    assert refused().startswith(f"{LOCK}: {said}") and "shardmill lock --upgrade" in refused()
-    assert LOCK.read_text() == text and not hub.requests
-
-
-@pytest.mark.parametrize("cut", range(1, 10))
-def test_a_lock_cut_off_is_refused(hub: Hub, cut: int) -> None:
-    locks.keep([taken()])
-    LOCK.write_bytes(LOCK.read_bytes()[: LOCK.stat().st_size * cut // 10])
-    assert refused().startswith(f"{LOCK}: damaged")
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"commit": "main"},
-        {"commit": COMMIT.upper()},
-        {"repo": 5},
-        {"files": {}},
-        {"files": {"config.json": {"size": -1, "digest": f"git:{COMMIT}"}}},
-        {"files": {"config.json": {"size": "1", "digest": f"git:{COMMIT}"}}},
-        {"files": {"config.json": {"size": 1, "digest": "md5:0"}}},
-    ],
-)
-def test_an_entry_that_is_none_is_refused(hub: Hub, changes: dict[str, Any]) -> None:
-    locks.keep([taken()])
-    changed(**changes)
-    assert refused().startswith(f"{LOCK}: damaged")
-
-
 def fetched(found: Config, folder: Path) -> None:
     """Do the job that fetches the checkpoint, as the rules give it."""
     job = fetch.task(
@@ -170,13 +128,6 @@ def test_other_files_than_the_lock_s_are_refused_by_every_reader(
             work()
         assert "shardmill lock --upgrade" in str(caught.value)
     assert not (tmp_path / "source").exists()
-
-
-def test_another_commit_than_the_files_is_refused(hub: Hub, tmp_path: Path) -> None:
-    locks.keep([taken()])
-    changed(commit="0" * 40)
-    with pytest.raises(CheckpointError, match="has no revision"):
-        fetched(taken(), tmp_path)
 
 
 def test_of_two_runs_at_once_the_second_is_refused(hub: Hub) -> None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import pytest
 import yaml
+from checkpoint.hub_server import Hub, running
 from models.shipped_configs import SHIPPED
 from portable_coreml.judge.limits import strictest
+from reciter import failure, shardmill
 
 from shardmill import config
+from shardmill.checkpoint import hub as client
+from shardmill.checkpoint.hub import HubAccess
+from shardmill.pipeline import resources
 from shardmill.pipeline.preview import Preview, preview
 from shardmill.pipeline.resolve import described_to_fit, fitted
 from shardmill.plan import tensor_shapes
@@ -70,3 +77,43 @@ def test_the_buckets_of_models_with_windows_on_both_sides_leave_out_lengths_that
     """Others keep theirs, and so does whoever names buckets."""
     assert fitted(published).sizes == BUCKETS[name]
     assert fitted(replace(published, buckets=(64, 512))).sizes == (64, 512)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    """The tests' hub, which is the default, and a machine on which any model fits."""
+    monkeypatch.setattr(resources, "share_mb", lambda: 10**9)
+    with running({}) as served:
+        access = partial(HubAccess, endpoint=served.endpoint, cache_dir=tmp_path / "hub")
+        monkeypatch.setattr(client, "HubAccess", access)
+        yield served
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_each_is_planned_as_it_comes_by_what_the_hub_lists(hub: Hub, name: str) -> None:
+    """No weight is asked for: their sizes are in the listing."""
+    hub.repo, billions, content = SHIPPED[name]
+    hub.files = {"config.json": json.dumps(content).encode(), "tokenizer.json": b"{}", "model.safetensors": b""}
+    weights = round(billions * 2e9)
+    lfs = {"oid": "0" * 64, "size": weights, "pointerSize": 1}
+    hub.rows = {"model.safetensors": {"size": weights, "lfs": lfs}}
+    shown = shardmill("plan", "--json", FOLDER / f"{name}.yaml")
+    assert shown.exit_code == 0, shown.stderr
+    costs = json.loads(shown.stdout)["costs"]
+    assert costs["checkpoint"] == weights + len(hub.files["config.json"]) + 2
+    assert costs["download"] == costs["checkpoint"] - len(hub.files["config.json"])
+    assert not hub.downloads("model.safetensors") and not (FOLDER / f"{name}.lock").exists()
+
+
+def test_the_demo_is_planned_without_a_hub() -> None:
+    assert shardmill("plan", FOLDER / "demo.yaml").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["phi-4-mini-synthetic", "privacy-filter-synthetic"])
+def test_a_checkpoint_that_is_to_be_made_is_one_line_with_the_command(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("configs").symlink_to(FOLDER)
+    command = f"shardmill synth-checkpoint --like configs/{name.removesuffix('-synthetic')}.yaml checkpoints/{name}"
+    assert failure("plan", f"configs/{name}.yaml").endswith(f"make it: {command}")
