@@ -3,7 +3,7 @@
 The package needs only an `Engine` (engine.py). It knows nothing of Core ML files, and imports nothing of shardmill.
 """
 
-from drafted_decoding.constraint import AtLeast, Constraint, Grammar, GrammarTokenizer, JsonSchema
+from drafted_decoding.constraint import Constraint, Grammar, GrammarTokenizer, JsonSchema, LeastLength
 from drafted_decoding.decide import LabelCalibration, LabelScores, label_probabilities, score_labels
 from drafted_decoding.drafters import DRAFTERS, Drafter, create_drafter
 from drafted_decoding.drafters.learned import LearnedDrafter
@@ -23,7 +23,7 @@ __all__ = [
     "DRAFTERS",
     "POLICIES",
     "SEEDS",
-    "AtLeast",
+    "LeastLength",
     "LabelCalibration",
     "Constraint",
     "ContextPolicy",

@@ -123,7 +123,7 @@ class Grammar:
             raise DecodeError(f"{what} rejected: {self._matcher.get_error()}")
 
 
-class AtLeast:
+class LeastLength:
     """A constraint to a least length: the tokens that end an output are forbidden before.
 
     Args:

@@ -9,12 +9,12 @@ from typing import Any
 
 from drafted_decoding import (
     SEEDS,
-    AtLeast,
     Constraint,
     DecodeError,
     Grammar,
     GrammarTokenizer,
     JsonSchema,
+    LeastLength,
     Options,
     Sampling,
 )
@@ -219,7 +219,7 @@ def _constraint(request: CompletionRequest | ChatRequest, model: Model, thinks: 
     calls = bool(functions) and (required or bool(answer) or any(function.strict for function in functions))
     least = request.min_tokens or 0
     if not answer and not calls:
-        return AtLeast(least, request.ends(model.eos), model.engine.vocab) if least else None
+        return LeastLength(least, request.ends(model.eos), model.engine.vocab) if least else None
     if least:
         raise invalid("min_tokens says how long an answer is, and so does its form: leave out one", "min_tokens")
     if not model.eos:
