@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import weakref
@@ -127,13 +128,21 @@ class Process:
                     raise value
                 return _shared(self.memory, value).copy().T if kind == SHARED else value
 
+    def when_gone(self, told: Callable[[EngineGoneError], None]) -> None:
+        """Call `told` when the child has ended, in a thread of its own, even if nobody calls a method of the model."""
+        child, build = self.child, self.build  # not this object, which would never be closed
+
+        def wait() -> None:
+            child.wait()
+            told(_gone(child, build))
+
+        threading.Thread(target=wait, name="engine's end", daemon=True).start()
+
     def _gone(self) -> None:
         """Raise EngineGoneError, naming how the child has ended."""
         with suppress(subprocess.TimeoutExpired):
             self.child.wait(PATIENCE)
-        code = self.child.returncode
-        how = "does not answer" if code is None else f"ended with {_named(code)}"
-        raise EngineGoneError(f"the process that runs the programs of {self.build} {how}; start the command again")
+        raise _gone(self.child, self.build)
 
 
 class Remote:
@@ -280,6 +289,13 @@ def _has_descriptor(stream: Any) -> bool:
         return bool(stream.fileno() >= 0)
     except (AttributeError, OSError, ValueError):
         return False
+
+
+def _gone(child: subprocess.Popen[bytes], build: Path) -> EngineGoneError:
+    """Return an error that names how a child has ended."""
+    code = child.returncode
+    how = "does not answer" if code is None else f"ended with {_named(code)}"
+    return EngineGoneError(f"the process that runs the programs of {build} {how}; start the command again")
 
 
 def _named(code: int) -> str:

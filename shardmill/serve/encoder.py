@@ -85,9 +85,7 @@ class EncoderWorker:
                 self._turns.put((result, turn))
                 return await asyncio.wrap_future(result)
         except EngineGoneError as error:
-            self.error = error
-            self.refuse()
-            self.stop()
+            self.give_up(error)
             raise broken() from error
         finally:
             over.set()
@@ -105,6 +103,13 @@ class EncoderWorker:
 
     def start(self) -> None:
         """Do nothing: the thread waits for work since it was made."""
+
+    def give_up(self, error: Exception) -> None:
+        """End the server, since the engine can't be used any more."""
+        if self._open:
+            self.error = error
+            self.refuse()
+            self.stop()
 
     def refuse(self) -> None:
         """Accept no more requests."""

@@ -293,6 +293,16 @@ class Worker:
         if self._draft_table is not None and not self._thread.is_alive():
             self._learned.save(self._draft_table, self._numbering)
 
+    def give_up(self, error: Exception) -> None:
+        """End the server, since the engine can't be used any more."""
+        with self._changed:
+            if self.error is not None or self._closing:
+                return
+            self.error = error
+        log.error("the engine can't go on: %s", one_line(error))
+        self.refuse()
+        self.stop()
+
     def cancel_running(self) -> None:
         """Stop the running job after its current pass."""
         with self._changed:
@@ -411,7 +421,4 @@ class Worker:
                 log.warning("the system prompt is not kept: %s", one_line(error))
                 self._session = self._new_session()
         except Exception as error:
-            log.error("the engine can't go on: %s", one_line(error))
-            self.error = error
-            self.refuse()
-            self.stop()
+            self.give_up(error)

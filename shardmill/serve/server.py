@@ -7,13 +7,18 @@ exits; the exit code after SIGTERM is 0.
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import resource
 import signal
 import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,17 +27,20 @@ from shardmill import machine
 from shardmill.errors import ShardmillError
 from shardmill.runtime.bundles import on_program_load, report_load
 from shardmill.runtime.label import Reader
+from shardmill.runtime.process import Remote
 from shardmill.serve.app import create_app, json_response
 from shardmill.serve.encoder import EncoderWorker, create_encoder_app
 from shardmill.serve.engine_worker import Worker
 from shardmill.serve.http import Connection, IdleConnections, admitted, respond
 from shardmill.serve.metrics import Metrics
-from shardmill.serve.model import Model, Settings
+from shardmill.serve.model import Limits, Model, Settings
 from shardmill.serve.opening import opening_of
 from shardmill.serve.pages import page_at
 from shardmill.serve.protocol import ApiError
 
+log = logging.getLogger(__name__)
 RETRY_AFTER = 5  # seconds
+EVERY = 60.0  # seconds between two complaints of the same kind
 FIRST_PASSES = "the first pass of every width"
 
 
@@ -139,7 +147,26 @@ class LoadingApp:
         await respond(error)(scope, receive, send)
 
 
+BACKLOG = 128  # connections that wait to be accepted; asyncio tries so many at once where descriptors lack
+OWN_FILES = 64 + 2 * BACKLOG  # descriptors of no connection that is counted: some wait, some are being closed
+FEWEST = 8  # connections of each kind
 LAST_WORDS = 2.0  # seconds for sending answers after the engine has stopped
+
+
+class _Complaints:
+    """What the event loop complains of: that descriptors lack is said once a minute."""
+
+    def __init__(self) -> None:
+        self._again = 0.0
+
+    def hear(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Log what the loop reports."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._again:
+            self._again = loop.time() + EVERY
+            log.error("connections wait, as this process may open no more files: raise its limit (ulimit -n)")
 
 
 class Server(uvicorn.Server):
@@ -159,6 +186,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Announce the server when it accepts connections."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_Complaints().hear)
         await super().startup(sockets)
         self._announce()
 
@@ -209,6 +237,7 @@ def serve(
     Raises:
         ShardmillError: the address can't be used, or `load` failed.
     """
+    settings = replace(settings, limits=within_descriptors(settings.limits))
     listener = bind(settings)
     make, page = partial(_ready, load, settings, listener), f"{_address(settings, listener)}/"
     try:
@@ -240,6 +269,7 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
     model, metrics = load(), Metrics()
     if isinstance(model, Reader):
         encoder, desk = model.encoder, EncoderWorker(metrics, settings.limits.queue)
+        _watch(encoder, desk)
         greeting = _greeting(encoder.manifest["model"], machine.engine_name(), encoder.threads, settings, listener)
         return LoadedApp(create_encoder_app(model, desk, metrics, settings), desk, greeting)
     report_load(FIRST_PASSES)
@@ -253,8 +283,15 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
         prefix_cache=settings.prefix_cache,
         opening=opening_of(model, settings.system_prompt) if settings.system_prompt else (),
     )
+    _watch(model.engine, worker)
     greeting = _greeting(model.name, model.engine_name, model.threads, settings, listener)
     return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting)
+
+
+def _watch(model: object, worker: Worker | EncoderWorker) -> None:
+    """End the server when the process that runs the programs ends, even if no request needs it."""
+    if isinstance(model, Remote):
+        model.process.when_gone(worker.give_up)
 
 
 def _serve_until_signal(server: Server, worker: Worker | EncoderWorker | LoadingApp, listener: socket.socket) -> None:
@@ -281,8 +318,30 @@ def around(
         log_level="warning",
         server_header=False,
         timeout_graceful_shutdown=int(limits.grace_seconds + LAST_WORDS),
+        backlog=BACKLOG,
     )
     return Server(config, worker, limits.grace_seconds, announce)
+
+
+def within_descriptors(limits: Limits) -> Limits:
+    """Raise this process' limit of open files, a Mac's 256 for one, and fit the connections to what it is then.
+
+    Where descriptors lack, no connection is accepted, and asyncio says so thousands of times a second.
+    """
+    needed = limits.idle_connections + limits.open_requests + OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return limits
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    with suppress(OSError, ValueError):  # a system may have a lower limit of its own
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    share = max(FEWEST, (most - OWN_FILES) // 2)
+    return replace(
+        limits,
+        idle_connections=min(limits.idle_connections, share),
+        open_requests=min(limits.open_requests, share),
+    )
 
 
 def bind(settings: Settings) -> socket.socket:
@@ -323,7 +382,12 @@ def _run(server: Server, listener: socket.socket) -> None:
         server.run(sockets=[listener])
         return
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    hangs_up = signal.getsignal(signal.SIGHUP) is signal.SIG_DFL  # under nohup the signal is ignored, and stays so
+    if hangs_up:  # the terminal is closed
+        signal.signal(signal.SIGHUP, lambda number, frame: server.handle_exit(signal.SIGTERM, frame))
     try:
         server.run(sockets=[listener])
     finally:
         signal.signal(signal.SIGTERM, before)
+        if hangs_up:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)

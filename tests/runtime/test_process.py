@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import select
 import shutil
 import signal
@@ -135,6 +136,23 @@ def test_a_child_that_dies_is_told_of_by_its_signal(folder: Path) -> None:
 
 
 @pytest.mark.thorough
+def test_a_child_that_dies_while_nobody_calls_it_is_told_of(folder: Path) -> None:
+    """By the same words. To be told of it keeps nothing alive."""
+    told: queue.Queue[Exception] = queue.Queue()
+    remote = start_engine(folder, "fp32")
+    remote.process.when_gone(told.put)
+    child = remote.process.child
+    assert child.poll() is None and told.empty()
+    child.kill()
+    assert f"the programs of {folder} ended with SIGKILL" in str(told.get(timeout=PATIENCE))
+    other = start_engine(folder, "fp32")
+    other.process.when_gone(told.put)
+    child = other.process.child
+    del other
+    gc.collect()
+    assert child.poll() is not None
+
+
 def test_it_ends_when_it_is_no_longer_needed(folder: Path) -> None:
     model = start_engine(folder, "fp32")
     child = model.process.child

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +28,7 @@ from patience import PATIENCE, wait_until
 
 from shardmill.errors import EngineGoneError, ShardmillError
 from shardmill.serve.model import Limits, Settings
-from shardmill.serve.server import bind, serve
+from shardmill.serve.server import _Complaints, bind, serve, within_descriptors
 
 from .fake import Speaker, fake_model
 from .running import ask, running
@@ -34,9 +37,17 @@ TESTS = Path(__file__).parent.parent
 
 
 @contextmanager
-def process(delay: float, *options: str, passes: int = -1) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A running server and its base address, read from its first line. After some passes it waits for a line."""
+def process(
+    delay: float, *options: str, passes: int = -1, files: int = 0
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A running server and its base address, read from its first line. After some passes it waits for a line.
+
+    Args:
+        files: how many files it may open; 0: as many as the test.
+    """
     command = [sys.executable, "-m", "serve.process", str(delay), str(passes), *options]
+    if files:
+        command = ["bash", "-c", f'ulimit -n {files}; exec "$@"', "bash", *command]
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", "PYTHONUNBUFFERED": "1"}
     server = subprocess.Popen(
         command,
@@ -227,3 +238,92 @@ def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with
     assert connection.getresponse().status == 500
     thread.join(PATIENCE)
     assert raised and "ended with SIGSEGV" in str(raised[0])
+
+
+class Watched(Speaker):
+    """An engine in a process that ends when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process = self
+        self.told: list[Callable[[Exception], None]] = []
+
+    def when_gone(self, told: Callable[[Exception], None]) -> None:
+        self.told.append(told)
+
+
+@pytest.mark.parametrize("warming", [None, 1])
+def test_when_the_engine_is_gone_while_nobody_asks_the_server_ends_too(
+    warming: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever started it learns of it before a client does."""
+    monkeypatch.setattr("shardmill.serve.server.Remote", Watched)
+    engine, said, raised = Watched(), list[str](), list[Exception]()
+
+    def run() -> None:
+        try:
+            serve(lambda: fake_model(engine), Settings(port=0), said.append, warming)
+        except ShardmillError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: bool(said))
+    engine.told[0](EngineGoneError("the process that runs the programs of build/fake ended with SIGKILL; start again"))
+    thread.join(PATIENCE)
+    assert raised and "ended with SIGKILL" in str(raised[0])
+
+
+def test_a_closed_terminal_ends_it_like_sigterm() -> None:
+    """A running stream is told so, and nothing is left running."""
+    with process(0.02, "--port", "0", "--grace-seconds", "0") as (server, base):
+        stream = iter(client(base).completions.create(**ask(max_tokens=4000), stream=True))
+        next(stream)
+        server.send_signal(signal.SIGHUP)
+        with pytest.raises(openai.APIError, match="the server is shutting down"):
+            list(stream)
+        _, complaints = server.communicate(timeout=PATIENCE)
+        assert server.returncode == 0 and complaints == ""
+
+
+def test_more_connections_than_it_may_open_files_are_no_complaint() -> None:
+    """The oldest idle ones give way, and a request is answered beside them."""
+    with process(0.0, "--port", "0", files=400) as (server, base):
+        port = int(base.rsplit(":", 1)[1].removesuffix("/v1"))
+        idle = [socket.create_connection(("127.0.0.1", port), PATIENCE) for _ in range(300)]
+        assert client(base).completions.create(**ask()).choices[0].text
+        for connection in idle:
+            connection.close()
+        server.send_signal(signal.SIGTERM)
+        _, complaints = server.communicate(timeout=PATIENCE)
+        assert server.returncode == 0 and complaints == ""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "idle", "raised"),
+    [(256, 4096, 256, 832), (256, 512, 96, 512), (256, 256, 8, 256), (1024, 1024, 256, 1024), (256, -1, 256, 832)],
+)
+def test_connections_fit_the_files_that_may_be_open(
+    soft: int, hard: int, idle: int, raised: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The soft limit rises as far as the hard one allows; a Mac begins with 256."""
+    found = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: found[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: found.append(limits))
+    fitted = within_descriptors(Limits())
+    assert (fitted.idle_connections, fitted.open_requests, found[-1][0]) == (idle, idle, raised)
+
+
+def test_a_lack_of_files_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio reports it thousands of times a second; anything else is reported as ever."""
+    loop, complaints = asyncio.new_event_loop(), _Complaints()
+    try:
+        for _ in range(100):
+            complaints.hear(loop, {"message": "socket.accept()", "exception": OSError(errno.EMFILE, "too many")})
+        assert [record.message for record in caplog.records] == [
+            "connections wait, as this process may open no more files: raise its limit (ulimit -n)"
+        ]
+        complaints.hear(loop, {"message": "a task failed", "exception": OSError(errno.EIO, "broken")})
+        assert "a task failed" in caplog.records[-1].message
+    finally:
+        loop.close()
