@@ -3,8 +3,9 @@
     python lab/plan_figures.py configs/demo.yaml [configs/NAME.yaml ...] [--scratch FOLDER]
 
 Each is built in an empty folder, with the calibration and whatever earlier builds have taught this machine. Disk counts
-each file once, however many names it has, and nothing of the checkpoint. Memory is that of the job that needs most: of
-its process as a whole, and of those that it started what they alone have, looked at five times a second. Time is by the
+each file once, however many names it has, and nothing of the checkpoint. Memory is that of the job that needs most: the
+peak of its process, which its log has; or of its process as a whole, and of those that it started what they alone have,
+looked at five times a second, where that is more. Time is by the
 clock, and says more of the machine's other work than of the plan if there is any. Exit code 1 if disk is off by over 5
 in 100, memory is less than was taken or over 1.5 times as much, or time is off by over a factor of two.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -87,8 +89,10 @@ def build(folder: Path, file: Path) -> dict[str, float]:
     if code:
         sys.exit((folder / "said").read_text()[-2000:])
     sizes = {(stat.st_dev, stat.st_ino): stat.st_size for stat in map(os.lstat, files(folder / "build"))}
+    logs = "".join(log.read_text() for log in folder.glob("build/*/logs/*"))
+    peaks = [int(mb) * 1e6 for mb in re.findall(r"peak memory (\d+) MB", logs)]
     beside = os.getloadavg()[0]
-    return {"disk": sum(sizes.values()), "memory": watch.most, "seconds": seconds, "beside": beside}
+    return {"disk": sum(sizes.values()), "memory": max(watch.most, *peaks), "seconds": seconds, "beside": beside}
 
 
 def files(build: Path) -> list[Path]:

@@ -17,6 +17,7 @@ import pytest
 import shared
 import tiny
 import torch
+from patience import PATIENCE
 from processes import told
 from stored import Outcome
 
@@ -118,6 +119,7 @@ def own_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests bring a hub of their own, whatever this shell says of the real one."""
     for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_ENDPOINT", "CI", "SHARDMILL_LOCKED"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_ETAG_TIMEOUT", str(int(PATIENCE)))  # its first answer, too, may take any time
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 

@@ -11,11 +11,13 @@ import errno
 import hashlib
 import io
 import logging
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
@@ -102,6 +104,10 @@ def _explain_status(status: int, endpoint: str) -> str:
 
 
 SMALL_SECONDS = 300.0  # for one listing or one text file
+FIRST_SECONDS = 3  # until a process has its first answer; a network without a way out would keep it for minutes
+FIRST = "HF_HUB_ETAG_TIMEOUT"  # the hub client's own variable, for networks that take longer
+SILENCE = 30.0  # seconds without a byte of a listing from a hub that has answered before
+READS = ("GET", "HEAD")
 LONGEST_WAIT = 60  # seconds that a hub may ask us to wait before a retry
 SMALL_BYTES = 64_000_000  # of a listing or a text file; the largest tokenizers in use have 35 MB
 MOST_FILES = 20_000  # that a repository may list
@@ -111,12 +117,16 @@ _Result = TypeVar("_Result")
 
 
 _answered: set[str] = set()  # hosts that this process has had an answer from
+_silent: set[str] = set()  # hosts that gave no first answer: they are not waited for again
+_UNASKED = "/api/agent-harnesses"  # the hub's client asks for it of its own accord, and does without it
 
 
 class _Client(httpx2.Client):
     """A client that gives up at once if a host can't be reached; the hub client would ask five times, for 50 seconds.
 
-    A host that has answered before is asked again: a long download outlives a moment without a network.
+    A host that has answered before is asked again: a long download outlives a moment without a network. The first
+    answer of a process must come within FIRST_SECONDS, whatever is slow: a name, a connection (each address of a host
+    has a timeout of its own), or the host.
     """
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
@@ -127,13 +137,14 @@ class _Client(httpx2.Client):
 
         Raises CheckpointError if a host that has never answered can't be reached, or if it stays busy.
         """
-        waited = 0.0
+        waited, begun = 0.0, time.monotonic()
         for attempt in count():
             response = self._once(request, **options)
-            if response.status_code not in BUSY or request.method not in ("GET", "HEAD"):
+            if response.status_code not in BUSY or request.method not in READS or request.url.path == _UNASKED:
                 return response
             host, wait = request.url.host, _pause(response, attempt)
             response.close()
+            waited = max(waited, time.monotonic() - begun)  # a busy host may also take long to say so
             if waited + wait > LONGEST_WAIT:
                 raise CheckpointError(
                     f"{host} answered {response.status_code} again and again for {waited:.0f} s; {_AGAIN}"
@@ -146,9 +157,13 @@ class _Client(httpx2.Client):
             waited += wait
         raise AssertionError
 
-    def _once(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+    def _once(self, request: httpx2.Request, stream: bool = False, **options: Any) -> httpx2.Response:
+        limits = dict(request.extensions.get("timeout", {}))
+        if request.method in READS and limits.get("read") is None:
+            request.extensions["timeout"] = limits | {"connect": SILENCE, "read": SILENCE}
+        ask = partial(super().send, request, stream=True, **options)
         try:
-            response = super().send(request, **options)
+            response = ask() if _answered else _first(ask, request.url.host)
         except httpx2.ConnectError as error:
             host = error.request.url.host
             if host in _answered:
@@ -159,7 +174,26 @@ class _Client(httpx2.Client):
                 why = "can't be reached; connect to a network, or check HF_ENDPOINT and the proxy"
             raise CheckpointError(f"{host}: {why}") from error
         _answered.add(response.request.url.host)
+        if not stream:
+            try:
+                response.read()
+            finally:
+                response.close()
         return response
+
+
+def _first(ask: Callable[[], _Result], host: str) -> _Result:
+    """Return the first answer of this process, without its body. Raises CheckpointError if it does not come soon."""
+    seconds = float(os.environ.get(FIRST) or FIRST_SECONDS)
+    remedy = f"connect to a network, check HF_ENDPOINT and the proxy, or allow more with {FIRST}=30"
+    silence = f"{host}: no answer within {seconds:g} s; {remedy}"
+    if host in _silent:
+        raise CheckpointError(silence)
+    try:
+        return within(seconds, ask, host)
+    except _Late:
+        _silent.add(host)
+        raise CheckpointError(silence) from None
 
 
 def _is_unresolved(error: BaseException | None) -> bool:
@@ -184,6 +218,10 @@ def use_client() -> None:
         set_client_factory(client)
 
 
+class _Late(CheckpointError):
+    """Work took longer than it may."""
+
+
 def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
     """Return what `work` returns; raises CheckpointError, beginning with `what`, if it takes longer than `seconds`.
 
@@ -204,7 +242,7 @@ def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
     except TimeoutError:
         if outcome.done():
             raise
-        raise CheckpointError(f"{what}: no complete answer within {seconds:.0f} s; run again later") from None
+        raise _Late(f"{what}: no complete answer within {seconds:.0f} s; run again later") from None
 
 
 class BoundedFile(io.BufferedWriter):

@@ -170,12 +170,11 @@ def steps(config: Config) -> list[Step]:
 def _memory(config: Config, plan: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield jobs of a build, and MB that each declares with one thread."""
     positions = reference.positions(settings(config)["parity"], config.length)
-    torch = resources.torch_mb()
     for step in steps(config):
         each = times.COSTS[step.name].each if step.name in times.COSTS else bool(step.needs.part)
         for part in config.parts if each else (None,):
             sizes = resources.job_sizes(plan, positions, part)
-            yield f"{step.name} {part}" if part else step.name, step.needs.with_torch(torch).mb(sizes)
+            yield f"{step.name} {part}" if part else step.name, resources.here(step.needs).mb(sizes)
 
 
 def _times(config: Config, plan: Mapping[str, Any]) -> tuple[dict[str, float | None], float | None, float]:

@@ -64,8 +64,8 @@ SERVES = ("fastapi", "httpx2", "pydantic", "starlette", "uvicorn")
 _ROWS = (
     # Torch merges an adapter. A tokenizer of 262,144 tokens takes 300 MB.
     Step("fetch", needs=Need(430, torch=1), packages=("huggingface-hub", "tokenizers", "torch", "transformers")),
-    # Such a tokenizer, twice.
-    Step("split", needs=Need(730, torch=1), packages=("tokenizers", "transformers"), forks=True),
+    # A tokenizer, twice.
+    Step("split", needs=Need(200, torch=1, vocab=2600), packages=("tokenizers", "transformers"), forks=True),
     Step(
         "calibration", needs=Need(880, torch=1, layer=4, table=2), packages=TEXTS, forks=True, wanted=options.calibrates
     ),
@@ -89,18 +89,18 @@ _ROWS = (
     ),
     Step("precision", needs=Need(300)),
     # The weights in fp32, three times over.
-    Step("reference", needs=Need(730, torch=1, whole=4, table=2, logits=12), packages=TEXTS, forks=True),
+    Step("reference", needs=Need(370, torch=1, whole=4, table=2, logits=12), packages=TEXTS, forks=True),
     Step("embedding", needs=Need(180, torch=1), packages=("numpy", "torch"), exact=True),
     # Blocks of rows, and templates of a bucket's size.
     Step(
         "convert",
-        needs=Need(580, torch=1, part=0.05, bucket=900_000),
+        needs=Need(430, torch=1, part=0.05, bucket=900_000),
         packages=("coremltools", "numpy", "protobuf", "torch"),
         exact=True,
         forks=True,
     ),
     # Hidden states of a few tokens, and no logits but theirs.
-    Step("expected", needs=Need(780, torch=1, layer=4, whole=3.5, table=4), packages=RUNS, forks=True),
+    Step("expected", needs=Need(370, torch=1, layer=4, whole=3.5, table=4), packages=RUNS, forks=True),
     Step("compile", needs=Need(380), packages=("coremltools", "protobuf")),
     Step(
         "residency",
@@ -108,11 +108,11 @@ _ROWS = (
         packages=("coremltools", "numpy", "protobuf", "torch"),
         forks=True,
     ),
-    Step("parity", needs=Need(630, torch=1, part=2.5, whole=3.5, expanded=8, cached=8), packages=RUNS, forks=True),
+    Step("parity", needs=Need(400, torch=1, part=2.5, whole=3.5, expanded=8, cached=8), packages=RUNS, forks=True),
     # A drafter's reference is in fp32, and its checkpoint is mapped.
     Step(
         "parity_stack",
-        needs=Need(980, torch=1, model=2.4, drafter=6, whole=3.5, expanded=8, logits=12),
+        needs=Need(350, torch=1, model=2.4, drafter=6, whole=3.5, expanded=8, logits=12),
         packages=RUNS,
     ),
     Step(
@@ -132,7 +132,7 @@ _ROWS = (
     Step("manifest", needs=Need(380, torch=1), packages=("jinja2", "tokenizers", "transformers")),
     Step(
         "benchmark",
-        needs=Need(1150, torch=1, model=1.6, expanded=4),
+        needs=Need(320, torch=1, model=1.6, expanded=4, vocab=3200),
         packages=("coremltools", "numpy", "protobuf", "safetensors", "tokenizers", "torch", *SERVES),
         also=("shardmill.serve.server",),
         wanted=options.benchmarks,

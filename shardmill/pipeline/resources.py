@@ -19,7 +19,7 @@ from typing import Any
 from shardmill.errors import ShardmillError
 from shardmill.files import kept_for, load_json, write_json
 from shardmill.gates.passes import LONG, sampled
-from shardmill.machine import memory_bytes, torch_build
+from shardmill.machine import is_portable, memory_bytes, torch_build
 from shardmill.models.recurrences import RECURRENCES
 from shardmill.pipeline.storage import home_of
 
@@ -77,6 +77,7 @@ def every_core(workflow: Any) -> int:
 
 MILLION = 1_000_000
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
+LARGEST_VOCAB = 0.27  # millions of tokens
 FEW_LAYERS = 4  # the most layers whose weights a job has mapped at a time
 Resource = Callable[..., int]
 Known = Callable[[str, str | None], "Sizes"]  # the sizes of a job, by its first input and its part
@@ -136,6 +137,7 @@ class Need:
 
 
 NOTHING = Need(0)
+AS_STORED = 2.0  # bytes of a weight that Core ML holds at most: of fp16, or of INT8 once in its file and once beside it
 KEPT = kept_for(__file__)  # MB by build of torch
 IMPORT = "import torch; from shardmill.pipeline.resources import own_peak; print(own_peak())"
 
@@ -159,6 +161,17 @@ def torch_mb() -> int:
         with suppress(OSError):  # an installation that can't be written to: measured again the next time
             write_json(KEPT, known)
     return known[build]
+
+
+def here(need: Need) -> Need:
+    """Return what a need is on this machine: with its torch and, on a Mac, without the portable engine's copies.
+
+    The portable engine holds each weight in fp16 beside its file, and small matrices in fp32.
+    """
+    found = need.with_torch(torch_mb()) if need.torch else need
+    if is_portable():
+        return found
+    return replace(found, part=min(found.part, AS_STORED), model=min(found.model, AS_STORED), expanded=0.0)
 
 
 def own_peak() -> int:
@@ -190,7 +203,8 @@ def declared(
     """Return what a step's rule declares as mem_mb: a number, or a function of a job's wildcards, input and threads.
 
     The function raises TooLarge for a job that needs more than the limit, because Snakemake would start such a job. It
-    raises FileNotFoundError if the sizes are not known yet; Snakemake then shows <TBD>.
+    raises FileNotFoundError if the sizes are not known yet; Snakemake then shows <TBD>. A job that needs to know the
+    vocabulary alone is the one that makes the plan; it declares what the largest in use takes, or all there is.
 
     Args:
         known: gives the sizes of a job, by its first input and its part, see `known_sizes`.
@@ -207,7 +221,13 @@ def declared(
 
     def mem_mb(wildcards: Any, input: Any, threads: int = 1) -> int:
         part = wildcards.get("part")
-        found = known(str(input[0]), part)
+        try:
+            found = known(str(input[0]), part)
+        except FileNotFoundError:
+            if need != Need(need.base, vocab=need.vocab):
+                raise
+            mb = need.mb(Sizes(vocab=LARGEST_VOCAB))
+            return mb if limit is None else min(mb, limit)
         mb = need.mb(found)
         if limit is not None and mb > limit:
             raise TooLarge(f"{step} {part}" if part else step, mb, limit)
@@ -283,7 +303,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
         table=table / MILLION,
         expanded=own["expanded"] / MILLION,
         cached=own.get("cached", 0) / MILLION,
-        logits=positions * plan["architecture"]["vocab"] / MILLION,
+        logits=0.0 if encoders else positions * plan["architecture"]["vocab"] / MILLION,
         vocab=plan["architecture"]["vocab"] / MILLION,
         bucket=buckets.get(part, 0) / MILLION,
         wide=max(0, plan["item_bytes"] - 2) * (FEW_LAYERS * layer + 2 * table / MILLION),

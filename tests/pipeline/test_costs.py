@@ -66,18 +66,18 @@ def test_memory_is_that_of_the_job_for_which_snakemake_plans_most(folder: Path, 
 
 def test_what_a_run_refuses_the_plan_refuses_in_the_same_words(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And it is shown before."""
-    monkeypatch.setattr(resources, "memory_bytes", lambda: 1_000_000_000)
+    monkeypatch.setattr(resources, "memory_bytes", lambda: 500_000_000)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(CONTENT))
     found = of()
-    assert (found.allowed, found.memory > 900) == (900, True)
+    assert (found.allowed, found.memory > 450) == (450, True)
     said = shardmill("plan", "tiny.yaml")
     line = (
-        f"{found.largest}: needs {found.memory} MB of memory and this build may use 900; allow more with "
+        f"{found.largest}: needs {found.memory} MB of memory and this build may use 450; allow more with "
         f"--resources mem_mb={found.memory}"
     )
     assert (said.exit_code, said.stderr) == (1, f"shardmill: {line}\n")
     assert f"memory: {found.memory / 1000:.1f} GB for {found.largest}, " in said.stdout
-    assert str(resources.TooLarge(found.largest, found.memory, 900)) == line
+    assert str(resources.TooLarge(found.largest, found.memory, 450)) == line
 
 
 @pytest.mark.parametrize(("free", "short"), [(2_000_000, True), (LARGE, False)])
