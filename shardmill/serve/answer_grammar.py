@@ -35,7 +35,7 @@ def write_answer(answer: str, thought_end: str, special: Mapping[str, int]) -> s
 def regex_answer(regex: str) -> str:
     """Return the expression of a text that a regular expression matches as a whole."""
     escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], regex, flags=re.DOTALL)
-    return f"/{escaped}/".replace("\n", "\\n")
+    return f"/{escaped}/"
 
 
 def choice_answer(choices: Sequence[str]) -> str:

@@ -50,6 +50,7 @@ def takes(answer: str, text: str, *, thought_end: str = "") -> bool:
             {"to": {"city": "Oslo"}},
             {"to": {"city": "Oslo", "a": 1}},
         ),
+        ({"allOf": [{"properties": {"to": CITY}}, DAYS]}, {"to": {"city": "Oslo"}}, {"to": {"city": "Oslo", "a": 1}}),
         ({"type": "object", "additionalProperties": CITY}, {"a": {"city": "Oslo"}}, {"a": {"city": "Oslo", "b": 1}}),
     ],
     ids=lambda value: str(value)[:60],

@@ -57,6 +57,13 @@ def test_an_answer_ends_where_the_request_says(
     assert reason == "stop" or found[2] == 60
 
 
+def test_a_token_that_ends_an_answer_is_not_reported(server: Running) -> None:
+    """As the usual ones are not; one that is ignored is."""
+    for more, count in (({"stop_token_ids": [token("w")]}, TEXT.index("w") - 4), ({"ignore_eos": True}, 60)):
+        _, answer = server.post(ask(prompt=TEXT[:4], max_tokens=60, logprobs=0, **more))
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == count
+
+
 @pytest.mark.parametrize("drafter", ["none", "ngram"])
 @pytest.mark.parametrize("logprobs", [None, 1])
 def test_it_has_at_least_as_many_tokens_as_asked_for(server: Running, drafter: str, logprobs: int | None) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from drafted_decoding import DecodeError, GrammarTokenizer, JsonSchema, Options, Sampling, Session, run
+from drafted_decoding import DecodeError, GrammarTokenizer, JsonSchema, LeastLength, Options, Sampling, Session, run
 from drafted_decoding.policies import AlwaysDraft
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -158,3 +158,13 @@ def test_a_token_that_the_model_has_no_row_for_is_plain_text() -> None:
     choice.advance(WORDS.index('"'))
     assert choice.allowed()[WORDS.index("<")]
     assert [WORDS[token] for token in choice.forced()][:3] == ["<", "i", "m"]
+
+
+def test_the_least_length_forbids_ends_until_then() -> None:
+    """Also in a draft, so that no pass is spent on what can't be accepted."""
+    least = LeastLength(3, [1, 4], vocab=6)
+    assert [*np.flatnonzero(least.allowed())] == [0, 2, 3, 5]
+    assert [least.valid_prefix(draft) for draft in ([0, 2, 4], [0, 2, 3, 4, 1], [1], [])] == [2, 5, 0, 0]
+    for _ in range(3):
+        least.advance(0)
+    assert least.allowed().all() and least.valid_prefix([4]) == 1 and not least.finished and not least.forced()
