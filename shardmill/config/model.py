@@ -444,7 +444,8 @@ class Config:
         An encoder's pass runs the parts of one bucket; all parts of a bucket come before the next bucket's.
         """
         if self.kind == ENCODER:
-            cuts = [f"_{start:02d}_{end:02d}" for start, end in self.ranges] if len(self.ranges) > 1 else [""]
+            parts = () if self.topology == "auto" else self.topology  # auto: of older builds, which had one program
+            cuts = [f"_{start:02d}_{end:02d}" for start, end in parts] if len(parts) > 1 else [""]
             return tuple(f"encoder_{size}{cut}" for size in self.sizes for cut in cuts)
         found: list[str] = []
         for start, end in self.ranges:

@@ -232,7 +232,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Model]]:
     contents: dict[str, tuple[Any, ...]] = {
         "decoder": (tiny.settings(str(checkpoint), convert=search, **apart, **texts), checkpoint),
         "drafter": (tiny.settings(str(checkpoint), **drafts, **texts), checkpoint, head),
-        "encoder": (tiny_encoders.settings(bert, **texts), bert),
+        "encoder": (tiny_encoders.settings(bert, topology=[[0, 3]], **texts), bert),
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(installed, "runtime", lambda: {"runtime": "1"})

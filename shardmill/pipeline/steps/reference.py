@@ -43,7 +43,7 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
     begins, hidden_T_L has this layer's inputs, [n, d].
     """
     plan = read_json(summary)
-    cuts = sorted({row["start"] for row in plan["parts"] if row["kind"] == "encoder"} - {0})
+    cuts = sorted({row["start"] for row in plan.get("parts", ()) if row["kind"] == "encoder"} - {0})
 
     def work(made: Mapping[str, Path]) -> None:
         import torch

@@ -213,11 +213,12 @@ def test_buckets_and_answers_of_an_encoder_decide_the_result(tmp_path: Path) -> 
     """The same checkpoint is compared on other passages, or with other rows of its LM head."""
     (tmp_path / "text.txt").write_text("text")
     plan = {"source": "0", "context": 64, "buckets": [64], "task": "text-ranking", "head": "lm_head", "answers": [5, 7]}
-    keys = set()
-    for changes in ({}, {"buckets": [16, 64]}, {"answers": [7, 5]}, {"head": "embedding"}, {"task": "labels"}):
+    keys, cut = set(), [{"kind": "encoder", "start": start} for start in (0, 2)]
+    others = ({"buckets": [16, 64]}, {"answers": [7, 5]}, {"head": "embedding"}, {"task": "labels"}, {"parts": cut})
+    for changes in ({}, *others):
         write_json(tmp_path / "plan.json", plan | changes)
         file = tmp_path / "plan.json", tmp_path / "source.receipt.json", tmp_path / "text.txt"
         task = reference.task(*file, POSITIONS, {"code": "", "packages": {}})
         assert task.action is not None
         keys.add(task.action.key)
-    assert len(keys) == 5
+    assert len(keys) == 6
