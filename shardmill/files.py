@@ -144,6 +144,15 @@ def load_json(path: Path, unique: bool = False) -> Any:
     return parse_json(read_bytes(path).decode("utf-8"), unique)
 
 
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, whoever wrote it; an empty one if there is none that can be read."""
+    try:
+        content = load_json(path)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def read_json(path: Path) -> Any:
     """Return the content of a JSON file of our own. Raises UnreadableError if it can't be read."""
     try:

@@ -24,7 +24,7 @@ from shardmill.checkpoint.paths import (
     opened,
 )
 from shardmill.errors import CheckpointError
-from shardmill.files import load_json, parse_json
+from shardmill.files import json_object, parse_json
 from shardmill.printable import printable
 
 # The hub's own limit (huggingface_hub.constants.SAFETENSORS_MAX_HEADER_LENGTH). Real headers stay under 3 MB
@@ -89,10 +89,7 @@ def _with_table(folder: Path, found: Mapping[str, TensorInfo]) -> Mapping[str, T
     """
     if HEAD not in found or any(name.endswith(TABLE_ENDS) for name in found):
         return found
-    try:
-        tied = load_json(folder / "config.json").get("tie_word_embeddings") is True
-    except (OSError, ValueError, AttributeError):  # whoever needs the config says so
-        tied = False
+    tied = json_object(folder / "config.json").get("tie_word_embeddings") is True
     return {**found, TABLE: replace(found[HEAD], name=TABLE)} if tied else found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmill import files as shardmill_files
 from shardmill.errors import CheckpointError, ConfigError
-from shardmill.files import load_json, parse_json
+from shardmill.files import json_object, parse_json
 from shardmill.printable import first_line, printable
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _has(token: AddedToken | None, flags: Mapping[str, bool]) -> bool:
 
 def _named(folder: Path) -> dict[str, Mapping[str, bool]]:
     """Return the tokens that files beside tokenizer.json name, each with the flags that they give it."""
-    settings, *others = (_object(folder / name) for name in TOKEN_FILES)
+    settings, *others = (json_object(folder / name) for name in TOKEN_FILES)
     found: dict[str, Mapping[str, bool]] = {name: {} for name in _special(settings)}
     listed = settings.get("added_tokens_decoder")
     if not isinstance(listed, dict):
@@ -132,23 +132,14 @@ def _special(content: Mapping[str, Any]) -> Iterator[str]:
         yield from filter(None, map(_content, values))
 
 
-def _object(file: Path) -> Mapping[str, Any]:
-    """Return a JSON file's object; an empty one if the file is missing or damaged, which its readers report."""
-    try:
-        content = load_json(file)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def splits_special_tokens(folder: Path) -> bool:
     """Return whether a checkpoint's settings make transformers read special tokens in a text as other text."""
-    return _object(folder / SETTINGS).get(SPLIT) is True
+    return json_object(folder / SETTINGS).get(SPLIT) is True
 
 
 def names_class(folder: Path) -> bool:
     """Return whether a file of a checkpoint names the class of transformers' tokenizer."""
-    return any("tokenizer_class" in _object(folder / name) for name in (SETTINGS, "config.json"))
+    return any("tokenizer_class" in json_object(folder / name) for name in (SETTINGS, "config.json"))
 
 
 def transformers_tokenizer(folder: Path) -> Any:
@@ -191,7 +182,7 @@ def check_vocabulary(file: Path, vocab: int) -> None:
     beyond = sorted((token, content) for content, token in tokenizer.get_vocab().items() if token >= vocab)
     added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
     around, templates = set(tokenizer.encode("a").ids), _templates(file.parent)
-    ends = {_content(_object(file.parent / SETTINGS).get(key)) for key in ("bos_token", "eos_token")}
+    ends = {_content(json_object(file.parent / SETTINGS).get(key)) for key in ("bos_token", "eos_token")}
     for token, content in beyond:
         if content not in added or token in around or content in ends or any(content in text for text in templates):
             raise CheckpointError(
@@ -207,13 +198,13 @@ def check_vocabulary(file: Path, vocab: int) -> None:
 def _templates(folder: Path) -> list[str]:
     """Return the texts of a checkpoint's chat templates; JSON's stay as they are, which changes no token in them."""
     files = [*folder.glob("*.jinja"), *folder.glob("additional_chat_templates/*.jinja")]
-    held = (_object(folder / name).get("chat_template") for name in (SETTINGS, "chat_template.json"))
+    held = (json_object(folder / name).get("chat_template") for name in (SETTINGS, "chat_template.json"))
     return [*map(_text, files), *(json.dumps(template, ensure_ascii=False) for template in held if template)]
 
 
 def named_eos(folder: Path) -> int | None:
     """Return the token that a checkpoint's tokenizer_config.json names as the end of a text; None if it names none."""
-    content, file = _content(_object(folder / SETTINGS).get("eos_token")), folder / TOKENIZER
+    content, file = _content(json_object(folder / SETTINGS).get("eos_token")), folder / TOKENIZER
     if not content or not file.is_file():
         return None
     found: int | None = read_tokenizer(file).token_to_id(content)

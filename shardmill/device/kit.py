@@ -19,7 +19,7 @@ from portable_coreml.judge.limits import SYSTEMS, limits
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.device.recording import Arrays, record
 from shardmill.errors import ShardmillError
-from shardmill.files import dumps, load_json, replacing
+from shardmill.files import dumps, json_object, replacing
 from shardmill.gates.nonfinite import layer_of
 from shardmill.gates.thresholds import THRESHOLDS
 from shardmill.imports import quiet_coremltools
@@ -109,10 +109,7 @@ def _parameters(package: Path) -> int:
 
 def _precision(build: Path) -> str:
     """Return the default form in precision.json; "mixed" if it names matrices, "" if it can't be read."""
-    try:
-        recipe = load_json(build / "precision.json")
-    except (OSError, ValueError):
-        return ""
+    recipe = json_object(build / "precision.json")
     return "mixed" if recipe.get("matrices") else str(recipe.get("default", ""))
 
 

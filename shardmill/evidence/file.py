@@ -16,7 +16,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from shardmill.errors import ShardmillError, UnreadableError
-from shardmill.files import load_json, read_sealed
+from shardmill.files import json_object, read_sealed
 from shardmill.printable import printable
 
 LONGEST_MESSAGE = 200  # characters of a message
@@ -251,11 +251,7 @@ class Evidence:
 
 def is_result(path: Path) -> bool:
     """Return whether a file calls itself a result of measure.py; False if it can't be read."""
-    try:
-        content = load_json(path)
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("kind") == KIND
+    return json_object(path).get("kind") == KIND
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shardmill.errors import CheckpointError
-from shardmill.files import load_json
+from shardmill.files import json_object
 from shardmill.models import assistant, eagle3
 from shardmill.models.architecture import Architecture
 from shardmill.models.hf_config import load_hf_config, text_part
@@ -27,12 +27,8 @@ def describe_checkpoint(
     Raises:
         CheckpointError: it drafts for another model, or programs can't honour it.
     """
-    try:
-        content = load_json(folder / "config.json")
-        kind = content.get("model_type")
-    except (OSError, ValueError, AttributeError):
-        kind = None  # load_head_config says what is wrong
-    if kind not in assistant.TYPES:
+    content = json_object(folder / "config.json")  # of an unreadable one, load_head_config says what is wrong
+    if content.get("model_type") not in assistant.TYPES:
         return eagle3.describe(eagle3.load_head_config(folder), tensors, target, context)
     if not hosted:
         why = "an assistant reads the model's caches, which programs keep otherwise"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmill.files import cache_folder, load_json, write_json
+from shardmill.files import cache_folder, json_object, write_json
 from shardmill.machine import cores, engine, is_portable, machine
 from shardmill.models import ENCODER
 
@@ -209,7 +209,7 @@ class Times:
     def keep(self) -> None:
         """Write what was measured and learned into the user's cache, if that can be written."""
         with suppress(OSError):
-            known = _kept(self.file)
+            known = json_object(self.file)
             known[_identity()] = {"python": self.speed.python, "sums": self.speed.sums, "steps": self.learned}
             write_json(self.file, known)
 
@@ -218,19 +218,12 @@ def times() -> Times:
     """Return what is known of this machine; it is measured the first time, which takes half a second."""
     file = cache_folder() / "speed.json"
     with suppress(LookupError, TypeError, ValueError, AttributeError):
-        found = _kept(file)[_identity()]
+        found = json_object(file)[_identity()]
         learned = {str(step): (float(a), float(b)) for step, (a, b) in found["steps"].items()}
         return Times(Speed(float(found["python"]), float(found["sums"])), learned, not is_portable(), file)
     fresh = Times(measured(), {}, not is_portable(), file)
     fresh.keep()
     return fresh
-
-
-def _kept(file: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        found = load_json(file)
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _identity() -> str:

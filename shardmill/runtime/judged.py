@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardmill.files import load_json
+from shardmill.files import json_object
 from shardmill.models.interface import LABELS
 
 GATES = ("residency", "parity", "witness")  # a gate's folder in a build
@@ -53,7 +53,7 @@ class Judgement:
 
 def judged(build: Path) -> list[Judgement]:
     """Return what each gate says of each part of a build, then of all parts together; empty without a plan."""
-    names = [row["name"] for row in _read(build / "plan.json").get("parts", ()) if row["kind"] != "embedding"]
+    names = [row["name"] for row in json_object(build / "plan.json").get("parts", ()) if row["kind"] != "embedding"]
     made = {name: _hashes(build, name) for name in names}
     whole = {sha for name, hashes in made.items() if name != LABELS for sha in hashes}
     gates = [gate for gate in GATES if gate != "witness" or (build / gate).is_dir()]
@@ -69,7 +69,7 @@ def failed_gates(build: Path) -> list[Judgement]:
 def _judgement(build: Path, gate: str, part: str, made: set[str]) -> Judgement:
     """Return a gate's judgement; `made` has the hashes of the packages and the bundles that are there."""
     verdict, log = build / gate / f"{part}.json", build / "logs" / f"{gate}_{part}.log"
-    receipt, failed = _read(build / gate / f"{part}.receipt.json"), _read(verdict.with_suffix(FAILED))
+    receipt, failed = json_object(build / gate / f"{part}.receipt.json"), json_object(verdict.with_suffix(FAILED))
     if made and made <= {*receipt.get("inputs", {}).values()} and verdict.is_file():
         return Judgement(gate, part, PASSED, "", log, verdict)
     # An earlier version did not write down what was judged.
@@ -87,7 +87,7 @@ def _names(failed: Mapping[str, Any]) -> Iterator[str]:
 
 def _hashes(build: Path, part: str) -> set[str]:
     """Return the hashes of a part's package and bundle; of what is not made, none."""
-    receipts = (_read(build / folder / f"{part}.receipt.json") for folder in ("packages", "compiled"))
+    receipts = (json_object(build / folder / f"{part}.receipt.json") for folder in ("packages", "compiled"))
     return {sha for receipt in receipts for sha in receipt.get("outputs", {}).values()}
 
 
@@ -97,12 +97,3 @@ def error_in(log: Path) -> str:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     return next((line.removeprefix(ERROR) for line in reversed(lines) if line.startswith(ERROR)), "")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a record; empty if there is none that can be read."""
-    try:
-        found = load_json(path)
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardmill.errors import ShardmillError
-from shardmill.files import how_to_build, load_json
+from shardmill.files import how_to_build, json_object, load_json
 from shardmill.models.architecture import MASK, RANK, SILU_TANH, SLIDING_MASK
 from shardmill.models.contract import rope_inputs
 from shardmill.models.interface import APART, INFREQUENT, LABELS, TANH
@@ -126,21 +126,12 @@ def _check_features(file: Path, content: Any) -> None:
 
 def holds_encoder(build: Path) -> bool:
     """Return whether a build is an encoder's; False if it can't be read, which its reader will report."""
-    return MARK in _content(build)
+    return MARK in json_object(build / "model.json")
 
 
 def open_gates(build: Path) -> tuple[str, ...]:
     """Return what the gates say that have not passed, of a build taken with `--ungated`; empty of any other."""
-    return tuple(_content(build).get(UNGATED, ()))
-
-
-def _content(build: Path) -> dict[str, Any]:
-    """Return the content of model.json; empty if it can't be read."""
-    try:
-        content = load_json(build / "model.json")
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return tuple(json_object(build / "model.json").get(UNGATED, ()))
 
 
 def _fault(content: Any, kinds: Keys) -> str:
