@@ -114,5 +114,6 @@ def test_two_commands_lead_from_a_repository_to_a_chat_in_a_browser(tmp_path: Pa
         page.press("Enter")
         page.wait("document.querySelector('article:last-child .took')")
         assert f"{engine_name()} engine" in page.text(".took") and page.text(".assistant .text")
-        assert not page.text(".wrong") and page.errors == []
+        assert not page.text(".wrong")
+        assert all(error.endswith("/health") for error in page.errors)  # 503 while programs are loading
         print(page.evaluate("document.body.innerText"))
