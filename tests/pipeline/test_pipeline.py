@@ -146,12 +146,12 @@ def test_a_dry_run_knows_the_memory_before_there_is_a_plan(finished: Project, tm
 def test_a_job_that_needs_more_memory_than_there_may_be_is_refused(finished: Project, tmp_path: Path) -> None:
     """Snakemake itself would start it all the same."""
     project = copied(finished, tmp_path / "small")
-    done = project.run("all", "--resources", "mem_mb=700")
+    done = project.run("all", "--resources", "mem_mb=200")
     assert done.returncode != 0
     (line,) = said(done.stdout)
-    assert re.search(r"needs \d+ MB of memory and this build may use 700; allow more with --resources", line)
+    assert re.search(r"needs \d+ MB of memory and this build may use 200; allow more with --resources", line)
     assert not project.build.exists() and "Traceback" not in done.stdout
-    planned = project.run("all", "--resources", "mem_mb=700", "--dry-run")
+    planned = project.run("all", "--resources", "mem_mb=200", "--dry-run")
     assert planned.returncode != 0
     assert (said(planned.stdout), "Traceback" in planned.stdout) == ([line], False)
 

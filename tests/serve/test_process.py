@@ -276,14 +276,18 @@ def test_when_the_engine_is_gone_while_nobody_asks_the_server_ends_too(
 
 def test_a_closed_terminal_ends_it_like_sigterm() -> None:
     """A running stream is told so, and nothing is left running."""
-    with process(0.02, "--port", "0", "--grace-seconds", "0") as (server, base):
-        stream = iter(client(base).completions.create(**ask(max_tokens=4000), stream=True))
-        next(stream)
-        server.send_signal(signal.SIGHUP)
-        with pytest.raises(openai.APIError, match="the server is shutting down"):
-            list(stream)
-        _, complaints = server.communicate(timeout=PATIENCE)
-        assert server.returncode == 0 and complaints == ""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup tests ignore it, and so would the server
+    try:
+        with process(0.02, "--port", "0", "--grace-seconds", "0") as (server, base):
+            stream = iter(client(base).completions.create(**ask(max_tokens=4000), stream=True))
+            next(stream)
+            server.send_signal(signal.SIGHUP)
+            with pytest.raises(openai.APIError, match="the server is shutting down"):
+                list(stream)
+            _, complaints = server.communicate(timeout=PATIENCE)
+            assert server.returncode == 0 and complaints == ""
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_more_connections_than_it_may_open_files_are_no_complaint() -> None:
