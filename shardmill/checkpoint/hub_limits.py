@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
-from huggingface_hub import set_client_factory
+from huggingface_hub import constants, set_client_factory
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -104,7 +104,9 @@ def _explain_status(status: int, endpoint: str) -> str:
 
 
 SMALL_SECONDS = 300.0  # for one listing or one text file
-FIRST_SECONDS = 3  # until a process has its first answer; a network without a way out would keep it for minutes
+# Until a process has its first answer, as long as the hub client waits for one: a network without a way out would keep
+# it for minutes.
+FIRST_SECONDS = constants.DEFAULT_ETAG_TIMEOUT
 FIRST = "HF_HUB_ETAG_TIMEOUT"  # the hub client's own variable, for networks that take longer
 SILENCE = 30.0  # seconds without a byte of a listing from a hub that has answered before
 READS = ("GET", "HEAD")

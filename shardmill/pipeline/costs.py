@@ -174,7 +174,7 @@ def _memory(config: Config, plan: Mapping[str, Any]) -> Iterator[tuple[str, int]
         each = times.COSTS[step.name].each if step.name in times.COSTS else bool(step.needs.part)
         for part in config.parts if each else (None,):
             sizes = resources.job_sizes(plan, positions, part)
-            yield f"{step.name} {part}" if part else step.name, resources.here(step.needs).mb(sizes)
+            yield f"{step.name} {part}" if part else step.name, resources.on_this_machine(step.needs).mb(sizes)
 
 
 def _times(config: Config, plan: Mapping[str, Any]) -> tuple[dict[str, float | None], float | None, float]:

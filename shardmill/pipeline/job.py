@@ -255,7 +255,7 @@ def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
     if step.each_thread == resources.NOTHING or threads == 1:
         return threads
     found = resources.job_sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
-    need = resources.here(step.needs)
+    need = resources.on_this_machine(step.needs)
     return resources.threads_within(snakemake.resources["mem_mb"], threads, need, step.each_thread, found)
 
 

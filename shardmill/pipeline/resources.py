@@ -163,7 +163,7 @@ def torch_mb() -> int:
     return known[build]
 
 
-def here(need: Need) -> Need:
+def on_this_machine(need: Need) -> Need:
     """Return what a need is on this machine: with its torch and, on a Mac, without the portable engine's copies.
 
     The portable engine holds each weight in fp16 beside its file, and small matrices in fp32.

@@ -148,7 +148,7 @@ def _known(config: Config) -> resources.Known:
 def _declared(step: str, known: resources.Known, limit: int | None, beside: int) -> resources.Resource | int:
     """Return what the jobs of a step of a model declare, see `resources.declared`."""
     row = STEPS[step]
-    return resources.declared(known, step, resources.here(row.needs), limit, beside, row.each_thread)
+    return resources.declared(known, step, resources.on_this_machine(row.needs), limit, beside, row.each_thread)
 
 
 def that_fit(batch: Batch, workflow: Any) -> Batch:

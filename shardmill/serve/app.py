@@ -175,7 +175,8 @@ def _add_tokenizer(app: FastAPI, chats: Executor, model: Model) -> None:
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
         """Split a text or a conversation into tokens."""
-        tokens = await asyncio.get_running_loop().run_in_executor(chats, split_into_tokens, body, model)
+        threads = chats if body.messages else None
+        tokens = await asyncio.get_running_loop().run_in_executor(threads, split_into_tokens, body, model)
         texts = [model.vocabulary.text(token) for token in tokens] if body.return_token_strs else None
         most = model.engine.slots
         return json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": texts})
@@ -188,7 +189,7 @@ def _add_tokenizer(app: FastAPI, chats: Executor, model: Model) -> None:
         if stray := [token for token in body.tokens if token >= known]:
             raise invalid(f"tokens: {stray[0]} is no token: the vocabulary has {known}", "tokens")
         decode = partial(model.tokenizer.decode, body.tokens, skip_special_tokens=False)
-        return json_response({"prompt": await asyncio.get_running_loop().run_in_executor(chats, decode)})
+        return json_response({"prompt": await asyncio.get_running_loop().run_in_executor(None, decode)})
 
 
 def _facts(model: Model, settings: Settings) -> dict[str, Any]:

@@ -82,12 +82,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
                 rooms.append(_check_prompt(prompts[-1], model, settings))
             except ApiError as error:
                 raise (error if len(request.prompts) == 1 else place_of(error, "prompt", i)) from error
-    drafter = request.shardmill.drafter or settings.drafter
-    if drafter == "draft_model" and model.draft_session is None:
-        raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
-    if drafter in TRAINED and model.head_name != drafter:
-        why = f"drafter {drafter} needs a build with an {TRAINED[drafter]}, which this one lacks"
-        raise invalid(why, "shardmill.drafter")
+    drafter = _drafter(request, model, settings)
     tools = model.tools_of(request)
     kept = [] if tools is None else [*tools.tokens]
     if isinstance(request, ChatRequest) and model.thoughts is not None:
@@ -116,6 +111,17 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
         for i, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
         for one in options[i * each : (i + 1) * each]
     ]
+
+
+def _drafter(request: GenerationRequest, model: Model, settings: Settings) -> str:
+    """Return the name of the drafter. Raises ApiError for one that this model lacks."""
+    drafter = request.shardmill.drafter or settings.drafter
+    if drafter == "draft_model" and model.draft_session is None:
+        raise invalid("drafter draft_model needs a server started with --draft-build", "shardmill.drafter")
+    if drafter in TRAINED and model.head_name != drafter:
+        why = f"drafter {drafter} needs a build with an {TRAINED[drafter]}, which this one lacks"
+        raise invalid(why, "shardmill.drafter")
+    return drafter
 
 
 def _chat_text(request: ChatRequest, model: Model) -> str:

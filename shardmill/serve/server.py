@@ -46,11 +46,23 @@ FIRST_PASSES = "the first pass of every width"
 
 @dataclass(frozen=True)
 class LoadedApp:
-    """A loaded model, ready for serving: the application, its worker, and the line that announces it."""
+    """A loaded model, ready for serving: the application, its worker, and the line that announces it.
+
+    Attributes:
+        engine: what runs the programs.
+    """
 
     app: ASGIApp
     worker: Worker | EncoderWorker
     greeting: str
+    engine: object
+
+    def start(self, stop: Callable[[], None]) -> None:
+        """Start the worker; `stop` is called when the engine can't be used any more, even if no request needs it."""
+        self.worker.stop = stop
+        self.worker.start()
+        if isinstance(self.engine, Remote):
+            self.engine.process.when_gone(self.worker.give_up)
 
 
 class LoadingApp:
@@ -95,9 +107,8 @@ class LoadingApp:
             with self._lock:
                 if self._closing:
                     return
-                ready.worker.stop = self._ended
-                ready.worker.start()
                 self._worker, self._app = ready.worker, ready.app
+                ready.start(self._ended)
             self._announce(ready.greeting)
         except Exception as error:
             self.error = error
@@ -190,6 +201,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self._announce()
 
+    def end(self) -> None:
+        """End the server in order, from any thread."""
+        self.should_exit = True
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End the running request without the grace period at a second Ctrl-C; uvicorn would print a traceback."""
         if self.should_exit and sig == signal.SIGINT and self._loop is not None:
@@ -249,7 +264,7 @@ def serve(
                 opened(page)
 
             server = around(ready.app, ready.worker, settings, listens)
-            ready.worker.start()
+            ready.start(server.end)
             _serve_until_signal(server, ready.worker, listener)
         else:
             starting = LoadingApp(make, warming, settings, announce)
@@ -259,7 +274,9 @@ def serve(
                 opened(page)
                 loader.start()
 
-            _serve_until_signal(around(starting, starting, settings, begins), starting, listener)
+            server = around(starting, starting, settings, begins)
+            starting.stop = server.end
+            _serve_until_signal(server, starting, listener)
     finally:
         listener.close()
 
@@ -269,9 +286,8 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
     model, metrics = load(), Metrics()
     if isinstance(model, Reader):
         encoder, desk = model.encoder, EncoderWorker(metrics, settings.limits.queue)
-        _watch(encoder, desk)
         greeting = _greeting(encoder.manifest["model"], machine.engine_name(), encoder.threads, settings, listener)
-        return LoadedApp(create_encoder_app(model, desk, metrics, settings), desk, greeting)
+        return LoadedApp(create_encoder_app(model, desk, metrics, settings), desk, greeting, encoder)
     report_load(FIRST_PASSES)
     worker = Worker(
         model,
@@ -283,20 +299,12 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
         prefix_cache=settings.prefix_cache,
         opening=opening_of(model, settings.system_prompt) if settings.system_prompt else (),
     )
-    _watch(model.engine, worker)
     greeting = _greeting(model.name, model.engine_name, model.threads, settings, listener)
-    return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting)
-
-
-def _watch(model: object, worker: Worker | EncoderWorker) -> None:
-    """End the server when the process that runs the programs ends, even if no request needs it."""
-    if isinstance(model, Remote):
-        model.process.when_gone(worker.give_up)
+    return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting, model.engine)
 
 
 def _serve_until_signal(server: Server, worker: Worker | EncoderWorker | LoadingApp, listener: socket.socket) -> None:
     """Run the server, then close its worker. Raise the worker's error, if one ended the server."""
-    worker.stop = lambda: setattr(server, "should_exit", True)
     try:
         _run(server, listener)
     finally:
@@ -326,7 +334,7 @@ def around(
 def within_descriptors(limits: Limits) -> Limits:
     """Raise this process' limit of open files, a Mac's 256 for one, and fit the connections to what it is then.
 
-    Where descriptors lack, no connection is accepted, and asyncio says so thousands of times a second.
+    Where descriptors lack, no connection is accepted, and asyncio reports it thousands of times a second.
     """
     needed = limits.idle_connections + limits.open_requests + OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

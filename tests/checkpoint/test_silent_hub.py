@@ -103,7 +103,7 @@ def test_the_client_s_own_variable_allows_more(
     monkeypatch.delenv(hub_limits.FIRST)
     with hub_limits.client() as asking, pytest.raises(CheckpointError):
         asking.get("http://127.0.0.1:9/")
-    assert seconds == [30, 3]
+    assert seconds == [30, 10]
 
 
 def test_a_listing_of_a_hub_that_falls_silent_ends(

@@ -171,9 +171,9 @@ def test_core_ml_makes_no_copies_of_weights(monkeypatch: pytest.MonkeyPatch, por
     """So that Phi-4-mini fits the six tenths of a Mac of 16 GB, which are 10.3 GB."""
     monkeypatch.setattr(resources, "is_portable", lambda: portable)
     monkeypatch.setattr(resources, "torch_mb", lambda: TORCH)
-    declared = resources.here(STEPS["parity_stack"].needs).mb(resources.job_sizes(PLANS["phi"], 256))
+    declared = resources.on_this_machine(STEPS["parity_stack"].needs).mb(resources.job_sizes(PLANS["phi"], 256))
     assert declared == pytest.approx(mb, abs=1)
-    assert resources.here(STEPS["provenance"].needs) == STEPS["provenance"].needs
+    assert resources.on_this_machine(STEPS["provenance"].needs) == STEPS["provenance"].needs
 
 
 def test_what_makes_the_plan_declares_a_large_vocabulary_without_one(build: Path) -> None:

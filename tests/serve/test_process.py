@@ -218,10 +218,8 @@ class Dying(Speaker):
             raise EngineGoneError("the process that runs the programs of build/fake ended with SIGSEGV; start again")
 
 
-@pytest.mark.parametrize("warming", [None, 1])
-def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with_its_words(warming: int | None) -> None:
-    """Nobody waits for ever, and whoever started the server learns of it by its exit code."""
-    engine, said, raised = Dying(slots=512), list[str](), list[Exception]()
+def served(engine: Speaker, warming: int | None, said: list[str], raised: list[Exception]) -> threading.Thread:
+    """A server in a thread; what it announces and how it fails is in the lists."""
 
     def run() -> None:
         try:
@@ -231,6 +229,14 @@ def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("warming", [None, 1])
+def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with_its_words(warming: int | None) -> None:
+    """Nobody waits for ever, and whoever started the server learns of it by its exit code."""
+    engine, said, raised = Dying(slots=512), list[str](), list[Exception]()
+    thread = served(engine, warming, said, raised)
     wait_until(lambda: bool(said))
     engine.left = 2
     connection = http.client.HTTPConnection("127.0.0.1", int(said[0].rpartition(":")[2].partition("/")[0]))
@@ -241,35 +247,35 @@ def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with
 
 
 class Watched(Speaker):
-    """An engine in a process that ends when the test says so."""
+    """An engine in a process that ends when the test says so, or before anybody asks for its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: bool) -> None:
         super().__init__()
-        self.process = self
-        self.told: list[Callable[[Exception], None]] = []
+        self.process, self.ended = self, ended
+        self.tell: Callable[[Exception], None] | None = None
 
     def when_gone(self, told: Callable[[Exception], None]) -> None:
-        self.told.append(told)
+        self.tell = told
+        if self.ended:
+            self.end()
+
+    def end(self) -> None:
+        assert self.tell is not None
+        self.tell(EngineGoneError("the process that runs the programs of build/fake ended with SIGKILL; start again"))
 
 
+@pytest.mark.parametrize("ended", [False, True])
 @pytest.mark.parametrize("warming", [None, 1])
 def test_when_the_engine_is_gone_while_nobody_asks_the_server_ends_too(
-    warming: int | None, monkeypatch: pytest.MonkeyPatch
+    warming: int | None, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever started it learns of it before a client does."""
+    """Whoever started it learns of it before a client does, also if that is before the server listens."""
     monkeypatch.setattr("shardmill.serve.server.Remote", Watched)
-    engine, said, raised = Watched(), list[str](), list[Exception]()
-
-    def run() -> None:
-        try:
-            serve(lambda: fake_model(engine), Settings(port=0), said.append, warming)
-        except ShardmillError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    wait_until(lambda: bool(said))
-    engine.told[0](EngineGoneError("the process that runs the programs of build/fake ended with SIGKILL; start again"))
+    engine, said, raised = Watched(ended), list[str](), list[Exception]()
+    thread = served(engine, warming, said, raised)
+    if not ended:
+        wait_until(lambda: bool(said))
+        engine.end()
     thread.join(PATIENCE)
     assert raised and "ended with SIGKILL" in str(raised[0])
 

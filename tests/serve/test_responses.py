@@ -257,8 +257,10 @@ def test_log_probabilities_are_those_of_a_chat(server: Running, stream: bool) ->
     expected = [(row.token, row.logprob, len(row.top_logprobs)) for row in chat.choices[0].logprobs.content]
     if stream:
         events = list(respond(server, input="Hi", stream=True, **asked))
-        told = [row for event in events if event.type == "response.output_text.delta" for row in event.logprobs]
-        assert "".join(row.token for row in told) and len(told) <= len(expected)
+        deltas = [row for event in events if event.type == "response.output_text.delta" for row in event.logprobs]
+        (done,) = (event.logprobs for event in events if event.type == "response.output_text.done")
+        told = [(row.token, row.logprob, len(row.top_logprobs)) for row in deltas]
+        assert told and told == expected[: len(told)] and [row.token for row in done] == [row[0] for row in expected]
         answer = events[-1].response
     else:
         answer = respond(server, input="Hi", **asked)

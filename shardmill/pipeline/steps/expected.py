@@ -30,24 +30,24 @@ def task(
     paths = {piece.name: package.path for piece, package in zip(programs, packages, strict=True)}
 
     def work(made: Mapping[str, Path]) -> None:
-        from shardmill.gates.expected import Recording
+        from safetensors.torch import load_file
 
-        recording = Recording()
-        (encoder if plan["buckets"] else decoder)(recording)
+        from shardmill.gates.expected import Recording
+        from shardmill.runtime.engine import read_tables
+
+        recording, record_all = Recording(), encoder if plan["buckets"] else decoder
+        record_all(recording, source_folder(record), load_file(states.path), read_tables(table.path))
         recording.thinned()
         recording.write(made["expected"])
 
-    def decoder(recording: Any) -> None:
-        from safetensors.torch import load_file
-
+    def decoder(recording: Any, source: Path, known: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         from shardmill.gates.expected import greedy, record_decoder
         from shardmill.gates.reference import Reference, carried_channels
         from shardmill.gates.stack import stored_model
         from shardmill.gates.weights import PackageWeights
         from shardmill.models.contract import PER_LAYER
-        from shardmill.runtime.engine import EMBEDDING, read_tables
+        from shardmill.runtime.engine import EMBEDDING
 
-        source, known, tables = source_folder(record), load_file(states.path), read_tables(table.path)
         reference = Reference(source, plan["context"], carried_channels(plan))
         for place, part in enumerate(programs):
             stored = PackageWeights(paths[part.name], part, plan["prefix"])
@@ -56,16 +56,12 @@ def task(
         whole = stored_model(reference, own, embedding, source, plan["prefix"])
         recording.about["answer"] = greedy(whole, known["tokens"].tolist(), tables[EMBEDDING], tables.get(PER_LAYER))
 
-    def encoder(recording: Any) -> None:
-        from safetensors.torch import load_file
-
+    def encoder(recording: Any, source: Path, known: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         from shardmill.gates.encoder_reference import EncoderReference
         from shardmill.gates.expected import record_encoder
         from shardmill.gates.reference import checkpoint_weights
         from shardmill.gates.weights import PackageWeights
-        from shardmill.runtime.engine import read_tables
 
-        source, known, tables = source_folder(record), load_file(states.path), read_tables(table.path)
         reference, original = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
         for place, part in enumerate(programs):
             stored = PackageWeights(paths[part.name], part, plan["prefix"])
