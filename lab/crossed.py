@@ -1,4 +1,4 @@
-"""Counts the files of the repository that a command crosses: those in which a function runs, imports apart.
+"""Counts the files of the repository in which a command runs a function.
 
     python lab/crossed.py run OUT COMMAND...     # writes OUT: one line a process and file
     python lab/crossed.py count OUT [WORDS]      # of the processes whose command has all WORDS

@@ -145,7 +145,7 @@ def load_json(path: Path, unique: bool = False) -> Any:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, whoever wrote it; an empty one if there is none that can be read."""
+    """Return the object in a JSON file, whoever wrote it; an empty one if it holds none or can't be read."""
     try:
         content = load_json(path)
     except (OSError, ValueError):

@@ -120,7 +120,7 @@ _Result = TypeVar("_Result")
 
 _answered: set[str] = set()  # hosts that this process has had an answer from
 _silent: set[str] = set()  # hosts that gave no first answer: they are not waited for again
-_UNASKED = "/api/agent-harnesses"  # the hub's client asks for it of its own accord, and does without it
+_UNASKED = "/api/agent-harnesses"  # the hub's client asks for it unbidden, and needs no answer
 
 
 class _Client(httpx2.Client):
@@ -128,7 +128,7 @@ class _Client(httpx2.Client):
 
     A host that has answered before is asked again: a long download outlives a moment without a network. The first
     answer of a process must come within FIRST_SECONDS, whatever is slow: a name, a connection (each address of a host
-    has a timeout of its own), or the host.
+    has a separate timeout), or the host.
     """
 
     def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:

@@ -94,7 +94,7 @@ def _render_plan(found: Preview) -> Iterator[str | Table]:
         yield f"a pass: one text through {bucket}, reading {size(found.bytes_per_token)}"
         if found.windows:
             yield f"a longer text: {found.windows} windows of {max(found.buckets)} tokens"
-        yield "weights: the weight files of all buckets are the same, and are stored once"
+        yield "weights: all buckets have the same weight files, which are stored once"
     else:
         yield _pass(found)
         if found.passes:

@@ -129,7 +129,7 @@ class Process:
                 return _shared(self.memory, value).copy().T if kind == SHARED else value
 
     def when_gone(self, told: Callable[[EngineGoneError], None]) -> None:
-        """Call `told` when the child has ended, in a thread of its own, even if nobody calls a method of the model."""
+        """Call `told` in another thread when the child has ended, even if nobody calls a method of the model."""
         child, build = self.child, self.build  # not this object, which would never be closed
 
         def wait() -> None:

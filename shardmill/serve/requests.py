@@ -122,7 +122,7 @@ class GenerationRequest(Strict):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def ends(self, usual: Sequence[int]) -> tuple[int, ...]:
-        """Return the tokens that end the answer, given those that usually do."""
+        """Return the tokens that end the answer, given the tokens that usually end one."""
         return tuple(dict.fromkeys([*(() if self.ignore_eos else usual), *(self.stop_token_ids or ())]))
 
     @property
@@ -219,7 +219,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def usable(self) -> list[Tool]:
-        """Return the tools that the model is shown; an empty list if the tool choice is none."""
+        """Return the tools that the model is shown: no tool if the tool choice is `none`."""
         shown = self._chosen if isinstance(self.tool_choice, AllowedTools) else None
         tools = [] if self.tool_choice == "none" else self.tools or []
         return [tool for tool in tools if shown is None or tool.function.name in shown]

@@ -158,14 +158,14 @@ class LoadingApp:
         await respond(error)(scope, receive, send)
 
 
-BACKLOG = 128  # connections that wait to be accepted; asyncio tries so many at once where descriptors lack
+BACKLOG = 128  # connections that may wait; where descriptors lack, asyncio tries this many at once
 OWN_FILES = 64 + 2 * BACKLOG  # descriptors of no connection that is counted: some wait, some are being closed
 FEWEST = 8  # connections of each kind
 LAST_WORDS = 2.0  # seconds for sending answers after the engine has stopped
 
 
 class _Complaints:
-    """What the event loop complains of: that descriptors lack is said once a minute."""
+    """A handler of what the event loop reports. It logs a lack of descriptors once a minute."""
 
     def __init__(self) -> None:
         self._again = 0.0
@@ -341,7 +341,7 @@ def within_descriptors(limits: Limits) -> Limits:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return limits
     most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    with suppress(OSError, ValueError):  # a system may have a lower limit of its own
+    with suppress(OSError, ValueError):  # a system may have a lower limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     share = max(FEWEST, (most - OWN_FILES) // 2)
