@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 from browser import CONTROL, SHIFT, Page, browser
 from numpy.typing import NDArray
-from patience import wait_until
+from patience import PATIENCE, wait_until
 from programs import skip_or_fail
 from tokenizers import AddedToken, Tokenizer
 
 from report import sample
 from shardmill.report.page import render
 from shardmill.runtime import label
+from shardmill.serve import pages
 from shardmill.serve.model import Settings
 
 from .fake import END, Speaker, byte_tokenizer, fake_model, token_bytes
@@ -104,9 +105,17 @@ def server(actor: Actor) -> Iterator[Running]:
         yield up
 
 
+PAGE = Path(pages.__file__).parent / "page" / "page.js"
+(GIVES_UP,) = re.findall(r"const PATIENCE = (\d+);", PAGE.read_text())  # milliseconds for the Markdown of a text
+PATIENT = f"""{{ const real = window.setTimeout;
+window.setTimeout = (work, time) => real(work, time === {GIVES_UP} ? {int(1000 * PATIENCE)} : time); }}"""
+
+
 @pytest.fixture(scope="module")
 def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    """A window whose pages give up no Markdown because this machine is slow."""
     with browser(tmp_path_factory.mktemp("browser")) as page:
+        page.call("Page.addScriptToEvaluateOnNewDocument", source=PATIENT)
         yield page
 
 
@@ -229,13 +238,27 @@ def test_a_hostile_answer_is_only_shown(page: Page, server: Running, question: s
             [["", "noopener noreferrer"]] * 2 if question == "scripts" else []
         )
         given_up = page.evaluate("document.querySelector('article:last-child .text > .plain') !== null")
-        assert given_up == (question in ("quotes", "cells", "strong"))
+        assert given_up == (question in ("quotes", "cells"))  # nested too deeply, and too much HTML
         if question == "scripts":
             assert "<script>document.title" in shown and "![pixel](https://evil.example/pixel.png)" in shown
         if question == "long":
             page.wait("document.querySelector('article:last-child .text').innerText.includes('Line 3999 of')")
         if fresh:
             enter(page, server, fresh=False)
+    ask(page, "hello")
+    page.wait("document.querySelector('article:last-child td')")
+
+
+def test_markdown_that_takes_for_ever_is_given_up(page: Page, server: Running) -> None:
+    """The text is shown as it is, and the next answer is drawn by another worker."""
+    enter(page, server)
+    page.evaluate("window.Working = Worker, window.Worker = class { postMessage() {} terminate() {} }, 0")
+    soon = f"(work, time) => wait(work, time === {GIVES_UP} ? 10 : time)"
+    page.evaluate(f"window.wait = setTimeout, window.setTimeout = {soon}, 0")
+    ask(page, "hello")
+    page.wait("document.querySelector('article:last-child .text > .plain')?.innerText.includes('| 1 | 2 |')")
+    assert page.text("article:last-child .text").startswith("**Bold** words")
+    page.evaluate("window.Worker = Working, window.setTimeout = wait, 0")
     ask(page, "hello")
     page.wait("document.querySelector('article:last-child td')")
 
