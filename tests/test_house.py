@@ -80,6 +80,7 @@ def test_more_than_a_budget_is_named(house: ModuleType) -> None:
     assert len(house.complaints(counts, {})) == 6
 
 
+@pytest.mark.thorough
 def test_every_package_has_a_budget_and_files(house: ModuleType) -> None:
     """A folder that is moved again would count as nothing."""
     budgets = json.loads((ROOT / "tools/budgets.json").read_text())

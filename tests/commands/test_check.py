@@ -168,6 +168,7 @@ def test_a_receipt_becomes_evidence_of_its_build(build: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_server_says_on_health_what_was_found(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And one that was told not to check says nothing of it."""
     monkeypatch.setattr(process, "load_engine", REAL)

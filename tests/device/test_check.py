@@ -220,6 +220,7 @@ def texts_found_by(build: Path, precision: str, spoil: Callable[[Any], None] = l
     return [*check.check_parts(build, manifest(build), engine, precision)]
 
 
+@pytest.mark.thorough(but=["text-classification-fp32", "text-classification-fp16"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_an_encoder_is_compared_in_each_bucket(encoder: Path, precision: str) -> None:
     found = texts_found_by(encoder, precision)
@@ -234,6 +235,7 @@ def test_an_encoder_is_compared_in_each_bucket(encoder: Path, precision: str) ->
     assert wrong(found) == ["encoder_24"] and "of the result away at one token, 7 tokens, at most" in found[1].said
 
 
+@pytest.mark.thorough(but=["bert-fp32", "bert-fp16"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_each_program_of_a_chain_is_compared_by_itself(chain: Path, precision: str) -> None:
     found = texts_found_by(chain, precision)

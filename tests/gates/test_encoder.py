@@ -167,6 +167,7 @@ def chained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return build(tmp_path_factory.mktemp("chain"), *request.param)
 
 
+@pytest.mark.thorough(but=["bert 2"])
 def test_every_part_of_a_chain_passes_the_gates_of_an_encoder(chained: Made) -> None:
     parts = {"weight_steps", "subnormal_steps", "scale_steps", "padding_error", PACKING, "psnr"} | IN_FP32
     for place in range(len(chained.chain(16))):
@@ -183,6 +184,7 @@ class Scaled(PartRunner):
         return super().run(rows, passes)[0] * np.float32(1.01), {}
 
 
+@pytest.mark.thorough(but=["bert 2"])
 @pytest.mark.skipif(not IN_FP32, reason="shows in fp32, which Core ML does not have")
 def test_a_fault_in_any_part_of_a_chain_is_found(chained: Made) -> None:
     for place in range(len(chained.chain(16))):
@@ -198,6 +200,7 @@ class Skipping(Encoder):
         return super().through(texts, bucket)
 
 
+@pytest.mark.thorough(but=["bert 2"])
 def test_a_program_that_is_left_out_of_a_chain_is_found(chained: Made) -> None:
     assert BUCKET in missed(chained.stack(Skipping))
 

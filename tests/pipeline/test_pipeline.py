@@ -309,6 +309,7 @@ def test_a_build_without_a_benchmark_is_finished(finished: Project, tmp_path: Pa
     assert "benchmark" not in told and "0 of 18 cached steps would work" in told
 
 
+@pytest.mark.thorough
 def test_two_builds_in_one_folder_do_not_mix(finished: Project, tmp_path: Path) -> None:
     project = copied(finished, tmp_path / "locked")
     with (project.folder / "build" / ".lock").open("w") as lock:

@@ -163,6 +163,7 @@ def test_a_budget_that_no_forms_keep_is_refused(root: Path) -> None:
         driver.run(root, settings(budget={"perplexity": 1.0000001}))
 
 
+@pytest.mark.thorough
 def test_a_build_without_calibration_has_no_such_steps(root: Path) -> None:
     worked = run(root, settings(precision="int8", calibration=None, budget=None, search={}))
     gone = ("codes", "sensitivity", "search", "calibration", "measured")

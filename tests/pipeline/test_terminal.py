@@ -153,7 +153,7 @@ def test_a_build_says_what_begins_what_ends_and_what_was_found(folder: Path) -> 
     assert again.stdout.splitlines()[-4:] == ["shardmill: Nothing to be done", *last]
 
 
-@pytest.mark.thorough(but=["--verbose"])
+@pytest.mark.thorough
 @pytest.mark.parametrize("asked", ["--verbose", "--quiet", "--printshellcmds"])
 def test_whoever_asks_snakemake_for_its_own_output_gets_it(folder: Path, asked: str) -> None:
     """Jobs then say their lines themselves."""
@@ -185,10 +185,11 @@ def test_what_makes_nothing_is_snakemake_s_own(folder: Path, asked: str) -> None
     ("does", "line"),
     [
         (FAILS["parity"], "shardmill parity tiny head_0: parity head_0: kl is 1, must be <= 0.02"),
-        (
+        pytest.param(
             ["INFO half", "killed"],
             "shardmill parity tiny head_0: ended without a word; see build/tiny/logs/parity_head_0.log, and whether "
             "the memory was full",
+            marks=pytest.mark.thorough,
         ),
     ],
 )
@@ -201,6 +202,7 @@ def test_a_job_that_fails_is_one_line(folder: Path, does: list[str], line: str) 
     assert "Error in rule parity" in log.read_text()
 
 
+@pytest.mark.thorough
 def test_a_failure_that_other_jobs_followed_is_said_again_at_the_end(folder: Path) -> None:
     """Where a person looks. Here the other one waits until the first is said to have failed."""
     rules = (folder / "rules/steps.smk").read_text()
@@ -244,6 +246,7 @@ def test_ctrl_c_is_one_line(folder: Path) -> None:
     assert "[0/2] parity head_0: begins" in shown(done.stdout)
 
 
+@pytest.mark.thorough
 def test_a_person_at_a_terminal_sees_what_runs_below_what_is_done(folder: Path) -> None:
     """One line, which is drawn anew and does not stay."""
     ours, theirs = pty.openpty()
@@ -274,6 +277,7 @@ def test_a_person_at_a_terminal_sees_what_runs_below_what_is_done(folder: Path) 
     assert "begins" not in text.decode()
 
 
+@pytest.mark.thorough
 def test_a_fault_of_these_lines_leaves_the_build_to_snakemake(folder: Path) -> None:
     text = (folder / "Snakefile").read_text()
     broken = "terminal.found = None\nterminal.take_over(MODELS, workflow)"

@@ -148,6 +148,7 @@ def test_generate_marks_its_text_and_its_json(build: Path) -> None:
     assert json.loads(ran.stdout)[UNGATED] == [MISSED, OPEN]
 
 
+@pytest.mark.thorough
 def test_chat_marks_its_greeting_and_each_answer(build: Path) -> None:
     ran = shardmill("chat", build, "--ungated", "--max-new-tokens", 4, stdin="def \n")
     marked(ran)
@@ -177,6 +178,7 @@ def test_what_a_mac_measured_of_it_is_imported(build: Path, tmp_path: Path) -> N
     shutil.rmtree(build / "evidence")
 
 
+@pytest.mark.thorough
 def test_figures_are_marked_and_lie_beside_the_build(build: Path, finished: Project) -> None:
     (build / "benchmark").mkdir()
     (build / "benchmark/speed.receipt.json").write_text("{}")  # of a build before, whose gates had passed
@@ -197,6 +199,7 @@ def test_a_server_gets_the_marks(build: Path, monkeypatch: pytest.MonkeyPatch) -
     assert started[0].ungated == (MISSED, OPEN)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("task", ["token-classification", "text-classification"])
 def test_label_marks_its_json(task: str, build: Path, tmp_path: Path) -> None:
     """Here the manifest was copied: it is marked wherever it lies."""

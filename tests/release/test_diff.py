@@ -73,6 +73,7 @@ def test_model_json_is_compared_as_it_lies_there(first: Path, tmp_path: Path) ->
     assert run("diff", first, other)[0] == 1
 
 
+@pytest.mark.thorough
 def test_what_was_chosen_and_what_came_of_it(first: Path, second: Path) -> None:
     found = compare_builds(first, second)
     by_name = {(each.kind, each.name): (each.before, each.after) for each in found}

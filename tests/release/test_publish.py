@@ -78,6 +78,7 @@ def test_a_repository_looks_as_hubs_and_people_know_them(build: Path, keys: Keys
     assert [name for name in files for part in unwanted if part in name or name.endswith("model.safetensors")] == []
 
 
+@pytest.mark.thorough
 def test_what_macos_leaves_in_folders_is_neither_signed_nor_uploaded(build: Path, keys: Keys, hub: StoreHub) -> None:
     publish(build, PublishOptions(REPO, license="apache-2.0", key=keys.private))
     before = hub.files(REPO)
@@ -192,6 +193,7 @@ def test_what_a_dry_run_refuses_is_named_where_it_lies(build: Path) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_private_repository_is_private(build: Path, hub: StoreHub) -> None:
     publish(build, PublishOptions(REPO, license="mit", private=True))
     assert hub.private == {REPO}
@@ -227,6 +229,7 @@ def test_what_was_signed_is_not_cut_without_the_key(build: Path, keys: Keys) -> 
         prepare_upload(build, PublishOptions(REPO, license="mit", include="packages"))
 
 
+@pytest.mark.thorough
 def test_what_was_signed_before_is_published_without_the_key(
     build: Path, keys: Keys, hub: StoreHub, tmp_path: Path
 ) -> None:
@@ -287,6 +290,7 @@ def test_somebody_s_own_repository_is_left_alone(build: Path, hub: StoreHub) -> 
     assert (hub.put, hub.files(REPO)) == ([], own)
 
 
+@pytest.mark.thorough
 def test_a_repository_with_a_part_of_the_build_is_gone_on_with(build: Path, hub: StoreHub) -> None:
     """So it is after a break, where the client commits in several pieces."""
     files = prepare_upload(build, WISH)
@@ -363,6 +367,7 @@ def test_what_was_tampered_with_on_the_hub_is_named(build: Path, hub: StoreHub, 
     assert not (tmp_path / "pulled").exists()
 
 
+@pytest.mark.thorough
 def test_every_command_takes_the_address_of_a_published_build(build: Path, hub: StoreHub) -> None:
     commit = publish(build)
     code, text = run("verify", f"hf:{REPO}")
@@ -373,6 +378,7 @@ def test_every_command_takes_the_address_of_a_published_build(build: Path, hub: 
     assert code == 1 and "acme/nowhere: no such model" in text
 
 
+@pytest.mark.thorough
 def test_a_second_command_reads_no_file_of_a_published_build_again_but_what_has_changed(
     build: Path, hub: StoreHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:

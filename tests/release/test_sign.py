@@ -43,6 +43,7 @@ def test_a_signed_build_is_proved(signed: Path, keys: Keys) -> None:
     assert "43 numbers of 5 gates" in text and "by 1 independently" in text
 
 
+@pytest.mark.thorough
 def test_a_link_to_a_build_is_followed(build: Path, keys: Keys, tmp_path: Path) -> None:
     """A link such as `latest`, which the signing library refuses."""
     latest = tmp_path / "latest"
