@@ -86,7 +86,7 @@ def costs(config: Config, a: Architecture, plan: Mapping[str, Any], weights: int
     """
     whole, missing, cache = _checkpoint(config)
     build, here = _build(config, a, plan, weights, table), _free(BUILDS)
-    job, mb = max(_memory(config, plan), key=lambda pair: pair[1])
+    mb, job = max((mb, job) for job, mb in _memory(config, plan))
     allowed = resources.share_mb()
     stages, seconds, others = _times(config, plan)
     there = _free(Path(cache)) if cache else 0

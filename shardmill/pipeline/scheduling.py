@@ -212,13 +212,13 @@ def _expand(job: Any) -> None:
 
 
 def _largest(asked: Iterable[Callable[[], None]]) -> TooLarge | None:
-    """Return the TooLarge error with the most memory among the raised ones."""
-    found: list[TooLarge] = []
+    """Return the error of the job that needs most memory; of equal ones the last by name, as `plan` does."""
+    errors: list[TooLarge] = []
     for ask in asked:
         try:
             ask()
         except TooLarge as error:
-            found.append(error)
+            errors.append(error)
         except FileNotFoundError:  # known only when the checkpoint is there
             continue
-    return max(found, key=lambda error: error.mb, default=None)
+    return max(errors, key=lambda error: (error.mb, str(error)), default=None)  # Snakemake's jobs have no order

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json
+from shardmill.imports import quiet_transformers
 from shardmill.printable import first_line
 
 if TYPE_CHECKING:
@@ -170,7 +171,8 @@ def _work(pipe: Connection, source: Path, text: str | None) -> None:
     try:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        with quiet_transformers():  # of what config.json says that no template reads
+            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # a checkpoint may cause any exception
         pipe.send((False, first_line(error)))
         return
