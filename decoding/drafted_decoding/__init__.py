@@ -14,7 +14,7 @@ from drafted_decoding.policies import POLICIES, DraftPolicy, create_policy, meas
 from drafted_decoding.prefixes import PrefixCache
 from drafted_decoding.request import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent
 from drafted_decoding.sampler import SEEDS, Sampling
-from drafted_decoding.session import Session, check_prompt
+from drafted_decoding.session import Session, SetAside, check_prompt
 from drafted_decoding.text import Detokenize
 
 __version__ = "0.1.0"
@@ -46,6 +46,7 @@ __all__ = [
     "PrefixCache",
     "Sampling",
     "Session",
+    "SetAside",
     "TokenEvent",
     "check_prompt",
     "choose_layout",

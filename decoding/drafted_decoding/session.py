@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count as counting
 from typing import TypeVar
 
 import numpy as np
@@ -64,6 +65,23 @@ class Prefill:
     width: int
 
 
+@dataclass(frozen=True, eq=False)
+class SetAside:
+    """A text outside the slots, with copies of all that they held of it.
+
+    Attributes:
+        tokens: the committed tokens.
+        private: whether a prefix cache may keep nothing of them.
+        keys: the engine's keys of the copies, in order.
+        bytes: their size.
+    """
+
+    tokens: tuple[int, ...]
+    private: bool
+    keys: tuple[int, ...]
+    bytes: int
+
+
 class Session:
     """The owner of an engine's slots. `widths` are the widths of decode passes.
 
@@ -91,13 +109,20 @@ class Session:
         self.widths = decode_widths(engine)
         self._wide = tuple(sorted(set(engine.widths)))  # widths for prompts too
         self._layout = choose_layout(context_policy, engine.slots, self.widths[-1], sinks=sinks, block=block)
+        self._prefixes = prefixes
+        self._keys = counting(-1, -1)  # a prefix cache counts upwards
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the text and compute with the bare model; texts that were set aside can be taken back."""
         self._tokens: list[int] = []
         self._fed: list[int] = []
         self._first = self._layout.first_visible(0)  # first position, besides the sinks, that has not been evicted
-        self._prefixes, self._private = prefixes, False
+        self._private = False
+        self._copied: SetAside | None = None  # a copy of the text in the slots, all of it
         self._weights = ""  # the engine's name for its adapter; texts of other weights are not reused
-        engine.adapt(None)  # an earlier session may have left it with an adapter
-        engine.reset()
+        self._engine.adapt(None)  # an earlier session may have left it with an adapter
+        self._engine.reset()
 
     @property
     def engine(self) -> Engine:
@@ -228,15 +253,70 @@ class Session:
             self._engine.reset()
             self._first = self._layout.first_visible(0)
             length = 0
+        if length < len(self._tokens):
+            self._copied = None
         del self._tokens[length:]
         self._fed = []
         return length
 
     def keep(self) -> None:
-        """Copy the committed text out of the slots, unless it is private, has slid, or a ring has overtaken its end."""
+        """Let the prefix cache copy the committed text, unless it is private, has slid, or a ring is past its end.
+
+        Of a text that was set aside, which goes on, only blocks are worth a copy.
+        """
+        length, prefixes = len(self._tokens), self._prefixes
+        if not prefixes or not length or self._private or (self._copied and prefixes.whole):
+            return
+        if self._is_plain(length) and self._intact(length):
+            prefixes.keep(self._tokens, self._weights)
+
+    def set_aside(self, most: int, before: SetAside | None = None) -> SetAside | None:
+        """Copy the committed text out of the slots, where it stays until another text takes its place.
+
+        Args:
+            most: bytes that the copies may take.
+            before: earlier copies of this text, which may not be used any more; they are freed, or become part of the
+                result.
+
+        Returns:
+            The copies. None if they are too large, if the engine makes none, or if the text has slid or a ring is past
+            its end: then nothing has changed.
+        """
+        position, rest = self._engine.copy_bytes()
         length = len(self._tokens)
-        if self._prefixes and length and not self._private and self._is_plain(length) and self._intact(length):
-            self._prefixes.keep(self._tokens, self._weights)
+        size = position * length + rest
+        if not (position or rest) or size > most or not self._is_plain(length) or not self._intact(length):
+            return None
+        grown = before is not None and not rest and before.tokens == tuple(self._tokens[: len(before.tokens)])
+        held = before if before is not None and grown else SetAside((), False, (), 0)
+        keys, sizes = held.keys, {}
+        if (start := len(held.tokens)) < length:
+            key = next(self._keys)
+            sizes = self._engine.copy_out({key: (start, length)}, key if rest else None)
+            keys = (*keys, key)
+        if before is not None and not grown:
+            self.drop(before)
+        self._copied = SetAside(tuple(self._tokens), self._private, keys, held.bytes + sum(sizes.values()))
+        return self._copied
+
+    def take_back(self, text: SetAside) -> None:
+        """Make a text that was set aside the committed one, and leave its copies as they are.
+
+        The session must compute with the weights that the text was computed with, see `use_adapter`.
+        """
+        if self._copied is text:
+            return
+        self.keep()
+        self.truncate(0)
+        self._fit(len(text.tokens))
+        self._engine.copy_in(text.keys)
+        self._tokens, self._private, self._copied = list(text.tokens), text.private, text
+
+    def drop(self, text: SetAside) -> None:
+        """Free the copies of a text that was set aside."""
+        if self._copied is text:
+            self._copied = None
+        self._engine.drop_copies(text.keys)
 
     def _resume(self, prompt: Sequence[int]) -> tuple[int, int]:
         """Make the slots hold as much of a prompt's beginning as they, or the kept prefixes, have.
@@ -314,6 +394,7 @@ class Session:
 
     def _run(self, call: Callable[..., Result], tokens: Sequence[int], position: int) -> Result:
         """Call a method of the engine that takes tokens, which follow one another from a position on."""
+        self._copied = None
         self._slide(self._layout.first_visible(position))
         positions = range(position, position + len(tokens))
         return call(tokens, [self._layout.slot(p) for p in positions], positions)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from drafted_decoding import FinishReason, GenerationResult, TokenEvent
 
-from shardmill.serve.engine_worker import Item
+from shardmill.serve.jobs import Item
 from shardmill.serve.model import Model, Vocabulary
 from shardmill.serve.protocol import ApiError
 from shardmill.serve.requests import ChatRequest, CompletionRequest

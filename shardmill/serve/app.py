@@ -21,8 +21,9 @@ from starlette.types import ASGIApp
 
 from shardmill.serve.answer import Answer
 from shardmill.serve.decide import DecideRequest, decided
-from shardmill.serve.engine_worker import Job, Work, Worker
+from shardmill.serve.engine_worker import Worker
 from shardmill.serve.http import admitted, respond
+from shardmill.serve.jobs import Job, Work
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.pages import add_browser_pages

@@ -1,17 +1,18 @@
-"""One thread owns the engine: requests wait in a queue, and each answer is taken from its job token by token."""
+"""One thread owns the engine: answers take turns of a few passes, and each goes to its job token by token.
+
+Between its turns the text of an answer is set aside: copies of what the slots held of it bring it back, so no token is
+run twice, and each answer is the one that the request would get alone.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from drafted_decoding import (
@@ -23,10 +24,10 @@ from drafted_decoding import (
     LabelScores,
     LearnedDrafter,
     NotFiniteError,
-    Options,
     PrefillEvent,
     PrefixCache,
     Session,
+    SetAside,
     TokenEvent,
     create_drafter,
     create_policy,
@@ -34,135 +35,50 @@ from drafted_decoding import (
     measure_widths,
     score_labels,
 )
+from drafted_decoding.drafters import DRAFT_MODEL, TRAINED
 from drafted_decoding.drafters.follow import Numbering
 
 from shardmill.errors import AdapterError
 from shardmill.printable import one_line
+from shardmill.serve.jobs import DecideWork, FairQueue, Job, Work
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.opening import keep_opening
 from shardmill.serve.protocol import ApiError, broken, invalid, shutting_down, too_busy
 
-
-@dataclass(frozen=True)
-class Work:
-    """A request to the engine for an answer.
-
-    Attributes:
-        eos: the tokens that end the answer.
-        adapter: the adapter that answers; None: the bare model.
-        thinks: whether the prompt has opened a thought.
-    """
-
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    drafter: str
-    options: Options
-    eos: tuple[int, ...]
-    adapter: str | None = None
-    thinks: bool = False
-
-
-@dataclass(frozen=True)
-class DecideWork:
-    """A request to the engine for the probabilities of labels, given the tokens of the prompt and of each label."""
-
-    prompt: tuple[int, ...]
-    labels: tuple[tuple[int, ...], ...]
-    logprobs: bool = True
-    adapter: str | None = None
-
-
-Item = TokenEvent | GenerationResult | LabelScores | ApiError  # an answer is events, then the result or an error
-
-
-class Job:
-    """A request with its answer; created on the event loop that takes the answer.
-
-    Attributes:
-        client: who asks, as far as the queue can tell clients apart.
-        submitted: `time.perf_counter` at creation.
-        cancelled: why the job must end early; None if it need not.
-    """
-
-    def __init__(self, work: Work | DecideWork, client: str = "") -> None:
-        self.work = work
-        self.client = client
-        self.submitted = time.perf_counter()
-        self._loop = asyncio.get_running_loop()
-        self._ready = asyncio.Event()
-        self._lock = threading.Lock()
-        self._items: list[Item] = []
-        self.cancelled: ApiError | None = None
-
-    def cancel(self, reason: ApiError) -> None:
-        """Request an early end; the worker checks before every pass."""
-        self.cancelled = self.cancelled or reason
-
-    def put(self, item: Item) -> None:
-        """Add an item to the answer; called by the worker thread. Never blocks."""
-        with self._lock:
-            self._items.append(item)
-            first = len(self._items) == 1
-        if first:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._ready.set)
-
-    async def take(self) -> list[Item]:
-        """Return all items since the last call; wait until there is one."""
-        while True:
-            await self._ready.wait()
-            with self._lock:
-                items, self._items = self._items, []
-                self._ready.clear()
-            if items:
-                return items
-
-
-def ending(items: list[Item]) -> GenerationResult | LabelScores | ApiError | None:
-    """Return the last of `items` if it ends the answer, otherwise None."""
-    last = items[-1]
-    return None if isinstance(last, TokenEvent) else last
-
-
 log = logging.getLogger(__name__)
 LONGEST_RETRY = 60  # seconds; openai's client ignores a longer Retry-After
+SLICE = 8  # passes of an answer, after which it lets others run
+SET_ASIDE = 8  # texts that are set aside at a time; an answer beyond them runs to its end
+
+Events = Generator[PrefillEvent | TokenEvent | GenerationResult | LabelScores, None, None]
 
 
 class _CancelledError(Exception):
     """The running job was cancelled."""
 
 
-class FairQueue:
-    """Waiting jobs: clients take turns, and the jobs of one client run in their order."""
+@dataclass(eq=False)
+class _Turn:
+    """An answer that has begun.
 
-    def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()  # by client, whose turn is next first
+    Attributes:
+        events: what its passes give, and at last the result.
+        sessions: the sessions that hold a text of it.
+        helpers: its drafter and the policy, which no other answer uses meanwhile.
+        copies: by session, the text that was set aside.
+        tokens: how many have been sent.
+        seconds: the time of its slices so far.
+        stays: whether it was counted as one that can't be set aside.
+    """
 
-    def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
-
-    def __iter__(self) -> Iterator[Job]:
-        return chain.from_iterable(self._waiting.values())
-
-    def add(self, job: Job) -> None:
-        """Add a job as the last of its client's; a client without jobs gets the last turn."""
-        self._waiting.setdefault(job.client, deque()).append(job)
-
-    def take(self) -> Job:
-        """Remove and return the next job; its client gets the last turn."""
-        client, jobs = self._waiting.popitem(last=False)
-        job = jobs.popleft()
-        if jobs:
-            self._waiting[client] = jobs
-        return job
-
-    def remove(self, job: Job) -> None:
-        """Remove a job."""
-        jobs = self._waiting[job.client]
-        jobs.remove(job)
-        if not jobs:
-            del self._waiting[job.client]
+    events: Events
+    sessions: tuple[Session, ...]
+    helpers: tuple[Drafter, DraftPolicy] | None = None
+    copies: dict[Session, SetAside] = field(default_factory=dict)
+    tokens: int = 0
+    seconds: float = 0.0
+    stays: bool = False
 
 
 class Worker:
@@ -175,7 +91,7 @@ class Worker:
         policy: the draft policy, by name.
         draft_table: file that `learned` starts with, if it exists; `close` writes it.
         context_policy: what happens when the context is full.
-        prefix_cache: bytes for prefixes of earlier texts.
+        prefix_cache: bytes for prefixes of earlier texts, and as many again for texts that are set aside.
         opening: tokens with which many prompts will begin, kept before the first request and after a failed one; a
             later process reads them from a file.
 
@@ -206,17 +122,20 @@ class Worker:
         self._limit = queue
         self._waiting = FairQueue()
         self._running: Job | None = None
+        self._turns: dict[Job, _Turn] = {}
+        self._ended: list[_Turn] = []  # of jobs that were cancelled while they waited for a further turn
         self._closing = False
         self._changed = threading.Condition()
         self._seconds = 1.0  # of a request; a running average
         self._costs = measure_widths(model.engine)  # it also runs the first, slow calls of each width
         self._context_policy = context_policy
+        self._room = prefix_cache
         self._prefixes: PrefixCache | None = None
         if prefix_cache and any(model.engine.copy_bytes()):
             self._prefixes = PrefixCache(model.engine, prefix_cache)
             metrics.watch(self._prefixes)
         self._opening = opening
-        self._session = self._new_session()
+        self._session = Session(model.engine, context_policy=context_policy, prefixes=self._prefixes)
         self._keep_opening()
         self._policy, self._draft_table = policy, draft_table
         self._numbering = Numbering(model.engine.vocab, model.tokenizer_digest)
@@ -225,10 +144,9 @@ class Worker:
             self._learned.load(draft_table, self._numbering)
         self.stop: Callable[[], None] = lambda: None
         self.error: Exception | None = None
-        self._helpers: dict[str, tuple[Drafter, DraftPolicy]] = {}
-        self._helpers_for("learned")
-        if model.draft_session is not None:
-            self._helpers_for("draft_model")  # report an unfit draft model before the first request
+        self._idle = defaultdict[str, list[tuple[Drafter, DraftPolicy]]](list)  # drafters that no answer uses
+        for name in ("learned", *([DRAFT_MODEL] if model.draft_session is not None else [])):
+            self._idle[name].append(self._new_helpers(name))  # reports what is unfit before the first request
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -274,21 +192,24 @@ class Worker:
             if job in self._waiting:
                 self._waiting.remove(job)
                 self._metrics.queued.set(len(self._waiting))
+                if job in self._turns:
+                    self._ended.append(self._turns.pop(job))
+                    self._changed.notify()
                 job.put(reason)
 
     def refuse(self) -> None:
-        """Accept no more jobs and cancel the waiting ones; the running one continues."""
+        """Accept no more jobs and cancel the waiting ones; those that have begun continue."""
         with self._changed:
             self._closing = True
-            waiting = list(self._waiting)
+            waiting = [job for job in self._waiting if job not in self._turns]
             self._changed.notify()
         for job in waiting:
             self.cancel(job, shutting_down())
 
     def close(self, timeout: float) -> None:
         """Stop everything, and wait at most `timeout` seconds for the current pass."""
-        self.cancel_running()
         self.refuse()
+        self.cancel_running()
         self._thread.join(timeout)
         if self._draft_table is not None and not self._thread.is_alive():
             self._learned.save(self._draft_table, self._numbering)
@@ -304,20 +225,20 @@ class Worker:
         self.stop()
 
     def cancel_running(self) -> None:
-        """Stop the running job after its current pass."""
+        """Stop what has begun; the running job after its current pass."""
         with self._changed:
-            if self._running is not None:
-                self._running.cancel(shutting_down())
+            begun = {*self._turns, *([self._running] if self._running else [])}
+        for job in begun:
+            self.cancel(job, shutting_down())
 
     def _retry_after(self) -> int:
         return max(1, min(LONGEST_RETRY, math.ceil(self._seconds)))
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            start = time.perf_counter()
-            self._metrics.queue_seconds.observe(start - job.submitted)
+            start, goes_on = time.perf_counter(), False
             try:
-                self._answer(job)
+                goes_on = self._answer(job)
             except _CancelledError:
                 job.put(job.cancelled or broken())
             except AdapterError as error:  # the session has changed nothing yet
@@ -334,48 +255,95 @@ class Worker:
                 job.put(broken())
                 self._start_afresh()
             finally:
-                self._seconds += 0.2 * (time.perf_counter() - start - self._seconds)
-                with self._changed:
-                    self._running = None
-                self._metrics.running.set(0)
+                self._stop(job, goes_on, time.perf_counter() - start)
 
     def _next(self) -> Job | None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            if self._closing:
-                return None
-            self._running = self._waiting.take()
-            self._metrics.queued.set(len(self._waiting))
-            self._metrics.running.set(1)
-            return self._running
+        """Wait for the next job, and free what cancelled ones have left."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._ended or self._closing)
+                ended, self._ended = self._ended, []
+                if not ended and not self._waiting:
+                    return None
+                if not ended:
+                    self._running = self._waiting.take()
+                    self._metrics.queued.set(len(self._waiting))
+                    self._metrics.running.set(1)
+                    return self._running
+            for turn in ended:
+                self._free(turn)
 
-    def _answer(self, job: Job) -> None:
-        awaited = True
-        for event in self._events(job.work):
-            if isinstance(event, GenerationResult | LabelScores):
-                self._metrics.request_seconds.observe(time.perf_counter() - job.submitted)
-                if isinstance(job.work, Work) and isinstance(event, GenerationResult):
-                    self._metrics.completed(job.work.drafter, event)
-                elif isinstance(event, LabelScores):
-                    self._metrics.decided(event)
-                job.put(event)
+    def _stop(self, job: Job, goes_on: bool, seconds: float) -> None:
+        """Let a job that goes on wait for its next turn, and free what another has left."""
+        with self._changed:
+            self._running = None
+            self._metrics.running.set(0)
+            if goes_on:
+                self._turns[job].seconds += seconds
+                self._waiting.add(job)
+                self._metrics.queued.set(len(self._waiting))
                 return
+            turn = self._turns.pop(job, None)
+        self._seconds += 0.2 * (seconds + (turn.seconds if turn else 0.0) - self._seconds)
+        if turn is not None:
+            self._free(turn)
+
+    def _free(self, turn: _Turn) -> None:
+        """Free the copies and the drafter of an answer that is over."""
+        try:
+            turn.events.close()
+            for session, text in turn.copies.items():
+                session.drop(text)
+            self._count_copies()
+        except Exception as error:  # no pass: only an engine that is gone can't do that
+            self.give_up(error)
+        if turn.helpers is not None:
+            self._idle[turn.helpers[0].name].append(turn.helpers)
+
+    def _answer(self, job: Job) -> bool:
+        """Run a job for a slice or to its end; return whether it goes on in a further turn."""
+        if job.cancelled is not None:
+            raise _CancelledError
+        self._session.use_adapter(job.work.adapter)
+        if job not in self._turns:
+            self._metrics.queue_seconds.observe(time.perf_counter() - job.submitted)
+            begun = self._begin(job.work)
+            with self._changed:
+                self._turns[job] = begun
+        turn, passes = self._turns[job], 0
+        for session, text in turn.copies.items():
+            session.take_back(text)
+        for event in turn.events:
+            if isinstance(event, GenerationResult | LabelScores):
+                self._finish(job, event)
+                return False
             if isinstance(event, TokenEvent):
-                if awaited:
+                if not turn.tokens:
                     self._metrics.first_token_seconds.observe(time.perf_counter() - job.submitted)
-                awaited = False
+                turn.tokens += 1
                 job.put(event)
             if job.cancelled is not None:
                 raise _CancelledError
+            passes += not (isinstance(event, TokenEvent) and event.from_draft)  # a pass ends with a token of the model
+            if passes >= SLICE and not _ends(job.work, turn, event) and self._set_aside(job.work, turn):
+                return True
+        raise AssertionError("an answer without a result")
 
-    def _events(self, work: Work | DecideWork) -> Iterator[PrefillEvent | TokenEvent | GenerationResult | LabelScores]:
-        """Yield the events of a request, pass by pass, and its result."""
-        self._session.use_adapter(work.adapter)
+    def _finish(self, job: Job, result: GenerationResult | LabelScores) -> None:
+        self._metrics.request_seconds.observe(time.perf_counter() - job.submitted)
+        if isinstance(job.work, Work) and isinstance(result, GenerationResult):
+            self._metrics.completed(job.work.drafter, result)
+        elif isinstance(result, LabelScores):
+            self._metrics.decided(result)
+        job.put(result)
+
+    def _begin(self, work: Work | DecideWork) -> _Turn:
+        """Begin an answer; its events are what its passes give."""
         if isinstance(work, DecideWork):
-            yield from score_labels(self._session, work.prompt, work.labels, logprobs=work.logprobs)
-            return
-        drafter, policy = self._helpers_for(work.drafter)
-        yield from generate(
+            events: Events = score_labels(self._session, work.prompt, work.labels, logprobs=work.logprobs)
+            return _Turn(events, (self._session,))
+        drafter, policy = helpers = self._helpers_for(work.drafter)
+        events = generate(
             self._session,
             work.prompt,
             max_new_tokens=work.max_new_tokens,
@@ -384,25 +352,50 @@ class Worker:
             policy=policy,
             options=work.options,
         )
+        draft = self._model.draft_session if work.drafter == DRAFT_MODEL else None
+        return _Turn(events, (self._session, draft) if draft else (self._session,), helpers)
+
+    def _set_aside(self, work: Work | DecideWork, turn: _Turn) -> bool:
+        """Set an answer's texts aside if a job waits; return whether that was done."""
+        with self._changed:
+            if not self._waiting:
+                return False
+            others = [one.copies for one in self._turns.values() if one is not turn and one.copies]
+        room = self._room - sum(text.bytes for copies in others for text in copies.values())
+        possible = len(others) < SET_ASIDE and not (isinstance(work, Work) and work.drafter in TRAINED)
+        for session in turn.sessions if possible else ():
+            text = session.set_aside(room, turn.copies.get(session))
+            if text is None:
+                possible = False
+                break
+            turn.copies[session] = text
+            room -= text.bytes
+        self._metrics.turns.inc(possible)
+        self._metrics.unsliced.inc(not possible and not turn.stays)
+        turn.stays |= not possible
+        self._count_copies()
+        return possible
+
+    def _count_copies(self) -> None:
+        with self._changed:
+            copies = [text.bytes for turn in self._turns.values() for text in turn.copies.values()]
+        self._metrics.set_aside_bytes.set(sum(copies))
 
     def _helpers_for(self, name: str) -> tuple[Drafter, DraftPolicy]:
-        """Return the resident drafter of that name, and its policy, which has learned how good its drafts are."""
-        if name not in self._helpers:
-            model = self._model
-            drafter = create_drafter(
-                name,
-                draft_session=model.draft_session,
-                vocab=model.engine.vocab,
-                learned=self._learned,
-                head=model.head,
-                context_policy=self._context_policy,
-            )
-            policy = create_policy(self._policy, self._session.widths, costs=self._costs)
-            self._helpers[name] = drafter, policy
-        return self._helpers[name]
+        """Return a drafter of that name that no answer uses, with its policy, which knows how good its drafts are."""
+        return self._idle[name].pop() if self._idle[name] else self._new_helpers(name)
 
-    def _new_session(self) -> Session:
-        return Session(self._model.engine, context_policy=self._context_policy, prefixes=self._prefixes)
+    def _new_helpers(self, name: str) -> tuple[Drafter, DraftPolicy]:
+        model = self._model
+        drafter = create_drafter(
+            name,
+            draft_session=model.draft_session,
+            vocab=model.engine.vocab,
+            learned=self._learned.sibling(),
+            head=model.head,
+            context_policy=self._context_policy,
+        )
+        return drafter, create_policy(self._policy, self._session.widths, costs=self._costs)
 
     def _keep_opening(self) -> None:
         if self._opening and self._prefixes is not None:
@@ -411,14 +404,21 @@ class Worker:
     def _start_afresh(self) -> None:
         """Drop all state of a failed request; end the server if that is impossible."""
         try:
-            self._helpers.clear()
+            self._idle.clear()
             if self._prefixes is not None:
                 self._prefixes.clear()
-            self._session = self._new_session()
+            self._session.clear()
             try:
                 self._keep_opening()
             except Exception as error:  # the requests themselves may fare better
                 log.warning("the system prompt is not kept: %s", one_line(error))
-                self._session = self._new_session()
+                self._session.clear()
         except Exception as error:
             self.give_up(error)
+
+
+def _ends(work: Work | DecideWork, turn: _Turn, event: PrefillEvent | TokenEvent) -> bool:
+    """Return whether an answer is known to need no further pass."""
+    if not isinstance(work, Work) or not isinstance(event, TokenEvent):
+        return False
+    return turn.tokens >= work.max_new_tokens or event.token in work.eos

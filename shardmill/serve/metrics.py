@@ -38,6 +38,13 @@ class Metrics:
         self.requests = Counter("shardmill_requests", "Requests answered.", ("endpoint", "status"), registry=registry)
         self.queued = Gauge("shardmill_queue_length", "Requests waiting for the engine.", registry=registry)
         self.running = Gauge("shardmill_running", "Requests that the engine works on.", registry=registry)
+        self.turns = Counter("shardmill_turns", "Times that an answer let another run.", registry=registry)
+        self.unsliced = Counter(
+            "shardmill_unsliced", "Answers that could not let others run, for want of a copy.", registry=registry
+        )
+        self.set_aside_bytes = Gauge(
+            "shardmill_set_aside_bytes", "Bytes of texts whose answers wait for a further turn.", registry=registry
+        )
         self.tokens = Counter(
             "shardmill_tokens",
             "Tokens: prefilled, reused, generated.",

@@ -22,7 +22,7 @@ from drafted_decoding.drafters import TRAINED
 
 from shardmill.serve.answer_grammar import COMPACT, choice_answer, closed, json_value, regex_answer, write_answer
 from shardmill.serve.decide import DecideRequest, place_of, split_labels
-from shardmill.serve.engine_worker import DecideWork, Work
+from shardmill.serve.jobs import DecideWork, Work
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.protocol import ApiError, FunctionDefinition, NamedTool, invalid
 from shardmill.serve.requests import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest

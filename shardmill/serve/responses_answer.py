@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from drafted_decoding import GenerationResult
 
 from shardmill.serve.answer import Choice, usage
-from shardmill.serve.engine_worker import Item
+from shardmill.serve.jobs import Item
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import ApiError, Strict
 from shardmill.serve.requests import ChatRequest

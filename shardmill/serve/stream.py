@@ -12,7 +12,8 @@ from drafted_decoding import GenerationResult, LabelScores
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from shardmill.serve.engine_worker import Item, Job, Worker, ending
+from shardmill.serve.engine_worker import Worker
+from shardmill.serve.jobs import Item, Job, ending
 from shardmill.serve.model import Limits
 from shardmill.serve.protocol import ApiError, ClientGoneError, client_gone
 

@@ -21,7 +21,8 @@ from transformers import PreTrainedTokenizerFast
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.errors import ShardmillError
 from shardmill.runtime.process import Remote, start_engine
-from shardmill.serve.engine_worker import Job, Work, Worker
+from shardmill.serve.engine_worker import Worker
+from shardmill.serve.jobs import Job, Work
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model
 from shardmill.serve.opening import MOST_FILES, opening_of

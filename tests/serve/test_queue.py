@@ -16,7 +16,7 @@ from patience import PATIENCE, wait_until
 
 from shardmill.checkpoint.tokenizer import read_tokenizer
 from shardmill.machine import is_portable
-from shardmill.serve.engine_worker import FairQueue, Job, Work
+from shardmill.serve.jobs import FairQueue, Job, Work
 from shardmill.serve.model import Model, Settings
 
 from .fake import Speaker, byte_tokenizer, fake_model
@@ -48,9 +48,9 @@ def test_a_client_with_many_requests_does_not_hold_up_another(by: str) -> None:
     with running(fake_model(engine)) as server, ThreadPoolExecutor(12) as pool:
         run = server.worker._answer
 
-        def noted(job: Job) -> None:
+        def noted(job: Job) -> bool:
             order.append(byte_tokenizer().decode(job.work.prompt).split()[0])
-            run(job)
+            return run(job)
 
         server.worker._answer = noted  # type: ignore[method-assign]
 

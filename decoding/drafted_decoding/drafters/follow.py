@@ -99,11 +99,15 @@ class FollowTable:
 
     Args:
         weights: by kind; None for kinds that are neither stored nor looked up.
+
+    Attributes:
+        pairs: its length, as the drafters that share it count it.
     """
 
     def __init__(self, weights: Sequence[Weights | None]) -> None:
         self.kinds: tuple[dict[int, int | Followers], ...] = tuple({} for _ in range(KINDS))
         self._kept = [(kind, self.kinds[kind]) for kind, w in enumerate(weights) if w]
+        self.pairs = 0
         self._age = [0.0] * KINDS  # how many times forgetting has gone through the contexts of each kind
         self._weights = [(w[0], _count_followers(w), w[0] * ONCE + _count_followers(w)[1]) for w in weights if w]
 

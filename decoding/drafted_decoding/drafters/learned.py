@@ -119,9 +119,19 @@ class LearnedDrafter:
         self._size = size
         self._evidence = evidence or fitted()
         self._table = FollowTable(self._evidence.table)
-        self.pairs = 0
         self._private = False
         self._restart()
+
+    @property
+    def pairs(self) -> int:
+        """Return how many (context, follower) pairs the table contains."""
+        return self._table.pairs
+
+    def sibling(self) -> LearnedDrafter:
+        """Return a drafter for a request beside this one's, with the same table."""
+        made = LearnedDrafter(size=self._size, evidence=self._evidence)
+        made._table = self._table
+        return made
 
     def reset(self, prompt: Sequence[int], info: RequestInfo = PLAIN) -> None:
         """See `Drafter`."""
@@ -166,8 +176,8 @@ class LearnedDrafter:
     def finish(self) -> None:
         """Add the request to the table, unless it is private."""
         if not self._private:
-            self.pairs += sum(self._table.add(keys, token) for keys, token in self._log)
-            self.pairs -= self._table.forget(self.pairs - self._size)
+            self._table.pairs += sum(self._table.add(keys, token) for keys, token in self._log)
+            self._table.pairs -= self._table.forget(self.pairs - self._size)
         self._restart()
 
     def save(self, path: Path, numbering: Numbering) -> None:
@@ -185,7 +195,7 @@ class LearnedDrafter:
             DecodeError: the file contains no table, or another model's.
         """
         self._table = load_table(path, FollowTable(self._evidence.table), numbering)
-        self.pairs = len(self._table)
+        self._table.pairs = len(self._table)
 
     def _restart(self) -> None:
         self._own = FollowTable(self._evidence.own)

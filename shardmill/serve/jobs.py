@@ -1,0 +1,129 @@
+"""Requests to the engine, each with its answer, and the queue in which they wait for their turns."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+
+from drafted_decoding import GenerationResult, LabelScores, Options, TokenEvent
+
+from shardmill.serve.protocol import ApiError
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request to the engine for an answer.
+
+    Attributes:
+        eos: the tokens that end the answer.
+        adapter: the adapter that answers; None: the bare model.
+        thinks: whether the prompt has opened a thought.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    drafter: str
+    options: Options
+    eos: tuple[int, ...]
+    adapter: str | None = None
+    thinks: bool = False
+
+
+@dataclass(frozen=True)
+class DecideWork:
+    """A request to the engine for the probabilities of labels, given the tokens of the prompt and of each label."""
+
+    prompt: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...]
+    logprobs: bool = True
+    adapter: str | None = None
+
+
+Item = TokenEvent | GenerationResult | LabelScores | ApiError  # an answer is events, then the result or an error
+
+
+class Job:
+    """A request with its answer; created on the event loop that takes the answer.
+
+    Attributes:
+        client: who asks, as far as the queue can tell clients apart.
+        submitted: `time.perf_counter` at creation.
+        cancelled: why the job must end early; None if it need not.
+    """
+
+    def __init__(self, work: Work | DecideWork, client: str = "") -> None:
+        self.work = work
+        self.client = client
+        self.submitted = time.perf_counter()
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._lock = threading.Lock()
+        self._items: list[Item] = []
+        self.cancelled: ApiError | None = None
+
+    def cancel(self, reason: ApiError) -> None:
+        """Request an early end; the worker checks before every pass."""
+        self.cancelled = self.cancelled or reason
+
+    def put(self, item: Item) -> None:
+        """Add an item to the answer; called by the worker thread. Never blocks."""
+        with self._lock:
+            self._items.append(item)
+            first = len(self._items) == 1
+        if first:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._ready.set)
+
+    async def take(self) -> list[Item]:
+        """Return all items since the last call; wait until there is one."""
+        while True:
+            await self._ready.wait()
+            with self._lock:
+                items, self._items = self._items, []
+                self._ready.clear()
+            if items:
+                return items
+
+
+def ending(items: list[Item]) -> GenerationResult | LabelScores | ApiError | None:
+    """Return the last of `items` if it ends the answer, otherwise None."""
+    last = items[-1]
+    return None if isinstance(last, TokenEvent) else last
+
+
+class FairQueue:
+    """Waiting jobs: clients take turns, and the jobs of one client run in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()  # by client, whose turn is next first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[Job]:
+        return chain.from_iterable(self._waiting.values())
+
+    def add(self, job: Job) -> None:
+        """Add a job as the last of its client's; a client without jobs gets the last turn."""
+        self._waiting.setdefault(job.client, deque()).append(job)
+
+    def take(self) -> Job:
+        """Remove and return the next job; its client gets the last turn."""
+        client, jobs = self._waiting.popitem(last=False)
+        job = jobs.popleft()
+        if jobs:
+            self._waiting[client] = jobs
+        return job
+
+    def remove(self, job: Job) -> None:
+        """Remove a job."""
+        jobs = self._waiting[job.client]
+        jobs.remove(job)
+        if not jobs:
+            del self._waiting[job.client]
