@@ -107,9 +107,9 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
         linked = [name for name in folders if (here / name).is_symlink()]
         if linked:
             raise CheckpointError(f"{here / linked[0]}: links to a directory; replace it with the directory")
-        own = [name for name in names if not is_left_by_macos(name)]
-        files += [here / name for name in own]
-        if not folders and not own:
+        counted = [name for name in names if not is_left_by_macos(name)]
+        files += [here / name for name in counted]
+        if not folders and not counted:
             empty.append((here.relative_to(path).as_posix() + "/", ""))  # a folder with nothing in it counts, too
     hashes = hash_files(files, cache, threads)
     inside = {file.relative_to(path).as_posix(): sha for file, sha in hashes.items()}

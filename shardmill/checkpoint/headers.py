@@ -73,24 +73,24 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; check the checkpoint's path")
     if (folder / SINGLE_FILE).exists():
-        found = {info.name: info for info in read_header(folder, SINGLE_FILE)}
+        tensors = {info.name: info for info in read_header(folder, SINGLE_FILE)}
     elif (folder / INDEX_FILE).exists():
-        found = _read_indexed(folder)
+        tensors = _read_indexed(folder)
     else:
         names = [entry.name for entry in folder.iterdir()]
         raise CheckpointError(describe_missing_weights(str(folder), names))
-    return dict(sorted(_with_table(folder, found).items()))
+    return dict(sorted(_with_table(folder, tensors).items()))
 
 
-def _with_table(folder: Path, found: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
+def _with_table(folder: Path, tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
     """Return the tensors with a tied LM head under the embedding table's name, too, if the head alone is stored.
 
     transformers ties the two from either name.
     """
-    if HEAD not in found or any(name.endswith(TABLE_ENDS) for name in found):
-        return found
+    if HEAD not in tensors or any(name.endswith(TABLE_ENDS) for name in tensors):
+        return tensors
     tied = json_object(folder / "config.json").get("tie_word_embeddings") is True
-    return {**found, TABLE: replace(found[HEAD], name=TABLE)} if tied else found
+    return {**tensors, TABLE: replace(tensors[HEAD], name=TABLE)} if tied else tensors
 
 
 def read_index(folder: Path) -> dict[str, str]:
@@ -116,15 +116,15 @@ def _read_indexed(folder: Path) -> dict[str, TensorInfo]:
     list tensors that were left out, or leave out some that no model needs. Whoever needs a tensor misses it by name.
     """
     weight_map = read_index(folder)
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for file in sorted(set(weight_map.values())):
         for info in read_header(folder, file):
             listed = weight_map.get(info.name, file)
-            if listed != file or info.name in found:
+            if listed != file or info.name in tensors:
                 what = f"tensor {printable(info.name)} belongs to {listed} according to {INDEX_FILE}"
                 raise _damaged(folder / file, what)
-            found[info.name] = info
-    return found
+            tensors[info.name] = info
+    return tensors
 
 
 def read_header(folder: Path, file: str) -> list[TensorInfo]:
@@ -213,7 +213,7 @@ FAULT_LENGTH = 200  # of a name with two shapes
 
 
 def check_tensors(
-    found: Mapping[str, TensorInfo],
+    tensors: Mapping[str, TensorInfo],
     expected: Mapping[str, tuple[int, ...]],
     optional: Collection[str] = (),
 ) -> None:
@@ -222,15 +222,15 @@ def check_tensors(
     `optional` tensors may be missing (buffers, an untied copy of a tied head). If they are present and also expected,
     their shape must be right. Weights must be BF16, F16 or F32.
     """
-    present = {name: info for name, info in found.items() if name in expected}
+    present = {name: info for name, info in tensors.items() if name in expected}
     shapes = [
         f"{name} is {list(info.shape)} instead of {list(expected[name])}"
         for name, info in sorted(present.items())
         if info.shape != tuple(expected[name])
     ]
     faults = [
-        _count("missing", sorted(set(expected) - set(found) - set(optional))),
-        _count("extra", sorted(set(found) - set(expected) - set(optional))),
+        _count("missing", sorted(set(expected) - set(tensors) - set(optional))),
+        _count("extra", sorted(set(tensors) - set(expected) - set(optional))),
         _count("misshapen", shapes),
         _count(f"not {', '.join(WEIGHT_DTYPES[:-1])} or {WEIGHT_DTYPES[-1]}", wrong_dtypes(present)),
     ]
@@ -256,9 +256,9 @@ def check_tied(hashes: Mapping[str, str], head: str, table: str) -> None:
         )
 
 
-def wrong_dtypes(found: Mapping[str, TensorInfo]) -> list[str]:
+def wrong_dtypes(tensors: Mapping[str, TensorInfo]) -> list[str]:
     """Return the tensors in a dtype that no weight may have, each as "NAME is DTYPE"."""
-    return [f"{name} is {info.dtype}" for name, info in sorted(found.items()) if info.dtype not in WEIGHT_DTYPES]
+    return [f"{name} is {info.dtype}" for name, info in sorted(tensors.items()) if info.dtype not in WEIGHT_DTYPES]
 
 
 def _count(fault: str, names: list[str]) -> str:

@@ -127,12 +127,12 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
     """Return each module's class and folder, in order."""
     content = _read(folder / MODULES, [])
     try:
-        found = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in content]
+        modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in content]
     except (KeyError, TypeError) as error:
         raise _damaged(folder / MODULES, "no list of modules with `type` and `path`") from error
-    for _, path in found:
+    for _, path in modules:
         check_name(f"{path}/{CONFIG}" if path else CONFIG, str(folder / MODULES))
-    return found
+    return modules
 
 
 def _pooling(file: Path) -> str:
@@ -175,10 +175,10 @@ def _prompts(file: Path) -> tuple[dict[str, str], str | None]:
     name = content.get("default_prompt_name") if isinstance(content, dict) else None
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise _damaged(file, "`prompts` are not texts by name")
-    found = {str(key): text for key, text in sorted(prompts.items()) if text is not None}
-    if name is not None and name not in found:
+    named = {str(key): text for key, text in sorted(prompts.items()) if text is not None}
+    if name is not None and name not in named:
         raise _damaged(file, f"default_prompt_name {name!r} is none of the prompts")
-    return found, name
+    return named, name
 
 
 def _object(file: Path) -> dict[str, Any]:
