@@ -99,15 +99,15 @@ def system(name: str, macos: str, machine: str, translated: bool = False) -> Doc
 
     `machine` is the processor of this Python build, which Rosetta may run on another processor (`translated`).
     """
-    found = f"macOS {macos} {machine}" if name == "Darwin" else f"{name} {machine}"
+    host = f"macOS {macos} {machine}" if name == "Darwin" else f"{name} {machine}"
     if translated:
         meaning = "Rosetta runs this Python, which is Intel's: install one for arm64"
-        return DoctorFinding("system", found, "missing", meaning)
+        return DoctorFinding("system", host, "missing", meaning)
     if (name, machine) == ("Darwin", "arm64"):
-        return DoctorFinding("system", found, "ok", "Apple silicon")
+        return DoctorFinding("system", host, "ok", "Apple silicon")
     if (name, machine) == ("Linux", "x86_64"):
-        return DoctorFinding("system", found, "ok", "builds and gates; measures no Apple hardware")
-    return DoctorFinding("system", found, "missing", "use a Mac with Apple silicon, or Linux on x86_64")
+        return DoctorFinding("system", host, "ok", "builds and gates; measures no Apple hardware")
+    return DoctorFinding("system", host, "missing", "use a Mac with Apple silicon, or Linux on x86_64")
 
 
 def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding]:
@@ -170,14 +170,14 @@ def mac(rosetta: bool, power: str, source: str) -> list[DoctorFinding]:
         power: the output of `pmset -g`; "" if there is no output.
         source: the output of `pmset -g batt`.
     """
-    found = [DoctorFinding("Rosetta", "installed" if rosetta else "not installed", "ok", "not needed")]
+    rows = [DoctorFinding("Rosetta", "installed" if rosetta else "not installed", "ok", "not needed")]
     slow = ["Low Power Mode"] if re.search(r"^\s*(lowpowermode|powermode)\s+1\b", power, re.MULTILINE) else []
     slow += ["on battery"] if "'Battery Power'" in source else []
     if slow:
-        found.append(DoctorFinding("power", ", ".join(slow), "limited", "speeds are lower: plug it in, at full power"))
+        rows.append(DoctorFinding("power", ", ".join(slow), "limited", "speeds are lower: plug it in, at full power"))
     elif power and source:
-        found.append(DoctorFinding("power", "full", "ok", "plugged in, not in Low Power Mode"))
-    return found
+        rows.append(DoctorFinding("power", "full", "ok", "plugged in, not in Low Power Mode"))
+    return rows
 
 
 def packages(requirements: list[str]) -> list[DoctorFinding]:
@@ -256,14 +256,14 @@ def _schedulers() -> dict[str, str]:
 
     named = os.environ.get("SNAKEMAKE_PROFILE", "").strip()
     files = [*sorted(Path("profiles").glob("[!.]*/config.yaml")), *([Path(named, "config.yaml")] if named else [])]
-    found = {}
+    schedulers = {}
     for file in (file for file in files if file.is_file()):
         try:
             content = read_yaml(file)
         except ConfigError:  # Snakemake reports this error itself
             continue
-        found[str(file)] = str(content.get("scheduler", "")) if isinstance(content, dict) else ""
-    return found
+        schedulers[str(file)] = str(content.get("scheduler", "")) if isinstance(content, dict) else ""
+    return schedulers
 
 
 def _compiler_path() -> str | None:
