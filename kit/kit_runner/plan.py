@@ -73,8 +73,8 @@ def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Meas
     wanted = [key for key, m in known.items() if not only or m.kind.startswith(tuple(only))]
     for key in wanted:  # the list grows during iteration
         wanted += [need for need in known[key].needs if need not in wanted]
-    kept = (MeasurementGroup(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
-    return [group for group in kept if group.measurements]
+    chosen = (MeasurementGroup(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
+    return [group for group in chosen if group.measurements]
 
 
 def _of_question(question: Mapping[str, Any]) -> Iterator[MeasurementGroup]:
