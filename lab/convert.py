@@ -112,7 +112,7 @@ class Bench:
         return part
 
     def all_parts(self) -> tuple[Part, ...]:
-        """Return those of the model, cut as `topology: auto` cuts it, the embedding last."""
+        """Return the model's parts, cut as `topology: auto` cuts it, the embedding last."""
         return plan.draft_parts(self.settings, self.model, self.tensors)
 
     def run(self, method: str, part: Part, templates: str = "templates", threads: int = 4) -> Run:

@@ -176,7 +176,7 @@ def long_requests(requests: Sequence[Recorded], warm: int, length: int) -> list[
 
 
 def taught(name: str, requests: Sequence[Recorded], drafts: int) -> tuple[Drafter, Replay]:
-    """Return a drafter after `requests`, and what those took."""
+    """Return a drafter after `requests`, and what the requests took."""
     drafter: Drafter = PromptLookup(drafts) if name == LOOKUP else create_drafter(name)
     return drafter, replay(lambda: drafter, requests, drafts, learn=True)
 

@@ -218,7 +218,7 @@ def content(fitted: Parameters) -> dict[str, Any]:
 
 
 def evidence(fitted: Parameters) -> FollowerCounts:
-    """Return the same, as the drafter takes it."""
+    """Return fitted weights as the drafter takes them."""
     return parse_evidence(content(fitted))
 
 

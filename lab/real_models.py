@@ -81,7 +81,7 @@ def shipped_loss(engine: Engine, tokens: Sequence[int]) -> float:
 
 
 def original_loss(model: Any, tokens: Sequence[int]) -> float:
-    """Return the same by transformers."""
+    """Return the summed loss of the next tokens by transformers."""
     import torch
     from torch.nn.functional import cross_entropy
 

@@ -396,8 +396,8 @@ def every_tensor(parts: Iterable[Part]) -> Iterator[Constant]:
 def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
     """Return the size of a part whose constants hold these numbers of elements.
 
-    The elements of all constants, of the largest constant, and of the constants that the engine expands; and of its
-    caches in all contexts. The functions of a program share what is expanded, and those of one context its caches.
+    It counts the elements of all constants, of the largest constant, of the constants that the engine expands, and of
+    the caches in all contexts. A program's functions share what is expanded. A context's functions share its caches.
     """
     expanded = sum(n for n in numbers if n < LARGE)
     forms = (replace(part.spec, slots=slots) for slots in (*part.spec.calls.contexts, part.spec.slots))

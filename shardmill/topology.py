@@ -1,7 +1,7 @@
 """Topology: which layers, and which rows of the LM head, make up each program, within what one program may hold.
 
 Sizes are sizes of the weight file that conversion writes, to the byte: the Neural Engine refuses this file if it is too
-large. The limits are those of the placement rules, by which the residency gate judges the finished programs. What is
+large. The limits are the placement rules' limits, by which the residency gate judges the finished programs. What is
 chosen here suits every system that the config is for. What a config chooses itself may suit only some systems, unless
 it names the others.
 """

@@ -135,7 +135,7 @@ def _stem(unit: Unit) -> str:
 def seconds_left(
     todo: Sequence[PlannedMeasurement], done: Mapping[str, Record], known: Sequence[PlannedMeasurement]
 ) -> float:
-    """Estimate the time left from finished measurements: of the same kind, by bytes of weights; otherwise the mean."""
+    """Estimate the time left from finished measurements of the same kind, by bytes of weights, or from all of them."""
     spent: dict[str, tuple[int, int, float]] = {}  # number of measurements, their bytes of weights, seconds, by kind
     for m in (m for m in known if m.key in done):
         count, weights, seconds = spent.get(m.kind, (0, 0, 0.0))

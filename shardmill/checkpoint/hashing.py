@@ -56,7 +56,10 @@ def scan_checkpoint(
     """
     files = sorted({info.file for info in tensors.values()})
     whole = {file: _whole(folder / file) for file in files}
-    spans = {name: ByteSpan(info.start, info.end, _checked(info.dtype)) for name, info in sorted(tensors.items())}
+    spans = {
+        name: ByteSpan(info.start, info.end, info.dtype if info.dtype in _FLOATS else "")
+        for name, info in sorted(tensors.items())
+    }
     wanted = {folder / file: [whole[file]] for file in files}
     for name, span in spans.items():
         wanted[folder / tensors[name].file].append(span)
@@ -118,10 +121,6 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
 
 def _whole(path: Path) -> ByteSpan:
     return ByteSpan(0, file_state(path).size)
-
-
-def _checked(dtype: str) -> str:
-    return dtype if dtype in _FLOATS else ""
 
 
 def _digest_spans(

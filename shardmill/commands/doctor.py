@@ -31,6 +31,7 @@ MEMORY = 8 << 30  # bytes; with less, the parallel jobs of a build may not fit
 DISK = 2 << 30  # bytes; ample for the demo's artifacts, too few for a larger model's artifacts
 GREEDY = "greedy"
 TRANSLATED = ("sysctl", "-n", "sysctl.proc_translated")  # 1 in a process that Rosetta runs
+ROSETTA = ("arch", "-x86_64", "/bin/echo", "started")  # runs only where Rosetta is installed
 SHOWN = ("coremltools", "torch", "transformers", "snakemake")  # others are shown only if they have a problem
 REINSTALL = "pip install -c constraints.txt -e ."
 
@@ -81,7 +82,7 @@ def examine() -> list[DoctorFinding]:
         scheduler(darwin, bool(shutil.which("cbc")), _schedulers()),
         memory(memory_bytes()),
         disk(shutil.disk_usage(".").free),
-        *(mac(_has_rosetta(), _said("pmset", "-g"), _said("pmset", "-g", "batt")) if darwin else ()),
+        *(mac(_said(*ROSETTA) == ROSETTA[-1], _said("pmset", "-g"), _said("pmset", "-g", "batt")) if darwin else ()),
         *hub(),
     ]
 
@@ -244,10 +245,6 @@ def _reaches_core_ml() -> bool:
     """Tell whether coremltools' native module can be imported. A module for another processor may end a process."""
     command = [sys.executable, "-c", "import coremltools.libcoremlpython"]
     return native_present() and subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def _has_rosetta() -> bool:
-    return _said("arch", "-x86_64", "/bin/echo", "started") == "started"
 
 
 def _schedulers() -> dict[str, str]:

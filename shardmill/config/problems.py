@@ -413,7 +413,7 @@ def _keys() -> list[str]:
 
 
 def _dotted(node: Mapping[str, Any], sections: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Yield the keys of a section of the schema, and those of the sections in it."""
+    """Yield the keys of a section of the schema, and the keys of the sections in it."""
     for name, child in node.get("properties", {}).items():
         yield f"{prefix}{name}"
         for one in (child, *child.get("anyOf", ()), *child.get("oneOf", ())):

@@ -158,14 +158,14 @@ def _weights(program: Path) -> int:
 
 
 def _this_system() -> str:
-    """Return this system among those whose limits are known, the newest that is not newer; "" if it is no Mac."""
+    """Return the newest system with known limits that is not newer than this one; "" if this is no Mac."""
     version = machine.macos().partition(".")[0]
     known = [name for name in SYSTEMS if name.startswith("macOS") and version.isdecimal()]
     return next((name for name in reversed(known) if int(name.split()[1]) <= int(version)), "")
 
 
 def compiled_elsewhere(manifest: Mapping[str, Any]) -> str:
-    """Return for which other system a build's bundles were compiled, "" if they are this one's; the engine's words."""
+    """Return the other system for which a build's bundles were compiled, in the engine's words; "" if there is none."""
     here = machine.engine()
     made = [part["program"].get(COMPILER, {}) for part in manifest["parts"]]
     others = {f"macOS {one.get('macos')} ({one.get('build')})" for one in made if one.get("name") == "coreml"}

@@ -1,4 +1,4 @@
-"""Which limits judge a build: INT8's, those of fewer bits, a mixture of them, or a search's budget.
+"""Which limits judge a build: INT8's limits, the limits of fewer bits, a mixture of these, or a search's budget.
 
 A verdict records what names its limits: `limits` and `shares` for a part, `limits` and `budget` for the stack.
 """

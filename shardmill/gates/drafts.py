@@ -154,7 +154,7 @@ def draft_agreement(engine: Engine, expected: Expected, precision: str) -> Measu
 def _drafted(engine: Engine, expected: Expected) -> list[list[int]]:
     """Return the programs' drafts along the text, where each pass accepts what `rounds` says.
 
-    Drafts are empty from the first pass on whose result is not finite.
+    From the first pass on whose result is not finite, drafts are empty.
     """
     tokens, most = list(expected.tokens), steps(expected.verify)
     session, drafter = Session(engine), create_drafter(expected.kind, head=load_drafter(engine))

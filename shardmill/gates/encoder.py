@@ -254,7 +254,7 @@ def _encoder_cost(
 def _spans_compared(
     original: Tensor, shipped: Tensor, labels: Sequence[str], clear: Tensor, detail: str
 ) -> Measurement | NotRun:
-    """Measure the share of spans that both find, among those in which the original is decided on every token."""
+    """Measure the share of spans that both find, among the spans in which the original is decided on every token."""
     ours, theirs = (set(spans(x, labels, clear)) for x in (shipped, original))
     if not ours | theirs:
         return NotRun("span_agreement", "the original is sure of no span in this text")

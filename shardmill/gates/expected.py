@@ -239,8 +239,8 @@ def record_encoder(
 def greedy(stored: StoredModel, text: Sequence[int], table: Table, second: Table | None) -> dict[str, Any]:
     """Return transformers' greedy continuation of the beginning of a text, as `runtime.expected.Answer` has it.
 
-    All tokens are guessed at once, at first from the text. Each pass corrects at least the first wrong one, and those
-    after it often, too.
+    All tokens are guessed at once, at first from the text. Each pass corrects at least the first wrong token,
+    and often later ones, too.
     """
     prompt, guess = [*text[:PROMPT]], [*text[PROMPT : PROMPT + ANSWER]]
     guess += [0] * (ANSWER - len(guess))

@@ -168,7 +168,7 @@ def _over_the_end(count: int, widths: Sequence[int], slots: int, following: int)
 
 
 def _later(one: Pass, by: int) -> Pass:
-    """Return the same pass, `by` tokens later."""
+    """Return a pass that comes `by` tokens later in a text."""
     span = tuple(position + by for position in one.positions)
     return replace(one, tokens=span, positions=span)
 

@@ -32,7 +32,7 @@ Choice = Callable[[Call], tuple[Tensor, Tensor]]  # the experts' arguments -> ot
 
 
 def none_taken(call: Call) -> tuple[Tensor, Tensor]:
-    """Return the same experts with weights of 0, so that they contribute nothing."""
+    """Return a call's experts with weights of 0, so that they contribute nothing."""
     return call.index, call.weights * 0
 
 

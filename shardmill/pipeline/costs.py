@@ -194,7 +194,7 @@ def _times(config: Config, plan: Mapping[str, Any]) -> tuple[dict[str, float | N
 
 
 def lines(costs: Costs) -> Iterator[str]:
-    """Yield what a person reads of them."""
+    """Yield a build's costs in lines for a person."""
     if costs.cache and not costs.checkpoint:
         yield "download: not known, the hub was not asked"
     elif costs.cache:

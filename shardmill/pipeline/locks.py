@@ -119,7 +119,7 @@ def resolved(repo: str, revision: str, access: HubAccess | None = None) -> Locke
 
 
 def with_locks(config: Config, file: Path | None, name: str, may_ask: bool = True) -> Config:
-    """Return a config whose repositories are at the commits that its lock says, or else at those of this moment.
+    """Return a config whose repositories are at the commits that its lock says, or else at the newest commits.
 
     Args:
         config: the config.

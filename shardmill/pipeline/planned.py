@@ -74,7 +74,7 @@ class Job:
 
 
 def planned(config: Config) -> list[Job]:
-    """Return the jobs of a model's whole build, each after those whose outputs it reads, as Snakemake plans them here.
+    """Return the jobs of a model's whole build, each after the jobs whose outputs it reads, as Snakemake plans them.
 
     Snakemake takes the Snakefile of the working folder, or the workflow that came with this library.
     """

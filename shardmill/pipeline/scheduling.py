@@ -66,7 +66,7 @@ class _AfterGates:
 
 
 def failed_jobs(scheduler: Any) -> list[Any]:
-    """Return the jobs of a run that have failed; those of a group (for a cluster) count one by one."""
+    """Return the jobs of a run that have failed; the jobs of a group (for a cluster) count one by one."""
     return [job for one in scheduler.failed for job in getattr(one, "jobs", [one])]
 
 
@@ -152,7 +152,7 @@ def _declared(step: str, known: resources.Known, limit: int | None, beside: int)
 
 
 def that_fit(batch: Batch, workflow: Any) -> Batch:
-    """Return a list's models without those that need more memory than the run may use, once its rules are read.
+    """Return a list's models without models that need more memory than the run may use, once its rules are read.
 
     If no model is left, the run ends with one line.
     """

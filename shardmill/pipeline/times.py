@@ -170,7 +170,7 @@ class Times:
 
     Attributes:
         speed: of the machine.
-        learned: by step, the seconds that were expected of jobs, and those that they took.
+        learned: by step, the seconds that were expected of jobs, and the seconds that they took.
         clock: whether programs run on Core ML, which uses little CPU time of ours.
         file: where speed and corrections are kept.
     """
@@ -191,7 +191,7 @@ class Times:
         return self.speed.of(cost, layers, weights, of.vocab)
 
     def seconds(self, step: str, part: str, of: Sizes) -> float | None:
-        """Return the seconds that a job takes, corrected by those that ran here.
+        """Return the seconds that a job takes, corrected by the jobs that ran here.
 
         None for a job whose step loads programs on Core ML, if no such job has run here.
         """

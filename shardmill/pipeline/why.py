@@ -41,7 +41,7 @@ class StepOutlook:
 
 
 def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
-    """Return a verdict for every job whose result is kept, each after those whose outputs it reads.
+    """Return a verdict for every job whose result is kept, each after the jobs whose outputs it reads.
 
     Args:
         config: the model's config.

@@ -229,7 +229,7 @@ def record_faults(records: Records) -> Iterator[Fault]:
 
 
 def _part_faults(records: Records, name: str) -> Iterator[Fault]:
-    """Yield where a part's files are not those that its steps made, or its gates judged others."""
+    """Yield where a part's files are not its steps' outputs, or its gates judged other files."""
     steps, model = records.steps, records.model
     program = next(part["program"] for part in model["parts"] if part["name"] == name)
     made = {PACKAGES: ("package", model["packages"][name]), COMPILED: ("bundle", program)}
@@ -380,7 +380,7 @@ def row_fault(row: Mapping[str, Any], table: Mapping[str, Threshold]) -> str:
 
 
 def _stated(row: Mapping[str, Any], threshold: Threshold) -> Threshold | None:
-    """Return the threshold that a row states; None if that is none, of the other direction, or looser than given."""
+    """Return a row's threshold; None if it is no number, has the other direction, or is looser than the known one."""
     sign, _, limit = str(row.get("threshold")).partition(" ")
     try:
         stated = replace(threshold, limit=float(limit))

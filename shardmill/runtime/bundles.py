@@ -34,7 +34,7 @@ _reshape: ContextVar[str] = ContextVar("reshape", default="")
 
 @contextmanager
 def on_program_load(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call `listener`, and those around it, with the name of every program whose load begins in this thread."""
+    """Call `listener`, and the listeners around it, with the name of every program whose load begins in this thread."""
     outer = _listener.get()
 
     def tell(name: str) -> None:

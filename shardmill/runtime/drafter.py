@@ -29,7 +29,7 @@ from shardmill.runtime.program import Program
 class DrafterEngine(Engine):
     """The drafter of a built model in memory; see drafted_decoding.drafters.head.
 
-    Its logits are those of the tokens that it drafts, which may be few of the model's.
+    It has logits of the tokens that it drafts alone, which may be few of the model's.
     """
 
     def __init__(self, manifest: Mapping[str, Any], root: Path, model: Engine) -> None:

@@ -68,11 +68,11 @@ class Encoder:
         return rows
 
     def run_together(self, texts: Sequence[Sequence[int]], bucket: int | None = None) -> list[Floats]:
-        """Do the same as `run` for texts that share a pass; together they must fit into the bucket."""
+        """Do what `run` does for texts that share a pass; together they must fit into the bucket."""
         return self.through([self.embedded(text) for text in texts], bucket or self.bucket(sum(map(len, texts))))
 
     def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
-        """Do the same as `run_together` for rows [n, d] of the host's tables."""
+        """Do what `run_together` does for rows [n, d] of the host's tables."""
         counts = [len(rows) for rows in texts]
         arrays = encoder_arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
         arrays[EMBEDDED] = arrays["x"]

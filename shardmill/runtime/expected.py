@@ -77,7 +77,7 @@ def ways(count: int, widths: Sequence[int], slots: int, whole: int, fills: bool 
 
     Args:
         count: tokens of the sequence.
-        widths: those of model.json.
+        widths: the widths of passes in model.json.
         slots: of the shortest context.
         whole: slots of the whole context.
         fills: whether the host fills a pass up to the next width, and not the program.
@@ -243,7 +243,7 @@ def lengths_of(bucket: int) -> dict[str, list[int]]:
 
 
 def encoder_errors(encoder: Encoder, name: str, recorded: Recorded) -> Iterator[tuple[str, float]]:
-    """Do the same as `decoder_errors` for a program of an encoder's bucket."""
+    """Do what `decoder_errors` does for a program of an encoder's bucket."""
     part = encoder.parts[name]
     bucket, channels = bucket_of(encoder.manifest, part), part["inputs"]["x"][1]
     embedded = encoder.embedded(below(recorded.seeds["tokens"][0], bucket, encoder.manifest["vocab"]))

@@ -298,7 +298,7 @@ def in_context(manifest: Mapping[str, Any], slots: int) -> dict[str, Any]:
 
 
 def part_in(part: Mapping[str, Any], slots: int) -> dict[str, Any]:
-    """Return a part in which the functions and shapes for `slots` slots replace those for the whole context."""
+    """Return a part with the functions and shapes for `slots` slots in place of the whole context's."""
     whole = {key: value for key, value in part.items() if key != "contexts"}
     shorter = part.get("contexts", {}).get(str(slots))
     if shorter is None:

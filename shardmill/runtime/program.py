@@ -203,7 +203,7 @@ class Program:
 
         Args:
             path: the bundle, package or folder.
-            entry: the part's entry in model.json, or the same from `models.interface.interface`.
+            entry: the part's entry in model.json, or an equal one from `models.interface.interface`.
             slots: slots of the whole context, for a part that has several contexts.
             compute_units: a name of ct.ComputeUnit.
 

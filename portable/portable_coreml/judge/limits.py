@@ -30,7 +30,7 @@ class Limit:
 
     Attributes:
         most: the number itself is allowed.
-        systems: those that the statement is about.
+        systems: the systems that the statement is about.
         rule: the rule that judges by it.
         confidence: A to D, as in `judge.rule`.
         sources: the documents that make the statement.
@@ -155,7 +155,7 @@ def between(oldest: str, newest: str) -> tuple[str, ...]:
 
 
 def asked_for(named: Iterable[str], ios: bool) -> tuple[str, ...]:
-    """Return the systems that a command line names, and those of iOS if it asks for these. Raises InputError."""
+    """Return the systems that a command line names, and iOS's systems if it asks for iOS. Raises InputError."""
     every = (*named, *(system for system in SYSTEMS if ios and system.startswith("iOS")))
     for system in every:
         limits(system)

@@ -54,8 +54,7 @@ def _check(model: LoadedModel, function: Function, description: Any) -> None:
 def default_shapes(function: Function, description: Any) -> dict[str, Shape]:
     """Return the described default shape of every multi-array input.
 
-    Raises ProgramError where it contradicts the program
-    or is not among the shapes that the description allows.
+    Raises ProgramError if a shape contradicts the program, or is not among the shapes that the description allows.
     """
     params = {item.name: item.type for item in function.inputs}
     shapes: dict[str, Shape] = {}
