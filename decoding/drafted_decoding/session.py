@@ -145,9 +145,9 @@ class Session:
         """
         position = len(self._tokens)
         slots, window = self._layout.room(position), self._layout.same_window(position)
-        found = (slots or 0) if window is None else min(window, self.widths[-1])
+        room = (slots or 0) if window is None else min(window, self.widths[-1])
         most = self._engine.undoable(position)
-        return found if most is None else min(found, most)
+        return room if most is None else min(room, most)
 
     def pass_width(self, count: int) -> int:
         """Return the width of the engine call that `feed` would use for `count` tokens."""
@@ -247,20 +247,20 @@ class Session:
         """
         shared = self._shared(prompt)
         if self._prefixes is None:
-            held = self.truncate(shared)
+            filled = self.truncate(shared)
             self._fit(len(prompt))
-            return held, 0
+            return filled, 0
         if shared < len(self._tokens):
             self.keep()
-        found = self._prefixes.find(prompt, self._weights)
-        held = self.truncate(shared)
+        beginning = self._prefixes.find(prompt, self._weights)
+        filled = self.truncate(shared)
         self._fit(len(prompt))
-        if found.length > held:
-            self._prefixes.recall(found, held)
-            self._tokens = list(prompt[: found.length])
-            held = self.truncate(min(found.length, len(prompt) - 1))
+        if beginning.length > filled:
+            self._prefixes.recall(beginning, filled)
+            self._tokens = list(prompt[: beginning.length])
+            filled = self.truncate(min(beginning.length, len(prompt) - 1))
             self._fit(len(prompt))
-        return held, found.known if held < found.known else 0
+        return filled, beginning.known if filled < beginning.known else 0
 
     def _is_plain(self, length: int) -> bool:
         """Return whether each of the first `length` positions has the slot of its number, and nothing was evicted."""

@@ -219,8 +219,8 @@ def check_encoder(build: Path, context: typer.Context) -> None:
     for name in GENERATING:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            given = f"--{name.replace('_', '-')}"
-            raise ShardmillError(f"{given}: {build} is an encoder's, which generates no text; leave the option out")
+            option = f"--{name.replace('_', '-')}"
+            raise ShardmillError(f"{option}: {build} is an encoder's, which generates no text; leave the option out")
 
 
 def _checked_origins(origins: Sequence[str]) -> tuple[str, ...]:
