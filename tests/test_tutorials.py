@@ -6,9 +6,12 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+from drafted_decoding.drafters import EMPTY, Drafter
 
 ROOT = Path(__file__).parent.parent
 HEADING = re.compile(r"^(#+) (.+)$", re.MULTILINE)
@@ -66,6 +69,26 @@ def test_what_a_tutorial_says_to_stand_in_a_file_stands_there(name: str) -> None
         file = page.parent / link if link else ROOT / path
         assert re.search(rf"\b{word}\b", file.read_text(encoding="utf-8")), f"{word} in {link or path}"
     assert said or name == "Add a gate"
+
+
+def test_the_drafter_of_its_tutorial_drafts() -> None:
+    text = TUTORIALS["Add a drafter"][1]
+    example = re.search(r'^    """A drafter.*?(?=^\d\. )', text, re.MULTILINE | re.DOTALL)
+    assert example
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(example[0]), names)
+    drafter: Drafter = names["RepeatDrafter"]()
+    drafter.reset([7])
+    drafter.observe([7, 9], 1)
+    assert drafter.propose([7, 9], 3).tokens == (9, 9, 9) and drafter.propose([], 3) == EMPTY
+
+
+def test_the_command_that_writes_the_schema_writes_what_is_there(tmp_path: Path) -> None:
+    command = re.search(r"^ +python (-c .*config\.schema.*)$", TUTORIALS["Add a drafter"][1], re.MULTILINE)
+    assert command
+    (tmp_path / "configs").mkdir()
+    subprocess.run([sys.executable, *shlex.split(command[1])], cwd=tmp_path, check=True)
+    assert (tmp_path / "configs/schema.json").read_bytes() == (ROOT / "configs/schema.json").read_bytes()
 
 
 @pytest.mark.slow
