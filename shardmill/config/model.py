@@ -18,7 +18,8 @@ from shardmill.models.interface import DRAFT_PARTS, LABELS, RANGE, EntryPoints
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
-Drafter = Literal["none", "ngram", "suffix", "learned"]  # drafters of drafted_decoding that need no second build
+# Drafters of drafted_decoding that need no second build.
+Drafter = Literal["none", "ngram", "suffix", "learned"]
 DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Positive = Annotated[StrictInt, Field(ge=1)]

@@ -23,6 +23,7 @@ from shardmill.gates.thresholds import Threshold
 from shardmill.plan import Part, load_part
 from shardmill.records.attest import gate_statement
 from shardmill.records.names import RECEIPT, SOURCE
+from shardmill.runtime.judged import GATES
 from shardmill.runtime.manifest import (
     COMPILER,
     COMPLETE,
@@ -140,7 +141,7 @@ def verdicts(model: Mapping[str, Any], witnessed: bool) -> dict[str, str]:
         model: model.json's content.
         witnessed: whether the config asks for a witness.
     """
-    gates = (PARITY, RESIDENCY, *((WITNESS,) if witnessed else ()))
+    gates = [gate for gate in sorted(GATES) if gate != WITNESS or witnessed]
     judged = {f"{gate}/{part['name']}": part["name"] for gate in gates for part in model["parts"]}
     return judged | {f"{PARITY}/{STACK}": STACK}
 
@@ -166,7 +167,7 @@ def step_faults(model: Mapping[str, Any], statement: Mapping[str, Any]) -> Itera
     wanted = {f"{folder}/{name}" for folder in folders for name in parts}
     wanted |= verdicts(model, bool(config.get("witness"))).keys()
     planned = {path.removesuffix(".json") for path in steps["plan"]["paths"].values()} - {"plan", f"{PARTS}/embedding"}
-    known = planned | {name for name in steps if name.split("/")[0] in {*folders, PARITY, RESIDENCY, WITNESS}}
+    known = planned | {name for name in steps if name.split("/")[0] in {*folders, *GATES}}
     yield from ((ATTESTATION, f"has no receipt of {name}") for name in sorted(wanted - known))
     yield from ((ATTESTATION, f"{name} belongs to no part of model.json") for name in sorted(known - wanted))
 
