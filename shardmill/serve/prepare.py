@@ -98,6 +98,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
                 keep_stop=bool(request.include_stop_str_in_output),
                 constraint=_constraint(request, model, thinks),
                 top_logprobs=request.top,
+                prompt_logprobs=request.prompt_top,
                 guard_margin=settings.guard_margin,
                 private=request.shardmill.private,
             )
@@ -178,7 +179,7 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
     wanted = request.max_tokens
     if isinstance(request, ChatRequest):
         wanted = request.max_completion_tokens or wanted or room
-    wanted = wanted or COMPLETION_TOKENS
+    wanted = COMPLETION_TOKENS if wanted is None else wanted
     most = settings.limits.max_tokens or (room if settings.context_policy == "slide" else None)
     if most is None or wanted <= most:
         return min(wanted, room)

@@ -94,6 +94,7 @@ class GenerationRequest(Strict):
     repetition_penalty: float | None = Field(None, ge=0.1, le=10)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
@@ -112,6 +113,8 @@ class GenerationRequest(Strict):
     def _streams_if_it_says_how(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs are not streamed: leave out stream")
         if self.structured_outputs is not None and self.response_format not in (None, ResponseFormat()):
             raise ValueError("structured_outputs and response_format say two things: leave out one")
         return self
@@ -130,14 +133,26 @@ class GenerationRequest(Strict):
         """Return how many choices the answer has."""
         return self.n or 1
 
+    @property
+    def prompt_top(self) -> int | None:
+        """Return how many of the likeliest tokens to report for each of the prompt's; None for none of its tokens."""
+        return self.prompt_logprobs
+
 
 class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
+    max_tokens: int | None = Field(None, ge=0)
     prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MOST_PROMPTS)]
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens: 0 asks for no token: it needs echo or prompt_logprobs")
+        return self
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -155,6 +170,12 @@ class CompletionRequest(GenerationRequest):
     def top(self) -> int | None:
         """Return how many of the likeliest tokens to report; None for no log-probabilities."""
         return self.logprobs
+
+    @property
+    def prompt_top(self) -> int | None:
+        """See `GenerationRequest`."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((top for top in asked if top is not None), default=None)
 
 
 def _checked_variables(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
