@@ -18,10 +18,10 @@ from typing import Any, ClassVar
 
 from drafted_decoding import FinishReason, GenerationResult, PrefillEvent, PromptLogprob, TokenEvent
 
-from shardmill.serve.engine_worker import Item
+from shardmill.serve.engine_worker import Item, Work
 from shardmill.serve.model import Model, Vocabulary
 from shardmill.serve.protocol import ApiError
-from shardmill.serve.requests import ChatRequest, CompletionRequest
+from shardmill.serve.requests import ChatRequest, CompletionRequest, StreamOptions
 from shardmill.serve.thoughts import ThoughtReader, answer_deltas
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
 
@@ -229,6 +229,7 @@ class Choice:
         if isinstance(request, ChatRequest) and tools is not None:
             schemas = {function.name: function.parameters or {} for function in request.functions}
             self._reader = CallReader(tools, schemas, parallel=request.parallel_tool_calls is not False)
+        self._calls_alone = isinstance(request, ChatRequest) and request.must_call
         self._length = 0
         self._eos = request.ends(model.eos)
         self._places: list[tuple[int, int]] = []  # of tokens, which may be of a thought: from and to, in characters
@@ -253,8 +254,9 @@ class Choice:
         self._length += len(text)
         cut = not isinstance(done, GenerationResult) or done.finish_reason == "stop"
         rows += self._log.release(self._length if cut else math.inf) if self._log is not None else []
-        ended = not isinstance(done, TokenEvent)
-        return answer_deltas(self._thoughts, self._reader, text, ended=ended), rows
+        deltas = answer_deltas(self._thoughts, self._reader, text, ended=not isinstance(done, TokenEvent))
+        # The grammar of an answer that must be calls has no text: what reads as text is a call that was cut short.
+        return [one for one in deltas if not (self._calls_alone and one.kind == "content")], rows
 
     def prompt_logprobs(self, top: int) -> list[Json | None]:
         """Return the prompt's tokens and the `top` likeliest in their places, as vLLM tells them."""
@@ -292,16 +294,24 @@ class Choice:
 
 
 class Answer:
-    """One answer in progress, built from the items of a job for each choice."""
+    """One answer in progress, built from the items of a job for each choice.
+
+    Args:
+        request: the request.
+        model: the model that answers.
+        works: the engine's work for each choice.
+    """
 
     done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
-    def __init__(self, request: CompletionRequest | ChatRequest, model: Model, *, thinks: bool = False) -> None:
+    def __init__(self, request: CompletionRequest | ChatRequest, model: Model, works: Sequence[Work]) -> None:
         self._request = request
         self._shape = CHAT if isinstance(request, ChatRequest) else COMPLETION
         echoed = request.prompts if isinstance(request, CompletionRequest) and request.echo else None
         echoes = [echoed[i // (request.n or 1)] if echoed else None for i in range(request.choices)]
-        self._choices = [Choice(request, model, thinks=thinks, echo=echo) for echo in echoes]
+        self._choices = [Choice(request, model, thinks=works[0].thinks, echo=echo) for echo in echoes]
+        self._prompt_tokens = sum(len(work.prompt) for work in works[:: request.n or 1])
+        self._told = 0  # tokens of the answer so far
         self._results: list[GenerationResult] = []
         self._head = {
             "id": self._shape.prefix + secrets.token_hex(12),
@@ -309,8 +319,9 @@ class Answer:
             "model": request.model,
             "system_fingerprint": model.fingerprint or None,
         }
-        wanted = request.stream_options is not None and request.stream_options.include_usage
-        self._piece_head = self._head | ({"usage": None} if wanted else {})
+        asked = request.stream_options or StreamOptions()
+        self._piece_head = self._head | ({"usage": None} if asked.include_usage else {})
+        self._continuous = asked.include_usage and bool(asked.continuous_usage_stats)
 
     def whole(self, answers: Sequence[list[Item]]) -> Json:
         """Return the answer as one object, from all items of each job."""
@@ -334,6 +345,7 @@ class Answer:
 
     def chunks(self, index: int, items: list[Item]) -> Iterator[Json]:
         """See `stream.Streamed`."""
+        self._told += sum(isinstance(item, TokenEvent) for item in items)
         pieces, rows = self._choices[index].digest(items)
         contents = [self._shape.piece(piece) for piece in pieces] or ([self._shape.end] if rows else [])
         for place, content in enumerate(contents):
@@ -364,7 +376,11 @@ class Answer:
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
 
     def _chunk(self, choices: list[Json]) -> Json:
-        return {**self._piece_head, "object": self._shape.piece_name, "choices": choices}
+        chunk = {**self._piece_head, "object": self._shape.piece_name, "choices": choices}
+        if self._continuous:
+            prompt, told = self._prompt_tokens, self._told
+            chunk["usage"] = {"prompt_tokens": prompt, "completion_tokens": told, "total_tokens": prompt + told}
+        return chunk
 
     def _figures(self, done: GenerationResult) -> Json:
         """Return the requested figures of an answer and, even if not requested, a mark on lossy answers."""

@@ -19,12 +19,13 @@ from drafted_decoding import (
     Sampling,
 )
 from drafted_decoding.drafters import TRAINED
+from pydantic import ValidationError
 
 from shardmill.serve.answer_grammar import COMPACT, choice_answer, closed, json_value, regex_answer, write_answer
 from shardmill.serve.decide import DecideRequest, place_of, split_labels
 from shardmill.serve.engine_worker import DecideWork, Work
 from shardmill.serve.model import Model, Settings
-from shardmill.serve.protocol import ApiError, FunctionDefinition, NamedTool, invalid
+from shardmill.serve.protocol import ApiError, FunctionDefinition, NamedTool, first_complaint, invalid
 from shardmill.serve.requests import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tools import FORMATS
@@ -142,6 +143,7 @@ def _chat_text(request: ChatRequest, model: Model) -> str:
     effort = EFFORTS.get(request.reasoning_effort or "")
     if effort and "reasoning_effort" in model.template_variables:
         given = {"reasoning_effort": effort, **given}
+    given = {**given, **request.ending}
     more: dict[str, Any] = {"variables": given} if given else {}
     if request.functions:
         more["tools"] = [tool.as_template_input() for tool in request.usable]
@@ -289,12 +291,16 @@ def split_into_tokens(request: TokenizeRequest, model: Model) -> list[int]:
     """Return the tokens of a text, or of a conversation up to where the answer begins.
 
     Raises:
-        ApiError: the model is another one, or its template refuses the conversation.
+        ApiError: the model is another one, or the conversation is none or refused by its template.
     """
     check_model_name(request.model or model.name, model.name, model.adapters())
     if request.prompt is not None:
         return model.encode(request.prompt, special=request.add_special_tokens)
-    return model.encode(_chat_text(request.as_chat(model.name), model), special=False)
+    try:
+        chat = request.as_chat(model.name)
+    except ValidationError as error:
+        raise first_complaint(error.errors()) from error
+    return model.encode(_chat_text(chat, model), special=False)
 
 
 def prepare_decisions(

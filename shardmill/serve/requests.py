@@ -41,6 +41,7 @@ class StreamOptions(Strict):
 
     accepted = frozenset({"include_obfuscation"})
     include_usage: bool = False
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchemaFormat(Strict):
@@ -203,9 +204,17 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ChatRequest:
+        if self.continue_final_message:
+            last = self.messages[-1]
+            if self.add_generation_prompt:
+                raise ValueError("continue_final_message goes on with a message, add_generation_prompt begins one")
+            if last.role != "assistant" or not last.content or last.tool_calls:
+                raise ValueError("continue_final_message needs a last message of role assistant with text alone")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         names = [tool.function.name for tool in self.tools or ()]
@@ -251,6 +260,13 @@ class ChatRequest(GenerationRequest):
         named = self._chosen
         return [tool.function for tool in self.usable if named is None or tool.function.name in named]
 
+    @property
+    def ending(self) -> dict[str, bool]:
+        """Return how the conversation's text ends, as transformers says it; by default where an answer begins."""
+        if self.continue_final_message:
+            return {"add_generation_prompt": False, "continue_final_message": True}
+        return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
+
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as templates expect them; a tool's message gets the name of the function called."""
         names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}
@@ -270,6 +286,8 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
 
     @model_validator(mode="after")
@@ -280,8 +298,8 @@ class TokenizeRequest(Strict):
 
     def as_chat(self, model: str) -> ChatRequest:
         """Return the chat request with this conversation."""
-        body = {"model": model, "messages": self.messages, "tools": self.tools}
-        return ChatRequest.model_validate(body | {"chat_template_kwargs": self.chat_template_kwargs})
+        names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        return ChatRequest.model_validate({"model": model} | {name: getattr(self, name) for name in names})
 
 
 class DetokenizeRequest(Strict):

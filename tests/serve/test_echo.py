@@ -120,6 +120,8 @@ def test_an_echo_is_the_prompt_and_then_the_answer(server: Running, prompt: Any,
     assert choice["text"] == TEXT + (alone["text"] if alone else "")
     assert choice["finish_reason"] == "length" and answer["usage"]["completion_tokens"] == count
     rows = choice["logprobs"]
+    assert all(len(top) == 1 for top in rows["top_logprobs"][1:])
+    assert server.post({**body, "prompt_logprobs": 3})[1]["choices"][0]["logprobs"] == rows
     assert {len(rows[name]) for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")} == {length + count}
     for byte, offset in zip(range(length), rows["text_offset"], strict=False):
         assert offset == len(TEXT.encode()[:byte].decode(errors="ignore"))
