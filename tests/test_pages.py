@@ -234,6 +234,8 @@ OTHERS_NAMES = {
     "--slurm-status-command": "an option of Snakemake's plugin",
     "tmux": "a program",
     "local_lock": "an option of NFS",
+    "--unix-socket": "an option of curl",
+    "systemd-socket-activate": "a program of systemd",
     "multiple_choice": "a kind of task of lm-evaluation-harness",
     "loglikelihood_rolling": "a kind of task of lm-evaluation-harness",
     "generate_until": "a kind of task of lm-evaluation-harness",
