@@ -55,6 +55,7 @@ class Prefill:
         reused: how many of these tokens were reused from earlier requests.
         passes: number of engine calls so far.
         width: width of the last call.
+        rows: logits [T, V] after each token of the last call; [0] if nobody needs them.
     """
 
     row: Logits
@@ -62,6 +63,7 @@ class Prefill:
     reused: int
     passes: int
     width: int
+    rows: Logits
 
 
 class Session:
@@ -173,7 +175,7 @@ class Session:
         return last
 
     def prefill_passes(
-        self, prompt: Sequence[int], *, private: bool = False, labels: bool = False
+        self, prompt: Sequence[int], *, private: bool = False, labels: bool = False, scored: bool = False
     ) -> Iterator[Prefill]:
         """Run `prefill` pass by pass, for a checked prompt. If the caller stops, finished passes stay committed.
 
@@ -181,20 +183,23 @@ class Session:
             prompt: the prompt.
             private: True if no copy of this text may be kept for later ones.
             labels: True for the logits of the engine's labels alone.
+            scored: True for the logits after every token. Each token runs then: what is kept of a text has no logits.
         """
         call = self._engine.forward_labels if labels else self._engine.forward
-        reused, branch = self._resume(prompt)
+        reused, branch = self._restart(len(prompt)) if scored else self._resume(prompt)
         self._private, done, passes = private, reused, 0
         while done < len(prompt):
             count, width = self._prompt_pass((branch if done < branch else len(prompt)) - done)
             tokens = prompt[done : done + count]
             done += count
-            row = self._rows(tokens, width, call)[-1] if done == len(prompt) else self._write(tokens, width)
+            told = scored or done == len(prompt)
+            rows = self._rows(tokens, width, call) if told else self._write(tokens, width)
+            row = rows[-1] if told else rows
             self.commit(count)
             passes += 1
             if self._prefixes and self._prefixes.whole and done in (branch, len(prompt)):
                 self.keep()
-            yield Prefill(row, done, reused, passes, width)
+            yield Prefill(row, done, reused, passes, width, rows)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Run `tokens` after the committed ones and return logits [len(tokens), V]. Nothing is committed yet.
@@ -261,6 +266,13 @@ class Session:
             filled = self.truncate(min(beginning.length, len(prompt) - 1))
             self._fit(len(prompt))
         return filled, beginning.known if filled < beginning.known else 0
+
+    def _restart(self, length: int) -> tuple[int, int]:
+        """Make room for a prompt of `length` tokens of which nothing is reused; return what `_resume` does."""
+        self.keep()
+        self.truncate(0)
+        self._fit(length)
+        return 0, 0
 
     def _is_plain(self, length: int) -> bool:
         """Return whether each of the first `length` positions has the slot of its number, and nothing was evicted."""

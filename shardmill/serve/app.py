@@ -250,7 +250,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
 
         client = client or _asker(body, request)
         works = await while_connected(request.receive, prepared())
-        form, jobs = make(thinks=works[0].thinks), [Job(work, client) for work in works]
+        form, jobs = make(works), [Job(work, client) for work in works]
         try:
             for job in jobs:
                 worker.submit(job)

@@ -73,7 +73,8 @@ class DecideWork:
     adapter: str | None = None
 
 
-Item = TokenEvent | GenerationResult | LabelScores | ApiError  # an answer is events, then the result or an error
+# An answer is events, then the result or an error. Of a prompt's passes only those are items that score its tokens.
+Item = PrefillEvent | TokenEvent | GenerationResult | LabelScores | ApiError
 
 
 class Job:
@@ -122,7 +123,7 @@ class Job:
 def ending(items: list[Item]) -> GenerationResult | LabelScores | ApiError | None:
     """Return the last of `items` if it ends the answer, otherwise None."""
     last = items[-1]
-    return None if isinstance(last, TokenEvent) else last
+    return None if isinstance(last, PrefillEvent | TokenEvent) else last
 
 
 log = logging.getLogger(__name__)
@@ -360,6 +361,8 @@ class Worker:
                     self._metrics.decided(event)
                 job.put(event)
                 return
+            if isinstance(event, PrefillEvent) and event.scored:
+                job.put(event)
             if isinstance(event, TokenEvent):
                 if awaited:
                     self._metrics.first_token_seconds.observe(time.perf_counter() - job.submitted)

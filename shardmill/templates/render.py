@@ -225,7 +225,8 @@ def rendered(
         text: a template to use instead of the tokenizer's.
         answers: whether an answer begins at the end of the text.
         tools: the functions that the model may call.
-        variables: values of the template's own variables.
+        variables: values of the template's own variables, and of transformers' `add_generation_prompt`, which counts in
+            place of `answers`, and `continue_final_message`.
 
     Returns:
         Whether the template accepted the conversation, and the text or the reason.
@@ -237,8 +238,7 @@ def rendered(
                 tools=tools or None,
                 chat_template=text,
                 tokenize=False,
-                add_generation_prompt=answers,
-                **(variables or {}),
+                **({"add_generation_prompt": answers} | dict(variables or {})),
             )
         )
     except MemoryError:
