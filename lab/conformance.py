@@ -100,9 +100,9 @@ def share(part: int, whole: int) -> str:
 
 def extent(work: Path) -> str:
     """Return how much of all cases was run: the finished slices."""
-    found = sorted(work.glob("[0-9]*_of_[0-9]*.jsonl"))
-    count = int(found[0].stem.split("_of_")[1]) if found else 0
-    return f"{len(found)} of {count} slices have been run; a slice is every {count}th case of every suite."
+    slices = sorted(work.glob("[0-9]*_of_[0-9]*.jsonl"))
+    count = int(slices[0].stem.split("_of_")[1]) if slices else 0
+    return f"{len(slices)} of {count} slices have been run; a slice is every {count}th case of every suite."
 
 
 def explanations(cases: list[Case]) -> list[str]:

@@ -112,7 +112,7 @@ class Bench:
         return part
 
     def all_parts(self) -> tuple[Part, ...]:
-        """Return those of the model, cut as `topology: auto` cuts it, the embedding last."""
+        """Return the model's parts, cut as `topology: auto` cuts it, the embedding last."""
         return plan.draft_parts(self.settings, self.model, self.tensors)
 
     def run(self, method: str, part: Part, templates: str = "templates", threads: int = 4) -> Run:
@@ -140,10 +140,10 @@ class Bench:
         rows: list[dict[str, Any]] = []
         for start, end in COMPARED:
             part = self.layers(start, end)
-            kept = f"templates_{start}"  # made by the cold run, used by the next
-            cold = self.run("stamped", part, kept)
+            templates = f"templates_{start}"  # made by the cold run, used by the next
+            cold = self.run("stamped", part, templates)
             shutil.rmtree(self.output("stamped", part))
-            runs = {"cold": cold, "plain": self.run("plain", part), "stamped": self.run("stamped", part, kept)}
+            runs = {"cold": cold, "plain": self.run("plain", part), "stamped": self.run("stamped", part, templates)}
             row = {"layers": [start, end], "identical": self.identical(part)}
             rows.append(row | {name: asdict(run) for name, run in runs.items()})
             for method in METHODS:
@@ -253,15 +253,15 @@ def predict(part: Part, path: Path, answers: Path) -> None:
 
     with host_machine.load_programs_as("fp16"):
         model = ct.models.MLModel(str(path))
-    random, state, found = np.random.default_rng(0), model.make_state(), []
+    random, state, digests = np.random.default_rng(0), model.make_state(), []
     for tokens in (1, part.spec.tokens):
         shapes = {name: sized(shape, tokens) for name, shape in inputs(part.spec).items()}
-        given = {name: random.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
-        result = model.predict(given, state)
+        arrays = {name: random.standard_normal(shape).astype(np.float16) for name, shape in shapes.items()}
+        result = model.predict(arrays, state)
         if not all(np.isfinite(values).all() for values in result.values()):
             sys.exit("a prediction that is not finite compares nothing")
-        found += [hashlib.sha256(result[name].tobytes()).hexdigest() for name in sorted(result)]
-    answers.write_text(json.dumps(found))
+        digests += [hashlib.sha256(result[name].tobytes()).hexdigest() for name in sorted(result)]
+    answers.write_text(json.dumps(digests))
 
 
 def machine() -> dict[str, Any]:

@@ -61,9 +61,9 @@ class Reads:
         for name, end in ends.items():
             setattr(engine, name, partial(self._call, getattr(engine, name), end))
 
-    def _call(self, call: Callable[..., Any], end: str, *given: Any) -> Any:
+    def _call(self, call: Callable[..., Any], end: str, *arguments: Any) -> Any:
         self.total += self.kinds["layers"] + self.kinds[end]
-        return call(*given)
+        return call(*arguments)
 
 
 def pieces(model: Model, file: Path, count: int, length: int, instruction: int) -> list[str]:
@@ -105,8 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return last.passes
 
     def write(work: DecideWork) -> int:
-        found = run(session, work.prompt, max_new_tokens=max(map(len, work.labels)))
-        return found.prefill_passes + found.passes
+        generated = run(session, work.prompt, max_new_tokens=max(map(len, work.labels)))
+        return generated.prefill_passes + generated.passes
 
     texts = pieces(model, args.file, args.texts + 1, args.length, args.instruction)
     print(json.dumps(machine()))
@@ -119,8 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         for name, labels in LABELS.items()
     }
-    own = tuple((token,) for token in label_tokens(read_manifest(args.build)))
-    works |= {OWN: [DecideWork(tuple(model.encode(text, special=True)), own) for text in texts]} if own else {}
+    single = tuple((token,) for token in label_tokens(read_manifest(args.build)))
+    works |= {OWN: [DecideWork(tuple(model.encode(text, special=True)), single) for text in texts]} if single else {}
     for name, work in works.items():
         longest = max(len(label) for one in work for label in one.labels)
         ways = {"decided": decide, "written": write}

@@ -96,8 +96,8 @@ class PromptLookup:
 
     def propose(self, context: Sequence[int], limit: int) -> Draft:
         """See `Drafter`."""
-        found, _ = self._generator.get_candidates(self._ids)
-        return Draft(tuple(found[0, self._ids.shape[1] :][:limit].tolist()))
+        candidates, _ = self._generator.get_candidates(self._ids)
+        return Draft(tuple(candidates[0, self._ids.shape[1] :][:limit].tolist()))
 
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
         """See `Drafter`."""
@@ -176,7 +176,7 @@ def long_requests(requests: Sequence[Recorded], warm: int, length: int) -> list[
 
 
 def taught(name: str, requests: Sequence[Recorded], drafts: int) -> tuple[Drafter, Replay]:
-    """Return a drafter after `requests`, and what those took."""
+    """Return a drafter after `requests`, and what the requests took."""
     drafter: Drafter = PromptLookup(drafts) if name == LOOKUP else create_drafter(name)
     return drafter, replay(lambda: drafter, requests, drafts, learn=True)
 
@@ -269,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"measuring {name} ...", file=sys.stderr, flush=True)
         rows.append(measure(name, requests, args, base))
     print(table(rows, args.context))
-    for bar, (figure, cleared) in (found := verdicts(rows)).items():
+    for bar, (figure, cleared) in (bars := verdicts(rows)).items():
         print(f"{bar}: {figure:.3f}, bar {BARS[bar]}: {'cleared' if cleared else 'MISSED'}")
     if args.json:
         report = {
@@ -278,10 +278,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "settings": {"drafts": args.drafts, "warm": args.warm, "context": args.context},
             "python": platform.python_version(),
             "rows": [asdict(r) for r in rows],
-            "bars": {k: {"figure": v, "bar": BARS[k], "cleared": ok} for k, (v, ok) in found.items()},
+            "bars": {k: {"figure": v, "bar": BARS[k], "cleared": ok} for k, (v, ok) in bars.items()},
         }
         args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return int(args.check and not all(ok for _, ok in found.values()))
+    return int(args.check and not all(ok for _, ok in bars.values()))
 
 
 if __name__ == "__main__":

@@ -92,10 +92,10 @@ class Score:
 def prompts(build: Path, folder: Path, count: int, room: int) -> list[tuple[str, list[int]]]:
     """Return `count` (task, tokens), evenly taken from all tasks' prompts in all lengths up to `room` tokens."""
     tokenizer = read_tokenizer(build / manifest(build)["tokenizer"]["path"])
-    found = of_tasks(folder, TASKS, 99, lambda text: tokenizer.encode(text).ids)
+    all_prompts = of_tasks(folder, TASKS, 99, lambda text: tokenizer.encode(text).ids)
     made = []
-    for i, prompt in enumerate(found):
-        others = [token for other in (*found[i + 1 :], *found[:i]) for token in other.tokens]
+    for i, prompt in enumerate(all_prompts):
+        others = [token for other in (*all_prompts[i + 1 :], *all_prompts[:i]) for token in other.tokens]
         for length in LENGTHS:
             text = [*others, *prompt.tokens][-length:] if length else [*prompt.tokens]
             if len(text) <= room:
@@ -209,8 +209,8 @@ def witness(build: Path) -> Callable[[Sequence[int], int], list[int]]:
     def greedy(prompt: Sequence[int], count: int) -> list[int]:
         ids = torch.tensor([list(prompt)])
         mask = torch.ones_like(ids)
-        found = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
-        tokens: list[int] = found[0, len(prompt) :].tolist()
+        generated = model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, pad_token_id=0)
+        tokens: list[int] = generated[0, len(prompt) :].tolist()
         return tokens
 
     return greedy

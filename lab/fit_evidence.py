@@ -71,23 +71,23 @@ class Recording(LearnedDrafter):
         self.noted: list[tuple[list[int], list[Row], int]] = []
 
     def _likeliest(self, keys: Sequence[int], *, hasty: bool) -> tuple[int, float]:
-        own, table = self._known(keys, hasty=hasty)
+        text, table = self._known(keys, hasty=hasty)
         rows: dict[int, Row] = {}
-        for kind, found in enumerate([*own, *table[: len(TABLE)]]):
-            for token, share, count in followers(found):
+        for kind, entry in enumerate([*text, *table[: len(TABLE)]]):
+            for token, share, count in followers(entry):
                 row = rows.setdefault(token, [0.0] * (3 * KINDS) + bonus(self._held.get(token, 0)))
                 row[3 * kind : 3 * kind + 3] = [share, 1.0, log1p(count)]
-        self.noted.append(([*rows], [*rows.values()], situation(own, table)))
+        self.noted.append(([*rows], [*rows.values()], situation(text, table)))
         return super()._likeliest(keys, hasty=hasty)
 
 
-def followers(found: int | Followers | None) -> list[tuple[int, float, int]]:
+def followers(entry: int | Followers | None) -> list[tuple[int, float, int]]:
     """Return top followers of a context, their shares and counts."""
-    if found is None:
+    if entry is None:
         return []
-    if isinstance(found, int):
-        found = Followers(*only(found))
-    return [(token, found.share(token), found.counts[token]) for token in found.top]
+    if isinstance(entry, int):
+        entry = Followers(*only(entry))
+    return [(token, entry.share(token), entry.counts[token]) for token in entry.top]
 
 
 def bonus(count: int) -> Row:
@@ -99,15 +99,15 @@ def texts() -> list[Recorded]:
     """Return docstrings of the standard library, a text per module, in a shuffled order."""
     encode = tekken()
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = []
+    recorded = []
     for path in sorted(root.rglob("*.py")):
         if SKIPPED & set(path.relative_to(root).parts):
             continue
         tokens = encode(docstrings(path.read_text(encoding="utf-8", errors="replace")), bos=False, eos=False)
         if len(tokens) >= OUTPUT // 2:
-            found.append(Recorded(tokens[:PROMPT], tokens[PROMPT : PROMPT + OUTPUT]))
-    random.Random(0).shuffle(found)
-    return found[:TEXTS]
+            recorded.append(Recorded(tokens[:PROMPT], tokens[PROMPT : PROMPT + OUTPUT]))
+    random.Random(0).shuffle(recorded)
+    return recorded[:TEXTS]
 
 
 def docstrings(source: str) -> str:
@@ -119,10 +119,10 @@ def docstrings(source: str) -> str:
     return "\n\n".join(doc for node in nodes if isinstance(node, kinds) if (doc := ast.get_docstring(node)))
 
 
-def collect(found: Sequence[Recorded], evidence: FollowerCounts) -> Iterator[Sample]:
+def collect(texts: Sequence[Recorded], evidence: FollowerCounts) -> Iterator[Sample]:
     """Return samples of every text, with a table of the other texts of its group and without."""
-    for start in range(0, len(found), GROUP):
-        group = found[start : start + GROUP]
+    for start in range(0, len(texts), GROUP):
+        group = texts[start : start + GROUP]
         for fold in range(FOLDS):
             drafter = Recording(evidence)
             for i, text in enumerate(group):
@@ -184,42 +184,42 @@ class Parameters:
 def fit(data: Batch, start: Parameters, *, trust: bool, epochs: int = 16, rate: float = 0.01) -> Parameters:
     """Fit the likelihood by Adam; `trust` stays 1 unless it is to be fitted, and is drawn towards 1 then."""
     torch.manual_seed(0)
-    found = Parameters(*(value.clone().requires_grad_() for value in (start.weights, start.trust, start.none)))
-    free = [found.weights, found.none, *([found.trust] if trust else [])]
+    fitted = Parameters(*(value.clone().requires_grad_() for value in (start.weights, start.trust, start.none)))
+    free = [fitted.weights, fitted.none, *([fitted.trust] if trust else [])]
     optimiser = torch.optim.Adam(free, rate)
     for epoch in range(epochs):
         for group in optimiser.param_groups:
             group["lr"] = rate * (1 - epoch / epochs)
         for chosen in torch.randperm(len(data.right)).split(512):
-            points = found.scores(data.rows[chosen], data.situation[chosen])
+            points = fitted.scores(data.rows[chosen], data.situation[chosen])
             points = points.masked_fill(~data.known[chosen], -1e9)
             loss = cross_entropy(points, data.right[chosen])
-            loss = loss + 1e-5 * found.weights.square().sum() + 3e-4 * (found.trust - 1).square().sum()
+            loss = loss + 1e-5 * fitted.weights.square().sum() + 3e-4 * (fitted.trust - 1).square().sum()
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-    return Parameters(found.weights.detach(), found.trust.detach(), found.none.detach())
+    return Parameters(fitted.weights.detach(), fitted.trust.detach(), fitted.none.detach())
 
 
-def content(found: Parameters) -> dict[str, Any]:
+def content(fitted: Parameters) -> dict[str, Any]:
     """Return evidence.json."""
-    weights = [[round(x, 3) for x in row] for row in found.weights[:-2].reshape(KINDS, 3).tolist()]
-    trust = [[round(x, 3) for x in row] for row in found.trust.tolist()]
-    own, table = (dict(zip(kinds, rows, strict=True)) for kinds, rows in
+    weights = [[round(x, 3) for x in row] for row in fitted.weights[:-2].reshape(KINDS, 3).tolist()]
+    trust = [[round(x, 3) for x in row] for row in fitted.trust.tolist()]
+    text, table = (dict(zip(kinds, rows, strict=True)) for kinds, rows in
                   ((OWN, weights[: len(OWN)]), (TABLE, weights[len(OWN) :])))  # fmt: skip
     return {
-        "own": [own.get(kind) for kind in range(len(OWN))],
+        "own": [text.get(kind) for kind in range(len(OWN))],
         "table": [table.get(kind) for kind in range(len(OWN))],
         "own_trust": [row[: len(OWN)] for row in trust],
         "table_trust": [row[len(OWN) :] for row in trust],
-        "held": [round(x, 3) for x in found.weights[-2:].tolist()],
-        "none": round(float(found.none), 3),
+        "held": [round(x, 3) for x in fitted.weights[-2:].tolist()],
+        "none": round(float(fitted.none), 3),
     }
 
 
-def evidence(found: Parameters) -> FollowerCounts:
-    """Return the same, as the drafter takes it."""
-    return parse_evidence(content(found))
+def evidence(fitted: Parameters) -> FollowerCounts:
+    """Return fitted weights as the drafter takes them."""
+    return parse_evidence(content(fitted))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -227,12 +227,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=FILE)
     args = parser.parse_args(arguments)
-    found = texts()
-    print(f"{len(found)} texts, {sum(len(text.output) for text in found)} tokens", flush=True)
+    recorded = texts()
+    print(f"{len(recorded)} texts, {sum(len(text.output) for text in recorded)} tokens", flush=True)
     start = Parameters(torch.full((3 * KINDS + 2,), 0.5), torch.ones(16, KINDS), torch.tensor(log(30.0)))
-    plain = fit(batch([*collect(found, evidence(start))]), start, trust=False)
+    plain = fit(batch([*collect(recorded, evidence(start))]), start, trust=False)
     print("weights fitted, now the trust", flush=True)
-    best = fit(batch([*collect(found, evidence(plain))]), plain, trust=True)
+    best = fit(batch([*collect(recorded, evidence(plain))]), plain, trust=True)
     lines = [f'  "{key}": {json.dumps(value)}' for key, value in content(best).items()]
     args.out.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
     print(f"{args.out}: odds against all candidates of {exp(float(best.none)):.0f} to one token without evidence")

@@ -89,15 +89,15 @@ def prompts_of(build: Path, text: Path, count: int) -> list[list[int]]:
     """Return as many prompts, spread evenly over all prompts of a file or a folder of tasks."""
     tokenizer = read_tokenizer(build / "source/tokenizer.json")
     if text.is_dir():
-        found = [tokenizer.encode(file.read_text().removesuffix("\n")).ids for file in sorted(text.glob("*/*.txt"))]
+        prompts = [tokenizer.encode(file.read_text().removesuffix("\n")).ids for file in sorted(text.glob("*/*.txt"))]
     elif text.suffix == ".jsonl":
-        found = encoded_prompts(build / "source", text, WINDOW - NEW)
+        prompts = encoded_prompts(build / "source", text, WINDOW - NEW)
     else:
         paragraphs = [tokenizer.encode(one).ids[:PROMPT] for one in text.read_text(encoding="utf-8").split("\n\n\n")]
-        found = [one for one in paragraphs if len(one) == PROMPT]
-    if len(found) < count:
-        raise SystemExit(f"{text} has {len(found)} prompts: ask for at most as many")
-    return found[:: len(found) // count][:count]
+        prompts = [one for one in paragraphs if len(one) == PROMPT]
+    if len(prompts) < count:
+        raise SystemExit(f"{text} has {len(prompts)} prompts: ask for at most as many")
+    return prompts[:: len(prompts) // count][:count]
 
 
 def answers(
@@ -113,12 +113,12 @@ def measured(
 ) -> tuple[Row, list[tuple[int, ...]]]:
     """Return the figures of a drafter and the texts."""
     start = time.perf_counter()
-    found = answers(engine, prompts, make, cap)
+    texts = answers(engine, prompts, make, cap)
     wall = time.perf_counter() - start
-    drafted, accepted = (sum(sum(getattr(one, name)) for one in found) for name in ("drafted", "accepted"))
-    tokens, passes = sum(len(one.tokens) - 1 for one in found), sum(one.passes for one in found)
-    seconds = sum(one.drafter_seconds for one in found)
-    return Row(name, cap, tokens, passes, drafted, accepted, seconds, wall), [one.tokens for one in found]
+    drafted, accepted = (sum(sum(getattr(one, name)) for one in texts) for name in ("drafted", "accepted"))
+    tokens, passes = sum(len(one.tokens) - 1 for one in texts), sum(one.passes for one in texts)
+    seconds = sum(one.drafter_seconds for one in texts)
+    return Row(name, cap, tokens, passes, drafted, accepted, seconds, wall), [one.tokens for one in texts]
 
 
 def live(build: Path, prompts: Sequence[Sequence[int]]) -> list[Row]:
@@ -147,16 +147,16 @@ def replayed(build: Path, prompts: Sequence[Sequence[int]], folder: Path) -> lis
     written = continued(model, prompts, default_taps(plan["architecture"]["layers"]), window)
     ends = torch.tensor([len(prompt) + NEW for prompt in prompts])
     texts = replace(written, own=written.own & (torch.arange(window) < ends[:, None]))
-    outputs = [tokens[own].tolist() for tokens, own in zip(texts.tokens, texts.own, strict=True)]
+    outputs = [tokens[chosen].tolist() for tokens, chosen in zip(texts.tokens, texts.own, strict=True)]
     tokens, rows = sum(len(output) - 1 for output in outputs), []
     for name, make in fresh_drafters().items():
         if name == WARM:
             for prompt, output in zip(prompts, outputs, strict=True):
                 replay(make(), prompt, output, max(CAPS))
         for cap in CAPS:
-            found = [replay(make(), prompt, output, cap) for prompt, output in zip(prompts, outputs, strict=True)]
-            passes = sum(len(one.drafted) for one in found)
-            drafted, accepted = (sum(sum(getattr(one, each)) for one in found) for each in ("drafted", "accepted"))
+            replays = [replay(make(), prompt, output, cap) for prompt, output in zip(prompts, outputs, strict=True)]
+            passes = sum(len(one.drafted) for one in replays)
+            drafted, accepted = (sum(sum(getattr(one, each)) for one in replays) for each in ("drafted", "accepted"))
             rows.append(Row(name, cap, tokens, passes, drafted, accepted))
     acceptance = measure_acceptance(head, texts, embedding_table(model, plan), head_tokens(folder))
     for cap in CAPS:

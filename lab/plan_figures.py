@@ -61,18 +61,18 @@ def compare(file: Path, scratch: Path | None) -> bool:
         ("time, s", planned["seconds"], took["seconds"], 1 / TIME, TIME),
     )
     print(f"{file.stem}: {planned['others']:.1f} processes beside it before, {took['beside']:.1f} after")
-    for what, said, found, least, most in rows:
-        fits = least <= said / found <= most
-        print(f"  {what:11} planned {said:9.1f}  took {found:9.1f}  {said / found:5.2f}  {'' if fits else 'WRONG'}")
-    return all(least <= said / found <= most for _, said, found, least, most in rows)
+    for what, said, taken, least, most in rows:
+        fits = least <= said / taken <= most
+        print(f"  {what:11} planned {said:9.1f}  took {taken:9.1f}  {said / taken:5.2f}  {'' if fits else 'WRONG'}")
+    return all(least <= said / taken <= most for _, said, taken, least, most in rows)
 
 
 def plan(folder: Path, file: Path) -> dict[str, Any]:
     """Return the costs that the plan names."""
     command = [sys.executable, "-c", "from shardmill.cli import main; main()", "plan", str(file), "--json"]
     said = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
-    found: dict[str, Any] = json.loads(said)["costs"]
-    return found
+    costs: dict[str, Any] = json.loads(said)["costs"]
+    return costs
 
 
 def build(folder: Path, file: Path) -> dict[str, float]:
@@ -97,8 +97,8 @@ def build(folder: Path, file: Path) -> dict[str, float]:
 
 def files(build: Path) -> list[Path]:
     """Return the files of builds and store, without the files of checkpoints."""
-    found = (Path(folder) / name for folder, _, names in os.walk(build) for name in names)
-    return [file for file in found if "source" not in file.relative_to(build).parts[1:2]]
+    paths = (Path(folder) / name for folder, _, names in os.walk(build) for name in names)
+    return [file for file in paths if "source" not in file.relative_to(build).parts[1:2]]
 
 
 class Watch(threading.Thread):
@@ -120,11 +120,11 @@ class Watch(threading.Thread):
 
     def jobs(self) -> list[psutil.Process]:
         """Return the processes that do a job: of a script, or a fork of the server that has the libraries."""
-        found = []
+        processes = []
         for child in self.run_process.children():
             words = " ".join(child.cmdline())
-            found += child.children() if "fork_server" in words else [child]
-        return found
+            processes += child.children() if "fork_server" in words else [child]
+        return processes
 
 
 if __name__ == "__main__":

@@ -80,10 +80,10 @@ class Changed(StoredWeights):
 
     def stored(self, path: str) -> Stored:
         """Return a constant as it would be stored."""
-        found = self.values_of(self.weights[path], path) if path in matrices(self.part.shapes) else self.weights[path]
-        if isinstance(found, QuantizedMatrix):
-            return Stored(found.codes, scale=found.scale.float()[:, None])
-        return Stored(found.half().squeeze())
+        values = self.values_of(self.weights[path], path) if path in matrices(self.part.shapes) else self.weights[path]
+        if isinstance(values, QuantizedMatrix):
+            return Stored(values.codes, scale=values.scale.float()[:, None])
+        return Stored(values.half().squeeze())
 
 
 def nearest(weight: Tensor, bits: int) -> QuantizedMatrix:
@@ -128,12 +128,12 @@ def variants(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> It
     costs = [json.loads(file.read_text())["matrices"] for file in files]
     for name, budget in budgets:
         try:
-            found = searched(case.parts, costs, budget, allowed)
+            chosen = searched(case.parts, costs, budget, allowed)
         except ConfigError as error:
             print(error)
             continue
-        forms = {path: found["forms"].get(path, INT8) for path in paths}
-        yield Variant(f"search: {name}", forms, as_codes(forms), found["estimate"]["perplexity"])
+        forms = {path: chosen["forms"].get(path, INT8) for path in paths}
+        yield Variant(f"search: {name}", forms, as_codes(forms), chosen["estimate"]["perplexity"])
 
 
 def bytes_of(case: Case, forms: Mapping[str, str]) -> int:
@@ -149,10 +149,10 @@ def rows_of(case: Case, growths: Sequence[float], allowed: Sequence[str]) -> Ite
         states = Path(folder) / "original.safetensors"
         write_original(case.model, case.cut, states)
         for one in variants(case, growths, allowed):
-            found = measured_forms(case.model, states, [one.held(part) for part in case.parts])
-            kept = sum(stored_bytes(one.forms[p], s) for part in case.parts for p, s in matrices(part.shapes).items())
-            row = {"name": one.name, "bytes": bytes_of(case, one.forms), "bits_per_weight": 8 * kept / numbers}
-            yield row | {"foreseen": one.foreseen, "growth": found.pop("perplexity")} | found
+            figures = measured_forms(case.model, states, [one.held(part) for part in case.parts])
+            stored = sum(stored_bytes(one.forms[p], s) for part in case.parts for p, s in matrices(part.shapes).items())
+            row = {"name": one.name, "bytes": bytes_of(case, one.forms), "bits_per_weight": 8 * stored / numbers}
+            yield row | {"foreseen": one.foreseen, "growth": figures.pop("perplexity")} | figures
 
 
 def main() -> None:

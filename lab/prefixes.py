@@ -51,13 +51,13 @@ def conversations(session: Session, shared: Sequence[Sequence[int]], count: int,
     """Return the turns of conversations that take turns; conversation i has the instructions i modulo their number."""
     rng = random.Random(1)
     texts = [list(shared[i % len(shared)]) for i in range(count)]
-    found = []
+    taken = []
     for _ in range(turns):
         for text in texts:
             text.extend(rng.randrange(1, session.engine.vocab) for _ in range(ADDED))
-            found.append(asked(session, text))
-            text.extend(found[-1].tokens)
-    return found
+            taken.append(asked(session, text))
+            text.extend(taken[-1].tokens)
+    return taken
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -81,7 +81,7 @@ def shipped_loss(engine: Engine, tokens: Sequence[int]) -> float:
 
 
 def original_loss(model: Any, tokens: Sequence[int]) -> float:
-    """Return the same by transformers."""
+    """Return the summed loss of the next tokens by transformers."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -139,14 +139,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and print one JSON object."""
     args = parse(arguments)
-    found: dict[str, Any] = {"machine": machine.machine()}
+    report: dict[str, Any] = {"machine": machine.machine()}
     if args.prompts:
-        found["texts"] = texts(args.build, args.tasks, args.prompts, args.new_tokens)
+        report["texts"] = texts(args.build, args.tasks, args.prompts, args.new_tokens)
     if args.tokens:
-        found["perplexity"] = perplexity(args.build, args.text, args.tokens)
-    print(json.dumps(found, indent=2))
-    same = not args.prompts or found["texts"]["equal"] == found["texts"]["prompts"]
-    near = not args.tokens or abs(found["perplexity"]["ratio"] - 1) <= MOST
+        report["perplexity"] = perplexity(args.build, args.text, args.tokens)
+    print(json.dumps(report, indent=2))
+    same = not args.prompts or report["texts"]["equal"] == report["texts"]["prompts"]
+    near = not args.tokens or abs(report["perplexity"]["ratio"] - 1) <= MOST
     return int(not (same and near))
 
 

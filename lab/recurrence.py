@@ -95,14 +95,14 @@ def ours(theirs: Any) -> tuple[GatedDeltaNet, GraphSpec]:
     """Return our layer with these weights."""
     graph = Graph(WIDTH, 4, 2, 32, 8, 96, EPS, delta=SIZES)
     spec = GraphSpec("layers", graph, ((0, KINDS["linear_attention"]),), slots=BLOCK)
-    found = dict(theirs.state_dict())
-    taps = found.pop("conv1d.weight")[:, 0]
-    weights = found | {f"tap_{j}": taps[:, j] for j in range(SIZES.taps)}
+    tensors = dict(theirs.state_dict())
+    taps = tensors.pop("conv1d.weight")[:, 0]
+    weights = tensors | {f"tap_{j}": taps[:, j] for j in range(SIZES.taps)}
     weights["in_proj_ba.weight"] = torch.cat([weights.pop("in_proj_b.weight"), weights.pop("in_proj_a.weight")])
     weights["rate"] = -DECAY_SCALE * weights.pop("A_log").exp()
     mixer = GatedDeltaNet(graph, LayerSpec("delta"), weights, "")
-    for held in (*mixer.parameters(), *mixer.buffers()):
-        held.data = rounded(held.data)
+    for tensor in (*mixer.parameters(), *mixer.buffers()):
+        tensor.data = rounded(tensor.data)
     return mixer, spec
 
 
@@ -112,16 +112,16 @@ def fed(theirs: Any, x: Tensor, width: int, tables: bool = False, host: type[KVL
     mixer, spec = ours(theirs)
     runtime = {"context": len(x) + BLOCK, "rope": {}, "window": None, "window_slots": 0, "conv_taps": 0}
     layout = host(runtime | {"recurrent": {"block": BLOCK, "taps": SIZES.taps}})
-    held = LayerCaches({name[0]: torch.zeros(shape) for name, shape in caches(spec).items()}, False)
+    layer_caches = LayerCaches({name[0]: torch.zeros(shape) for name, shape in caches(spec).items()}, False)
     constants = {name: rounded(torch.from_numpy(values)) for name, values in computed(spec).items()}
-    found = []
+    outputs = []
     with Rounded(tables):
         for start in range(0, len(x), width):
             at = range(start, min(start + width, len(x)))
             arrays = {name: torch.from_numpy(values) for name, values in layout.arrays(at, at).items()}
             rows = x[at.start : at.stop].T[None, :, :, None]
-            found.append(mixer(rows, Shared(spec, arrays, constants), held)[0, :, :, 0].T)
-    return torch.cat(found)
+            outputs.append(mixer(rows, Shared(spec, arrays, constants), layer_caches)[0, :, :, 0].T)
+    return torch.cat(outputs)
 
 
 def errors(
@@ -133,8 +133,8 @@ def errors(
     with torch.no_grad():
         right = theirs(x[None])[0].double().reshape(stretches, -1, len(RATES), HEAD)
     got = fed(theirs, x, width, tables, host).double().reshape(right.shape)
-    found: NDArray[np.float64] = ((got - right).norm(dim=(1, 3)) / right.norm(dim=(1, 3))).numpy()
-    return found
+    relative: NDArray[np.float64] = ((got - right).norm(dim=(1, 3)) / right.norm(dim=(1, 3))).numpy()
+    return relative
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

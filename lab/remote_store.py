@@ -107,7 +107,7 @@ def whole_builds(files: fsspec.AbstractFileSystem, scratch: Path, args: argparse
     """Time a build that fills the store, and one that takes from it."""
     settings = config.load(args.config, ROOT)
     targets = args.targets if args.targets == ["all"] else [f"build/{settings.model}/{name}" for name in args.targets]
-    found = {}
+    by_build = {}
     for name in ("cold", "warm"):
         folder = scratch / name
         began = time.perf_counter()
@@ -116,10 +116,10 @@ def whole_builds(files: fsspec.AbstractFileSystem, scratch: Path, args: argparse
         logs = [log.read_text() for log in (folder / "build" / settings.model / "logs").glob("*.log")]
         worked, taken = (sum(word in log for log in logs) for word in ("INFO worked:", "taken from the remote store"))
         print(f"{name}: {seconds:.0f} s, {len(logs)} jobs: {worked} worked, {taken} taken from the remote store")
-        found[name] = hashes(folder / "build" / settings.model)
+        by_build[name] = hashes(folder / "build" / settings.model)
     print(f"a plain download of the store: {download(files, f'{BUCKET}/builds', scratch):.1f} s")
-    print(f"{len(found['cold'])} files compared, {len(found['cold'].items() ^ found['warm'].items())} differ")
-    sys.exit(bool(worked or found["cold"] != found["warm"]))
+    print(f"{len(by_build['cold'])} files compared, {len(by_build['cold'].items() ^ by_build['warm'].items())} differ")
+    sys.exit(bool(worked or by_build["cold"] != by_build["warm"]))
 
 
 def download(files: fsspec.AbstractFileSystem, folder: str, scratch: Path) -> float:

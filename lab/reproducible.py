@@ -49,15 +49,15 @@ def main() -> None:
     args = parser.parse_args()
     model = config.load(args.config, ROOT).model
     targets = args.targets if args.targets == ["all"] else [f"build/{model}/{target}" for target in args.targets]
-    found = []
+    files = []
     for conditions in BUILDS:
         with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
             folder = Path(scratch) / conditions.folder
             build(folder, args.config.resolve(), targets, conditions)
-            found.append(hashes(folder / "build" / model))
-    differing = sorted(name for name in found[0].keys() | found[1].keys() if found[0].get(name) != found[1].get(name))
+            files.append(hashes(folder / "build" / model))
+    differing = sorted(name for name in files[0].keys() | files[1].keys() if files[0].get(name) != files[1].get(name))
     print(*(f"differs: {name}" for name in differing), sep="\n", end="\n" if differing else "")
-    print(f"{len(found[0])} files of {model} compared, {len(differing)} differ")
+    print(f"{len(files[0])} files of {model} compared, {len(differing)} differ")
     sys.exit(bool(differing))
 
 

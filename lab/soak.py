@@ -131,19 +131,19 @@ class Process:
     def __init__(self, args: argparse.Namespace, template: Path, prefixes: int, port: int = 0) -> None:
         self.counts = template.parent  # where the processes write how many bytes they use
         options = {"--port": port, "--queue": args.queue, "--prefix-cache-bytes": prefixes, "--chat-template": template}
-        given = [str(word) for option in options.items() for word in option]
+        words = [str(word) for option in options.items() for word in option]
         self.process = subprocess.Popen(
-            [*SHARDMILL, "serve", str(args.build), *given],
+            [*SHARDMILL, "serve", str(args.build), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env=watched(self.counts),
         )
         assert self.process.stdout is not None
-        found = GREETING.match(self.process.stdout.readline())
-        if found is None:
+        match = GREETING.match(self.process.stdout.readline())
+        if match is None:
             raise SystemExit(f"the server did not start: {self.process.communicate()[1]}")
-        self.model, self.url = found["model"], found["url"]
+        self.model, self.url = match["model"], match["url"]
         self.port = int(self.url.rsplit(":", 1)[1])
         server = psutil.Process(self.process.pid)
         (engine,) = (one for one in server.children() if "shardmill.runtime.process" in " ".join(one.cmdline()))
@@ -156,8 +156,8 @@ class Process:
     def metrics(self) -> dict[str, float]:
         """Return the server's numbers about kept prefixes and its queue."""
         page = httpx2.get(f"{self.url}/metrics").text
-        found = re.findall(r"^shardmill_((?:prefix|queue_length|running)\S*) (\S+)$", page, re.MULTILINE)
-        return {name: float(value) for name, value in found}
+        pairs = re.findall(r"^shardmill_((?:prefix|queue_length|running)\S*) (\S+)$", page, re.MULTILINE)
+        return {name: float(value) for name, value in pairs}
 
     def memory(self) -> dict[str, Memory]:
         """Return the memory of the server and of its engine, which keeps the prefixes."""

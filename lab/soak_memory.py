@@ -69,9 +69,9 @@ def _count(number: int, frame: object) -> None:
 def _of_malloc() -> int:
     library = ctypes.CDLL(None)
     if sys.platform == "darwin":
-        found = _Darwin()
-        library.malloc_zone_statistics(None, ctypes.byref(found))  # of all zones
-        return int(found.size_in_use)
+        statistics = _Darwin()
+        library.malloc_zone_statistics(None, ctypes.byref(statistics))  # of all zones
+        return int(statistics.size_in_use)
     library.mallinfo2.restype = _Glibc
     counted = library.mallinfo2()
     return int(counted.uordblks + counted.hblkhd)
@@ -88,8 +88,8 @@ def _of_small_objects() -> int:
             os.dup2(before, 2)
             os.close(before)
         file.seek(0)
-        found = SMALL.search(file.read().decode())
-    return int(found[1].replace(",", "")) if found else 0  # with PYTHONMALLOC=malloc they are malloc's
+        match = SMALL.search(file.read().decode())
+    return int(match[1].replace(",", "")) if match else 0  # with PYTHONMALLOC=malloc they are malloc's
 
 
 if __name__ == "sitecustomize":

@@ -149,26 +149,26 @@ def items(response: Any) -> Answer:
 
 async def whole(client: AsyncOpenAI, request: Request) -> tuple[Answer, int]:
     """Return an answer in one piece, and how many tokens of its prompt were cached."""
-    found: Any
+    response: Any
     if request.path == "decide":
-        found = await client.post("/decide", body=request.body, cast_to=object)
-        cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
+        response = await client.post("/decide", body=request.body, cast_to=object)
+        cached = response["usage"]["prompt_tokens_details"]["cached_tokens"]
         return [[one["label"], *((each["label"], each["logprob"]) for each in one["labels"])]
-                for one in found["data"]], cached  # fmt: skip
+                for one in response["data"]], cached  # fmt: skip
     if request.path == "responses":
-        found = await client.responses.create(**request.body)
-        return items(found), found.usage.input_tokens_details.cached_tokens
+        response = await client.responses.create(**request.body)
+        return items(response), response.usage.input_tokens_details.cached_tokens
     if request.path == "completions":
-        found = await client.completions.create(**request.body)
+        response = await client.completions.create(**request.body)
         said = [[one.text, [], one.finish_reason, list((one.logprobs and one.logprobs.token_logprobs) or ())]
-                for one in found.choices]  # fmt: skip
+                for one in response.choices]  # fmt: skip
     else:
-        found = await client.chat.completions.create(**request.body)
+        response = await client.chat.completions.create(**request.body)
         said = []
-        for one in found.choices:
+        for one in response.choices:
             calls = [(call.function.name, call.function.arguments) for call in one.message.tool_calls or ()]
             said.append([one.message.content or "", calls, one.finish_reason, []])
-    return said, found.usage.prompt_tokens_details.cached_tokens
+    return said, response.usage.prompt_tokens_details.cached_tokens
 
 
 async def streamed(client: AsyncOpenAI, request: Request, pause: float = 0.0, most: int = 1 << 30) -> Answer:
@@ -206,8 +206,8 @@ async def streamed(client: AsyncOpenAI, request: Request, pause: float = 0.0, mo
 
 async def ask_alone(client: AsyncOpenAI, model: str, tasks: Path, talks: int) -> list[list[tuple[Request, Answer]]]:
     """Return every request with its answer, the turns of each conversation together."""
-    found = of_tasks(tasks, TASKS, 99, lambda text: list(text.encode()))
-    texts = [bytes(prompt.tokens).decode() for prompt in found]
+    prompts = of_tasks(tasks, TASKS, 99, lambda text: list(text.encode()))
+    texts = [bytes(prompt.tokens).decode() for prompt in prompts]
     requests = [*completions(texts, model), *others(texts, model)]
     alone = [[(one, (await whole(client, one))[0])] for one in requests]
     adapted = [answer for [(one, answer)] in alone if one.kind == "adapter" and one.path == "completions"]

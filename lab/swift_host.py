@@ -101,8 +101,8 @@ class Idle:
 
     def predict(self, inputs: Mapping[str, Any], state: object = None) -> dict[str, Any]:
         """Return the output for the tokens of the inputs."""
-        given = inputs["x"] if "x" in inputs else inputs["hidden"]
-        return {self.output: self.outputs[given.shape[2]]}
+        array = inputs["x"] if "x" in inputs else inputs["hidden"]
+        return {self.output: self.outputs[array.shape[2]]}
 
 
 class Reciter(NoDrafter):
@@ -133,7 +133,7 @@ def main() -> int:
         manifest = write_build(folder, options.vocab)
         (folder / "logits.f32").write_bytes(logits.tobytes())
         session = idle_session(manifest, folder, logits)
-        texts = {key: in_python(session, given, [])[0] for key, given in SAMPLINGS.items()}
+        texts = {key: in_python(session, sampling, [])[0] for key, sampling in SAMPLINGS.items()}
         wanted = [(key, width) for key in SAMPLINGS for width in (1, 4)]
         python = []
         for key, width in wanted:

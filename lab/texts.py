@@ -31,12 +31,12 @@ def code(names: tuple[str, ...]) -> str:
 
 def pieces(text: str) -> Iterator[str]:
     """Yield whole lines, PIECE characters or a little more at a time."""
-    found = ""
+    piece = ""
     for line in text.splitlines(keepends=True):
-        found += line
-        if len(found) >= PIECE:
-            yield found
-            found = ""
+        piece += line
+        if len(piece) >= PIECE:
+            yield piece
+            piece = ""
 
 
 def main() -> None:

@@ -99,11 +99,11 @@ def digest(content: Any) -> str:
 def flattened(content: Any, prefix: str = "") -> dict[str, Any]:
     """Return the leaves of nested mappings, and of lists of mappings, by dotted name."""
     rows = content.items() if isinstance(content, Mapping) else enumerate(content)
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, value in rows:
         nested = isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(v, Mapping) for v in value))
-        found |= flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
-    return found
+        leaves |= flattened(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": value}
+    return leaves
 
 
 def parse_json(text: str | bytes, unique: bool = False) -> Any:
@@ -123,11 +123,11 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         name, _ = Counter(name for name, _ in pairs).most_common(1)[0]  # not name by name: a header may have millions
         raise ValueError(f"{name} is given twice; keep one")
-    return found
+    return content
 
 
 def load_json(path: Path, unique: bool = False) -> Any:

@@ -72,18 +72,18 @@ def needing_lab() -> Iterator[None]:
 @contextmanager
 def quiet_process() -> Iterator[None]:
     """Show nothing that this process prints inside the `with` block, native code included."""
-    kept = [(stream, os.dup(stream)) for stream in (1, 2)]
+    copies = [(stream, os.dup(stream)) for stream in (1, 2)]
     sink = os.open(os.devnull, os.O_WRONLY)
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-        for stream, _ in kept:
+        for stream, _ in copies:
             os.dup2(sink, stream)
         yield
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for stream, copy in kept:
+        for stream, copy in copies:
             os.dup2(copy, stream)
             os.close(copy)
         os.close(sink)

@@ -77,8 +77,8 @@ def is_portable() -> bool:
 
 def native_present() -> bool:
     """Return whether coremltools has its native module; look for its file only, since importing takes seconds."""
-    found = find_spec("coremltools")
-    folders = found.submodule_search_locations if found else None
+    spec = find_spec("coremltools")
+    folders = spec.submodule_search_locations if spec else None
     return any(any(Path(folder).glob("libcoremlpython.*")) for folder in folders or ())
 
 
@@ -108,8 +108,8 @@ def precision() -> str:
 def ask(*command: str) -> str:
     """Return the output of a macOS program. Raises OSError if it is missing, CalledProcessError if it fails."""
     path = f"{os.environ.get('PATH', os.defpath)}:{SYSTEM_PROGRAMS}"
-    own = {"PATH": path, "SYSTEM_VERSION_COMPAT": "0"}  # no older version of macOS, even if a shell asks for it
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
+    extra = {"PATH": path, "SYSTEM_VERSION_COMPAT": "0"}  # no older version of macOS, even if a shell asks for it
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | extra).stdout.strip()
 
 
 def set_threads(count: int) -> None:
@@ -143,8 +143,8 @@ def cores() -> int:
     Slurm may not bind a job to its CPUs; then only an environment variable holds the number of CPUs. The quota of a
     container limits CPU time, and leaves all cores visible.
     """
-    given = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    asked = [int(given)] if given.isdecimal() and int(given) else []
+    allotted = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    asked = [int(allotted)] if allotted.isdecimal() and int(allotted) else []
     return min([_reachable_cores(), *asked, *_cpu_quotas()])
 
 
@@ -170,11 +170,11 @@ def _cpu_quotas() -> Iterator[int]:
 
 def memory_bytes() -> int:
     """Return the bytes that processes may take here: the machine's memory, or the limit of a container or slice."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in _group_files("memory", "memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # the file is missing, or contains "max"
-            found.append(int(file.read_text()))
-    return min(found)
+            limits.append(int(file.read_text()))
+    return min(limits)
 
 
 def _group_files(controller: str, unified: str, legacy: str) -> Iterator[Path]:
@@ -189,10 +189,10 @@ def _group_files(controller: str, unified: str, legacy: str) -> Iterator[Path]:
         lines = OWN_GROUPS.read_text().splitlines()
     except OSError:
         return
-    for _, controllers, own in (line.split(":", 2) for line in lines):
+    for _, controllers, path in (line.split(":", 2) for line in lines):
         folder, name = (GROUPS / controller, legacy) if controllers else (GROUPS, unified)
         if not controllers or controller in controllers.split(","):
-            group = PurePosixPath(own.lstrip("/"))
+            group = PurePosixPath(path.lstrip("/"))
             yield from (folder / each / name for each in (group, *group.parents))
 
 
@@ -207,8 +207,8 @@ def torch_build() -> str:
 
     Its metadata may lack the build: PyPI's wheels for Linux say 2.13.0, and torch calls itself 2.13.0+cu130.
     """
-    found = find_spec("torch")
-    file = Path(found.origin).with_name("version.py") if found and found.origin else None
+    spec = find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
     written = re.search(r"^__version__ = ['\"]([^'\"]+)", file.read_text(), re.MULTILINE) if file else None
     return written[1] if written else version("torch")
 

@@ -203,9 +203,9 @@ def _with_spec(fields: Mapping[str, Any]) -> dict[str, Any]:
     layers = [[start + i, layer] for i, layer in enumerate(fields["kinds"])]
     of_spec = {name: fields[name] for name in ("kind", "graph", "slots", "window_slots", "tokens")}
     of_spec |= {name: fields[name] for name in ("ends", "calls", "taps", "lent") if name in fields}
-    own = {name: fields[name] for name in ("name", "tensors", "drafter") if name in fields}
-    own["layer"] = fields["layer"] if kind == "experts" else None
-    return own | {
+    of_part = {name: fields[name] for name in ("name", "tensors", "drafter") if name in fields}
+    of_part["layer"] = fields["layer"] if kind == "experts" else None
+    return of_part | {
         "spec": of_spec | {"layers": layers, "rows": 0 if layers else end - start},
         "first": 0 if layers else start,
     }
@@ -293,8 +293,8 @@ def recurrent(graph: Graph, tokens: int, verify: int) -> dict[str, dict[str, int
     """
     if not graph.recurrence:
         return {}
-    found = {"block": BLOCK, "taps": graph.recurrence.taps}
-    return {"recurrent": found | ({"narrow": verify} if tokens > BLOCK else {})}
+    settings = {"block": BLOCK, "taps": graph.recurrence.taps}
+    return {"recurrent": settings | ({"narrow": verify} if tokens > BLOCK else {})}
 
 
 def draft_parts(
@@ -318,8 +318,8 @@ def draft_parts(
         rows = [(part.start, part.end)]
         if part.kind == LABELS:
             rows = [(token, token + 1) for token in islice(cycle(labels), part.end)]
-        found = [_drafted(part, path, shape, sources, tensors, rows) for path, shape in shapes.items()]
-        return replace(part, tensors=tuple(chain(*found)))
+        constants = [_drafted(part, path, shape, sources, tensors, rows) for path, shape in shapes.items()]
+        return replace(part, tensors=tuple(chain(*constants)))
 
     return tuple(map(filled, empty_parts(config, model.architecture, drafter)))
 
@@ -330,11 +330,11 @@ def _drafted(
     shape: Shape,
     sources: Mapping[str, Sources],
     tensors: Mapping[str, TensorInfo],
-    own: Sequence[tuple[int, int]],
+    part_rows: Sequence[tuple[int, int]],
 ) -> Iterator[Constant]:
-    """Yield a constant's blocks; of a SLICED constant, the part's `own` rows, [first, last) each."""
+    """Yield a constant's blocks; of a SLICED constant, the part's rows, [first, last) each."""
     down, across = 0, 0
-    spans = own if path.startswith(SLICED) else (None,)
+    spans = part_rows if path.startswith(SLICED) else (None,)
     for source, rows in product(blocks(sources[part.in_model(path)]), spans):
         beside = tuple(
             _placed(path, TensorSource(name), tensors[name], None) for name in (source.plus, source.by) if name
@@ -363,12 +363,12 @@ def _placed(path: str, source: TensorSource, info: TensorInfo, rows: tuple[int, 
 
 def tensor_shapes(model: ModelDescription) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every tensor that the checkpoint must have."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for path, shape in model_constants(model.architecture).items():
         for source in blocks(model.sources[path]):
-            found[source.tensor] = source.shape or shape
-            found |= {name: shape[-1:] for name in (source.plus, source.by) if name}
-    return found
+            shapes[source.tensor] = source.shape or shape
+            shapes |= {name: shape[-1:] for name in (source.plus, source.by) if name}
+    return shapes
 
 
 def drafter_shapes(config: Config, a: Architecture, drafter: DrafterDescription) -> dict[str, tuple[int, ...]]:
@@ -396,8 +396,8 @@ def every_tensor(parts: Iterable[Part]) -> Iterator[Constant]:
 def part_sizes(part: Part, numbers: Sequence[int]) -> dict[str, int]:
     """Return the size of a part whose constants hold these numbers of elements.
 
-    The elements of all constants, of the largest constant, and of the constants that the engine expands; and of its
-    caches in all contexts. The functions of a program share what is expanded, and those of one context its caches.
+    It counts the elements of all constants, of the largest constant, of the constants that the engine expands, and of
+    the caches in all contexts. A program's functions share what is expanded. A context's functions share its caches.
     """
     expanded = sum(n for n in numbers if n < LARGE)
     forms = (replace(part.spec, slots=slots) for slots in (*part.spec.calls.contexts, part.spec.slots))

@@ -1,7 +1,7 @@
 """Topology: which layers, and which rows of the LM head, make up each program, within what one program may hold.
 
 Sizes are sizes of the weight file that conversion writes, to the byte: the Neural Engine refuses this file if it is too
-large. The limits are those of the placement rules, by which the residency gate judges the finished programs. What is
+large. The limits are the placement rules' limits, by which the residency gate judges the finished programs. What is
 chosen here suits every system that the config is for. What a config chooses itself may suit only some systems, unless
 it names the others.
 """
@@ -114,10 +114,10 @@ def resolve_topology(config: Config, a: Architecture) -> Config:
     """
     for problem in (*misfits(config, a), *overweight(config, a)):
         raise ConfigError(problem)
-    found = proposed(config, a)
-    for problem in misfits(found, a):  # a slice of the head has fewer rows than the head
+    chosen = proposed(config, a)
+    for problem in misfits(chosen, a):  # a slice of the head has fewer rows than the head
         raise ConfigError(problem)
-    return found
+    return chosen
 
 
 def proposed(config: Config, a: Architecture) -> Config:
@@ -139,14 +139,14 @@ def _even_ranges(config: Config, a: Architecture) -> tuple[Range, ...]:
 
     If the host keeps the caches, layers without a cache are in separate ranges, since a prompt may leave them out.
     """
-    sizes, found = _layer_bytes(config, a), list[Range]()
+    sizes, ranges = _layer_bytes(config, a), list[Range]()
     apart = _first_apart(config, a)
     for ends in (joints(a.kinds[:apart]), [*range(apart, a.layers + 1)]):
         units = [sum(sizes[start:end]) for start, end in pairwise(ends)]
-        found += [
+        ranges += [
             (ends[first], ends[last]) for first, last in share_layers(units, weight_limit(config).most - ALIGNMENT)
         ]
-    return tuple(found)
+    return tuple(ranges)
 
 
 def _first_apart(config: Config, a: Architecture) -> int:
@@ -154,8 +154,8 @@ def _first_apart(config: Config, a: Architecture) -> int:
 
     The host must keep the caches, and every layer from there on shares.
     """
-    own = [i for i, kind in enumerate(a.kinds, start=1) if not kind.shares]
-    return max(own, default=0) if config.program.state == HOST else a.layers
+    ends = [i for i, kind in enumerate(a.kinds, start=1) if not kind.shares]
+    return max(ends, default=0) if config.program.state == HOST else a.layers
 
 
 def _parted(config: Config, a: Architecture) -> str:
@@ -228,12 +228,12 @@ def share_layers(sizes: Sequence[int], limit: int) -> tuple[Range, ...]:
                 break
             candidates.append((best[start][0] + 1, best[start][1] + size**2, -start))
         best.append(min(candidates))
-    found: list[Range] = []
+    ranges: list[Range] = []
     end = len(sizes)
     while end:
-        found.append((-best[end][2], end))
-        end = found[-1][0]
-    return tuple(reversed(found))
+        ranges.append((-best[end][2], end))
+        end = ranges[-1][0]
+    return tuple(reversed(ranges))
 
 
 def misfits(config: Config, a: Architecture) -> list[str]:
@@ -364,16 +364,16 @@ def overweight(config: Config, a: Architecture) -> list[str]:
     names = (name for name in chosen.parts if not name.startswith("experts"))
     parts = {name: ALIGNMENT + sum(sizes[start:end]) for name, (start, end) in zip(names, chosen.ranges, strict=False)}
     remedy = f"{[list(part) for part in fitting.ranges]} fits"
-    found = [_refusal(config, "topology", name, size, remedy) for name, size in parts.items() if size > limit.most][:1]
+    heavy = [_refusal(config, "topology", name, size, remedy) for name, size in parts.items() if size > limit.most][:1]
     if a.ends is not None:
-        return found
+        return heavy
     slice_bytes = _slice_bytes(config, a, chosen.slices)
     if slice_bytes > _refusing(config).most:
-        found.append(_refusal(config, "head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
+        heavy.append(_refusal(config, "head.slices", "head_0", slice_bytes, f"{_head_slices(config, a)} slices fit"))
     if chosen.groups and (group_bytes := max(_group_bytes(config, a, chosen.groups))) > _refusing(config).most:
         remedy = "`routed` leaves the number of groups to the plan"
-        found.append(_refusal(config, "experts", "a group", group_bytes, remedy))
-    return found
+        heavy.append(_refusal(config, "experts", "a group", group_bytes, remedy))
+    return heavy
 
 
 def warnings(config: Config, sizes: Mapping[str, int]) -> list[str]:
@@ -400,9 +400,9 @@ def overweight_drafter(config: Config, a: Architecture, drafter: DrafterDescript
     parts = [part for part in empty_parts(proposed(config, a), a, drafter) if part.drafter]
     sizes = {part.name: file_bytes(part.named_shapes, config.convert.recipe) for part in parts}
     shapes = {path: shape for part in parts for path, shape in part.named_shapes.items()}
-    found = list(recipes.recipe_misfits(config.convert.recipe, shapes))
+    problems = list(recipes.recipe_misfits(config.convert.recipe, shapes))
     large = [name for name, size in sizes.items() if size > _refusing(config).most]
-    return found + [_refusal(config, "drafter", name, sizes[name], _fewer_bytes(config)) for name in large]
+    return problems + [_refusal(config, "drafter", name, sizes[name], _fewer_bytes(config)) for name in large]
 
 
 def _fewer_bytes(config: Config) -> str:

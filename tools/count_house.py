@@ -117,10 +117,10 @@ def package(name: str) -> str:
     """Return the package that a file belongs to; empty if the file is no source of any."""
     if not name.endswith(KINDS) and name != "Snakefile":
         return ""
-    found = (
-        own for own, starts in PACKAGES.items() if name.startswith(starts) or (own == "tests" and "/tests/" in name)
+    packages = (
+        one for one, starts in PACKAGES.items() if name.startswith(starts) or (one == "tests" and "/tests/" in name)
     )
-    return next(found, "")
+    return next(packages, "")
 
 
 def counted(sources: Mapping[str, str]) -> dict[str, Count]:

@@ -60,21 +60,21 @@ def main() -> int:
             python, system = cell
             possible = [extra for extra in extras if (extra, system) not in REFUSED]
             known = bool(resolve(possible, python, system, Path(cache), index).packages)
-            found = {extra: resolve([extra], python, system, Path(cache), index, known) for extra in possible}
+            resolved = {extra: resolve([extra], python, system, Path(cache), index, known) for extra in possible}
             refused = sorted(set(extras) - set(possible))
-            return found | {extra: resolve([extra], python, system, Path(cache), index) for extra in refused}
+            return resolved | {extra: resolve([extra], python, system, Path(cache), index) for extra in refused}
 
         cells = list(product(PYTHONS, SYSTEMS))
         table = dict(zip(cells, pool.map(answers, cells), strict=True))
     wrong, unseen = [], set()
-    for (python, system), found in table.items():
-        packages = {name: version for each in found.values() for name, version in each.packages.items()}
+    for (python, system), resolved in table.items():
+        packages = {name: version for each in resolved.values() for name, version in each.packages.items()}
         unseen |= packages.keys() - installed(packages).keys()
-        faults = [fault for extra, answer in found.items() for fault in judged(extra, system, answer)]
+        faults = [fault for extra, answer in resolved.items() for fault in judged(extra, system, answer)]
         faults += forbidden(installed(packages), python) + unpinned(packages)
         wrong += [f"Python {python}, {system}: {fault}" for fault in faults]
-        refused = [extra for extra, answer in found.items() if not answer.packages]
-        taken = ", ".join(extra for extra in found if extra not in refused)
+        refused = [extra for extra, answer in resolved.items() if not answer.packages]
+        taken = ", ".join(extra for extra in resolved if extra not in refused)
         print(f"Python {python}, {system}: {taken}" + "".join(f"; {extra} refused" for extra in refused))
     if unseen:
         print("not_run: their Requires-Python, since they are not installed here:", ", ".join(sorted(unseen)))
@@ -106,9 +106,9 @@ def own_index() -> dict[str, str]:
         return {}
     pip = [sys.executable, "-m", "pip", "config", "list"]
     listed = subprocess.run(pip, check=True, capture_output=True, text=True).stdout
-    found = dict(re.findall(r"^(.+)\.index-url='(.*)'$", listed, re.MULTILINE))
-    given = next((found[place] for place in (":env:", "install", "global") if place in found), "")
-    return {"UV_DEFAULT_INDEX": given} if given else {}
+    indices = dict(re.findall(r"^(.+)\.index-url='(.*)'$", listed, re.MULTILINE))
+    index = next((indices[place] for place in (":env:", "install", "global") if place in indices), "")
+    return {"UV_DEFAULT_INDEX": index} if index else {}
 
 
 def judged(extra: str, system: str, answer: Answer) -> list[str]:
@@ -122,12 +122,12 @@ def judged(extra: str, system: str, answer: Answer) -> list[str]:
 
 def installed(packages: Mapping[str, str]) -> dict[str, str]:
     """Return Requires-Python of the packages that are installed here in the version that is asked for."""
-    found = {}
+    required = {}
     for each in metadata.distributions():
         name, version = re.sub(r"[-_.]+", "-", each.name).lower(), each.version.partition("+")[0]
         if packages.get(name, "").partition("+")[0] == version:
-            found[name] = each.metadata.get("Requires-Python") or ""
-    return found
+            required[name] = each.metadata.get("Requires-Python") or ""
+    return required
 
 
 def forbidden(required: Mapping[str, str], python: str) -> list[str]:

@@ -71,14 +71,14 @@ PHASES = ((0.8, 512, 16), (0.2, CONTEXT, 8))
 def corpus() -> tuple[list[str], list[str]]:
     """Return the standard library's Python files as (training, held-out) texts, one file in twenty held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    kept: tuple[list[str], list[str]] = ([], [])
+    texts: tuple[list[str], list[str]] = ([], [])
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root)
         if SKIPPED & set(name.parts):
             continue
         held_out = hashlib.sha256(name.as_posix().encode()).digest()[0] % 20 == 0
-        kept[held_out].append(path.read_text(encoding="utf-8", errors="replace"))
-    return kept
+        texts[held_out].append(path.read_text(encoding="utf-8", errors="replace"))
+    return texts
 
 
 def train_tokenizer(texts: list[str]) -> Tokenizer:

@@ -93,9 +93,9 @@ def fetched(library: Library) -> bytes:
         command = ["npm", "pack", "--silent", "--pack-destination", folder, f"{library.name}@{library.version}"]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         (package,) = Path(folder).glob("*.tgz")
-        found = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
-        if found != library.package_sha512:
-            sys.exit(f"{library.name} {library.version}: the package's sha512 is {found}, not {library.package_sha512}")
+        sha = base64.b64encode(hashlib.sha512(package.read_bytes()).digest()).decode()
+        if sha != library.package_sha512:
+            sys.exit(f"{library.name} {library.version}: the package's sha512 is {sha}, not {library.package_sha512}")
         with tarfile.open(package) as archive:
             member = archive.extractfile(f"package/{library.file}")
             assert member is not None

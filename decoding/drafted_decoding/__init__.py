@@ -12,7 +12,7 @@ from drafted_decoding.generate import generate, run
 from drafted_decoding.layout import ContextPolicy, choose_layout
 from drafted_decoding.policies import POLICIES, DraftPolicy, create_policy, measure_widths
 from drafted_decoding.prefixes import PrefixCache
-from drafted_decoding.request import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent
+from drafted_decoding.request import FinishReason, GenerationResult, Options, PrefillEvent, PromptLogprob, TokenEvent
 from drafted_decoding.sampler import SEEDS, Sampling
 from drafted_decoding.session import Session, SetAside, check_prompt
 from drafted_decoding.text import Detokenize
@@ -43,6 +43,7 @@ __all__ = [
     "Options",
     "PlainEngine",
     "PrefillEvent",
+    "PromptLogprob",
     "PrefixCache",
     "Sampling",
     "Session",

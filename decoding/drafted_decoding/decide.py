@@ -102,18 +102,18 @@ def score_labels(
             for again in session.prefill_passes(prompt):
                 yield PrefillEvent(again.held, len(prompt))
             passes += again.passes
-        while (held := len(session.tokens)) < len(text):
-            count = min(session.room(), len(text) - held)
-            rows = session.feed(text[held : held + count])
+        while (filled := len(session.tokens)) < len(text):
+            count = min(session.room(), len(text) - filled)
+            rows = session.feed(text[filled : filled + count])
             session.commit(count)
             passes += 1
-            for at, row in enumerate(rows, held + 1 - len(prompt)):
+            for at, row in enumerate(rows, filled + 1 - len(prompt)):
                 _note(logs, wanted, path[:at], row)
             yield PrefillEvent(len(prompt), len(prompt))
-    found = {label: sum(logs[label[:i]][token] for i, token in enumerate(label)) for label in labels}
+    scores = {label: sum(logs[label[:i]][token] for i, token in enumerate(label)) for label in labels}
     yield LabelScores(
-        tuple(found.values()) if logprobs else (),
-        tuple(_exclusive(label, found) for label in labels),
+        tuple(scores.values()) if logprobs else (),
+        tuple(_exclusive(label, scores) for label in labels),
         len(prompt),
         prefill.reused,
         passes,
@@ -122,16 +122,16 @@ def score_labels(
 
 def _note(logs: Logs, wanted: Mapping[Label, set[int]], path: Label, row: Logits) -> None:
     """Record the log-probabilities of the tokens that labels have after `path`, given the logits [V] there."""
-    found = log_softmax(row)
-    logs[path] = {token: float(found[token]) for token in wanted[path]}
+    logprobs = log_softmax(row)
+    logs[path] = {token: float(logprobs[token]) for token in wanted[path]}
 
 
-def _exclusive(label: Label, found: Mapping[Label, float]) -> float:
+def _exclusive(label: Label, scores: Mapping[Label, float]) -> float:
     """Return the log-probability of a label without the longer labels that begin with it."""
-    longer = [one for one in found if len(one) > len(label) and one[: len(label)] == label]
+    longer = [one for one in scores if len(one) > len(label) and one[: len(label)] == label]
     next_longer = [one for one in longer if not any(one != other and one[: len(other)] == other for other in longer)]
-    share = sum(np.exp(found[one] - found[label]) for one in next_longer)
-    return found[label] + float(np.log1p(-share)) if share < 1 else -np.inf
+    share = sum(np.exp(scores[one] - scores[label]) for one in next_longer)
+    return scores[label] + float(np.log1p(-share)) if share < 1 else -np.inf
 
 
 def label_probabilities(

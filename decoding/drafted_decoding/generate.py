@@ -13,11 +13,13 @@ import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from drafted_decoding.drafters import EMPTY, Draft, Drafter, RequestInfo
 from drafted_decoding.drafters.base import NoDrafter
 from drafted_decoding.engine import DecodeError, Logits
 from drafted_decoding.policies import UNSTATED, DraftPolicy, PassReport, create_policy, worth_drafting
-from drafted_decoding.request import FinishReason, GenerationResult, Options, PrefillEvent, TokenEvent
+from drafted_decoding.request import FinishReason, GenerationResult, Options, PrefillEvent, PromptLogprob, TokenEvent
 from drafted_decoding.sampler import Sampler, log_probabilities
 from drafted_decoding.session import Prefill, Session
 from drafted_decoding.text import TextStream
@@ -204,7 +206,7 @@ def generate(
     Args:
         session: the engine's slots, with the text of the previous request.
         prompt: tokens.
-        max_new_tokens: the most tokens to generate.
+        max_new_tokens: the most tokens to generate; 0: the prompt alone runs.
         eos: tokens that end the output.
         drafter: proposes drafts; by default none.
         policy: how much to draft; by default the cost model, without measurements.
@@ -215,8 +217,8 @@ def generate(
     """
     prompt, options = [int(t) for t in prompt], options or Options()  # also for arrays: drafters compare token types
     session.check_prompt(prompt)
-    if max_new_tokens < 1:
-        raise DecodeError(f"max_new_tokens is {max_new_tokens}: it must be at least 1")
+    if max_new_tokens < 0:
+        raise DecodeError(f"max_new_tokens is {max_new_tokens}: it must be at least 0")
     if options.stop and options.detokenize is None:
         raise DecodeError("stop strings need a detokeniser")
     request = _Request(
@@ -258,6 +260,9 @@ def run(
 def _events(request: _Request, prompt: Sequence[int]) -> Events:
     request.policy.start(request.end - request.prompt_tokens)
     prefill, seconds = yield from _prefill(request, prompt)
+    if request.end == len(prompt):
+        yield _result(request, prefill, "length", seconds, 0.0)
+        return
     first = Verified((request.sampler.next(prefill.row),), (prefill.row,), 0)
     start = time.perf_counter()
     sampling = request.options.sampling
@@ -273,16 +278,26 @@ def _events(request: _Request, prompt: Sequence[int]) -> Events:
 
 def _prefill(request: _Request, prompt: Sequence[int]) -> Generator[PrefillEvent, None, tuple[Prefill, float]]:
     """Yield after each pass; return the prefilled prompt and the total seconds of its passes."""
-    total = 0.0
+    total, top = 0.0, request.options.prompt_logprobs
     start = time.perf_counter()
-    for prefill in request.session.prefill_passes(prompt, private=request.options.private):
+    for prefill in request.session.prefill_passes(prompt, private=request.options.private, scored=top is not None):
         seconds = time.perf_counter() - start
         total += seconds
         if prefill.row.size and prefill.width in request.session.widths:  # like a decode pass, with logits
             request.policy.timed(prefill.width, seconds)
-        yield PrefillEvent(prefill.held, len(prompt))
+        scored = () if top is None else _scored(prompt, prefill.held - len(prefill.rows), prefill.rows, top)
+        yield PrefillEvent(prefill.held, len(prompt), scored)
         start = time.perf_counter()
     return prefill, total
+
+
+def _scored(prompt: Sequence[int], first: int, rows: Logits, top: int) -> tuple[PromptLogprob, ...]:
+    """Return how likely the prompt's tokens are after position `first` and later ones, given the logits [V] there."""
+    found = [PromptLogprob(prompt[0])] if first == 0 else []
+    for token, row in zip(prompt[first + 1 :], rows, strict=False):  # nothing follows the last token
+        logprob, likeliest = log_probabilities(row, token, top)
+        found.append(PromptLogprob(token, logprob, 1 + int(np.count_nonzero(row > row[token])), likeliest))
+    return tuple(found)
 
 
 def _decode_pass(request: _Request) -> Verified:

@@ -23,7 +23,7 @@ class PassReport:
         width: tokens of the engine call, padding included.
         drafted: drafts that were verified.
         accepted: drafts that were right.
-        confidence: the drafter's confidence in those proposed tokens that the emitted ones confirm or refute, verified
+        confidence: the drafter's confidence in the proposed tokens that emitted tokens confirm or refute, verified
             or not.
         right: how many of these proposed tokens, counted from the first, were emitted.
         seconds: time of the engine call.

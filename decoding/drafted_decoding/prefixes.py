@@ -111,12 +111,12 @@ class PrefixCache:
                     best = Found(length, (*blocks[:depth], end), known)
         return best
 
-    def recall(self, found: Found, held: int) -> None:
-        """Write a kept beginning into the slots, whose first `held` positions hold its first tokens already."""
-        self._touch(found.nodes)
-        self._engine.copy_in([node.key for node in found.nodes[held // BLOCK :]])
+    def recall(self, beginning: Found, filled: int) -> None:
+        """Write a kept beginning into the slots, whose first `filled` positions hold its first tokens already."""
+        self._touch(beginning.nodes)
+        self._engine.copy_in([node.key for node in beginning.nodes[filled // BLOCK :]])
         self.hits += 1
-        self.recalled += found.length - held
+        self.recalled += beginning.length - filled
 
     def keep(self, tokens: Sequence[int], namespace: str = "") -> None:
         """Copy what the slots hold of a text, as far as it is not kept already and the budget allows."""
@@ -194,14 +194,14 @@ class PrefixCache:
 
     def _blocks(self, tokens: Sequence[int], namespace: str) -> list[Node]:
         """Return the kept blocks of a text, in order."""
-        found: list[Node] = []
+        nodes: list[Node] = []
         node: Node | None = self._root(namespace)
         for at in range(0, len(tokens) - BLOCK + 1, BLOCK):
             node = node.children.get(tuple(tokens[at : at + BLOCK])) if node else None
             if node is None:
                 break
-            found.append(node)
-        return found
+            nodes.append(node)
+        return nodes
 
     def _touch(self, nodes: Sequence[Node]) -> None:
         """Mark copies as used, a parent after its children, so that it is freed later."""

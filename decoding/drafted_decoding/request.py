@@ -21,6 +21,7 @@ class Options:
         keep_stop: the output ends after a stop string, not before it.
         constraint: a grammar that the output must obey; a new one for every request.
         top_logprobs: report each token's log-probability and this many of the likeliest; None: neither.
+        prompt_logprobs: the same for the prompt's tokens. Each of them runs then, and none is reused.
         guard_margin: see `generate.verify_draft`; 0 switches the guard off.
         private: the drafter may keep nothing of this request and use nothing kept from other requests.
     """
@@ -31,6 +32,7 @@ class Options:
     keep_stop: bool = False
     constraint: Constraint | None = None
     top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
     guard_margin: float = 0.0
     private: bool = False
 
@@ -39,11 +41,33 @@ FinishReason = Literal["eos", "length", "context", "stop"]
 
 
 @dataclass(frozen=True)
+class PromptLogprob:
+    """How likely the model finds a token of the prompt after the tokens before it.
+
+    Attributes:
+        token: the token.
+        logprob: its log-probability; None for the first token, which follows nothing.
+        rank: 1 for the likeliest token, 2 for the next.
+        top: the likeliest tokens in its place and their log-probabilities.
+    """
+
+    token: int
+    logprob: float | None = None
+    rank: int = 0
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class PrefillEvent:
-    """Progress after a pass of the prompt: `held` of its `total` tokens are in the slots. The caller may stop here."""
+    """Progress after a pass of the prompt: `held` of its `total` tokens are in the slots. The caller may stop here.
+
+    Attributes:
+        scored: the prompt's next tokens, as far as this pass tells how likely they are; empty unless requested.
+    """
 
     held: int
     total: int
+    scored: tuple[PromptLogprob, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,9 @@ def adjust(
     for token, bias in sampling.logit_bias.items():
         logits[token] += bias
     if sampling.repetition_penalty != 1:
-        held = logits[seen]
+        repeated = logits[seen]
         penalty = sampling.repetition_penalty
-        logits[seen] = np.where(held > 0, held / penalty, held * penalty)
+        logits[seen] = np.where(repeated > 0, repeated / penalty, repeated * penalty)
     for token, count in (generated or {}).items():
         logits[token] -= sampling.presence_penalty + count * sampling.frequency_penalty
     return logits
@@ -298,8 +298,8 @@ class Sampler:
 
         def speeds(tokens: NDArray[np.intp]) -> Probabilities:
             waits = np.maximum(-np.log(1 - numbers[tokens]), numbers[tokens])
-            found: Probabilities = probs[tokens] / waits
-            return found
+            rates: Probabilities = probs[tokens] / waits
+            return rates
 
         first = np.argmax(bounds)
         highest, bounds[first] = bounds[first], 0

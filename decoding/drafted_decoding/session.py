@@ -56,6 +56,7 @@ class Prefill:
         reused: how many of these tokens were reused from earlier requests.
         passes: number of engine calls so far.
         width: width of the last call.
+        rows: logits [T, V] after each token of the last call; [0] if nobody needs them.
     """
 
     row: Logits
@@ -63,6 +64,7 @@ class Prefill:
     reused: int
     passes: int
     width: int
+    rows: Logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +73,19 @@ class SetAside:
 
     Attributes:
         tokens: the committed tokens.
-        private: whether a prefix cache may keep nothing of them.
         keys: the engine's keys of the copies, in order.
         bytes: their size.
+        needed: slots that the engine needs, so that the next pass has the context that it would have had.
+        private: whether a prefix cache may keep nothing of the text.
+        weights: the engine's name for the weights that have computed it.
     """
 
-    tokens: tuple[int, ...]
-    private: bool
-    keys: tuple[int, ...]
-    bytes: int
+    tokens: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
+    bytes: int = 0
+    needed: int = 0
+    private: bool = False
+    weights: str = ""
 
 
 class Session:
@@ -118,7 +124,7 @@ class Session:
         self._tokens: list[int] = []
         self._fed: list[int] = []
         self._first = self._layout.first_visible(0)  # first position, besides the sinks, that has not been evicted
-        self._private = False
+        self._private, self._needed = False, 0
         self._copied: SetAside | None = None  # a copy of the text in the slots, all of it
         self._weights = ""  # the engine's name for its adapter; texts of other weights are not reused
         self._engine.adapt(None)  # an earlier session may have left it with an adapter
@@ -170,9 +176,9 @@ class Session:
         """
         position = len(self._tokens)
         slots, window = self._layout.room(position), self._layout.same_window(position)
-        found = (slots or 0) if window is None else min(window, self.widths[-1])
+        room = (slots or 0) if window is None else min(window, self.widths[-1])
         most = self._engine.undoable(position)
-        return found if most is None else min(found, most)
+        return room if most is None else min(room, most)
 
     def pass_width(self, count: int) -> int:
         """Return the width of the engine call that `feed` would use for `count` tokens."""
@@ -198,7 +204,7 @@ class Session:
         return last
 
     def prefill_passes(
-        self, prompt: Sequence[int], *, private: bool = False, labels: bool = False
+        self, prompt: Sequence[int], *, private: bool = False, labels: bool = False, scored: bool = False
     ) -> Iterator[Prefill]:
         """Run `prefill` pass by pass, for a checked prompt. If the caller stops, finished passes stay committed.
 
@@ -206,20 +212,23 @@ class Session:
             prompt: the prompt.
             private: True if no copy of this text may be kept for later ones.
             labels: True for the logits of the engine's labels alone.
+            scored: True for the logits after every token. Each token runs then: what is kept of a text has no logits.
         """
         call = self._engine.forward_labels if labels else self._engine.forward
-        reused, branch = self._resume(prompt)
+        reused, branch = self._restart(len(prompt)) if scored else self._resume(prompt)
         self._private, done, passes = private, reused, 0
         while done < len(prompt):
             count, width = self._prompt_pass((branch if done < branch else len(prompt)) - done)
             tokens = prompt[done : done + count]
             done += count
-            row = self._rows(tokens, width, call)[-1] if done == len(prompt) else self._write(tokens, width)
+            told = scored or done == len(prompt)
+            rows = self._rows(tokens, width, call) if told else self._write(tokens, width)
+            row = rows[-1] if told else rows
             self.commit(count)
             passes += 1
             if self._prefixes and self._prefixes.whole and done in (branch, len(prompt)):
                 self.keep()
-            yield Prefill(row, done, reused, passes, width)
+            yield Prefill(row, done, reused, passes, width, rows)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
         """Run `tokens` after the committed ones and return logits [len(tokens), V]. Nothing is committed yet.
@@ -288,27 +297,32 @@ class Session:
         if not (position or rest) or size > most or not self._is_plain(length) or not self._intact(length):
             return None
         grown = before is not None and not rest and before.tokens == tuple(self._tokens[: len(before.tokens)])
-        held = before if before is not None and grown else SetAside((), False, (), 0)
-        keys, sizes = held.keys, {}
-        if (start := len(held.tokens)) < length:
-            key = next(self._keys)
-            sizes = self._engine.copy_out({key: (start, length)}, key if rest else None)
-            keys = (*keys, key)
+        old = before if before is not None and grown else SetAside()
+        keys, size, start = old.keys, old.bytes, len(old.tokens)
+        if start < length:
+            keys = (*keys, next(self._keys))
+            size += sum(self._engine.copy_out({keys[-1]: (start, length)}, keys[-1] if rest else None).values())
         if before is not None and not grown:
             self.drop(before)
-        self._copied = SetAside(tuple(self._tokens), self._private, keys, held.bytes + sum(sizes.values()))
+        self._copied = SetAside(tuple(self._tokens), keys, size, self._needed, self._private, self._weights)
         return self._copied
 
     def take_back(self, text: SetAside) -> None:
         """Make a text that was set aside the committed one, and leave its copies as they are.
 
-        The session must compute with the weights that the text was computed with, see `use_adapter`.
+        Its adapter must be in use, see `use_adapter`.
+
+        Raises:
+            DecodeError: other weights are in use; the adapter may have been replaced.
         """
+        if text.weights != self._weights:
+            raise DecodeError("the adapter was replaced in the middle of an answer: ask again")
         if self._copied is text:
             return
         self.keep()
         self.truncate(0)
-        self._fit(len(text.tokens))
+        self._needed = text.needed
+        self._engine.fit(self._needed)
         self._engine.copy_in(text.keys)
         self._tokens, self._private, self._copied = list(text.tokens), text.private, text
 
@@ -327,20 +341,27 @@ class Session:
         """
         shared = self._shared(prompt)
         if self._prefixes is None:
-            held = self.truncate(shared)
+            filled = self.truncate(shared)
             self._fit(len(prompt))
-            return held, 0
+            return filled, 0
         if shared < len(self._tokens):
             self.keep()
-        found = self._prefixes.find(prompt, self._weights)
-        held = self.truncate(shared)
+        beginning = self._prefixes.find(prompt, self._weights)
+        filled = self.truncate(shared)
         self._fit(len(prompt))
-        if found.length > held:
-            self._prefixes.recall(found, held)
-            self._tokens = list(prompt[: found.length])
-            held = self.truncate(min(found.length, len(prompt) - 1))
+        if beginning.length > filled:
+            self._prefixes.recall(beginning, filled)
+            self._tokens = list(prompt[: beginning.length])
+            filled = self.truncate(min(beginning.length, len(prompt) - 1))
             self._fit(len(prompt))
-        return held, found.known if held < found.known else 0
+        return filled, beginning.known if filled < beginning.known else 0
+
+    def _restart(self, length: int) -> tuple[int, int]:
+        """Make room for a prompt of `length` tokens of which nothing is reused; return what `_resume` does."""
+        self.keep()
+        self.truncate(0)
+        self._fit(length)
+        return 0, 0
 
     def _is_plain(self, length: int) -> bool:
         """Return whether each of the first `length` positions has the slot of its number, and nothing was evicted."""
@@ -352,7 +373,8 @@ class Session:
 
         In every layout the first positions have the first slots, and later positions reuse existing slots.
         """
-        self._engine.fit(min(length + self.widths[-1], self._engine.slots))
+        self._needed = min(length + self.widths[-1], self._engine.slots)
+        self._engine.fit(self._needed)
 
     def _prompt_pass(self, left: int) -> tuple[int, int]:
         """Return how many of the `left` prompt tokens to feed next, and the width of the call.
@@ -397,7 +419,9 @@ class Session:
         self._copied = None
         self._slide(self._layout.first_visible(position))
         positions = range(position, position + len(tokens))
-        return call(tokens, [self._layout.slot(p) for p in positions], positions)
+        slots = [self._layout.slot(p) for p in positions]
+        self._needed = max(self._needed, max(slots) + 1)
+        return call(tokens, slots, positions)
 
     def _padded(self, tokens: Sequence[int], width: int) -> list[int]:
         missing = 0 if width > self.widths[-1] and self._engine.pads else width - len(tokens)

@@ -123,10 +123,10 @@ class TextStream:
         return not text.startswith(_UNKNOWN) or all(part.startswith(_UNKNOWN) for part in beginnings)
 
     def _release(self) -> str:
-        found = [(i, len(s)) for s in self._stop if (i := self._held.find(s)) >= 0]
-        if found:
+        stops = [(i, len(s)) for s in self._stop if (i := self._held.find(s)) >= 0]
+        if stops:
             self.stopped = True
-            start, length = min(found)
+            start, length = min(stops)
             end = start + length if self._keep_stop else start
         else:
             end = len(self._held) - self._pending_stop()

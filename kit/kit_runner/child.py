@@ -58,8 +58,8 @@ def measure_one(job: MeasurementJob, key: str) -> dict[str, Any]:
     name = key.rsplit("/", 1)[1]
     kind, _, number = name.partition(".T=") if ".T=" in name else name.partition("#")
     try:
-        found = MEASURES[kind](job, int(number or 0))
-        return {"status": "ok", "value": _finite(found.value), "timing": _finite(found.timing), "detail": ""}
+        measured = MEASURES[kind](job, int(number or 0))
+        return {"status": "ok", "value": _finite(measured.value), "timing": _finite(measured.timing), "detail": ""}
     except WrongError as error:
         return {"status": "wrong", "value": _finite(error.value), "timing": {}, "detail": str(error)}
     except Refused as error:
@@ -72,8 +72,8 @@ def measure_one(job: MeasurementJob, key: str) -> dict[str, Any]:
 def _is_full(error: BaseException, folder: Path) -> bool:
     """Return whether the cause was a full disk; some libraries report it only in the message, or not at all."""
     told = isinstance(error, OSError) and error.errno in FULL
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    return told or any(os.strerror(code) in str(error) for code in FULL) or shutil.disk_usage(there).free < LEAST_FREE
+    disk = next(place for place in (folder, *folder.parents) if place.exists())
+    return told or any(os.strerror(code) in str(error) for code in FULL) or shutil.disk_usage(disk).free < LEAST_FREE
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -44,13 +44,13 @@ def words(text: str) -> str:
 
 def _told(entries: str) -> str:
     """Return the message in a userInfo; `entries` are the lines between its braces."""
-    found = [(len(match[1]), match[2], _unescaped(match[3])) for match in ENTRY.finditer(entries)]
-    outer = min((depth for depth, _, _ in found), default=0)  # a nested entry belongs to another error
-    own = {name: value for depth, name, value in found if depth == outer}
-    words = [own[name] for name in SAID if name in own]
+    rows = [(len(match[1]), match[2], _unescaped(match[3])) for match in ENTRY.finditer(entries)]
+    outer = min((depth for depth, _, _ in rows), default=0)  # a nested entry belongs to another error
+    by_name = {name: value for depth, name, value in rows if depth == outer}
+    words = [by_name[name] for name in SAID if name in by_name]
     if not words:
         return entries
-    for domain, code, text in UNDERLYING.findall(own.get("NSUnderlyingError", "")):
+    for domain, code, text in UNDERLYING.findall(by_name.get("NSUnderlyingError", "")):
         known = text in NOTHING or any(text in word for word in words)
         words.append(f"({domain} {code})" if known else f"({domain} {code}: {text})")
     return " ".join(words)

@@ -124,10 +124,10 @@ class MeasurementJob:
         that is the last reference, the process may crash, whatever it is doing (coremltools pull requests 2827 and
         2829).
         """
-        given = {name: self._buffer(model, name, array.shape) for name, array in inputs.items()}
+        arrays = {name: self._buffer(model, name, array.shape) for name, array in inputs.items()}
         for name, array in inputs.items():
-            np.copyto(given[name], array)
-        return model.predict(given, state=state)
+            np.copyto(arrays[name], array)
+        return model.predict(arrays, state=state)
 
     def _buffer(self, model: Any, name: str, shape: tuple[int, ...]) -> Floats:
         return self._buffers.setdefault((id(model), name, shape), np.empty(shape, np.float32))

@@ -82,13 +82,13 @@ class Kit:
 
     def units(self, variant: str) -> dict[str, Unit]:
         """Return the programs of a variant by name, in the order of a pass."""
-        found = {}
+        units = {}
         for part in self.variants[variant]["parts"]:
             several = len(part["programs"]) > 1
             for place, program in enumerate(part["programs"]):
                 name = f"{part['name']}.{place}" if several else part["name"]
-                found[name] = Unit(name, part, program, program.get("of", variant))
-        return found
+                units[name] = Unit(name, part, program, program.get("of", variant))
+        return units
 
 
 def read_kit(folder: Path) -> Kit:
@@ -196,14 +196,14 @@ class Results:
         _write_out(self._file)
 
 
-def _difference(found: Any, own: Record) -> str:
+def _difference(header: Any, this_run: Record) -> str:
     """Return a text with the differences between the file's header and this run's."""
-    if not isinstance(found, dict) or found.keys() != own.keys():
+    if not isinstance(header, dict) or header.keys() != this_run.keys():
         return "kit, engine or system"
-    names = [name for name in ("kit", "engine") if found[name] != own[name]]
-    theirs = found["machine"] if isinstance(found["machine"], dict) else {}
-    changed = [name for name, value in own["machine"].items() if theirs.get(name) != value]
-    names += [f"{name} ({_plain(theirs.get(name))}, this is {_plain(own['machine'][name])})" for name in changed]
+    names = [name for name in ("kit", "engine") if header[name] != this_run[name]]
+    theirs = header["machine"] if isinstance(header["machine"], dict) else {}
+    changed = [name for name, value in this_run["machine"].items() if theirs.get(name) != value]
+    names += [f"{name} ({_plain(theirs.get(name))}, this is {_plain(this_run['machine'][name])})" for name in changed]
     return " and ".join(names)
 
 
@@ -244,10 +244,10 @@ def write_result(path: Path, kit: Kit, results: Results) -> None:
     """Write one JSON with all measurements: canonical, and sealed by its own digest."""
     variants = {}
     for name, variant in kit.variants.items():
-        own = {key.split("/", 1)[1]: record for key, record in results.records.items() if key.startswith(f"{name}/")}
+        rows = {key.split("/", 1)[1]: row for key, row in results.records.items() if key.startswith(f"{name}/")}
         variants[name] = {
             **{key: variant[key] for key in ("model", "source", "described", "artifacts")},
-            "measurements": {key: {k: v for k, v in own[key].items() if k != "key"} for key in sorted(own)},
+            "measurements": {key: {k: v for k, v in rows[key].items() if k != "key"} for key in sorted(rows)},
         }
     content = {"format": RESULT_FORMAT, "kind": KIND, **results.header, "variants": variants}
     if kit.questions:

@@ -204,9 +204,9 @@ def _why(engine: str | None) -> str:
     for name in ("numpy", "coremltools"):
         if find_spec(name) is None:
             return f"{name} is not installed for this Python {sys.version.split()[0]}"
-    found = _version("coremltools")
-    if found.split(".")[0] != CORE_ML_TOOLS.split(".")[0]:
-        return f"coremltools is {found or 'of no known version'}, and {CORE_ML_TOOLS} is needed"
+    version = _version("coremltools")
+    if version.split(".")[0] != CORE_ML_TOOLS.split(".")[0]:
+        return f"coremltools is {version or 'of no known version'}, and {CORE_ML_TOOLS} is needed"
     wanted = engine or NATIVE  # in a separate process, since importing a native module may end the process
     tried = subprocess.run(
         [sys.executable, "-c", f"import {wanted}"], capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -252,5 +252,5 @@ def _processor() -> str:
 
 def _ask(*command: str) -> str:
     """Return the output of a macOS program. PATH may lack the folder of sysctl, as under sudo and in cron."""
-    own = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin", "SYSTEM_VERSION_COMPAT": "0"}
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | own).stdout.strip()
+    extra = {"PATH": f"{os.environ.get('PATH', os.defpath)}:/usr/bin:/usr/sbin", "SYSTEM_VERSION_COMPAT": "0"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | extra).stdout.strip()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 if __name__ == "__main__":
     if sys.version_info < (3, 10):  # noqa: UP036 (Apple's python3 is 3.9, and no older one can read what is imported)
-        found = f"{sys.executable} is Python {sys.version.split()[0]}"
-        sys.exit(f"measure.py: {found}, and 3.10 to 3.13 is needed; README.txt says where to get it")
+        python = f"{sys.executable} is Python {sys.version.split()[0]}"
+        sys.exit(f"measure.py: {python}, and 3.10 to 3.13 is needed; README.txt says where to get it")
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     from kit_runner.main import main
 

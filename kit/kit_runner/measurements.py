@@ -90,16 +90,16 @@ def _load_and_run(job: MeasurementJob, bundle: Path, function: str | None, way: 
 def parity(job: MeasurementJob, width: int) -> Measured:
     """Compare every recorded pass of a width with the portable engine's outputs in fp32 and with fp16 rounding."""
     rows, runner = _rows(job, width), _caller(job, width)
-    exact, shipped, found = [], [], []
+    exact, shipped, outputs = [], [], []
     for row in rows:
         out = runner(job.inputs(row))
         if not np.isfinite(out).all():
             bad = int((~np.isfinite(out)).sum())
             raise WrongError(f"{bad} of {out.size} numbers are not finite", {"nonfinite": bad})
-        found.append(out[:, :: row["stride"]].ravel())
+        outputs.append(out[:, :: row["stride"]].ravel())
         exact.append(job.array(row["fp32"]).ravel())
         shipped.append(job.array(row["fp16"]).ravel())
-    got, fp32, fp16 = (np.concatenate(each) for each in (found, exact, shipped))
+    got, fp32, fp16 = (np.concatenate(each) for each in (outputs, exact, shipped))
     value = {"psnr": psnr(got, fp32), "psnr_expected": psnr(fp16, fp32), "psnr_emulated": psnr(got, fp16)}
     limit = job.kit.content["limits"]["psnr"]
     if not value["psnr"] >= limit:  # NaN fails too
@@ -184,8 +184,8 @@ def _cut_and_load(job: MeasurementJob, place: int) -> Measured:
 
 def _list_operations(job: MeasurementJob, _: int) -> Measured:
     """Return type and first output of each operation; the searching process loads nothing, not even coremltools."""
-    found = operations(job.package(job.unit), job.unit.program["function"])
-    return Measured(value={"operations": [list(pair) for pair in found]})
+    pairs = operations(job.package(job.unit), job.unit.program["function"])
+    return Measured(value={"operations": [list(pair) for pair in pairs]})
 
 
 def _load_all(job: MeasurementJob, _: int) -> Measured:
@@ -263,8 +263,8 @@ def _outputs(chain: Chain, part: str, rows: Sequence[Mapping[str, Any]], stream:
 
 def _logits(chain: Chain, rows: Sequence[Mapping[str, Any]]) -> Floats:
     """Return logits [tokens, V] of recorded passes; empty without an LM head."""
-    found = [chain.run(chain.inputs(row)).T for row in rows]
-    return np.concatenate(found) if found and found[0].size else np.empty((0, 0), np.float32)
+    logits = [chain.run(chain.inputs(row)).T for row in rows]
+    return np.concatenate(logits) if logits and logits[0].size else np.empty((0, 0), np.float32)
 
 
 def count_alike(narrow: Floats, wide: Floats) -> dict[str, Any]:
@@ -275,15 +275,15 @@ def count_alike(narrow: Floats, wide: Floats) -> dict[str, Any]:
     return {"agree": agree, "margin": float(np.abs(gaps[0] - gaps[1]).max())}
 
 
-def _soak(job: MeasurementJob, _: int, kept: bool) -> Measured:
+def _soak(job: MeasurementJob, _: int, keeps: bool) -> Measured:
     """Run passes of all widths with pauses in which Python works, for the requested time.
 
     Args:
         job: the child's work.
-        kept: True if Python keeps the arrays of a pass, False if only Core ML owns them afterwards.
+        keeps: True if Python keeps the arrays of a pass, False if only Core ML owns them afterwards.
     """
     rows = job.variant["recorded"]
-    chains = [Chain(job, int(width), kept) for width in rows]
+    chains = [Chain(job, int(width), keeps) for width in rows]
     count, start = 0, time.monotonic()
     while time.monotonic() - start < job.soak:
         for chain in chains * BURST:
@@ -317,15 +317,15 @@ def energy(job: MeasurementJob, width: int) -> Measured:
 class Chain:
     """The programs of a width in sequence; a part's output is the next part's input."""
 
-    def __init__(self, job: MeasurementJob, width: int, kept: bool = True) -> None:
+    def __init__(self, job: MeasurementJob, width: int, keeps: bool = True) -> None:
         """Load the programs with fresh states.
 
         Args:
             job: the child's work.
             width: tokens of a pass.
-            kept: False for new arrays in every pass, which only Core ML owns afterwards.
+            keeps: False for new arrays in every pass, which only Core ML owns afterwards.
         """
-        self.job, self.width, self.kept, self.nonfinite = job, width, kept, 0
+        self.job, self.width, self.kept, self.nonfinite = job, width, keeps, 0
         self.units = job.called(width)
         self.in_pass = [unit for unit in self.units if unit.part["kind"] != "labels"]  # a pass runs the whole head
         self.models = {unit.name: job.load_unit(unit) for unit in self.units}
@@ -343,10 +343,10 @@ class Chain:
         """
         hidden, logits = None, []
         for unit in self.in_pass:
-            given = dict(inputs[unit.name])
+            arrays = dict(inputs[unit.name])
             if hidden is not None:
-                given[_carried(unit)] = hidden
-            out = np.asarray(self.predict(unit, given)[unit.part["output"]], np.float32)
+                arrays[_carried(unit)] = hidden
+            out = np.asarray(self.predict(unit, arrays)[unit.part["output"]], np.float32)
             self.nonfinite += not np.isfinite(out).all()
             if unit.part["kind"] == "head":
                 logits.append(out[0, :, :, 0])  # [V_j, T]
@@ -354,12 +354,12 @@ class Chain:
                 hidden = out
         return np.concatenate(logits) if logits else np.empty((0, 0), np.float32)
 
-    def predict(self, unit: Unit, given: Mapping[str, Floats]) -> Any:
+    def predict(self, unit: Unit, arrays: Mapping[str, Floats]) -> Any:
         """Return the outputs of one program."""
         model, state = self.models[unit.name], self.states[unit.name]
         if self.kept:
-            return self.job.predict(model, given, state)
-        return model.predict({name: np.array(array, np.float32) for name, array in given.items()}, state=state)
+            return self.job.predict(model, arrays, state)
+        return model.predict({name: np.array(array, np.float32) for name, array in arrays.items()}, state=state)
 
 
 MEASURES: dict[str, Callable[[MeasurementJob, int], Measured]] = {
@@ -381,6 +381,6 @@ MEASURES: dict[str, Callable[[MeasurementJob, int], Measured]] = {
     "pass": _time_passes,
     "widths": _time_widths,
     "energy": energy,
-    "soak.kept": partial(_soak, kept=True),
-    "soak.fresh": partial(_soak, kept=False),
+    "soak.kept": partial(_soak, keeps=True),
+    "soak.fresh": partial(_soak, keeps=False),
 }

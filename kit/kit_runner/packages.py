@@ -51,10 +51,10 @@ def cut_after(source: Path, target: Path, place: int, function: str | None = Non
     """
     spec = _alone(_copied(source, target), function)
     block = _block(spec)
-    kept, rest = list(block.operations[: place + 1]), list(block.operations[place + 1 :])
+    before, rest = list(block.operations[: place + 1]), list(block.operations[place + 1 :])
     later = {binding.name for op in rest for argument in op.inputs.values() for binding in argument.arguments}
-    later |= {*block.outputs, kept[-1].outputs[0].name if kept[-1].outputs else ""}
-    ends = [out for op in kept if not op.type.startswith("const") for out in op.outputs if out.name in later]
+    later |= {*block.outputs, before[-1].outputs[0].name if before[-1].outputs else ""}
+    ends = [out for op in before if not op.type.startswith("const") for out in op.outputs if out.name in later]
     ends = [out for out in ends if out.type.tensorType.dataType in OUTPUTS]
     del block.operations[place + 1 :]
     del block.outputs[:]
@@ -98,13 +98,13 @@ def _alone(spec: Any, name: str | None) -> Any:
     """Return a specification with only one of its functions, named ONLY."""
     if name is None:
         return spec
-    kept, described = type(spec)(), next(one for one in spec.description.functions if one.name == name)
-    kept.specificationVersion = spec.specificationVersion
+    alone, described = type(spec)(), next(one for one in spec.description.functions if one.name == name)
+    alone.specificationVersion = spec.specificationVersion
     for field in ("input", "output", "state"):
-        getattr(kept.description, field).extend(getattr(described, field))
-    kept.mlProgram.version = spec.mlProgram.version
-    kept.mlProgram.functions[ONLY].CopyFrom(spec.mlProgram.functions[name])
-    return kept
+        getattr(alone.description, field).extend(getattr(described, field))
+    alone.mlProgram.version = spec.mlProgram.version
+    alone.mlProgram.functions[ONLY].CopyFrom(spec.mlProgram.functions[name])
+    return alone
 
 
 def _block(spec: Any) -> Any:

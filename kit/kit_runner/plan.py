@@ -73,8 +73,8 @@ def groups(kit: Kit, soaks: bool = False, only: Sequence[str] = ()) -> list[Meas
     wanted = [key for key, m in known.items() if not only or m.kind.startswith(tuple(only))]
     for key in wanted:  # the list grows during iteration
         wanted += [need for need in known[key].needs if need not in wanted]
-    kept = (MeasurementGroup(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
-    return [group for group in kept if group.measurements]
+    chosen = (MeasurementGroup(g.variant, g.unit, tuple(m for m in g.measurements if m.key in wanted)) for g in every)
+    return [group for group in chosen if group.measurements]
 
 
 def _of_question(question: Mapping[str, Any]) -> Iterator[MeasurementGroup]:
@@ -135,7 +135,7 @@ def _stem(unit: Unit) -> str:
 def seconds_left(
     todo: Sequence[PlannedMeasurement], done: Mapping[str, Record], known: Sequence[PlannedMeasurement]
 ) -> float:
-    """Estimate the time left from finished measurements: of the same kind, by bytes of weights; otherwise the mean."""
+    """Estimate the time left from finished measurements of the same kind, by bytes of weights, or from all of them."""
     spent: dict[str, tuple[int, int, float]] = {}  # number of measurements, their bytes of weights, seconds, by kind
     for m in (m for m in known if m.key in done):
         count, weights, seconds = spent.get(m.kind, (0, 0, 0.0))

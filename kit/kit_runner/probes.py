@@ -72,7 +72,7 @@ def probe(job: MeasurementJob, place: int) -> Measured:
         model = ct.models.CompiledMLModel(str(bundle), compute_units=ct.ComputeUnit.CPU_AND_NE)
         loading = time.perf_counter() - start
         job.stage("passes")
-        found = np.asarray(job.predict(model, made.inputs, None)["y"], np.float32)
+        output = np.asarray(job.predict(model, made.inputs, None)["y"], np.float32)
         timing = {"load_seconds": loading, **timed(lambda: job.predict(model, made.inputs, None), job.passes)}
         if asked.get("beside_cpu"):  # a plan may name the Neural Engine for what runs on the CPU
             job.stage("passes on the CPU")
@@ -82,7 +82,7 @@ def probe(job: MeasurementJob, place: int) -> Measured:
         "evidence": "measured" if job.native else "predicted",
         "placed": sum(row["status"] == "ane" for row in rows),
         "of": len(rows),
-        "error": relative_error(*(np.moveaxis(each, made.axis, -1) for each in (found, made.expected))),
+        "error": relative_error(*(np.moveaxis(each, made.axis, -1) for each in (output, made.expected))),
     }
     if not value["error"] <= ERROR:  # NaN fails too
         raise WrongError(f"the output is off by {value['error']:.3g} of its size", value)
@@ -93,9 +93,9 @@ def check_room(size: int, folder: Path) -> None:
     """Raise Refused if a program with `size` bytes of weights can't be built here."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, there in (("memory", memory), ("free disk", shutil.disk_usage(folder).free)):
-        if there < COPIES * size:
-            raise Refused(f"takes {COPIES * size / 2**30:.0f} GiB of {name}; there are {there / 2**30:.0f}")
+    for name, available in (("memory", memory), ("free disk", shutil.disk_usage(folder).free)):
+        if available < COPIES * size:
+            raise Refused(f"takes {COPIES * size / 2**30:.0f} GiB of {name}; there are {available / 2**30:.0f}")
 
 
 def _converted(made: Made) -> Any:
@@ -126,8 +126,8 @@ def _converted(made: Made) -> Any:
 
 def _numbers(seed: int, *shape: int, size: float = 1.0) -> Floats:
     """Return numbers of fp16 in [-size, size), by a seed."""
-    found = np.random.default_rng(seed).random(shape, np.float32) * (2 * size) - size
-    return np.asarray(found.astype(np.float16), np.float32)
+    numbers = np.random.default_rng(seed).random(shape, np.float32) * (2 * size) - size
+    return np.asarray(numbers.astype(np.float16), np.float32)
 
 
 def _product(weight: Floats, x: Floats) -> Floats:

@@ -24,10 +24,10 @@ def key(name: str, place: int) -> str:
 def answers(questions: Sequence[Mapping[str, Any]], lines: Mapping[str, Record]) -> Iterator[str]:
     """Yield a line of text for each question, from the lines of its probes."""
     for question in questions:
-        found = [(probe, lines.get(key(question["name"], i))) for i, probe in enumerate(question["probes"])]
-        known = [(probe, line) for probe, line in found if line is not None and line["status"] != NOT_RUN]
+        pairs = [(probe, lines.get(key(question["name"], i))) for i, probe in enumerate(question["probes"])]
+        known = [(probe, line) for probe, line in pairs if line is not None and line["status"] != NOT_RUN]
         said = _compared(known) if question["compares"] else _sorted_out(known)
-        left = [probe["name"] for probe, line in found if line is None or line["status"] == NOT_RUN]
+        left = [probe["name"] for probe, line in pairs if line is None or line["status"] == NOT_RUN]
         parts = [said, f"not run: {', '.join(left)}" if left else ""]
         yield f"{question['text']} {'; '.join(filter(None, parts))}"
 

@@ -92,17 +92,17 @@ def _bisect(run: KitRun, group: MeasurementGroup) -> None:
     stem = f"{group.variant}/{group.unit}/bisect"
     if run.results.status(stem) or not _succeeds(run, group, f"{stem}.operations"):
         return
-    found = run.results.records[f"{stem}.operations"]["value"]["operations"]
-    places = [place for place, (kind, output) in enumerate(found) if output and not kind.startswith("const")]
+    ops = run.results.records[f"{stem}.operations"]["value"]["operations"]
+    places = [place for place, (kind, output) in enumerate(ops) if output and not kind.startswith("const")]
     place = search(places, lambda place: not _succeeds(run, group, f"{stem}#{place}"))
     probes = {key.rsplit("#", 1)[1]: r["status"] for key, r in run.results.records.items() if f"{stem}#" in key}
     if place is None:
         text = "no cut of the program fails, not even after its last operation: the cause is no single operation"
-        _add(run, _record(stem, "wrong", {"of": len(found), "probes": probes}, text))
+        _add(run, _record(stem, "wrong", {"of": len(ops), "probes": probes}, text))
         return
-    kind, output = found[place]
-    layer = layer_at(place, [name for _, name in found], unit.part["layers"])
-    value = {"operation": kind, "output": output, "layer": layer, "place": place, "of": len(found), "probes": probes}
+    kind, output = ops[place]
+    layer = layer_at(place, [name for _, name in ops], unit.part["layers"])
+    value = {"operation": kind, "output": output, "layer": layer, "place": place, "of": len(ops), "probes": probes}
     where = "" if layer is None else f" in layer {layer}"
     _add(run, _record(stem, OK, value, f"fails from {kind} {output}{where} on"))
 

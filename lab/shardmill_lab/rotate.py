@@ -118,20 +118,20 @@ def _rotation_groups(names: Collection[str], weights: Weights, heads: Heads, hea
     }
     if HEAD_BIAS in names:
         last[HEAD_BIAS] = lambda: weights(HEAD_BIAS).float()
-    own = [{name: partial(_of_layer, name, role, weights, heads) for name, role in layer.items()} for layer in layers]
-    return [{TABLE: lambda: rotated(weights(TABLE))}, *own, last]
+    by_layer = [{n: partial(_of_layer, n, role, weights, heads) for n, role in layer.items()} for layer in layers]
+    return [{TABLE: lambda: rotated(weights(TABLE))}, *by_layer, last]
 
 
 def _layers(names: Collection[str]) -> list[dict[str, str]]:
     """Return for each layer the names of its tensors, with their names inside the layer."""
     known = {*READERS, *NORM_OF, *WRITERS, *KEPT}
-    found: dict[int, dict[str, str]] = {}
+    by_layer: dict[int, dict[str, str]] = {}
     for name in sorted({*names} - {TABLE, NORM, HEAD, HEAD_BIAS}):
         match = LAYER.fullmatch(name)
         if not match or match[2] not in known:
             raise CheckpointError(f"tensor {name} belongs to a model that can't be rotated: see docs/precision.md")
-        found.setdefault(int(match[1]), {})[name] = match[2]
-    return [found[index] for index in sorted(found)]
+        by_layer.setdefault(int(match[1]), {})[name] = match[2]
+    return [by_layer[index] for index in sorted(by_layer)]
 
 
 def _of_layer(name: str, role: str, weights: Weights, heads: Heads) -> Tensor:

@@ -50,7 +50,7 @@ class ComputePlanProxy:
         self.model_structure = None if model is None else model_structure(model.program)
         verdicts = Verdicts((), ()) if model is None else judge_model(model, Target())
         self._status = {(row.function, row.output): row.status for row in verdicts.rows}
-        self._on_cpu = {found.function for found in verdicts.findings if found.rule in _NOT_CHOSEN}
+        self._on_cpu = {finding.function for finding in verdicts.findings if finding.rule in _NOT_CHOSEN}
         self._costs: dict[tuple[str, str], float] | None = None
 
     def get_compute_device_usage_for_mlprogram_operation(self, operation: Any) -> Any:
@@ -89,15 +89,15 @@ def costs(model: LoadedModel) -> dict[tuple[str, str], float]:
     from portable_coreml.judge.placement import cost_shares
     from portable_coreml.judge.shapes import infer_shapes
 
-    found: dict[tuple[str, str], float] = {}
+    shares: dict[tuple[str, str], float] = {}
     for subject in subjects(model, Target()):
         name = subject.function.name
         try:
             shapes = infer_shapes(subject.function, default_shapes(*pick_function(model, name)))
         except ProgramError:
             continue  # not a function that Core ML would load: there is no plan for it
-        found |= {(name, operation): share for operation, share in cost_shares(subject, shapes).items()}
-    return found
+        shares |= {(name, operation): share for operation, share in cost_shares(subject, shapes).items()}
+    return shares
 
 
 def compute_plan(model: LoadedModel, compute_units: str) -> Any:

@@ -34,12 +34,12 @@ class ScalarType:
         """Return the torch type in flight."""
         import torch
 
-        found: torch.dtype = getattr(torch, self.held)
-        return found
+        dtype: torch.dtype = getattr(torch, self.held)
+        return dtype
 
 
-def _scalar(name: str, number: int, bits: int, numpy: type, held: str) -> ScalarType:
-    return ScalarType(name, number, bits, np.dtype(numpy), held)
+def _scalar(name: str, number: int, bits: int, numpy: type, torch_name: str) -> ScalarType:
+    return ScalarType(name, number, bits, np.dtype(numpy), torch_name)
 
 
 _SCALARS = (

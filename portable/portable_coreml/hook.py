@@ -44,8 +44,8 @@ def native_present() -> bool:
         return False
     if sys.platform == "darwin":
         return True
-    found = sys.modules.get(_NATIVE)
-    return found is not None and getattr(found, "__file__", None) is not None
+    native = sys.modules.get(_NATIVE)
+    return native is not None and getattr(native, "__file__", None) is not None
 
 
 def put(native: ModuleType) -> None:

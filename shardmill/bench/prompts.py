@@ -32,9 +32,9 @@ class Replay:
 def replay(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
     """Replay a whole request; see `replay_output`."""
     drafter.reset(prompt)
-    found = replay_output(drafter, prompt, output, most)
+    replayed = replay_output(drafter, prompt, output, most)
     drafter.finish()
-    return found
+    return replayed
 
 
 def replay_output(drafter: Drafter, prompt: Sequence[int], output: Sequence[int], most: int) -> Replay:
@@ -87,13 +87,13 @@ def of_tasks(folder: Path, tasks: Iterable[str], count: int, encode: Encode) -> 
     Raises:
         ShardmillError: a task has no file.
     """
-    found = {task: files(folder, task)[:count] for task in tasks}
-    empty = [task for task, paths in found.items() if not paths]
+    by_task = {task: files(folder, task)[:count] for task in tasks}
+    empty = [task for task, paths in by_task.items() if not paths]
     if empty:
         raise ShardmillError(f"{folder / empty[0]} holds no .txt file: each task is a folder of prompts")
     return [
         Prompt(task, path.name, tuple(encode(read_prompts(path).removesuffix("\n"))))
-        for task, paths in found.items()
+        for task, paths in by_task.items()
         for path in paths
     ]
 
@@ -115,10 +115,10 @@ def read_prompts(path: Path) -> str:
 
 def fitting(prompts: Iterable[Prompt], room: int) -> tuple[list[Prompt], dict[int | str, str]]:
     """Return the prompts that fit into the context, and the reason for each group with a prompt that does not."""
-    kept, refused = [], {}
+    taken, refused = [], {}
     for prompt in prompts:
         if len(prompt.tokens) <= room:
-            kept.append(prompt)
+            taken.append(prompt)
         else:
             refused[prompt.group] = f"context has room for {max(room, 0)} prompt tokens"
-    return kept, refused
+    return taken, refused

@@ -95,8 +95,8 @@ def _greeting(process: subprocess.Popen[str], complaints: IO[str]) -> re.Match[s
     """Return the line with the server's address."""
     assert process.stdout is not None
     for line in process.stdout:
-        if found := GREETING.match(line):
-            return found
+        if match := GREETING.match(line):
+            return match
     process.wait()
     last = (_said(complaints).strip().splitlines() or ["it said nothing"])[-1]
     raise ShardmillError(f"the server ended before it was ready: {last.removeprefix('shardmill: ')}")

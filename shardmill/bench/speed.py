@@ -99,12 +99,12 @@ def _differences(pairs: Sequence[Pair]) -> list[Json]:
 
     The margin is the distance between the two best logits at that token at T = 1, None if unknown.
     """
-    found = {
+    margins = {
         (pair.prompt.name, agreement(pair.drafted.tokens, pair.plain.tokens)): pair.margin
         for pair in pairs
         if pair.plain.tokens != pair.drafted.tokens
     }
-    return [{"prompt": name, "token": token, "margin": found[name, token]} for name, token in sorted(found)]
+    return [{"prompt": name, "token": token, "margin": margins[name, token]} for name, token in sorted(margins)]
 
 
 def acceptance(runs: Sequence[TimedAnswer] | Sequence[Replay]) -> Json:
@@ -129,11 +129,11 @@ def _millijoules(answers: Sequence[TimedAnswer]) -> float | None:
 
 def pass_seconds(pairs: Sequence[Pair], widths: Sequence[int]) -> dict[str, float]:
     """Return the median time of a decode pass by width; a pass takes the narrowest width that fits its tokens."""
-    found: dict[int, list[float]] = {}
+    by_width: dict[int, list[float]] = {}
     for run in chain.from_iterable((pair.plain, pair.drafted) for pair in pairs):
         for drafted, seconds in zip(run.drafted, run.pass_seconds, strict=True):
-            found.setdefault(min(w for w in widths if w > drafted), []).append(seconds)
-    return {str(width): median(found[width]) for width in sorted(found)}
+            by_width.setdefault(min(w for w in widths if w > drafted), []).append(seconds)
+    return {str(width): median(by_width[width]) for width in sorted(by_width)}
 
 
 @dataclass(frozen=True)
@@ -299,15 +299,15 @@ def unseen(seconds: Mapping[str, float], widths: Sequence[int]) -> list[Json]:
 
 def not_benchmarked(asked: Questions, pairs: Sequence[Pair], energy: Meter, draft: Path | None) -> list[Json]:
     """Return everything that was not measured: its kind, its name and the reason."""
-    found = [("prompt", group, reason) for group, reason in asked.refused.items()]
+    rows = [("prompt", group, reason) for group, reason in asked.refused.items()]
     ended = dict.fromkeys(p.prompt.group for p in pairs if min(p.plain.decoded, p.drafted.decoded) == 0)
-    found += [("prompt", group, "the model ended a text with its first token") for group in ended]
+    rows += [("prompt", group, "the model ended a text with its first token") for group in ended]
     if draft is None:
-        found += [("drafter", DRAFT_MODEL, "it needs a second build, which `--draft` names")]
+        rows += [("drafter", DRAFT_MODEL, "it needs a second build, which `--draft` names")]
     else:
-        found += [("oracle", f"replay of {DRAFT_MODEL}", "it would run the draft model once more, outside the server")]
+        rows += [("oracle", f"replay of {DRAFT_MODEL}", "it would run the draft model once more, outside the server")]
     if energy.joules is None:
-        found += [("energy", "energy per token", energy.reason)]
+        rows += [("energy", "energy per token", energy.reason)]
     elif not any(answer.joules for pair in pairs for answer in (pair.plain, pair.drafted)):
-        found += [("energy", "energy per token", "the machine's meter stood still: check whether it works by itself")]
-    return [{"kind": kind, "what": str(what), "reason": reason} for kind, what, reason in found]
+        rows += [("energy", "energy per token", "the machine's meter stood still: check whether it works by itself")]
+    return [{"kind": kind, "what": str(what), "reason": reason} for kind, what, reason in rows]

@@ -67,7 +67,7 @@ def _mounted(device: int) -> str:
 
 def _unescaped(text: str) -> str:
     """Return a path of the mount table without its octal escapes; the kernel writes spaces as octal escapes."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 RACY_NS = 2_000_000_000

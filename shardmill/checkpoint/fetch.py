@@ -75,9 +75,9 @@ def fetch(
     lora = None if adapter is None else read_lora(adapter)
     places = merged_places(lora, read_tensors(folder)) if lora else {}
     record |= _adapter_record(lora, places, record["files"]) if lora else {}
-    there = _record_there(dest, record, cache)
-    if there is not None and lora is None:
-        return there
+    present = _record_there(dest, record, cache)
+    if present is not None and lora is None:
+        return present
     changed = {info.file for info in places.values()}
     linked = {name for name in record["files"] if name.endswith(".safetensors")} - changed
     before = {name: file_state(folder / name) for name in linked}
@@ -92,7 +92,7 @@ def fetch(
             hashes = {name: hash_file(fresh / name) for name in changed}
             record["files"] |= source_description(fresh, hashes)
         write_json(fresh / RECORD_FILE, record)
-        if record != there:
+        if record != present:
             before_change()
     for name, state in before.items():  # after the last link is made: a new or removed hard link changes ctime
         if cache:
@@ -157,14 +157,14 @@ def _record_there(dest: Path, record: dict[str, Any], cache: HashCache | None) -
     """Return source.json if `dest` holds what `record` describes before a merge; None if it does not."""
     try:
         text = (dest / RECORD_FILE).read_text("utf-8")
-        there: dict[str, Any] = parse_json(text)
-        if dumps(unmerged(there)) != dumps(unmerged(record)) or text != dumps(there):
+        present: dict[str, Any] = parse_json(text)
+        if dumps(unmerged(present)) != dumps(unmerged(record)) or text != dumps(present):
             return None
-        hashes = hash_files([dest / name for name in there["files"]], cache)
-        same = all(hashes[dest / name] == entry["sha256"] for name, entry in there["files"].items())
+        hashes = hash_files([dest / name for name in present["files"]], cache)
+        same = all(hashes[dest / name] == entry["sha256"] for name, entry in present["files"].items())
     except (OSError, CheckpointError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    return there if same else None
+    return present if same else None
 
 
 def unmerged(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,10 @@ def scan_checkpoint(
     """
     files = sorted({info.file for info in tensors.values()})
     whole = {file: _whole(folder / file) for file in files}
-    spans = {name: ByteSpan(info.start, info.end, _checked(info.dtype)) for name, info in sorted(tensors.items())}
+    spans = {
+        name: ByteSpan(info.start, info.end, info.dtype if info.dtype in _FLOATS else "")
+        for name, info in sorted(tensors.items())
+    }
     wanted = {folder / file: [whole[file]] for file in files}
     for name, span in spans.items():
         wanted[folder / tensors[name].file].append(span)
@@ -107,9 +110,9 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
         linked = [name for name in folders if (here / name).is_symlink()]
         if linked:
             raise CheckpointError(f"{here / linked[0]}: links to a directory; replace it with the directory")
-        own = [name for name in names if not is_left_by_macos(name)]
-        files += [here / name for name in own]
-        if not folders and not own:
+        counted = [name for name in names if not is_left_by_macos(name)]
+        files += [here / name for name in counted]
+        if not folders and not counted:
             empty.append((here.relative_to(path).as_posix() + "/", ""))  # a folder with nothing in it counts, too
     hashes = hash_files(files, cache, threads)
     inside = {file.relative_to(path).as_posix(): sha for file, sha in hashes.items()}
@@ -118,10 +121,6 @@ def tree_hashes(path: Path, cache: HashCache | None = None, threads: int = THREA
 
 def _whole(path: Path) -> ByteSpan:
     return ByteSpan(0, file_state(path).size)
-
-
-def _checked(dtype: str) -> str:
-    return dtype if dtype in _FLOATS else ""
 
 
 def _digest_spans(

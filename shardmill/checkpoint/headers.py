@@ -73,35 +73,35 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; check the checkpoint's path")
     if (folder / SINGLE_FILE).exists():
-        found = {info.name: info for info in read_header(folder, SINGLE_FILE)}
+        tensors = {info.name: info for info in read_header(folder, SINGLE_FILE)}
     elif (folder / INDEX_FILE).exists():
-        found = _read_indexed(folder)
+        tensors = _read_indexed(folder)
     else:
         names = [entry.name for entry in folder.iterdir()]
         raise CheckpointError(describe_missing_weights(str(folder), names))
-    return dict(sorted(_with_table(folder, found).items()))
+    return dict(sorted(_with_table(folder, tensors).items()))
 
 
-def _with_table(folder: Path, found: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
+def _with_table(folder: Path, tensors: Mapping[str, TensorInfo]) -> Mapping[str, TensorInfo]:
     """Return the tensors with a tied LM head under the embedding table's name, too, if the head alone is stored.
 
     transformers ties the two from either name.
     """
-    if HEAD not in found or any(name.endswith(TABLE_ENDS) for name in found):
-        return found
+    if HEAD not in tensors or any(name.endswith(TABLE_ENDS) for name in tensors):
+        return tensors
     tied = json_object(folder / "config.json").get("tie_word_embeddings") is True
-    return {**found, TABLE: replace(found[HEAD], name=TABLE)} if tied else found
+    return {**tensors, TABLE: replace(tensors[HEAD], name=TABLE)} if tied else tensors
 
 
 def read_index(folder: Path) -> dict[str, str]:
     """Return the index's weight map, tensor name -> file name; every file name is checked to stay in the folder."""
     path = checked_file(folder, INDEX_FILE)
     if path.stat().st_size > MAX_HEADER_BYTES:
-        raise _damaged(path, f"index of more than {MAX_HEADER_BYTES} bytes")
+        raise damaged(path, f"index of more than {MAX_HEADER_BYTES} bytes")
     with opened(path) as stream:
         weight_map = _parse_json(stream.read(), path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise _damaged(path, "no 'weight_map' of tensor names to file names")
+        raise damaged(path, "no 'weight_map' of tensor names to file names")
     for file in sorted(set(weight_map.values())):
         check_name(file, str(path))
         if not file.endswith(".safetensors"):
@@ -116,15 +116,15 @@ def _read_indexed(folder: Path) -> dict[str, TensorInfo]:
     list tensors that were left out, or leave out some that no model needs. Whoever needs a tensor misses it by name.
     """
     weight_map = read_index(folder)
-    found: dict[str, TensorInfo] = {}
+    tensors: dict[str, TensorInfo] = {}
     for file in sorted(set(weight_map.values())):
         for info in read_header(folder, file):
             listed = weight_map.get(info.name, file)
-            if listed != file or info.name in found:
+            if listed != file or info.name in tensors:
                 what = f"tensor {printable(info.name)} belongs to {listed} according to {INDEX_FILE}"
-                raise _damaged(folder / file, what)
-            found[info.name] = info
-    return found
+                raise damaged(folder / file, what)
+            tensors[info.name] = info
+    return tensors
 
 
 def read_header(folder: Path, file: str) -> list[TensorInfo]:
@@ -136,7 +136,7 @@ def read_header(folder: Path, file: str) -> list[TensorInfo]:
         header = _parse_json(stream.read(length), path)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise _damaged(path, "__metadata__ is not a map of strings")
+        raise damaged(path, "__metadata__ is not a map of strings")
     infos = [_tensor_info(name, entry, file, 8 + length, path) for name, entry in header.items()]
     infos.sort(key=lambda info: (info.start, info.end))
     _check_cover(infos, 8 + length, size, path)
@@ -147,12 +147,12 @@ def _header_length(prefix: bytes, size: int, path: Path) -> int:
     if prefix == b"version ":
         raise CheckpointError(f"{path}: a Git LFS pointer, not the weights; run `git lfs pull` in its clone")
     if len(prefix) < 8:
-        raise _damaged(path, f"truncated, {size} bytes are no safetensors file")
+        raise damaged(path, f"truncated, {size} bytes are no safetensors file")
     length = int.from_bytes(prefix, "little")
     if length > MAX_HEADER_BYTES:
-        raise _damaged(path, f"header of {length} bytes, over the limit of {MAX_HEADER_BYTES}")
+        raise damaged(path, f"header of {length} bytes, over the limit of {MAX_HEADER_BYTES}")
     if 8 + length > size:
-        raise _damaged(path, f"truncated, header of {length} bytes in a file of {size}")
+        raise damaged(path, f"truncated, header of {length} bytes in a file of {size}")
     return length
 
 
@@ -160,26 +160,26 @@ def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         document = parse_json(raw.decode("utf-8"), unique=True)
     except ValueError as error:
-        raise _damaged(path, f"not valid JSON ({printable(str(error))})") from error
+        raise damaged(path, f"not valid JSON ({printable(str(error))})") from error
     if not isinstance(document, dict):
-        raise _damaged(path, "its JSON is not an object")
+        raise damaged(path, "its JSON is not an object")
     return document
 
 
 def _tensor_info(name: str, entry: Any, file: str, data_start: int, path: Path) -> TensorInfo:
     tensor = f"tensor {printable(name)}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise _damaged(path, f"{tensor} has no dtype, shape and data_offsets")
+        raise damaged(path, f"{tensor} has no dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise CheckpointError(f"{path}: {tensor} has dtype {printable(str(dtype))}; use BF16, F16 or F32")
     if not _are_sizes(shape) or len(shape) > MAX_RANK:
-        raise _damaged(path, f"{tensor}: shape {printable(str(shape))} is no list of at most {MAX_RANK} sizes")
+        raise damaged(path, f"{tensor}: shape {printable(str(shape))} is no list of at most {MAX_RANK} sizes")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _damaged(path, f"{tensor}: data_offsets {printable(str(offsets))} are not [begin, end]")
+        raise damaged(path, f"{tensor}: data_offsets {printable(str(offsets))} are not [begin, end]")
     begin, end = offsets
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise _damaged(path, f"{tensor}: {end - begin} bytes do not hold {dtype} of shape {shape}")
+        raise damaged(path, f"{tensor}: {end - begin} bytes do not hold {dtype} of shape {shape}")
     return TensorInfo(name, file, data_start + begin, data_start + end, dtype, tuple(shape))
 
 
@@ -193,17 +193,18 @@ def _check_cover(infos: list[TensorInfo], data_start: int, size: int, path: Path
     at = data_start
     for info in infos:
         if info.start < at:
-            raise _damaged(path, f"tensor {printable(info.name)} overlaps the one before it")
+            raise damaged(path, f"tensor {printable(info.name)} overlaps the one before it")
         if info.start > at:
-            raise _damaged(path, f"unused bytes before tensor {printable(info.name)}")
+            raise damaged(path, f"unused bytes before tensor {printable(info.name)}")
         if info.end > size:
-            raise _damaged(path, f"truncated, tensor {printable(info.name)} ends at byte {info.end} of {size}")
+            raise damaged(path, f"truncated, tensor {printable(info.name)} ends at byte {info.end} of {size}")
         at = info.end
     if at != size:
-        raise _damaged(path, f"{size - at} bytes after the last tensor")
+        raise damaged(path, f"{size - at} bytes after the last tensor")
 
 
-def _damaged(path: Path, what: str) -> CheckpointError:
+def damaged(path: Path, what: str) -> CheckpointError:
+    """Return the error for a file of a checkpoint that is damaged."""
     return CheckpointError(f"{path}: {what}; fetch the checkpoint again")
 
 
@@ -213,7 +214,7 @@ FAULT_LENGTH = 200  # of a name with two shapes
 
 
 def check_tensors(
-    found: Mapping[str, TensorInfo],
+    tensors: Mapping[str, TensorInfo],
     expected: Mapping[str, tuple[int, ...]],
     optional: Collection[str] = (),
 ) -> None:
@@ -222,15 +223,15 @@ def check_tensors(
     `optional` tensors may be missing (buffers, an untied copy of a tied head). If they are present and also expected,
     their shape must be right. Weights must be BF16, F16 or F32.
     """
-    present = {name: info for name, info in found.items() if name in expected}
+    present = {name: info for name, info in tensors.items() if name in expected}
     shapes = [
         f"{name} is {list(info.shape)} instead of {list(expected[name])}"
         for name, info in sorted(present.items())
         if info.shape != tuple(expected[name])
     ]
     faults = [
-        _count("missing", sorted(set(expected) - set(found) - set(optional))),
-        _count("extra", sorted(set(found) - set(expected) - set(optional))),
+        _count("missing", sorted(set(expected) - set(tensors) - set(optional))),
+        _count("extra", sorted(set(tensors) - set(expected) - set(optional))),
         _count("misshapen", shapes),
         _count(f"not {', '.join(WEIGHT_DTYPES[:-1])} or {WEIGHT_DTYPES[-1]}", wrong_dtypes(present)),
     ]
@@ -256,9 +257,9 @@ def check_tied(hashes: Mapping[str, str], head: str, table: str) -> None:
         )
 
 
-def wrong_dtypes(found: Mapping[str, TensorInfo]) -> list[str]:
+def wrong_dtypes(tensors: Mapping[str, TensorInfo]) -> list[str]:
     """Return the tensors in a dtype that no weight may have, each as "NAME is DTYPE"."""
-    return [f"{name} is {info.dtype}" for name, info in sorted(found.items()) if info.dtype not in WEIGHT_DTYPES]
+    return [f"{name} is {info.dtype}" for name, info in sorted(tensors.items()) if info.dtype not in WEIGHT_DTYPES]
 
 
 def _count(fault: str, names: list[str]) -> str:

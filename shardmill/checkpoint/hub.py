@@ -53,23 +53,23 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def reporting(name: str, held: Callable[[], int], size: int, seconds: float = 10.0) -> Iterator[None]:
+def reporting(name: str, arrived: Callable[[], int], size: int, seconds: float = 10.0) -> Iterator[None]:
     """Log every `seconds`, inside the `with` block, how many of `size` bytes are there, and how long the rest takes.
 
     Args:
         name: of what comes.
-        held: returns the bytes that are there.
+        arrived: returns the bytes that are there.
         size: of all.
         seconds: between two lines.
     """
-    done, start, began = threading.Event(), held(), time.monotonic()
+    done, start, began = threading.Event(), arrived(), time.monotonic()
 
     def report() -> None:
         while not done.wait(seconds):
-            there = held()
-            rate = (there - start) / (time.monotonic() - began)
-            rest = f"{rate / 1e6:.1f} MB/s, about {(size - there) / rate:.0f} s left" if rate else "nothing comes"
-            log.info("%s: %.2f of %.2f GB, %s", name, there / 1e9, size / 1e9, rest)
+            count = arrived()
+            rate = (count - start) / (time.monotonic() - began)
+            rest = f"{rate / 1e6:.1f} MB/s, about {(size - count) / rate:.0f} s left" if rate else "nothing comes"
+            log.info("%s: %.2f of %.2f GB, %s", name, count / 1e9, size / 1e9, rest)
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -189,8 +189,8 @@ def _listing(repo: str, commit: str, access: HubAccess) -> tuple[Path, Path, dic
         # The public get_cached_repo_tree leaves out the sha256 that its file holds.
         known = read_tree_cache(str(folder), commit)
         if known is not None:
-            held = (RemoteFile(n, f.size, f.blob_id, f.lfs_sha256) for n, f in known.items())
-            return folder, snapshot, _checked(held, repo)
+            listed = (RemoteFile(n, f.size, f.blob_id, f.lfs_sha256) for n, f in known.items())
+            return folder, snapshot, _checked(listed, repo)
         tree = within(SMALL_SECONDS, lambda: _asked(repo, commit, access), access.endpoint)
         files = _checked((RemoteFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None) for f in tree), repo)
     write_tree_cache(str(folder), commit, {file.name: _entry(file) for file in files.values()})
@@ -199,10 +199,10 @@ def _listing(repo: str, commit: str, access: HubAccess) -> tuple[Path, Path, dic
 
 def _asked(repo: str, commit: str, access: HubAccess) -> list[RepoFile]:
     tree = access.api.list_repo_tree(repo, recursive=True, revision=commit)
-    found = [entry for entry in islice(tree, MOST_FILES + 1) if isinstance(entry, RepoFile)]
-    if len(found) > MOST_FILES:
+    files = [entry for entry in islice(tree, MOST_FILES + 1) if isinstance(entry, RepoFile)]
+    if len(files) > MOST_FILES:
         raise CheckpointError(f"{repo}: the hub lists more than {MOST_FILES} files; choose a repository of one model")
-    return found
+    return files
 
 
 def _checked(files: Iterable[RemoteFile], repo: str) -> dict[str, RemoteFile]:

@@ -253,8 +253,8 @@ class BoundedFile(io.BufferedWriter):
     def __init__(self, path: Path, limit: int, stop: threading.Event) -> None:
         super().__init__(io.FileIO(path, "ab"))
         self.path, self.limit, self.stop = path, limit, stop
-        with path.open("rb") as held:  # the bytes that an earlier run left
-            self._sha256 = hashlib.file_digest(held, "sha256")
+        with path.open("rb") as file:  # the bytes that an earlier run left
+            self._sha256 = hashlib.file_digest(file, "sha256")
         self._hashed = self.tell()
 
     def write(self, content: bytes) -> int:  # type: ignore[override]

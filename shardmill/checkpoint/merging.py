@@ -33,7 +33,7 @@ def merged_places(lora: LoraHeader, tensors: Mapping[str, TensorInfo]) -> dict[s
     Raises:
         CheckpointError: the checkpoint lacks a weight, or the adapter does not fit.
     """
-    found: dict[str, TensorInfo] = {}
+    places: dict[str, TensorInfo] = {}
     for module, sides in lora.tensors.items():
         inner = next((module.removeprefix(one) for one in DECODERS if module.startswith(one)), "")
         names = {f"{module}.weight", *(f"{prefix}{inner}.weight" for prefix in DECODERS if inner)} & tensors.keys()
@@ -44,12 +44,12 @@ def merged_places(lora: LoraHeader, tensors: Mapping[str, TensorInfo]) -> dict[s
         if info.shape != shape or info.dtype not in NUMBERS:
             base = f"the checkpoint's is {info.dtype} {list(info.shape)}"
             raise CheckpointError(f"{lora.folder}: {printable(module)} is for a weight of {list(shape)}; {base}")
-        found[module] = info
-    known = {info.name: module for module, info in found.items()}
+        places[module] = info
+    known = {info.name: module for module, info in places.items()}
     layers = (name for name in tensors if DECODER_LAYER.match(name) and "expert" not in name)
     adaptable = [name for name in layers if name.removesuffix(".weight").endswith(PROJECTIONS)]
     check_targets(lora, [known.get(name, name.removesuffix(".weight")) for name in adaptable])
-    return found
+    return places
 
 
 def merge(lora: LoraHeader, places: Mapping[str, TensorInfo], folder: Path) -> None:
@@ -73,12 +73,12 @@ def merge(lora: LoraHeader, places: Mapping[str, TensorInfo], folder: Path) -> N
         with (folder / info.file).open("r+b") as file:
             for first in range(0, info.shape[0], ROWS):
                 file.seek(info.start + first * row)
-                held = bytearray(file.read(min(ROWS, info.shape[0] - first) * row))
-                weight = torch.frombuffer(held, dtype=kinds[info.dtype]).reshape(-1, info.shape[1])
+                data = bytearray(file.read(min(ROWS, info.shape[0] - first) * row))
+                weight = torch.frombuffer(data, dtype=kinds[info.dtype]).reshape(-1, info.shape[1])
                 weight += (b[first : first + ROWS] @ a) * matrices.scaling
                 if not torch.isfinite(weight).all():
                     raise CheckpointError(
                         f"{lora.folder}: {printable(module)}: {info.dtype} can't hold a merged weight"
                     )
                 file.seek(info.start + first * row)
-                file.write(held)
+                file.write(data)

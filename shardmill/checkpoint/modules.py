@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardmill.checkpoint.headers import read_header
+from shardmill.checkpoint.headers import damaged, read_header
 from shardmill.checkpoint.paths import SINGLE_FILE, check_name
 from shardmill.checkpoint.tokenizer import TOKENIZER, keeps_capitals
 from shardmill.errors import CheckpointError, ConfigError
@@ -110,7 +110,7 @@ def longest_text(folder: Path) -> int | None:
     file, content = _text_settings(folder)
     most = content.get("max_seq_length")
     if most is not None and (type(most) is not int or most < 1):
-        raise _damaged(file, f"max_seq_length is {most!r}")
+        raise damaged(file, f"max_seq_length is {most!r}")
     return most
 
 
@@ -119,7 +119,7 @@ def _text_settings(folder: Path) -> tuple[Path, dict[str, Any]]:
     file = next((folder / name for name in TEXT_SETTINGS if (folder / name).is_file()), folder / TEXT_SETTINGS[0])
     content = _read(file, {})
     if not isinstance(content, dict):
-        raise _damaged(file, "no JSON object")
+        raise damaged(file, "no JSON object")
     return file, content
 
 
@@ -127,12 +127,12 @@ def _listed(folder: Path) -> list[tuple[str, str]]:
     """Return each module's class and folder, in order."""
     content = _read(folder / MODULES, [])
     try:
-        found = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in content]
+        modules = [(str(entry["type"]).rpartition(".")[2], str(entry["path"])) for entry in content]
     except (KeyError, TypeError) as error:
-        raise _damaged(folder / MODULES, "no list of modules with `type` and `path`") from error
-    for _, path in found:
+        raise damaged(folder / MODULES, "no list of modules with `type` and `path`") from error
+    for _, path in modules:
         check_name(f"{path}/{CONFIG}" if path else CONFIG, str(folder / MODULES))
-    return found
+    return modules
 
 
 def _pooling(file: Path) -> str:
@@ -174,18 +174,18 @@ def _prompts(file: Path) -> tuple[dict[str, str], str | None]:
     prompts = (content.get("prompts") if isinstance(content, dict) else None) or {}
     name = content.get("default_prompt_name") if isinstance(content, dict) else None
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
-        raise _damaged(file, "`prompts` are not texts by name")
-    found = {str(key): text for key, text in sorted(prompts.items()) if text is not None}
-    if name is not None and name not in found:
-        raise _damaged(file, f"default_prompt_name {name!r} is none of the prompts")
-    return found, name
+        raise damaged(file, "`prompts` are not texts by name")
+    named = {str(key): text for key, text in sorted(prompts.items()) if text is not None}
+    if name is not None and name not in named:
+        raise damaged(file, f"default_prompt_name {name!r} is none of the prompts")
+    return named, name
 
 
 def _object(file: Path) -> dict[str, Any]:
     """Return a JSON file's object."""
     content = _read(file, None)
     if not isinstance(content, dict):
-        raise _damaged(file, "missing, or no JSON object")
+        raise damaged(file, "missing, or no JSON object")
     return content
 
 
@@ -196,8 +196,4 @@ def _read(file: Path, missing: Any) -> Any:
     try:
         return load_json(file)
     except ValueError as error:
-        raise _damaged(file, "not JSON") from error
-
-
-def _damaged(file: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{file}: {what}; fetch the checkpoint again")
+        raise damaged(file, "not JSON") from error

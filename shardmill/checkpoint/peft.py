@@ -111,10 +111,10 @@ class LoraHeader:
             values = np.frombuffer(stream.read(info.end - info.start), NUMBERS[info.dtype])
         if info.dtype == "BF16":
             values = (values.astype(np.uint32) << 16).view(np.float32)
-        found: Matrix = values.astype(np.float32).reshape(info.shape)
-        if not np.isfinite(found).all():
+        matrix: Matrix = values.astype(np.float32).reshape(info.shape)
+        if not np.isfinite(matrix).all():
             raise CheckpointError(f"{self.folder / info.file}: {printable(info.name)} has a number that is not finite")
-        return found
+        return matrix
 
 
 def read_lora(folder: Path) -> LoraHeader:
@@ -131,12 +131,12 @@ def read_lora(folder: Path) -> LoraHeader:
         raise CheckpointError(describe_missing_weights(str(folder), pickles))
     where, pairs = folder / WEIGHTS, dict[str, dict[str, TensorInfo]]()
     for info in read_header(folder, WEIGHTS):
-        found = TENSOR.fullmatch(info.name)
-        if found is None:
+        match = TENSOR.fullmatch(info.name)
+        if match is None:
             raise CheckpointError(f"{where}: {printable(info.name)} is no LoRA matrix of a linear module")
         if info.dtype not in NUMBERS or len(info.shape) != 2:
             raise CheckpointError(f"{where}: {printable(info.name)} is {info.dtype} {list(info.shape)}, not a matrix")
-        pairs.setdefault(found["module"], {})[found["side"]] = info
+        pairs.setdefault(match["module"], {})[match["side"]] = info
     if not pairs:
         raise CheckpointError(f"{where}: holds no LoRA matrix")
     for module, sides in pairs.items():
@@ -196,8 +196,8 @@ def _read_config(file: Path) -> dict[str, Any]:
 def _check_numbers(file: Path, config: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a rank or an alpha that is no positive number."""
     if type(config.get("r")) is not int or not all(_positive(config.get(key)) for key in ("r", "lora_alpha")):
-        found = f"r is {config.get('r')!r} and lora_alpha {config.get('lora_alpha')!r}"
-        raise CheckpointError(f"{file}: {printable(found)}, which are not positive numbers")
+        numbers = f"r is {config.get('r')!r} and lora_alpha {config.get('lora_alpha')!r}"
+        raise CheckpointError(f"{file}: {printable(numbers)}, which are not positive numbers")
     for key in ("rank_pattern", "alpha_pattern"):
         pattern = config.get(key) or {}
         if not isinstance(pattern, dict) or not all(map(_positive, pattern.values())):
@@ -228,9 +228,9 @@ def _check_pair(module: str, sides: Mapping[str, TensorInfo], config: Mapping[st
     if len(sides) < 2:
         raise CheckpointError(f"{where}: {name} has lora_{next(iter(sides))} alone; copy the adapter again")
     rank = (config.get("rank_pattern") or {}).get(_pattern_of(config, "rank_pattern", module), config["r"])
-    found = (sides["A"].shape[0], sides["B"].shape[1])
-    if found != (rank, rank):
-        raise CheckpointError(f"{where}: {name} has matrices of rank {found[0]} and {found[1]}, {CONFIG} says {rank}")
+    ranks = (sides["A"].shape[0], sides["B"].shape[1])
+    if ranks != (rank, rank):
+        raise CheckpointError(f"{where}: {name} has matrices of rank {ranks[0]} and {ranks[1]}, {CONFIG} says {rank}")
     if not _is_target(config, module):
         raise CheckpointError(f"{where}: {name} is no target of {CONFIG}, so PEFT would leave its matrices out")
 
@@ -260,8 +260,8 @@ def _is_target(config: Mapping[str, Any], module: str) -> bool:
         return True
     patterns = [among] if isinstance(among, str) else among
     tried = [rf"(?:^|.*?\.){one}\.(?P<index>\d+)\." for one in patterns] or [r".*?\.[^.]*\.(?P<index>\d+)\."]
-    found = next((match for one in tried if (match := re.match(one, module))), None)
-    return found is not None and int(found["index"]) in (chosen if isinstance(chosen, list) else [chosen])
+    first = next((match for one in tried if (match := re.match(one, module))), None)
+    return first is not None and int(first["index"]) in (chosen if isinstance(chosen, list) else [chosen])
 
 
 def _named(names: Any, module: str) -> bool:

@@ -90,8 +90,8 @@ def completed(file: Path) -> str | None:
 def _completed(file: Path, text: str, tokenizer: Tokenizer) -> str | None:
     """See `completed`; `tokenizer` was read from `text`: reading a large one takes a second."""
     named = _named(file.parent)
-    held = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
-    lacking = [content for content, flags in named.items() if not _has(held.get(content), flags)]
+    known = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
+    lacking = [content for content, flags in named.items() if not _has(known.get(content), flags)]
     if not lacking:
         return None
     theirs = transformers_tokenizer(file.parent)
@@ -113,14 +113,14 @@ def _has(token: AddedToken | None, flags: Mapping[str, bool]) -> bool:
 def _named(folder: Path) -> dict[str, Mapping[str, bool]]:
     """Return the tokens that files beside tokenizer.json name, each with the flags that they give it."""
     settings, *others = (json_object(folder / name) for name in TOKEN_FILES)
-    found: dict[str, Mapping[str, bool]] = {name: {} for name in _special(settings)}
+    named: dict[str, Mapping[str, bool]] = {name: {} for name in _special(settings)}
     listed = settings.get("added_tokens_decoder")
     if not isinstance(listed, dict):
-        return found | {name: {} for name in [*_special(others[0]), *others[1]]}
+        return named | {name: {} for name in [*_special(others[0]), *others[1]]}
     for token in listed.values():
         if isinstance(token, dict) and isinstance(token.get("content"), str):
-            found[token["content"]] = {name: bool(token[name]) for name in FLAGS if name in token}
-    return found
+            named[token["content"]] = {name: bool(token[name]) for name in FLAGS if name in token}
+    return named
 
 
 def _special(content: Mapping[str, Any]) -> Iterator[str]:
@@ -198,8 +198,8 @@ def check_vocabulary(file: Path, vocab: int) -> None:
 def _templates(folder: Path) -> list[str]:
     """Return the texts of a checkpoint's chat templates; JSON's stay as they are, which changes no token in them."""
     files = [*folder.glob("*.jinja"), *folder.glob("additional_chat_templates/*.jinja")]
-    held = (json_object(folder / name).get("chat_template") for name in (SETTINGS, "chat_template.json"))
-    return [*map(_text, files), *(json.dumps(template, ensure_ascii=False) for template in held if template)]
+    templates = (json_object(folder / name).get("chat_template") for name in (SETTINGS, "chat_template.json"))
+    return [*map(_text, files), *(json.dumps(template, ensure_ascii=False) for template in templates if template)]
 
 
 def named_eos(folder: Path) -> int | None:
@@ -207,14 +207,14 @@ def named_eos(folder: Path) -> int | None:
     content, file = _content(json_object(folder / SETTINGS).get("eos_token")), folder / TOKENIZER
     if not content or not file.is_file():
         return None
-    found: int | None = read_tokenizer(file).token_to_id(content)
-    return found
+    token: int | None = read_tokenizer(file).token_to_id(content)
+    return token
 
 
 def _content(token: Any) -> str | None:
     """Return the text of a token in a settings file, which may be an object."""
-    found = token.get("content") if isinstance(token, dict) else token
-    return found if isinstance(found, str) else None
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
 
 
 def keeps_capitals(file: Path) -> bool:
@@ -260,9 +260,9 @@ def difference(file: Path, ours: Tokenizer, theirs: Any, texts: Iterable[str], *
             wanted = list(theirs(text, add_special_tokens=special, truncation=False, verbose=False)["input_ids"])
         except Exception as error:  # of a vocabulary that does not fit the class, for example
             return f"{file}: transformers' {type(theirs).__name__} can't read a text: {first_line(error)}; {RESAVE}"
-        found = ours.encode(text, add_special_tokens=special).ids
-        if found != wanted:
-            pairs = zip([*found, None], [*wanted, None], strict=False)
+        ids = ours.encode(text, add_special_tokens=special).ids
+        if ids != wanted:
+            pairs = zip([*ids, None], [*wanted, None], strict=False)
             at, (one, other) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
             return (
                 f"{file}: gives a text other tokens than transformers' {type(theirs).__name__} does "
@@ -295,10 +295,10 @@ def encode_beginning(tokenizer: Tokenizer, text: str) -> list[int]:
 def unknown_token(tokenizer: Tokenizer) -> int | None:
     """Return the token that a tokenizer writes for whatever it does not know; None if it has no such token."""
     try:
-        found = tokenizer.model.tokenize("\U0010fffd")  # of private use, so no vocabulary has it
+        tokens = tokenizer.model.tokenize("\U0010fffd")  # of private use, so no vocabulary has it
     except Exception:  # the library raises plain Exception if the token is missing
         return None
-    return int(found[0].id) if len(found) == 1 else None  # otherwise its bytes, or nothing
+    return int(tokens[0].id) if len(tokens) == 1 else None  # otherwise its bytes, or nothing
 
 
 LINE = "\n"  # a text that labels follow: tokenizers join no letter with the end of a line
@@ -317,7 +317,7 @@ def single_tokens(file: Path, labels: Sequence[str]) -> list[int]:
         CheckpointError: the file cannot be read as a tokenizer.
         ConfigError: a label is no single token, is unknown to the tokenizer, or has another label's token.
     """
-    tokenizer, found = read_tokenizer(file), dict[int, str]()
+    tokenizer, by_token = read_tokenizer(file), dict[int, str]()
     unknown = unknown_token(tokenizer)
     before = tokenizer.encode(LINE, add_special_tokens=False).ids
     for label in labels:
@@ -330,7 +330,7 @@ def single_tokens(file: Path, labels: Sequence[str]) -> list[int]:
             )
         if ids[0] == unknown:
             raise ConfigError(f"program.labels: {label!r} is unknown to the tokenizer; leave it out")
-        if ids[0] in found:
-            raise ConfigError(f"program.labels: {label!r} has the token of {found[ids[0]]!r}; leave one out")
-        found[ids[0]] = label
-    return list(found)
+        if ids[0] in by_token:
+            raise ConfigError(f"program.labels: {label!r} has the token of {by_token[ids[0]]!r}; leave one out")
+        by_token[ids[0]] = label
+    return list(by_token)

@@ -105,7 +105,7 @@ def bench(
 
 
 def _default_file(build: Path, manifest: Mapping[str, Any]) -> Path:
-    """Return where the figures go: over those that the pipeline measured, or beside the build.
+    """Return where the figures go: over the figures that the pipeline measured, or beside the build.
 
     Figures of an ungated build never take the place of the pipeline's.
 

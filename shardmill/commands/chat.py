@@ -128,6 +128,7 @@ def _serve_page(
         ShardmillError: an option is given that the page has a field for.
     """
     from shardmill.commands.serve import check_encoder, loading, programs
+    from shardmill.serve.listening import listening
     from shardmill.serve.model import Settings
     from shardmill.serve.server import serve
 
@@ -141,7 +142,9 @@ def _serve_page(
         read_checked(build, drafter, draft_build, context_policy, None)
     settings = Settings(port=0, drafter=drafter, context_policy=context_policy, ungated=open_gates(build))
     load = loading(build, draft_build, precision, context_policy, chat_template, no_check)
-    serve(load, settings, lambda _: None, programs(build, draft_build), partial(_open_page, name=build.name))
+    with listening(settings.host, settings.port, None) as listener:
+        opens = partial(_open_page, name=build.name)
+        serve(load, settings, listener, lambda _: None, programs(build, draft_build), opens)
 
 
 def _open_page(page: str, name: str) -> None:

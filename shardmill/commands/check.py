@@ -40,20 +40,20 @@ def check(
     if (other := checks.compiled_elsewhere(manifest)) and not as_json:
         typer.echo(one_line(f"its bundles were compiled for {other}: compiled again for this machine"))
     model = process.start_encoder(build, precision) if encodes else process.load_engine(build, precision)
-    found = []
+    checked = []
     for one in checks.check_parts(build, manifest, model, precision):
-        found.append(one)
+        checked.append(one)
         if not as_json:
             typer.echo(one_line(f"{one.name}: {one.status}: {one.said}"))
     key = checks.receipt_key(build, precision)
-    receipt = checks.note_down(key, manifest, found)
-    seconds, ended = time.perf_counter() - started, checks.verdict(found)
+    receipt = checks.note_down(key, manifest, checked)
+    seconds, ended = time.perf_counter() - started, checks.verdict(checked)
     if as_json:
-        rows = [asdict(one) for one in found]
+        rows = [asdict(one) for one in checked]
         content = {"model": manifest["model"], "verdict": ended, **key, "parts": rows, "seconds": round(seconds, 2)}
         typer.echo(json.dumps(content | {"receipt": str(receipt) if receipt else None}))
     else:
-        typer.echo(one_line(f"{checks.told(build, found)} ({seconds:.1f} s)"))
+        typer.echo(one_line(f"{checks.told(build, checked)} ({seconds:.1f} s)"))
     if ended in (checks.WRONG, checks.ELSEWHERE):
         raise typer.Exit(1)
 
@@ -101,15 +101,15 @@ def check_once(build: Path, model: Any, precision: str, skip: bool) -> str:
     key = checks.receipt_key(build, precision)
     if (before := checks.known(key)) and before != checks.WRONG:
         return before
-    console, found = Console(stderr=True), list[checks.Checked]()
+    console, checked = Console(stderr=True), list[checks.Checked]()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"checking {build}", total=len(manifest["parts"]) + 1)
         for one in checks.check_parts(build, manifest, model, precision, placement=not machine.is_portable()):
-            found.append(one)
+            checked.append(one)
             progress.advance(bar)
-    checks.note_down(key, manifest, found)
-    ended = checks.verdict(found)
+    checks.note_down(key, manifest, checked)
+    ended = checks.verdict(checked)
     if ended == checks.WRONG:
-        raise ShardmillError(checks.told(build, found))
-    typer.echo(one_line(f"shardmill: {checks.told(build, found)}"), err=True)
+        raise ShardmillError(checks.told(build, checked))
+    typer.echo(one_line(f"shardmill: {checks.told(build, checked)}"), err=True)
     return ended

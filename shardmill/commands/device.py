@@ -110,9 +110,9 @@ def rank(
     from rich.console import Console
 
     called = _called(rows)
-    for system, own in groupby(rows, key=lambda row: (row["system"], row["source"])):
+    for system, group in groupby(rows, key=lambda row: (row["system"], row["source"])):
         typer.echo(one_line(f"{system[0]}: {system[1].partition('@')[0]}"))
-        Console().print(_table(own, called))
+        Console().print(_table(group, called))
 
 
 def _builds() -> list[Path]:
@@ -120,14 +120,14 @@ def _builds() -> list[Path]:
     from shardmill.errors import ShardmillError
     from shardmill.runtime.manifest import COMPLETE, read_manifest
 
-    found = []
+    builds = []
     for file in sorted(Path("build").glob("*/model.json")):
         try:
             read_manifest(file.parent, COMPLETE)
-            found.append(file.parent)
+            builds.append(file.parent)
         except ShardmillError as error:
             typer.echo(one_line(f"left out: {error}"), err=True)
-    return found
+    return builds
 
 
 def _called(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
@@ -145,8 +145,8 @@ def _table(rows: Iterable[dict[str, Any]], called: Mapping[str, str]) -> Table:
     for row in rows:
         form, rates = row["form"], row["tokens_per_second"]
         passes = [f"T={width}: {ms:.2f} ({rates[width]:.1f})" for width, ms in row["ms"].items()]
-        for slots, found in row["shorter"].items():
-            passes += [f"T={width} in {slots} slots: {ms:.2f}" for width, ms in found.items()]
+        for slots, times in row["shorter"].items():
+            passes += [f"T={width} in {slots} slots: {ms:.2f}" for width, ms in times.items()]
         table.add_row(
             str(row["place"] or "none"),
             _cell(called[row["build"]]),

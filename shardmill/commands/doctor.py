@@ -31,6 +31,7 @@ MEMORY = 8 << 30  # bytes; with less, the parallel jobs of a build may not fit
 DISK = 2 << 30  # bytes; ample for the demo's artifacts, too few for a larger model's artifacts
 GREEDY = "greedy"
 TRANSLATED = ("sysctl", "-n", "sysctl.proc_translated")  # 1 in a process that Rosetta runs
+ROSETTA = ("arch", "-x86_64", "/bin/echo", "started")  # runs only where Rosetta is installed
 SHOWN = ("coremltools", "torch", "transformers", "snakemake")  # others are shown only if they have a problem
 REINSTALL = "pip install -c constraints.txt -e ."
 
@@ -81,7 +82,7 @@ def examine() -> list[DoctorFinding]:
         scheduler(darwin, bool(shutil.which("cbc")), _schedulers()),
         memory(memory_bytes()),
         disk(shutil.disk_usage(".").free),
-        *(mac(_has_rosetta(), _said("pmset", "-g"), _said("pmset", "-g", "batt")) if darwin else ()),
+        *(mac(_said(*ROSETTA) == ROSETTA[-1], _said("pmset", "-g"), _said("pmset", "-g", "batt")) if darwin else ()),
         *hub(),
     ]
 
@@ -99,15 +100,15 @@ def system(name: str, macos: str, machine: str, translated: bool = False) -> Doc
 
     `machine` is the processor of this Python build, which Rosetta may run on another processor (`translated`).
     """
-    found = f"macOS {macos} {machine}" if name == "Darwin" else f"{name} {machine}"
+    host = f"macOS {macos} {machine}" if name == "Darwin" else f"{name} {machine}"
     if translated:
         meaning = "Rosetta runs this Python, which is Intel's: install one for arm64"
-        return DoctorFinding("system", found, "missing", meaning)
+        return DoctorFinding("system", host, "missing", meaning)
     if (name, machine) == ("Darwin", "arm64"):
-        return DoctorFinding("system", found, "ok", "Apple silicon")
+        return DoctorFinding("system", host, "ok", "Apple silicon")
     if (name, machine) == ("Linux", "x86_64"):
-        return DoctorFinding("system", found, "ok", "builds and gates; measures no Apple hardware")
-    return DoctorFinding("system", found, "missing", "use a Mac with Apple silicon, or Linux on x86_64")
+        return DoctorFinding("system", host, "ok", "builds and gates; measures no Apple hardware")
+    return DoctorFinding("system", host, "missing", "use a Mac with Apple silicon, or Linux on x86_64")
 
 
 def engine_finding(darwin: bool, native: bool, macos: str) -> list[DoctorFinding]:
@@ -170,14 +171,14 @@ def mac(rosetta: bool, power: str, source: str) -> list[DoctorFinding]:
         power: the output of `pmset -g`; "" if there is no output.
         source: the output of `pmset -g batt`.
     """
-    found = [DoctorFinding("Rosetta", "installed" if rosetta else "not installed", "ok", "not needed")]
+    rows = [DoctorFinding("Rosetta", "installed" if rosetta else "not installed", "ok", "not needed")]
     slow = ["Low Power Mode"] if re.search(r"^\s*(lowpowermode|powermode)\s+1\b", power, re.MULTILINE) else []
     slow += ["on battery"] if "'Battery Power'" in source else []
     if slow:
-        found.append(DoctorFinding("power", ", ".join(slow), "limited", "speeds are lower: plug it in, at full power"))
+        rows.append(DoctorFinding("power", ", ".join(slow), "limited", "speeds are lower: plug it in, at full power"))
     elif power and source:
-        found.append(DoctorFinding("power", "full", "ok", "plugged in, not in Low Power Mode"))
-    return found
+        rows.append(DoctorFinding("power", "full", "ok", "plugged in, not in Low Power Mode"))
+    return rows
 
 
 def packages(requirements: list[str]) -> list[DoctorFinding]:
@@ -246,24 +247,20 @@ def _reaches_core_ml() -> bool:
     return native_present() and subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _has_rosetta() -> bool:
-    return _said("arch", "-x86_64", "/bin/echo", "started") == "started"
-
-
 def _schedulers() -> dict[str, str]:
     """Return the scheduler in each profile, by its file: the profiles here and in $SNAKEMAKE_PROFILE."""
     from shardmill.config.problems import read_yaml
 
     named = os.environ.get("SNAKEMAKE_PROFILE", "").strip()
     files = [*sorted(Path("profiles").glob("[!.]*/config.yaml")), *([Path(named, "config.yaml")] if named else [])]
-    found = {}
+    schedulers = {}
     for file in (file for file in files if file.is_file()):
         try:
             content = read_yaml(file)
         except ConfigError:  # Snakemake reports this error itself
             continue
-        found[str(file)] = str(content.get("scheduler", "")) if isinstance(content, dict) else ""
-    return found
+        schedulers[str(file)] = str(content.get("scheduler", "")) if isinstance(content, dict) else ""
+    return schedulers
 
 
 def _compiler_path() -> str | None:

@@ -46,7 +46,7 @@ def train(
         raise ShardmillError(f"{build} holds an encoder, which writes no text: there is nothing to draft")
     if not (source / "config.json").is_file():
         raise ShardmillError(f"{build}: holds no checkpoint; train in the folder in which the model was built")
-    prompts, held = _divided(source, content, text)
+    prompts, held_out = _divided(source, content, text)
 
     with needing_lab():
         from shardmill_lab.draft.states import multiplies_bf16  # only now: torch takes long to import
@@ -60,13 +60,13 @@ def train(
     inputs, bf16 = {"source": plan["source"], "texts": digest(prompts)}, {"bf16": multiplies_bf16()}
     code = code_digest(("shardmill_lab.draft.train",))
     written = Action("draft texts", inputs, bf16, code, packages)
-    action = Action("draft", {**inputs, "held": digest(held)}, {"steps": steps, **bf16}, code, packages)
+    action = Action("draft", {**inputs, "held": digest(held_out)}, {"steps": steps, **bf16}, code, packages)
     folder, store = out or Path("drafters") / plan["model"], Store(build.resolve().parent / ".store")
     progress, texts = (store.root / TRAINING / each.key for each in (action, written))
     run = Run(progress, texts, steps, lambda line: typer.echo(line, err=True))
 
     def work(made: Mapping[str, Path]) -> None:
-        train_head(source, plan, prompts, held, run, made["head"])
+        train_head(source, plan, prompts, held_out, run, made["head"])
 
     store.perform(action, {"head": folder}, folder.with_name(f"{folder.name}.receipt.json"), work)
     shutil.rmtree(progress, ignore_errors=True)
@@ -82,13 +82,13 @@ def _divided(source: Path, content: str, text: Path) -> tuple[list[list[int]], l
         from shardmill_lab.draft.windows import WINDOW, windows_of
 
     if text.suffix == ".jsonl":
-        found, most = encoded_prompts(source, text, WINDOW // 2), WINDOW
+        texts, most = encoded_prompts(source, text, WINDOW // 2), WINDOW
     else:
-        found, most = windows_of(read_tokenizer(source / "tokenizer.json").encode(content).ids), PROMPT
-    if len(found) < HELD:
-        raise ShardmillError(f"{text}: gives {len(found)} texts of up to {WINDOW} tokens; give at least {HELD}")
-    held = len(found) // HELD
-    return found[:-held], [one[:most] for one in found[-held:][:TEXTS]]
+        texts, most = windows_of(read_tokenizer(source / "tokenizer.json").encode(content).ids), PROMPT
+    if len(texts) < HELD:
+        raise ShardmillError(f"{text}: gives {len(texts)} texts of up to {WINDOW} tokens; give at least {HELD}")
+    count = len(texts) // HELD
+    return texts[:-count], [one[:most] for one in texts[-count:][:TEXTS]]
 
 
 def encoded_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
@@ -100,7 +100,7 @@ def encoded_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
 
     from shardmill.templates.render import rendered
 
-    tokenizer, found = AutoTokenizer.from_pretrained(source, trust_remote_code=False), list[list[int]]()
+    tokenizer, prompts = AutoTokenizer.from_pretrained(source, trust_remote_code=False), list[list[int]]()
     lines = read_prompt_file(file).removesuffix("\n").split("\n")  # a string in JSON may hold other ends of lines
     for number, line in enumerate(lines, 1):
         try:
@@ -112,15 +112,15 @@ def encoded_prompts(source: Path, file: Path, most: int) -> list[list[int]]:
         fine, said = rendered(tokenizer, [{"role": "user", "content": prompt}], None)
         if not fine:
             raise ShardmillError(f"{file}, line {number}: the chat template refuses it: {said}")
-        found.append(tokenizer.encode(said, add_special_tokens=False))
-    return [one for one in found if len(one) <= most]
+        prompts.append(tokenizer.encode(said, add_special_tokens=False))
+    return [one for one in prompts if len(one) <= most]
 
 
 def _tell(folder: Path) -> None:
     """Print what a head reached on the held-out text, and what to do with it."""
     from shardmill_lab.draft.train import REPORT
 
-    found = read_json(folder / REPORT)["held_out"]
-    passes = ", ".join(f"{value:.2f} at {cap} drafts" for cap, value in found["tokens_per_pass"].items())
-    typer.echo(f"tokens per pass in {found['tokens']} tokens of the model's own: {passes}")
+    reached = read_json(folder / REPORT)["held_out"]
+    passes = ", ".join(f"{value:.2f} at {cap} drafts" for cap, value in reached["tokens_per_pass"].items())
+    typer.echo(f"tokens per pass in {reached['tokens']} tokens of the model's own: {passes}")
     typer.echo(f"{folder}: name it in the config, `drafter: {json.dumps({'path': str(folder)})}`, and build again")

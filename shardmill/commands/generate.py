@@ -233,8 +233,8 @@ def label(
         for line, classified in zip(before, reading.classify(reader, texts), strict=True):
             _show_labels(reader, classified.labels, line, as_json)
         return
-    for line, one, found in zip(before, texts, reading.label_all(reader, texts), strict=True):
-        _show_spans(reader, one, found, line, redact, as_json)
+    for line, one, labelled in zip(before, texts, reading.label_all(reader, texts), strict=True):
+        _show_spans(reader, one, labelled, line, redact, as_json)
 
 
 def _show_labels(reader: Reader, shares: dict[str, float], line: str, as_json: bool) -> None:
@@ -247,23 +247,23 @@ def _show_labels(reader: Reader, shares: dict[str, float], line: str, as_json: b
         typer.echo(f"{line}{share:.4f}\t{name}")
 
 
-def _show_spans(reader: Reader, text: str, found: Labelled, line: str, redact: bool, as_json: bool) -> None:
+def _show_spans(reader: Reader, text: str, labelled: Labelled, line: str, redact: bool, as_json: bool) -> None:
     """Print spans, each after `line`, or the text without the spans."""
     from shardmill.runtime.label import as_object, redacted
 
     if as_json:
-        content = as_object(text, found) | {"engine": machine.engine_name()} | marked(reader.encoder.manifest)
-        typer.echo(json.dumps(content | ({"redacted": redacted(text, found.spans)} if redact else {})))
+        content = as_object(text, labelled) | {"engine": machine.engine_name()} | marked(reader.encoder.manifest)
+        typer.echo(json.dumps(content | ({"redacted": redacted(text, labelled.spans)} if redact else {})))
         return
     if redact:
-        typer.echo(redacted(text, found.spans), nl=not text.endswith("\n"))
+        typer.echo(redacted(text, labelled.spans), nl=not text.endswith("\n"))
     else:
-        for span in found.spans:
+        for span in labelled.spans:
             place = f"{line}{span.start}\t{span.end}\t{span.type}\t{span.score:.4f}"
             typer.echo(f"{place}\t{text[span.start : span.end]!r}")
-    if not found.exact:
+    if not labelled.exact:
         typer.echo(
-            f"{found.tokens} tokens in {found.windows} windows of {reader.encoder.longest}: approximate, for a token "
-            "may depend on more of the text than a window holds",
+            f"{labelled.tokens} tokens in {labelled.windows} windows of {reader.encoder.longest}: approximate, for a "
+            "token may depend on more of the text than a window holds",
             err=True,
         )

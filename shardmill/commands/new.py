@@ -37,8 +37,8 @@ def new(
     from shardmill.pipeline.resolve import parsed
 
     with Console(stderr=True).status(f"looking at {source}"):
-        found, locked, folder, names = _looked_at(source)
-        content = _content(source, found, folder, names, context)
+        origin, locked, folder, names = _looked_at(source)
+        content = _content(source, origin, folder, names, context)
         file = (CONFIGS if CONFIGS.is_dir() else Path()) / f"{content['model']}.yaml"
         if file.exists():
             raise ConfigError(f"{file}: is there already; remove it, or build it")
@@ -78,7 +78,7 @@ def _looked_at(source: str) -> tuple[dict[str, Any], Locked | None, Path, Collec
         if not folder.is_dir():
             raise ConfigError(f"{source}: no such folder; a repository on the hub is hf:OWNER/NAME")
         names: Collection[str] = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        found: dict[str, Any] = {"path": source}
+        origin: dict[str, Any] = {"path": source}
     else:
         from shardmill.checkpoint.hub import HubAccess, download_config
 
@@ -86,16 +86,16 @@ def _looked_at(source: str) -> tuple[dict[str, Any], Locked | None, Path, Collec
         entry = resolved(repo, revision or MAIN)
         folder = download_config(repo, entry.commit, HubAccess(), entry.files, INDEXES).parent
         names, where = {name for name, _, _ in entry.files}, f"{repo}@{entry.commit[:7]}"
-        found = {"repo": repo} | ({"revision": revision} if revision else {})
+        origin = {"repo": repo} | ({"revision": revision} if revision else {})
         locked = None if is_commit(revision) else entry
     weight_files(folder, names, where)
     if "tokenizer.json" not in names:
         raise CheckpointError(f"{where}: holds no tokenizer.json; save one there with transformers' save_pretrained")
-    return found, locked, folder, names
+    return origin, locked, folder, names
 
 
 def _content(
-    source: str, found: dict[str, Any], folder: Path, names: Collection[str], context: int | None
+    source: str, origin: dict[str, Any], folder: Path, names: Collection[str], context: int | None
 ) -> dict[str, Any]:
     """Return a config for a checkpoint. Raises ConfigError for a family that can't be built."""
     from shardmill.files import load_json
@@ -110,7 +110,7 @@ def _content(
     if wrong:
         raise ConfigError(f"{source}: {wrong}")
     kinds = [kind for kind in (DECODER, ENCODER) if settings["model_type"] in supported(kind)]
-    base = {"model": _name(str(found.get("repo") or folder.resolve().name)), "source": found}
+    base = {"model": _name(str(origin.get("repo") or folder.resolve().name)), "source": origin}
     if kinds == [ENCODER] or (ENCODER in kinds and OF_SENTENCES in names):
         if context:
             raise ConfigError(f"{source}: an encoder has no context; leave --context out, and edit `buckets` later")

@@ -42,136 +42,136 @@ def plan(
         with Console(stderr=True).status(f"reading {config}"):
             from shardmill.pipeline.preview import preview
 
-            found = preview(chosen)
+            planned = preview(chosen)
     except ShardmillError as error:
         raise ConfigError(f"{config}: {error}") from error
     if as_json:
-        typer.echo(json.dumps(asdict(found)))
+        typer.echo(json.dumps(asdict(planned)))
     else:
-        show_plan(found)
-    if found.refused:
-        raise ConfigError(f"{config}: {'; '.join(found.refused)}")
-    if found.costs and found.costs.refused:
-        raise ConfigError("; ".join(found.costs.refused))
+        show_plan(planned)
+    if planned.refused:
+        raise ConfigError(f"{config}: {'; '.join(planned.refused)}")
+    if planned.costs and planned.costs.refused:
+        raise ConfigError("; ".join(planned.costs.refused))
 
 
-def show_plan(found: Preview) -> None:
+def show_plan(plan: Preview) -> None:
     """Print a plan for a person."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
-    for renderable in _render_plan(found):
+    for renderable in _render_plan(plan):
         console.print(renderable, soft_wrap=isinstance(renderable, str))
 
 
-def _render_plan(found: Preview) -> Iterator[str | Table]:
+def _render_plan(plan: Preview) -> Iterator[str | Table]:
     """Yield the lines of the output, in order."""
     from shardmill.pipeline import costs
 
-    yield f"{found.model}: {found.model_type}, {found.source}, weights in {found.weights}"
-    if found.long_factors:
-        yield f"context {found.context}: over the original length: LongRoPE's long factors for short texts too"
-    if found.buckets:
-        yield f"task: {found.task}"
-        yield f"buckets: {list(found.buckets)}"
-    yield f"topology: {[list(part) for part in found.topology]}"
-    if not found.buckets:
-        if found.passes:
-            yield f"experts: {found.expert_groups or 'dense'}"
-        yield f"head.slices: {found.head_slices}"
-    yield f"systems: {found.systems}"
-    yield _programs(found)
-    yield from (f"warning: {line}" for line in found.warnings)
-    most = "at most " if found.weights == SEARCH else ""  # the search may choose forms with fewer bits
-    yield f"weights: {most}{found.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(found)}"
-    yield f"host: embedding table of {size(found.table_bytes)}"
-    if found.rows_bytes:
-        read = f"mapped into memory; a token reads {size(found.row_bytes)} of the table"
-        yield f"host: table of {size(found.rows_bytes)} with rows for each token and layer, {read}"
-    if found.buckets:
-        through = f"the {count} programs of " if (count := len(found.topology)) > 1 else ""
+    yield f"{plan.model}: {plan.model_type}, {plan.source}, weights in {plan.weights}"
+    if plan.long_factors:
+        yield f"context {plan.context}: over the original length: LongRoPE's long factors for short texts too"
+    if plan.buckets:
+        yield f"task: {plan.task}"
+        yield f"buckets: {list(plan.buckets)}"
+    yield f"topology: {[list(part) for part in plan.topology]}"
+    if not plan.buckets:
+        if plan.passes:
+            yield f"experts: {plan.expert_groups or 'dense'}"
+        yield f"head.slices: {plan.head_slices}"
+    yield f"systems: {plan.systems}"
+    yield _programs(plan)
+    yield from (f"warning: {line}" for line in plan.warnings)
+    most = "at most " if plan.weights == SEARCH else ""  # the search may choose forms with fewer bits
+    yield f"weights: {most}{plan.bits_per_weight:.2f} bits each, with scales, tables and padding; {_by_bytes(plan)}"
+    yield f"host: embedding table of {size(plan.table_bytes)}"
+    if plan.rows_bytes:
+        read = f"mapped into memory; a token reads {size(plan.row_bytes)} of the table"
+        yield f"host: table of {size(plan.rows_bytes)} with rows for each token and layer, {read}"
+    if plan.buckets:
+        through = f"the {count} programs of " if (count := len(plan.topology)) > 1 else ""
         bucket = f"{through}the smallest bucket that takes it"
-        yield f"a pass: one text through {bucket}, reading {size(found.bytes_per_token)}"
-        if found.windows:
-            yield f"a longer text: {found.windows} windows of {max(found.buckets)} tokens"
+        yield f"a pass: one text through {bucket}, reading {size(plan.bytes_per_token)}"
+        if plan.windows:
+            yield f"a longer text: {plan.windows} windows of {max(plan.buckets)} tokens"
         yield "weights: all buckets have the same weight files, which are stored once"
     else:
-        yield _pass(found)
-        if found.passes:
-            yield _by_form(found)
+        yield _pass(plan)
+        if plan.passes:
+            yield _by_form(plan)
             yield UNIFORM
-        if found.lengths:
-            yield _by_length(found)
-    yield f"tensors: {TENSORS[found.tensors]}"
-    if found.costs:
-        yield from costs.lines(found.costs)
-        yield from (f"warning: {line}" for line in found.costs.warnings)
+        if plan.lengths:
+            yield _by_length(plan)
+    yield f"tensors: {TENSORS[plan.tensors]}"
+    if plan.costs:
+        yield from costs.lines(plan.costs)
+        yield from (f"warning: {line}" for line in plan.costs.warnings)
 
 
-def _by_bytes(found: Preview) -> str:
+def _by_bytes(plan: Preview) -> str:
     """Return the bytes that a pass reads in each form, the largest first."""
-    ordered = sorted(found.bytes_by_form.items(), key=lambda pair: -pair[1])
+    ordered = sorted(plan.bytes_by_form.items(), key=lambda pair: -pair[1])
     return ", ".join(f"{size(count)} in {name}" for name, count in ordered)
 
 
 UNIFORM = "where experts are routed, that is expected of tokens that take any set of experts as likely as any other"
 
 
-def _by_form(found: Preview) -> Table:
+def _by_form(plan: Preview) -> Table:
     """Return the costs of passes with all experts in the layers' programs, and with groups of experts."""
     figures = ("tokens of a pass", "dispatches", "reads")
     table = make_table("experts", *figures, right=figures)
-    for p in found.passes:
+    for p in plan.passes:
         form = f"routed, {p.groups} groups a layer" if p.groups else p.experts
         table.add_row(form, str(p.tokens), f"{p.dispatches:.4g}", size(p.bytes))
     return table
 
 
-def _by_length(found: Preview) -> Table:
+def _by_length(plan: Preview) -> Table:
     """Return the costs of a token in each context."""
     columns = ("context", "keys and values", "a token reads", "operations")
     table = make_table(*columns, right=columns)
-    for one in found.lengths:
+    for one in plan.lengths:
         table.add_row(str(one.slots), size(one.kept), size(one.bytes), f"{one.operations:.3g}")
     return table
 
 
-def _pass(found: Preview) -> str:
+def _pass(plan: Preview) -> str:
     """Return the costs of a decoder's pass."""
-    most = "at most " if found.expert_groups else ""
-    decoding = f" (decoding: to {found.verify})" if found.verify < found.tokens_max else ""
-    counts = f"1 to {found.tokens_max}"
-    if found.shapes != RANGE:
-        counts = " or ".join(map(str, found.widths)) + (" (a function each)" if found.shapes == FIXED else "")
-    hint = f"; loaded with reshapeFrequency {found.reshape_frequency}" if found.reshape_frequency else ""
-    chain = [p for p in found.programs if p.name not in APART]
+    most = "at most " if plan.expert_groups else ""
+    decoding = f" (decoding: to {plan.verify})" if plan.verify < plan.tokens_max else ""
+    counts = f"1 to {plan.tokens_max}"
+    if plan.shapes != RANGE:
+        counts = " or ".join(map(str, plan.widths)) + (" (a function each)" if plan.shapes == FIXED else "")
+    hint = f"; loaded with reshapeFrequency {plan.reshape_frequency}" if plan.reshape_frequency else ""
+    chain = [p for p in plan.programs if p.name not in APART]
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(chain)} dispatches; "
-        f"a pass of one token reads {'at most ' if found.weights == SEARCH else ''}{size(found.bytes_per_token)}{hint}"
-        f"{draft_costs(found)}{_adapter(found)}"
+        f"a pass of one token reads {'at most ' if plan.weights == SEARCH else ''}{size(plan.bytes_per_token)}{hint}"
+        f"{draft_costs(plan)}{_adapter(plan)}"
     )
 
 
-def _adapter(found: Preview) -> str:
+def _adapter(plan: Preview) -> str:
     """Return the costs of inputs for adapters, and the placement rules' verdict; empty without adapters."""
-    if not found.adapters:
+    if not plan.adapters:
         return ""
     return (
-        f"\nadapters to rank {found.adapters}: inputs of {size(found.adapter_bytes)}, which a pass reads besides, and "
-        f"{found.adapter_operations:.3g} operations a token, with an adapter or without;\n{found.adapter_verdict}"
+        f"\nadapters to rank {plan.adapters}: inputs of {size(plan.adapter_bytes)}, which a pass reads besides, and "
+        f"{plan.adapter_operations:.3g} operations a token, with an adapter or without;\n{plan.adapter_verdict}"
     )
 
 
-def draft_costs(found: Preview) -> str:
+def draft_costs(plan: Preview) -> str:
     """Return the costs of a draft by the build's own drafter, in a line; empty without one."""
-    own = [p for p in found.programs if p.name in DRAFT_PARTS]
-    if not own:
+    programs = [p for p in plan.programs if p.name in DRAFT_PARTS]
+    if not programs:
         return ""
-    each = own if PART_KINDS[own[0].kind].joins else own[1:]
+    each = programs if PART_KINDS[programs[0].kind].joins else programs[1:]
     read = size(sum(p.weight_bytes + p.state_bytes + p.lent_bytes for p in each))
-    lent = ", the model's caches included" if any(p.lent_bytes for p in own) else ""
-    if each == own:
-        return f"\na draft: {len(own)} dispatches for each token, which read {read}{lent}"
+    lent = ", the model's caches included" if any(p.lent_bytes for p in programs) else ""
+    if each == programs:
+        return f"\na draft: {len(programs)} dispatches for each token, which read {read}{lent}"
     return f"\na draft: a dispatch after each pass, and {len(each)} for each token, which read {read}"
 
 
@@ -183,17 +183,17 @@ TENSORS = {
 }
 
 
-def _programs(found: Preview) -> Table:
-    figures = ("weights", "of the limit", f"states at {found.context}")
+def _programs(plan: Preview) -> Table:
+    figures = ("weights", "of the limit", f"states at {plan.context}")
     table = make_table("program", "holds", *figures, PLACED, right=figures, fold=("holds", PLACED))
     table.columns[0].no_wrap = True  # a program's name is what other commands take
-    for p in found.programs:
+    for p in plan.programs:
         layers = ", ".join(f"{count} {name}" for name, count in p.layers.items())
         holds = layers or f"{p.end - p.start} {PART_KINDS[p.kind].holds}"
-        share = f"{p.weight_bytes / found.weight_file_limit:.1%}"
+        share = f"{p.weight_bytes / plan.weight_file_limit:.1%}"
         table.add_row(p.name, holds, size(p.weight_bytes), share, _states(p.state_bytes), p.runs_on)
     table.add_section()
-    table.add_row("all", "", size(found.weight_bytes), "", _states(found.state_bytes), "")
+    table.add_row("all", "", size(plan.weight_bytes), "", _states(plan.state_bytes), "")
     return table
 
 
@@ -249,9 +249,9 @@ def gc(
     if not (builds / ".store").is_dir():
         raise ShardmillError(f"{builds}: there is no store here (.store); name the folder that holds the builds")
     hold_lock(str(builds))
-    found = gc.collect(builds, dry_run)
+    removed = gc.collect(builds, dry_run)
     verb = "would remove" if dry_run else "removed"
-    typer.echo(f"{verb} {found.entries} entries, {found.bytes / 1e6:.1f} MB")
+    typer.echo(f"{verb} {removed.entries} entries, {removed.bytes / 1e6:.1f} MB")
 
 
 def init(
@@ -280,13 +280,13 @@ def families(as_json: Annotated[bool, typer.Option("--json", help="Print one JSO
     from rich.console import Console
     from rich.table import Column, Table
 
-    found, unknown = list_families(Path("configs"))
+    listed, unknown = list_families(Path("configs"))
     if as_json:
-        typer.echo(json.dumps({"families": [asdict(family) for family in found], "unknown": unknown}))
+        typer.echo(json.dumps({"families": [asdict(family) for family in listed], "unknown": unknown}))
         return
     folded = [Column(name, overflow="fold") for name in ("covers", "configs")]
     table = Table(Column("model_type", no_wrap=True), "builds as", *folded, box=box.SIMPLE)
-    for family in found:
+    for family in listed:
         table.add_row(family.model_type, family.kind, family.covers, "\n".join(family.configs))
     console = Console(markup=False, highlight=False)
     console.print(table)
@@ -299,12 +299,12 @@ def list_families(folder: Path) -> tuple[list[Family], list[str]]:
     from shardmill.models import FOLDERS, supported
 
     types = {str(file): _model_type(file) for file in sorted(folder.glob("*.yaml"))}
-    found = [
+    families = [
         Family(name, kind, covers(name, kind), tuple(file for file, used in types.items() if used == name))
         for kind in FOLDERS
         for name in supported(kind)
     ]
-    return found, [file for file, used in types.items() if not used]
+    return families, [file for file, used in types.items() if not used]
 
 
 def covers(name: str, kind: str) -> str:

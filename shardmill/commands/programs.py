@@ -183,8 +183,8 @@ def _of_a_device(predicted: Path, result: Path) -> list[dict[str, Any]]:
     from shardmill.runtime.manifest import COMPLETE, read_manifest
 
     part = str(load_json(predicted).get("part", predicted.stem))
-    found, _ = read_evidence([result], read_manifest(predicted.parent.parent, COMPLETE))
-    rows = [row for evidence in found if evidence.is_measured for row in evidence.residency(part)]
+    all_evidence, _ = read_evidence([result], read_manifest(predicted.parent.parent, COMPLETE))
+    rows = [row for evidence in all_evidence if evidence.is_measured for row in evidence.residency(part)]
     if not rows:
         raise ShardmillError(f"{result} holds no measured residency of {part} of {predicted.parent.parent}")
     return rows

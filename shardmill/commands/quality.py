@@ -107,7 +107,7 @@ def _rounded(build: Path) -> Table:
     if gone := [path for path in (source / "config.json", *needed) if not path.exists()]:
         raise ShardmillError(f"{gone[0]}: is not there (yet); build it first, whether its gate passes or not")
     chosen = read_recipe(read_json(build / "precision.json"), "precision.json")
-    kept: dict[str, tuple[float, str]] = {}  # for a matrix in several programs, the program that lost most
+    losses: dict[str, tuple[float, str]] = {}  # for a matrix in several programs, the program that lost most
     for row in content["parts"]:
         part = load_part(build / f"parts/{row['name']}.json")
         if part.kind != HOST_TABLE:
@@ -115,10 +115,10 @@ def _rounded(build: Path) -> Table:
             forms = part.forms(chosen)
             for path, db in kept_db(stored, source).items():
                 name = part.in_model(path)
-                kept[name] = min(kept.get(name, (math.inf, "")), (db, forms[path]))
+                losses[name] = min(losses.get(name, (math.inf, "")), (db, forms[path]))
     columns = ("matrix", "form", "dB")
     table = make_table(*columns, right=("dB",), fold=columns)
-    for path, (db, form) in sorted(kept.items(), key=lambda item: item[1][0])[:WORST]:
+    for path, (db, form) in sorted(losses.items(), key=lambda item: item[1][0])[:WORST]:
         table.add_row(path, form, f"{db:.1f}")
     return table
 
@@ -244,8 +244,8 @@ def _verdict(
         raise ShardmillError(f"{gone[0]}: is not there; the witness needs a build folder as the pipeline made it")
     start = time.monotonic()
     stored = PackageWeights(package, part, plan["prefix"])
-    found = witness_measurements(part, bundle, plan, load_file(states), source, stored)
-    verdict = witness_verdict(part.name, engine, runtime, found)
+    measured = witness_measurements(part, bundle, plan, load_file(states), source, stored)
+    verdict = witness_verdict(part.name, engine, runtime, measured)
     return verdict | {"cost": {"seconds": round(time.monotonic() - start, 1), "peak_mb": round(peak_mb())}}
 
 

@@ -55,10 +55,10 @@ def verify(
         typer.echo(f"{one_line(name)}: {one_line(what)}", err=True)
     if len(proof.wrong) > SHOWN:
         typer.echo(f"... and {len(proof.wrong) - SHOWN} more", err=True)
-    found = proof.audit
+    audit = proof.audit
     typer.echo(
-        f"{found.checked} files checked, {len(proof.wrong)} wrong; "
-        f"{found.unchecked} logs and marks of Snakemake, macOS, git and the hub not checked"
+        f"{audit.checked} files checked, {len(proof.wrong)} wrong; "
+        f"{audit.unchecked} logs and marks of Snakemake, macOS, git and the hub not checked"
     )
     typer.echo(f"{ATTESTATION}: sha256 {hash_file(build / ATTESTATION)}")
     _tell(proof)
@@ -211,28 +211,28 @@ def diff(
     """
     from shardmill.release.compare import compare_builds, reasons
 
-    found, why = compare_builds(before, after), reasons(before, after)
+    differences, why = compare_builds(before, after), reasons(before, after)
     if as_json:
-        content = {"differences": [asdict(each) for each in found], "reasons": why}
+        content = {"differences": [asdict(each) for each in differences], "reasons": why}
         typer.echo(json.dumps(content))
         return
     for kind, words in WORDS.items():
-        _print_differences(words, [each for each in found if each.kind == kind], everything)
+        _print_differences(words, [each for each in differences if each.kind == kind], everything)
     if why:
         typer.echo("why:")
     for line in why if everything else why[:DIFFERENCES]:
         typer.echo(f"  {one_line(line)}")
-    typer.echo(f"{len(found)} differences" if found else "no difference")
+    typer.echo(f"{len(differences)} differences" if differences else "no difference")
 
 
-def _print_differences(words: str, found: list[Difference], everything: bool) -> None:
+def _print_differences(words: str, differences: list[Difference], everything: bool) -> None:
     """Print one kind of difference, in a few lines."""
-    if found:
+    if differences:
         typer.echo(f"{words}:")
-    for each in found if everything else found[:DIFFERENCES]:
+    for each in differences if everything else differences[:DIFFERENCES]:
         typer.echo(f"  {one_line(each.name)}: {_shown(each.before)} -> {_shown(each.after)}")
-    if len(found) > DIFFERENCES and not everything:
-        typer.echo(f"  ... and {len(found) - DIFFERENCES} more (--all shows them)")
+    if len(differences) > DIFFERENCES and not everything:
+        typer.echo(f"  ... and {len(differences) - DIFFERENCES} more (--all shows them)")
 
 
 def _shown(value: Any) -> str:

@@ -30,6 +30,7 @@ from shardmill.commands.check import NoCheck, check_once
 from shardmill.errors import ShardmillError
 from shardmill.files import read_text
 from shardmill.runtime.manifest import ENCODER, RUNTIME, holds_encoder, open_gates, read_manifest
+from shardmill.serve.listening import UNIX, host_of, is_loopback, listening
 
 if TYPE_CHECKING:
     from drafted_decoding import ContextPolicy
@@ -63,6 +64,10 @@ AllowedOrigins = Annotated[
         metavar="URL",
         help="Origin of web pages that may ask from a browser, such as http://localhost:3000; repeat it for several.",
     ),
+]
+SocketFile = Annotated[
+    Path | None,
+    typer.Option("--socket", help="Listen on this file, a socket of this user's alone, in place of an address."),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 ApiKey = Annotated[
@@ -108,6 +113,7 @@ def serve(
     build: Build,
     host: Host = "127.0.0.1",
     port: Port = 8000,
+    socket_file: SocketFile = None,
     allowed_hosts: AllowedHosts = None,
     allowed_origins: AllowedOrigins = None,
     api_key: ApiKey = None,
@@ -131,13 +137,15 @@ def serve(
     ungated: Ungated = False,
 ) -> None:
     """Serve a built model to clients of OpenAI's API."""
+    build = opened(build, ungated, context)
+    listener = context.with_resource(listening(host, port, socket_file))
+    host = host_of(listener, host)
+
     from drafted_decoding.drafters import TRAINED
 
-    from shardmill.serve.http import is_loopback
     from shardmill.serve.model import Limits, Settings
     from shardmill.serve.server import serve as run_server
 
-    build = opened(build, ungated, context)
     if holds_encoder(build):
         check_encoder(build, context)
     private, allowed = is_loopback(host), tuple(allowed_hosts or ())
@@ -172,17 +180,18 @@ def serve(
             grace_seconds=grace_seconds,
         ),
     )
-    if settings.api_key is None and (allowed or not private):
+    if settings.api_key is None and (allowed or not private) and not host.startswith(UNIX):
         reached = ", ".join(allowed) or host
         typer.echo(f"shardmill: anyone who reaches {reached} may use this server: set SHARDMILL_API_KEY", err=True)
     warming = programs(build, draft_build) if warm else None
 
     def announce(greeting: str) -> None:
-        address = greeting.rpartition(" ")[2].removesuffix("v1")
-        typer.echo(f"{greeting}\nthe page to try it in a browser: {address}")
+        typer.echo(greeting)
+        if not host.startswith(UNIX):
+            typer.echo(f"the page to try it in a browser: {greeting.rpartition(' ')[2].removesuffix('v1')}")
 
     load = loading(build, draft_build, precision, context_policy, chat_template, no_check)
-    run_server(load, settings, announce, warming)
+    run_server(load, settings, listener, announce, warming)
 
 
 def loading(
@@ -219,8 +228,8 @@ def check_encoder(build: Path, context: typer.Context) -> None:
     for name in GENERATING:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            given = f"--{name.replace('_', '-')}"
-            raise ShardmillError(f"{given}: {build} is an encoder's, which generates no text; leave the option out")
+            option = f"--{name.replace('_', '-')}"
+            raise ShardmillError(f"{option}: {build} is an encoder's, which generates no text; leave the option out")
 
 
 def _checked_origins(origins: Sequence[str]) -> tuple[str, ...]:

@@ -18,7 +18,8 @@ from shardmill.models.interface import DRAFT_PARTS, LABELS, RANGE, EntryPoints
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
-Drafter = Literal["none", "ngram", "suffix", "learned"]  # drafters of drafted_decoding that need no second build
+# Drafters of drafted_decoding that need no second build.
+Drafter = Literal["none", "ngram", "suffix", "learned"]
 DRAFTERS: tuple[Drafter, ...] = get_args(Drafter)
 Index = Annotated[StrictInt, Field(ge=0)]
 Positive = Annotated[StrictInt, Field(ge=1)]
@@ -447,12 +448,12 @@ class Config:
             parts = () if self.topology == "auto" else self.topology  # auto: of older builds, which had one program
             cuts = [f"_{start:02d}_{end:02d}" for start, end in parts] if len(parts) > 1 else [""]
             return tuple(f"encoder_{size}{cut}" for size in self.sizes for cut in cuts)
-        found: list[str] = []
+        names: list[str] = []
         for start, end in self.ranges:
-            found.append(f"layers_{start:02d}_{end:02d}")
-            found += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
+            names.append(f"layers_{start:02d}_{end:02d}")
+            names += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
         labels, drafts = (LABELS,) if self.program.labels else (), DRAFT_PARTS if self.drafter else ()
-        return (*found, *(f"head_{j}" for j in range(self.slices)), *labels, *drafts)
+        return (*names, *(f"head_{j}" for j in range(self.slices)), *labels, *drafts)
 
     @property
     def systems(self) -> tuple[str, ...]:

@@ -61,8 +61,8 @@ SYNTHETIC = "-synthetic"  # how a model with another's shapes and random weights
 def _how_to_make(config: Config, root: Path) -> str:
     """Return the command that makes the folder of a model with random weights; empty if there is none to make."""
     like = Path("configs") / f"{config.model.removesuffix(SYNTHETIC)}.yaml"
-    there = (root / str(config.source.path)).exists() or not (root / like).exists()
-    if not config.model.endswith(SYNTHETIC) or there:
+    needless = (root / str(config.source.path)).exists() or not (root / like).exists()
+    if not config.model.endswith(SYNTHETIC) or needless:
         return ""
     return f"; make it: shardmill synth-checkpoint --like {like} {config.source.path}"
 
@@ -103,12 +103,12 @@ def _drafter_problems(config: Config) -> list[str]:
         return ["head.draft_vocab_size: for `drafter: mtp` only; a checkpoint of a drafter says which tokens it drafts"]
     if config.drafter is None:
         return []
-    found = [problem.replace("source", "drafter", 1) for one in config.sources[1:] for problem in _source_problems(one)]
+    wrong = [problem.replace("source", "drafter", 1) for one in config.sources[1:] for problem in _source_problems(one)]
     if config.convert.calibration:
-        found.append("convert.calibration: measures the model's own chain only; leave it out, or leave out `drafter`")
+        wrong.append("convert.calibration: measures the model's own chain only; leave it out, or leave out `drafter`")
     if config.witness:
-        found.append("witness: computes the model's own parts only; leave it out, or leave out `drafter`")
-    return found
+        wrong.append("witness: computes the model's own parts only; leave it out, or leave out `drafter`")
+    return wrong
 
 
 def _kind_problems(config: Config) -> list[str]:
@@ -154,16 +154,16 @@ def _topology_problems(config: Config) -> list[str]:
 
 def _recipe_problems(config: Config, root: Path) -> list[str]:
     """Return the problem of a recipe that does not exist, is not valid, or does not fit the config."""
-    precision, own = config.convert.precision, (root / "build" / config.model).resolve()
-    if precision not in RULES and (root / precision).resolve().is_relative_to(own):
+    precision, folder = config.convert.precision, (root / "build" / config.model).resolve()
+    if precision not in RULES and (root / precision).resolve().is_relative_to(folder):
         return [f"convert.precision: {precision} is made by this build; copy it to another place"]
     try:
-        found = recipe(precision if precision in RULES else str(root / precision))
+        chosen = recipe(precision if precision in RULES else str(root / precision))
     except ConfigError as error:
         return [str(error)]
-    if config.convert.calibration and precision != SEARCH and INT4 not in (found.default, *found.matrices.values()):
+    if config.convert.calibration and precision != SEARCH and INT4 not in (chosen.default, *chosen.matrices.values()):
         return [f"convert.calibration: chooses codes of int4, a form that {precision} gives no matrix; leave it out"]
-    if config.program.labels and form(head := found.form("lm_head.weight")).kind == "palette":
+    if config.program.labels and form(head := chosen.form("lm_head.weight")).kind == "palette":
         return [f"program.labels: rows of the LM head share tables in {head}; give lm_head.weight another form"]
     return []
 
@@ -172,7 +172,7 @@ def _search_problems(config: Config) -> list[str]:
     """Return the settings that a search lacks, or settings of a search that are given without a search."""
     convert = config.convert
     budget = convert.budget or Budget()
-    given = [x for x in (budget.perplexity, budget.bytes_per_token, budget.bits_per_weight) if x is not None]
+    budgets = [x for x in (budget.perplexity, budget.bytes_per_token, budget.bits_per_weight) if x is not None]
     if convert.calibration and config.kind != DECODER:
         return ["convert.calibration: is for decoders"]
     if convert.precision != SEARCH:
@@ -180,7 +180,7 @@ def _search_problems(config: Config) -> list[str]:
         return [f"convert.{key}: is for precision: search" for key, is_given in strange.items() if is_given]
     if convert.calibration is None:
         return ["convert.calibration: missing; the search measures on its text what each form costs"]
-    if len(given) != 1:
+    if len(budgets) != 1:
         return ["convert.budget: give one of perplexity, bytes_per_token, bits_per_weight"]
     unknown = [name for name in convert.search.forms if not is_form(name)]
     if unknown:
@@ -265,17 +265,17 @@ def _labels_problems(config: Config) -> list[str]:
 
 def _contexts_problems(config: Config) -> list[str]:
     """Return shorter contexts that there can't be."""
-    given = config.program.contexts
-    if not given or config.context is None:
+    contexts = config.program.contexts
+    if not contexts or config.context is None:
         return []
     if config.program.shapes != FIXED:
         return ["program.contexts: need a function for each length; add `shapes: fixed`"]
-    if list(given) != sorted(set(given)):
-        return [f"program.contexts: {list(given)} do not ascend"]
-    if given[-1] >= config.context:
-        return [f"program.contexts: {given[-1]} is not shorter than the context of {config.context}"]
-    if given[0] < config.tokens.max:
-        return [f"program.contexts: {given[0]} slots do not hold a pass of tokens.max, {config.tokens.max}"]
+    if list(contexts) != sorted(set(contexts)):
+        return [f"program.contexts: {list(contexts)} do not ascend"]
+    if contexts[-1] >= config.context:
+        return [f"program.contexts: {contexts[-1]} is not shorter than the context of {config.context}"]
+    if contexts[0] < config.tokens.max:
+        return [f"program.contexts: {contexts[0]} slots do not hold a pass of tokens.max, {config.tokens.max}"]
     return []
 
 
@@ -292,8 +292,8 @@ def find_config(model: str, folder: Path = Path("configs")) -> Path:
     """Return the config in `folder` that names a model; raises ConfigError unless exactly one config does."""
     named = [file for file in sorted(folder.glob("*.yaml")) if _model_of(file) == model]
     if len(named) != 1:
-        found = ", ".join(map(str, named)) or "none"
-        raise ConfigError(f"{folder}: {found} names the model {model}; say which with --configfile")
+        names = ", ".join(map(str, named)) or "none"
+        raise ConfigError(f"{folder}: {names} names the model {model}; say which with --configfile")
     return named[0]
 
 
@@ -413,7 +413,7 @@ def _keys() -> list[str]:
 
 
 def _dotted(node: Mapping[str, Any], sections: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Yield the keys of a section of the schema, and those of the sections in it."""
+    """Yield the keys of a section of the schema, and the keys of the sections in it."""
     for name, child in node.get("properties", {}).items():
         yield f"{prefix}{name}"
         for one in (child, *child.get("anyOf", ()), *child.get("oneOf", ())):

@@ -100,9 +100,9 @@ def check_parts(
         status = WRONG if wrong else ELSEWHERE if off else RIGHT
         yield Checked(name, status, said, _finite(errors), allowed, counts, evidence)
     if recorded and recorded.answer:
-        found = model.first_answer()
-        told = found or f"its {len(recorded.answer.tokens)} tokens are the recorded ones"
-        yield Checked(ANSWER, WRONG if found and not found.startswith(NEAR_TIE) else RIGHT, told)
+        difference = model.first_answer()
+        told = difference or f"its {len(recorded.answer.tokens)} tokens are the recorded ones"
+        yield Checked(ANSWER, WRONG if difference and not difference.startswith(NEAR_TIE) else RIGHT, told)
 
 
 def _finite(errors: Mapping[str, float]) -> dict[str, float]:
@@ -133,23 +133,23 @@ def _placed(build: Path, manifest: Mapping[str, Any], place: int, model: Remote)
 
 def _where(build: Path, part: Mapping[str, Any], placed: list[dict[str, Any]]) -> tuple[str, bool]:
     """Return where a part runs in words, and whether it should run on the Neural Engine and does not."""
-    held = _weights(build / part["program"]["path"])
-    size = f"{held / GIB:.2f} GiB" if held >= GIB / 10 else f"{held / 1e6:.1f} MB"
-    system, small = _this_system(), held < MIN_WEIGHT_BYTES
+    weight_bytes = _weights(build / part["program"]["path"])
+    size = f"{weight_bytes / GIB:.2f} GiB" if weight_bytes >= GIB / 10 else f"{weight_bytes / 1e6:.1f} MB"
+    system, small = _this_system(), weight_bytes < MIN_WEIGHT_BYTES
     most = limits(system).weight_bytes.most if system else None
     if small:
         said = f"{size}, so small that Core ML is expected to leave it to the CPU"
     elif most is None:
-        said = f"{size}, expected on the Neural Engine of {expected_on(held, SYSTEMS)}"
+        said = f"{size}, expected on the Neural Engine of {expected_on(weight_bytes, SYSTEMS)}"
     else:
-        said = f"{size}, {'over' if held > most else 'within'} the {most / GIB:g} GiB that {system} takes"
+        said = f"{size}, {'over' if weight_bytes > most else 'within'} the {most / GIB:g} GiB that {system} takes"
     count = sum(row["status"] != "no_device" for row in placed)
     left = [row for row in placed if row["status"] in ("ineligible", "not_chosen", "unknown") and not small]
     told = "predicted off" if machine.is_portable() else "not on"
     if left:
         first = f"{left[0]['operation']} {left[0]['output']}"
         said += f"; {len(left)} of {count} operations {told} the Neural Engine, first {first}"
-    return said, bool((most and held > most) or left)
+    return said, bool((most and weight_bytes > most) or left)
 
 
 def _weights(program: Path) -> int:
@@ -158,24 +158,24 @@ def _weights(program: Path) -> int:
 
 
 def _this_system() -> str:
-    """Return this system among those whose limits are known, the newest that is not newer; "" if it is no Mac."""
+    """Return the newest system with known limits that is not newer than this one; "" if this is no Mac."""
     version = machine.macos().partition(".")[0]
     known = [name for name in SYSTEMS if name.startswith("macOS") and version.isdecimal()]
     return next((name for name in reversed(known) if int(name.split()[1]) <= int(version)), "")
 
 
 def compiled_elsewhere(manifest: Mapping[str, Any]) -> str:
-    """Return for which other system a build's bundles were compiled, "" if they are this one's; the engine's words."""
+    """Return the other system for which a build's bundles were compiled, in the engine's words; "" if there is none."""
     here = machine.engine()
     made = [part["program"].get(COMPILER, {}) for part in manifest["parts"]]
     others = {f"macOS {one.get('macos')} ({one.get('build')})" for one in made if one.get("name") == "coreml"}
-    own = f"macOS {here.get('macos')} ({here.get('build')})"
-    return ", ".join(sorted(others - {own}))
+    this_system = f"macOS {here.get('macos')} ({here.get('build')})"
+    return ", ".join(sorted(others - {this_system}))
 
 
-def verdict(found: Sequence[Checked]) -> str:
+def verdict(parts: Sequence[Checked]) -> str:
     """Return the worst status; a part that could not be compared counts only if none could."""
-    return next((status for status in (WRONG, ELSEWHERE, RIGHT) if any(one.status == status for one in found)), UNTOLD)
+    return next((status for status in (WRONG, ELSEWHERE, RIGHT) if any(one.status == status for one in parts)), UNTOLD)
 
 
 def receipt_key(build: Path, precision: str) -> dict[str, Any]:
@@ -201,12 +201,12 @@ def known(key: Mapping[str, Any]) -> str:
     return ""
 
 
-def note_down(key: Mapping[str, Any], manifest: Mapping[str, Any], found: Sequence[Checked]) -> Path | None:
+def note_down(key: Mapping[str, Any], manifest: Mapping[str, Any], checked: Sequence[Checked]) -> Path | None:
     """Write the receipt, which only this user may read; None if the cache can't be written to."""
     file = _receipt_file(key)
     content = {"kind": KIND, "format": 1, **key, "model": manifest["model"], "time": int(time.time())}
     content |= {"machine": system_identity()}
-    content |= {"verdict": verdict(found), "parts": [asdict(one) for one in found]}
+    content |= {"verdict": verdict(checked), "parts": [asdict(one) for one in checked]}
     try:
         with replacing(file) as new:
             new.touch(PRIVATE)
@@ -266,10 +266,10 @@ def _as_result(receipt: Mapping[str, Any], build: Path, manifest: Mapping[str, A
     return sealed(content | {"variants": {manifest["model"]: variant}})
 
 
-def told(build: Path, found: Sequence[Checked]) -> str:
+def told(build: Path, checked: Sequence[Checked]) -> str:
     """Return the result in one line, with what to do next."""
-    ended, parts = verdict(found), [one for one in found if one.name != ANSWER]
-    bad = [f"{one.name}: {one.said}" for one in found if one.status == ended]
+    ended, parts = verdict(checked), [one for one in checked if one.name != ANSWER]
+    bad = [f"{one.name}: {one.said}" for one in checked if one.status == ended]
     others = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     if ended == WRONG:
         return f"{build}: WRONG on this machine: {bad[0]}{others}; {_next(build)}"
@@ -279,7 +279,7 @@ def told(build: Path, found: Sequence[Checked]) -> str:
         return f"{build}: loads, and has no results to compare with: it was built before shardmill recorded any"
     compared = sum(one.status == RIGHT for one in parts)
     rest = f" of {len(parts)}" if compared < len(parts) else ""
-    answer = next((f", {ANSWER}: {one.said}" for one in found if one.name == ANSWER), "")
+    answer = next((f", {ANSWER}: {one.said}" for one in checked if one.name == ANSWER), "")
     return f"{build}: right on this machine: {compared}{rest} programs{answer}"
 
 

@@ -95,7 +95,7 @@ def _parameters(package: Path) -> int:
     from portable_coreml.files.bundle import load_model
     from portable_coreml.program import TensorType
 
-    found: dict[str, int] = {}
+    elements: dict[str, int] = {}
     stored: set[str] = set()  # names of constants that an operation expands to a matrix
     for function in load_model(package).program.functions.values():
         for op in function.block.walk():
@@ -103,8 +103,8 @@ def _parameters(package: Path) -> int:
                 stored |= {name for names in op.inputs.values() for name in names if isinstance(name, str)}
                 kinds = {out.name: out.type for out in op.outputs if isinstance(out.type, TensorType)}
                 shapes = {name: [extent or 1 for extent in kind.shape] for name, kind in kinds.items()}
-                found |= {name: prod(shape) for name, shape in shapes.items() if sum(n > 1 for n in shape) > 1}
-    return sum(count for name, count in found.items() if name not in stored)
+                elements |= {name: prod(shape) for name, shape in shapes.items() if sum(n > 1 for n in shape) > 1}
+    return sum(count for name, count in elements.items() if name not in stored)
 
 
 def _precision(build: Path) -> str:
@@ -188,11 +188,11 @@ def _runner() -> Iterator[tuple[str, Content]]:
 
 def _packages(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, Content]:
     """Return all files of a build's packages, and its manifest, by their names in the kit."""
-    found: dict[str, Content] = {f"variants/{name}/model.json": build / "model.json"}
+    contents: dict[str, Content] = {f"variants/{name}/model.json": build / "model.json"}
     for entry in manifest["packages"].values():
         for file in entry["files"]:
-            found[f"variants/{name}/{entry['path']}/{file}"] = build / entry["path"] / file
-    return found
+            contents[f"variants/{name}/{entry['path']}/{file}"] = build / entry["path"] / file
+    return contents
 
 
 def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> dict[str, Content]:
@@ -200,15 +200,15 @@ def _portable_bundles(name: str, build: Path, manifest: Mapping[str, Any]) -> di
 
     Files that a program's package contains too, such as the weights, are left out: measure.py takes them from there.
     """
-    found: dict[str, Content] = {}
+    contents: dict[str, Content] = {}
     for part in manifest["parts"]:
         if not _is_portable(part):
             continue
         packed = set(manifest["packages"][part["name"]]["files"].values())
         path = part["program"]["path"]
         files = {file: sha for file, sha in part["program"]["files"].items() if sha not in packed}
-        found |= {f"variants/{name}/{path}/{file}": build / path / file for file in files}
-    return found
+        contents |= {f"variants/{name}/{path}/{file}": build / path / file for file in files}
+    return contents
 
 
 def _is_portable(part: Mapping[str, Any]) -> bool:
@@ -292,22 +292,22 @@ def _bundle(name: str, manifest: Mapping[str, Any], place: int, function: str) -
         return None
     program, package = part["program"], manifest["packages"][part["name"]]
     of_package = {sha: f"{package['path']}/{file}" for file, sha in package["files"].items()}
-    own = f"{own_bundle(Path(), function).as_posix()}/" if "bundles" in program else ""
-    files = {file: sha for file, sha in program["files"].items() if file.startswith(own)}
-    found = {file: of_package.get(sha, f"{program['path']}/{file}") for file, sha in files.items()}
-    return {file.removeprefix(own): f"variants/{name}/{path}" for file, path in found.items()}
+    prefix = f"{own_bundle(Path(), function).as_posix()}/" if "bundles" in program else ""
+    files = {file: sha for file, sha in program["files"].items() if file.startswith(prefix)}
+    places = {file: of_package.get(sha, f"{program['path']}/{file}") for file, sha in files.items()}
+    return {file.removeprefix(prefix): f"variants/{name}/{path}" for file, path in places.items()}
 
 
 def _layers(package: Path) -> list[list[Any]]:
     """Return the layers of a package in order, each with the output of its first operation."""
     from portable_coreml.files.bundle import load_model
 
-    found: list[list[Any]] = []
+    layers: list[list[Any]] = []
     for function in load_model(package).program.functions.values():
         for output, layer in layer_of(function).items():
-            if not found or found[-1][1] != layer:
-                found.append([output, layer])
-    return found
+            if not layers or layers[-1][1] != layer:
+                layers.append([output, layer])
+    return layers
 
 
 def _sha256(content: Content) -> str:

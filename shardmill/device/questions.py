@@ -68,15 +68,15 @@ def questions() -> list[dict[str, Any]]:
 
 def told(content: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a result of measure.py says of its questions, a line for each, and where it contradicts a limit."""
-    found = content.get("questions")
-    if found is None:
+    questions = content.get("questions")
+    if questions is None:
         return
-    yield from answers(found["asked"], found["measurements"])
+    yield from answers(questions["asked"], questions["measurements"])
     machine = content["machine"]
     name = next((s for s in SYSTEMS if s == f"{machine['os']} {machine['system'].partition('.')[0]}"), None)
-    sizes = next((one for one in found["asked"] if one["name"] == "weights"), None)
+    sizes = next((one for one in questions["asked"] if one["name"] == "weights"), None)
     if name is not None and sizes is not None and content["engine"]["name"] == "coreml":
-        yield from _contradictions(name, sizes, found["measurements"])
+        yield from _contradictions(name, sizes, questions["measurements"])
 
 
 def _contradictions(system: str, asked: Mapping[str, Any], lines: Mapping[str, Any]) -> Iterator[str]:

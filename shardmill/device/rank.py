@@ -53,14 +53,14 @@ def rank_builds(builds: Sequence[Path]) -> list[dict[str, Any]]:
     Raises:
         ShardmillError: a folder is not a finished build, or a file of evidence was changed.
     """
-    found = [standing for build in builds for standing in _standings(build)]
+    standings = [standing for build in builds for standing in _standings(build)]
     rows: list[dict[str, Any]] = []
-    for group in sorted({(standing.system, standing.source) for standing in found}):
-        own = [standing for standing in found if (standing.system, standing.source) == group]
-        running = [s for s in own if not s.trouble and _narrowest(s) in s.ms]
+    for group in sorted({(standing.system, standing.source) for standing in standings}):
+        compared = [standing for standing in standings if (standing.system, standing.source) == group]
+        running = [s for s in compared if not s.trouble and _narrowest(s) in s.ms]
         running.sort(key=lambda s: (s.ms[_narrowest(s)] / _narrowest(s), s.build))
         rows += [asdict(s) | {"place": place} for place, s in enumerate(running, 1)]
-        rows += [asdict(s) for s in own if s not in running]
+        rows += [asdict(s) for s in compared if s not in running]
     return rows
 
 

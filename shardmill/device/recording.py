@@ -48,27 +48,27 @@ def import_result(file: Path, builds: Sequence[Path]) -> list[tuple[Path, Eviden
             result of the same chip and system.
     """
     content = read_result(file)
-    found = []
+    measured = []
     for build in builds:
         target = build / FOLDER / file_name(content)
         with taken_ungated(build) as folder:
             evidence = of_build(target, content, read_manifest(folder, COMPLETE))
         if evidence is not None:
-            found.append((build, target, evidence))
-    if not found:
+            measured.append((build, target, evidence))
+    if not measured:
         if not builds:
             raise ShardmillError(f"{file}: there is no finished build here; name the build that was measured")
         names = ", ".join(map(str, builds))
         raise ShardmillError(f"{file}: its programs ({', '.join(content['variants'])}) are not those of {names}")
-    for _, target, _ in found:
+    for _, target, _ in measured:
         if target.parent.exists() and not target.parent.is_dir():
             raise ShardmillError(f"{target.parent}: is not a folder, so it can't hold evidence; remove it")
         if target.is_dir() or (target.exists() and target.read_bytes() != file.read_bytes()):
             raise ShardmillError(f"{target} holds another run on that chip and system; remove it to take this one")
-    for _, target, _ in found:
+    for _, target, _ in measured:
         with replacing(target) as temporary:
             shutil.copyfile(file, temporary)
-    return [(target, evidence) for _, target, evidence in found]
+    return [(target, evidence) for _, target, evidence in measured]
 
 
 TEXT = "def add(first, second):\n    return first + second\n\n\nprint(add(1, 2))\n"
@@ -86,9 +86,9 @@ class Arrays:
     def add(self, array: Floats) -> str:
         """Store an array and return its key; float16 is used if it is lossless."""
         half = array.astype(np.float16)
-        kept = half if np.array_equal(half.astype(np.float32), array) else array
+        stored = half if np.array_equal(half.astype(np.float32), array) else array
         written = io.BytesIO()
-        np.lib.format.write_array(written, np.ascontiguousarray(kept), version=(1, 0), allow_pickle=False)
+        np.lib.format.write_array(written, np.ascontiguousarray(stored), version=(1, 0), allow_pickle=False)
         content = written.getvalue()
         key = hashlib.sha256(content).hexdigest()[:32]
         self.files[key] = content
@@ -96,8 +96,8 @@ class Arrays:
 
     def __getitem__(self, key: str) -> Floats:
         """Return an array in float32."""
-        found = np.lib.format.read_array(io.BytesIO(self.files[key]), allow_pickle=False)
-        return np.asarray(found, np.float32)
+        array = np.lib.format.read_array(io.BytesIO(self.files[key]), allow_pickle=False)
+        return np.asarray(array, np.float32)
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,9 @@ class _Tap:
 
     def predict(self, data: Mapping[str, Floats], state: Any = None) -> dict[str, Any]:
         """Run the model and record its inputs and its output."""
-        given = {name: np.array(value, np.float32) for name, value in data.items()}
+        inputs = {name: np.array(value, np.float32) for name, value in data.items()}
         outputs: dict[str, Any] = self.model.predict(dict(data), state=state)
-        self.note(self.program.name, given, self.program.result(outputs))
+        self.note(self.program.name, inputs, self.program.result(outputs))
         return outputs
 
 
@@ -202,13 +202,13 @@ def _noted(programs: Sequence[Program], arrays: Arrays) -> Callable[[], Row]:
 
     def note(name: str, inputs: Mapping[str, Floats], output: Floats) -> None:
         keys = {key: arrays.add(value) for key, value in inputs.items()}
-        kept = output[:, :: _stride(output.shape[1])]
-        current[name] = {"inputs": keys, "fp32": arrays.add(kept), "stride": _stride(output.shape[1])}
+        rows = output[:, :: _stride(output.shape[1])]
+        current[name] = {"inputs": keys, "fp32": arrays.add(rows), "stride": _stride(output.shape[1])}
 
     def taken() -> Row:
-        found = dict(current)
+        recorded = dict(current)
         current.clear()
-        return found
+        return recorded
 
     for program in programs:
         program.models = {key: _Tap(program, model, note) for key, model in program.models.items()}

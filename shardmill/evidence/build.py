@@ -30,14 +30,14 @@ def read_evidence(files: Iterable[Path], manifest: Json) -> tuple[list[Evidence]
     Raises:
         ShardmillError: a file is not a result of measure.py, or was changed.
     """
-    found, stale = [], []
+    matching, stale = [], []
     for path in files:
         evidence = of_build(path, read_result(path), manifest)
         if evidence is None:
             stale.append(path.name)
         else:
-            found.append(evidence)
-    return found, stale
+            matching.append(evidence)
+    return matching, stale
 
 
 def contradictions(evidence: Evidence, verdicts: Sequence[Json]) -> list[Contradiction]:
@@ -47,7 +47,7 @@ def contradictions(evidence: Evidence, verdicts: Sequence[Json]) -> list[Contrad
         evidence: a device's evidence.
         verdicts: the build's residency/PART.json; only predictions have rules to contradict.
     """
-    return [found for verdict in verdicts for found in _of_part(evidence, verdict)] if evidence.is_measured else []
+    return [one for verdict in verdicts for one in _of_part(evidence, verdict)] if evidence.is_measured else []
 
 
 def _of_part(evidence: Evidence, verdict: Json) -> Iterator[Contradiction]:
@@ -57,8 +57,8 @@ def _of_part(evidence: Evidence, verdict: Json) -> Iterator[Contradiction]:
     if verdict["evidence"] != "predicted" or not measured:
         return
     kinds = {row["output"]: row["operation"] for row in (*measured, *verdict["rows"])}
-    for found in diff_residency(verdict["rows"], measured):
-        yield Contradiction(part, found.output, kinds[found.output], found.predicted, found.rules, found.measured)
+    for diff in diff_residency(verdict["rows"], measured):
+        yield Contradiction(part, diff.output, kinds[diff.output], diff.predicted, diff.rules, diff.measured)
     small = [finding["rule"] for finding in verdict["findings"] if finding["rule"] == "W5"]
     chosen = [row for row in measured if row["status"] == "ane"]
     if small and chosen:

@@ -148,14 +148,14 @@ class Result:
 def _evidence_faults(content: Any) -> Iterator[str]:
     """Yield the first fault that keeps JSON from being a result."""
     try:
-        found = TypeAdapter(Result).validate_python(content)
+        result = TypeAdapter(Result).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         message = "not there" if first["type"] in ("missing", "missing_argument") else first["msg"]
         yield printable(f"{where}: {message[0].lower()}{message[1:]}")[:LONGEST_MESSAGE]
         return
-    for name, variant in found.variants.items():
+    for name, variant in result.variants.items():
         for key, line in variant.measurements.items():
             plan = key.rpartition("/")[2].startswith("residency.") and line.status == "ok"
             if plan and (line.value.rows is None or line.value.evidence is None):
@@ -201,8 +201,8 @@ class Evidence:
     @property
     def lines(self) -> Json:
         """Return the measurements by key: UNIT/NAME for a program, NAME for all programs together."""
-        found: Json = self.variant["measurements"]
-        return found
+        lines: Json = self.variant["measurements"]
+        return lines
 
     @property
     def context(self) -> int:
@@ -217,14 +217,14 @@ class Evidence:
     @cached_property
     def troubles(self) -> list[tuple[str, str, str]]:
         """Return key, status and detail of each measurement that went wrong, and of each bisection."""
-        found = [(key, line["status"], line["detail"]) for key, line in self.lines.items() if _is_trouble(key, line)]
+        troubles = [(key, line["status"], line["detail"]) for key, line in self.lines.items() if _is_trouble(key, line)]
         blamed = [(key, "bisected", line["detail"]) for key, line in self.lines.items() if key.endswith("/bisect")]
         further = [
             (f"{key} in {one.context} slots", status, detail)
             for one in self.shorter
             for key, status, detail in one.troubles
         ]
-        return [*sorted([*found, *blamed]), *further]
+        return [*sorted([*troubles, *blamed]), *further]
 
     def timing(self, key: str, name: str) -> float | None:
         """Return a figure of a measurement, if it was taken."""
@@ -234,19 +234,19 @@ class Evidence:
     def total(self, ending: str, name: str) -> float | None:
         """Return the sum of a figure over all programs; None if a program lacks the figure."""
         keys = [key for key in self.lines if key.endswith(f"/{ending}")]
-        found = [self.timing(key, name) for key in keys]
-        known = [value for value in found if value is not None]
-        return sum(known) if known and len(known) == len(found) else None
+        figures = [self.timing(key, name) for key in keys]
+        known = [value for value in figures if value is not None]
+        return sum(known) if known and len(known) == len(figures) else None
 
     def residency(self, part: str) -> list[dict[str, Any]]:
         """Return the rows of a part's compute plans in the form of residency/PART.json."""
-        found = []
+        rows = []
         for key, line in sorted(self.lines.items()):
             unit, _, name = key.rpartition("/")
             if unit.partition(".")[0] == part and name.startswith("residency.") and line["status"] == "ok":
                 shape, evidence = name.removeprefix("residency."), line["value"]["evidence"]
-                found += [{**row, "shape": shape, "evidence": evidence, "rules": ()} for row in line["value"]["rows"]]
-        return found
+                rows += [{**row, "shape": shape, "evidence": evidence, "rules": ()} for row in line["value"]["rows"]]
+        return rows
 
 
 def is_result(path: Path) -> bool:
@@ -287,8 +287,8 @@ def of_build(path: Path, content: Json, manifest: Json) -> Evidence | None:
     variants = [one for one in variants if one["described"].get("reshape_frequency") in (None, told)]
     variants.sort(key=lambda variant: variant["described"]["widths"] != manifest.get("widths"))  # its own widths first
     by_context = {_context(variant): variant for variant in reversed(variants)}
-    found = [Evidence(path, content, by_context[slots]) for slots in sorted(by_context, reverse=True)]
-    return replace(found[0], shorter=tuple(found[1:])) if found else None
+    evidence = [Evidence(path, content, by_context[slots]) for slots in sorted(by_context, reverse=True)]
+    return replace(evidence[0], shorter=tuple(evidence[1:])) if evidence else None
 
 
 def _context(variant: Json) -> int:

@@ -59,11 +59,11 @@ class Form:
 @lru_cache(maxsize=64)
 def form(name: str) -> Form:
     """Return the form of a name. Raises ConfigError if the name is unknown."""
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         raise ConfigError(f"{name}: no form of a matrix; there are {NAMES}")
-    if found[1]:
-        return Form("palette", int(found[1]), int(found[2] or 0))
+    if match[1]:
+        return Form("palette", int(match[1]), int(match[2] or 0))
     return Form("fp16", 16) if name == FP16 else Form("int", int(name[3:]))
 
 
@@ -92,5 +92,5 @@ def matrices(constants: Mapping[str, Shape]) -> dict[str, Shape]:
 
 def spread(forms: str | Mapping[str, str], constants: Mapping[str, Shape]) -> dict[str, str]:
     """Return the form of each matrix among a program's constants, where one name may stand for all."""
-    found = matrices(constants)
-    return dict.fromkeys(found, forms) if isinstance(forms, str) else {path: forms[path] for path in found}
+    paths = matrices(constants)
+    return dict.fromkeys(paths, forms) if isinstance(forms, str) else {path: forms[path] for path in paths}

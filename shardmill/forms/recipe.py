@@ -76,13 +76,13 @@ def costliest(search: Mapping[str, Any]) -> list[Costly]:
     """Return the matrices that cost most, in falling order."""
     forms, costs, sizes = search["forms"], search["costs"], search["sizes"]
     total = sum(costs[path][chosen] for path, chosen in forms.items()) or 1.0
-    found = []
+    rows = []
     for path, chosen in forms.items():
-        own, size = costs[path][chosen], sizes[path][chosen]
+        cost, size = costs[path][chosen], sizes[path][chosen]
         larger = [(other_size, costs[path][other]) for other, other_size in sizes[path].items() if other_size > size]
-        most, nats = min(((size, nats) for size, nats in larger if nats < own), default=(size, own))
-        found.append(Costly(path, chosen, own, own / total, own - nats, int(most - size)))
-    return sorted(found, key=lambda one: (-one.nats, one.path))[:WORST]
+        most, nats = min(((size, nats) for size, nats in larger if nats < cost), default=(size, cost))
+        rows.append(Costly(path, chosen, cost, cost / total, cost - nats, int(most - size)))
+    return sorted(rows, key=lambda one: (-one.nats, one.path))[:WORST]
 
 
 SCHEMA = 1
@@ -118,18 +118,18 @@ class Recipe:
 
         All but matrices count as fp16.
         """
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for path, shape in constants.items():
             name = self.form(path) if len(shape) == MATRIX else FP16
-            found[name] = found.get(name, 0) + stored_bytes(name, shape)
-        return found
+            sizes[name] = sizes.get(name, 0) + stored_bytes(name, shape)
+        return sizes
 
     def numbers(self, constants: Mapping[str, Shape]) -> dict[str, int]:
         """Return how many numbers of a program's matrices have each form."""
-        found: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         for path, shape in matrices(constants).items():
-            found[self.form(path)] = found.get(self.form(path), 0) + prod(shape)
-        return found
+            numbers[self.form(path)] = numbers.get(self.form(path), 0) + prod(shape)
+        return numbers
 
     def within(self, constants: Mapping[str, Shape]) -> dict[str, Any]:
         """Return the recipe as a file's content: the names that the model has and whose form is not the default."""
@@ -171,11 +171,11 @@ def read_recipe(content: Any, name: str) -> Recipe:
         raise ConfigError(f"{name}: no recipe; it has the keys schema, default and matrices, see docs/precision.md")
     if content["schema"] != SCHEMA or not isinstance(content["schema"], int):
         raise ConfigError(f"{name}: schema {content['schema']!r}, this shardmill reads {SCHEMA}")
-    for where, given in (("default", content["default"]), *content["matrices"].items()):
+    for where, chosen in (("default", content["default"]), *content["matrices"].items()):
         if not where.isascii():
             raise ConfigError(f"{name}: {where!a}: no matrix has such a name")
         try:
-            form(given if isinstance(given, str) else repr(given))
+            form(chosen if isinstance(chosen, str) else repr(chosen))
         except ConfigError as error:
             raise ConfigError(f"{name}: {where}: {error}") from error
     return Recipe(content["default"], dict(content["matrices"]))
@@ -213,5 +213,5 @@ def _near(path: str, known: Sequence[str]) -> str:
     """Return which matrices have a name like the given one."""
     from difflib import get_close_matches
 
-    found = get_close_matches(path, known, n=1) or [known[0], known[-1]]
-    return f"; there is {' or '.join(found)}, and `shardmill plan --json` of a config without it lists all"
+    near = get_close_matches(path, known, n=1) or [known[0], known[-1]]
+    return f"; there is {' or '.join(near)}, and `shardmill plan --json` of a config without it lists all"

@@ -34,10 +34,10 @@ def _modes(self: Any) -> list[str | None]:
     assistant, though its comment says that the last layer of each type does.
     """
     first = self.num_hidden_layers - (self.num_kv_shared_layers or 0)
-    found = [None] * first + ["reuse"] * (self.num_hidden_layers - first)
+    modes = [None] * first + ["reuse"] * (self.num_hidden_layers - first)
     for name in set(self.layer_types[:first]):
-        found[max(i for i in range(first) if self.layer_types[i] == name)] = "store"
-    return found
+        modes[max(i for i in range(first) if self.layer_types[i] == name)] = "store"
+    return modes
 
 
 @contextmanager
@@ -84,8 +84,8 @@ def assistant_case(
         source: the model's checkpoint, with the assistant's in a folder inside it.
         stored: the package's weights.
     """
-    exact, held = (_load_assistant(source / FOLDER) for _ in range(2))
-    _hold(held, stored)
+    exact, packaged = (_load_assistant(source / FOLDER) for _ in range(2))
+    _hold(packaged, stored)
     with buildable():
         reference = Reference(source, plan["context"])
     hidden, original = known["hidden"], checkpoint_weights(source, plan["prefix"])
@@ -101,27 +101,27 @@ def assistant_case(
     state = _layers(exact, x, caches)
     # A draft's first step and its further steps, in turn: the host gives zeros for what the step lacks.
     first = torch.arange(len(x))[:, None] % 2 == 0
-    own = torch.where(first, 0.0, state)
-    pieces = torch.cat([hidden[0], torch.where(first, hidden[-1], 0.0), own], dim=-1)
+    fed_back = torch.where(first, 0.0, state)
+    pieces = torch.cat([hidden[0], torch.where(first, hidden[-1], 0.0), fed_back], dim=-1)
 
     def joined(model: Any) -> Tensor:
-        normed = reference.normed(hidden[-1], stored if model is held else original)
+        normed = reference.normed(hidden[-1], stored if model is packaged else original)
         further = model.post_projection(model.model.norm(state))
-        found: Tensor = model.pre_projection(torch.cat([hidden[0], torch.where(first, normed, further)], dim=-1))
-        return found
+        projected: Tensor = model.pre_projection(torch.cat([hidden[0], torch.where(first, normed, further)], dim=-1))
+        return projected
 
     cases: dict[str, tuple[dict[str, Tensor], Callable[[Any], Tensor]]] = {
         "join": ({"x": pieces}, joined),
         "layers": ({"x": x, **rows}, lambda model: _layers(model, x, caches)),
         "head": ({"hidden": state}, lambda model: model.lm_head(model.model.norm(state))),
     }
-    return compared(*cases[part.kind], held, exact)
+    return compared(*cases[part.kind], packaged, exact)
 
 
 def reference_assistant(
     plan: Mapping[str, Any],
     source: Path,
-    held: Iterable[StoredWeights],
+    all_stored: Iterable[StoredWeights],
     embed: Callable[[Sequence[int]], Tensor],
     weights: Weights,
 ) -> ReferenceDrafter:
@@ -130,12 +130,12 @@ def reference_assistant(
     Args:
         plan: plan.json's content.
         source: the model's checkpoint, with the assistant's in a folder inside it.
-        held: the weights of the assistant's packages.
+        all_stored: the weights of the assistant's packages.
         embed: returns the model's embeddings of tokens, [n, d].
         weights: the weights of the model's packages.
     """
     model = _load_assistant(source / FOLDER)
-    for stored in held:
+    for stored in all_stored:
         _hold(model, stored)
     with buildable():
         reference = Reference(source, plan["context"])
@@ -184,7 +184,7 @@ def _layers(model: Any, x: Tensor, caches: Mapping[str, tuple[Tensor, Tensor]], 
     hidden = {"full_attention": later > 0, SLIDING: (later > 0) | (later <= -config.sliding_window)}
     masks = {name: torch.zeros(later.shape).masked_fill(each, -torch.inf)[None, None] for name, each in hidden.items()}
     with replaced(model.model, "norm", Unnormed()):
-        found: Tensor = model.model(
+        outputs: Tensor = model.model(
             inputs_embeds=x[None],
             attention_mask=masks,
             position_ids=places[None],
@@ -192,4 +192,4 @@ def _layers(model: Any, x: Tensor, caches: Mapping[str, tuple[Tensor, Tensor]], 
             use_cache=False,
             output_hidden_states=True,  # otherwise it cuts off the rows of its second table, which it lacks
         ).last_hidden_state[0]
-    return found
+    return outputs

@@ -1,4 +1,4 @@
-"""Which limits judge a build: INT8's, those of fewer bits, a mixture of them, or a search's budget.
+"""Which limits judge a build: INT8's limits, the limits of fewer bits, a mixture of these, or a search's budget.
 
 A verdict records what names its limits: `limits` and `shares` for a part, `limits` and `budget` for the stack.
 """
@@ -35,8 +35,8 @@ def bits(numbers: Mapping[str, int], share: float = 0.0) -> str:
         share: share of the weights. If the weights of the fewest bits are at most this share, the next ones decide.
     """
     least, counted = share * sum(numbers.values()), 0
-    for count, found in sorted((form(name).bits, number) for name, number in numbers.items()):
-        counted += found
+    for count, weights in sorted((form(name).bits, number) for name, number in numbers.items()):
+        counted += weights
         if counted > least:
             return f"{count} bits" if count < 8 else ""
     return ""
@@ -51,10 +51,10 @@ def shares(forms: Mapping[str, str]) -> dict[str, float]:
     Args:
         forms: the form of each matrix of the part.
     """
-    found = {key: sum(form(name).bits == count for name in forms.values()) for count, key in ((4, FOUR), (6, SIX))}
+    numbers = {key: sum(form(name).bits == count for name in forms.values()) for count, key in ((4, FOUR), (6, SIX))}
     left: float = 1.0
     shared: dict[str, float] = {}
-    for key, number in found.items():
+    for key, number in numbers.items():
         share = min(left, MOST * number / len(forms)) if number else 0.0
         left -= share
         shared |= {key: share} if share else {}
@@ -95,8 +95,8 @@ def stack_limits(parts: Iterable[Part], recipe: Recipe, search: Mapping[str, Any
     for part in parts:
         numbers.update(recipe.numbers(part.named_shapes))
     key = bits(numbers, share=0 if search else FEW)
-    found: dict[str, Any] = {"limits": key} if key else {}
-    return found | ({"budget": budget(search["estimate"]["perplexity"])} if search else {})
+    limits: dict[str, Any] = {"limits": key} if key else {}
+    return limits | ({"budget": budget(search["estimate"]["perplexity"])} if search else {})
 
 
 def thresholds_of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
@@ -105,10 +105,10 @@ def thresholds_of(judged: Mapping[str, Any]) -> dict[str, Threshold]:
     No budget or share in a verdict gives looser thresholds than the limits of 4 bits. Raises KeyError for a budget of
     anything but what `budget` limits.
     """
-    given = judged.get("budget", {})
-    if given.keys() - {*BUDGETED}:
-        raise KeyError(f"no budget of {', '.join(sorted(given.keys() - {*BUDGETED}))}")
-    named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in given.items()}
+    budgets = judged.get("budget", {})
+    if budgets.keys() - {*BUDGETED}:
+        raise KeyError(f"no budget of {', '.join(sorted(budgets.keys() - {*BUDGETED}))}")
+    named = {name: min(limit, COSTS[FOUR][name][0]) for name, limit in budgets.items()}
     return limits_table(judged.get("limits", ""), named, judged.get("shares"))
 
 
@@ -138,9 +138,9 @@ def limits_table(
 
 def _between(name: str, shares: Mapping[str, float]) -> float:
     """Return the limit for mixed noise: by the noise's power if the limit is in dB, otherwise by the limit itself."""
-    given = {key: max(0.0, share) for key, share in shares.items()}
-    whole = max(1.0, sum(given.values()))
-    parts = [(share / whole, COSTS[key][name][0]) for key, share in given.items()]
+    clipped = {key: max(0.0, share) for key, share in shares.items()}
+    whole = max(1.0, sum(clipped.values()))
+    parts = [(share / whole, COSTS[key][name][0]) for key, share in clipped.items()]
     parts.append((1 - sum(share for share, _ in parts), THRESHOLDS[name].limit))
     if name == "psnr":
         return -10 * math.log10(sum(share * 10 ** (-limit / 10) for share, limit in parts))

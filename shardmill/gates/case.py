@@ -51,13 +51,13 @@ class Case:
         return len(next(iter(self.rows.values())))
 
 
-def compared(rows: Mapping[str, Tensor], run: Callable[[Model], Tensor], held: Model, exact: Model) -> Case:
+def compared(rows: Mapping[str, Tensor], run: Callable[[Model], Tensor], packaged: Model, exact: Model) -> Case:
     """Return the case of two models that differ in their weights only, the package's and the original ones.
 
     Args:
         rows: the part's inputs by name, each [n, channels].
         run: computes a model's result, [n, channels].
-        held: the model with the package's weights.
+        packaged: the model with the package's weights.
         exact: the model with the original weights.
     """
 
@@ -66,7 +66,7 @@ def compared(rows: Mapping[str, Tensor], run: Callable[[Model], Tensor], held: M
         return [run(model)]
 
     arrays = {name: each.contiguous().numpy() for name, each in rows.items()}
-    return Case(arrays, lambda: result(held), lambda: result(exact), held)
+    return Case(arrays, lambda: result(packaged), lambda: result(exact), packaged)
 
 
 def part_case(
@@ -104,17 +104,17 @@ def _layers_case(
 ) -> Case:
     hidden, model = known["hidden"], reference.model
     original = checkpoint_weights(source, stored.prefix)  # the experts' weights may be in other packages
-    x, split, given = hidden[part.start], part.spec.ends_in_experts, dict[str, Floats]()
+    x, split, inputs = hidden[part.start], part.spec.ends_in_experts, dict[str, Floats]()
     if width := part.spec.graph.per_layer:
         reference.given(hidden[0], known["rows"])
         pieces = enumerate(torch.split(known["rows"], width, dim=1))
-        given = {"embedded": hidden[0].numpy(), **{f"p_{i}": rows.numpy() for i, rows in pieces}}
+        inputs = {"embedded": hidden[0].numpy(), **{f"p_{i}": rows.numpy() for i, rows in pieces}}
     for i, _ in part.spec.lent:
-        found = reference.shared_caches(hidden[i], i, original)  # of one type of layers
-        reference.lent |= found
-        pairs = (zip("kv", pair, strict=True) for pair in found.values())
-        given |= {f"{name}_{i}": each[0].transpose(0, 1).flatten(1).numpy() for pair in pairs for name, each in pair}
-    held = stored.over(original) if split else stored
+        caches = reference.shared_caches(hidden[i], i, original)  # of one type of layers
+        reference.lent |= caches
+        pairs = (zip("kv", pair, strict=True) for pair in caches.values())
+        inputs |= {f"{name}_{i}": each[0].transpose(0, 1).flatten(1).numpy() for pair in pairs for name, each in pair}
+    weights = stored.over(original) if split else stored
 
     def exact_end() -> list[Tensor]:
         # The exact weights of the experts are left out: if a choice differs, they differ entirely; choices are counted
@@ -123,7 +123,7 @@ def _layers_case(
 
     indices = range(part.start, part.end) if "experts" in known else ()
     routes = {index: known["experts"][index] for index in indices}
-    return Case({"x": x.numpy()} | given, lambda: _at_end(reference, part, x, held), exact_end, model, routes)
+    return Case({"x": x.numpy()} | inputs, lambda: _at_end(reference, part, x, weights), exact_end, model, routes)
 
 
 def _at_end(reference: Reference, part: Part, x: Tensor, weights: Weights) -> list[Tensor]:
@@ -153,12 +153,12 @@ def _experts_case(
     """Return the case of a group of experts: every token is routed to experts of the group in turn."""
     assert part.layer is not None
     x, original = known["hidden"][part.layer], checkpoint_weights(source, stored.prefix)
-    held = stored.over(original)
+    weights = stored.over(original)
     call, exact = _experts_contribution(reference, part, x, original)
     index, values = taken_in_turn(part.start, part.end)(call)
     shares = Call(call.hidden, index, values).share(part.start, part.end)
     rows = {"x": call.hidden.numpy(), "weights": shares.numpy()}
-    return Case(rows, lambda: [_experts_contribution(reference, part, x, held)[1]], lambda: [exact], reference.model)
+    return Case(rows, lambda: [_experts_contribution(reference, part, x, weights)[1]], lambda: [exact], reference.model)
 
 
 def _experts_contribution(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:

@@ -44,30 +44,30 @@ def compare_distributions(original: Tensor, shipped: Tensor, following: Tensor |
     """
     n = len(original)
     following = torch.zeros(n, dtype=torch.int64) if following is None else following
-    found = DistributionComparison(
+    compared = DistributionComparison(
         torch.empty(n), torch.empty(n), torch.empty(n, dtype=torch.bool), torch.empty(n), torch.empty(n)
     )
     for first in range(0, n, POSITIONS):
         rows = slice(first, first + POSITIONS)
         p, q = log_softmax(original[rows], -1), log_softmax(shipped[rows], -1)
         best = p.topk(min(2, p.shape[-1]), dim=-1).values
-        found.divergence[rows] = kl_div(q, p, reduction="none", log_target=True).sum(-1)
-        found.margin[rows] = best[:, 0] - best[:, -1]
-        found.agree[rows] = p.argmax(-1) == q.argmax(-1)
-        found.loss[rows], found.shipped_loss[rows] = (-x.gather(1, following[rows, None])[:, 0] for x in (p, q))
-    return found
+        compared.divergence[rows] = kl_div(q, p, reduction="none", log_target=True).sum(-1)
+        compared.margin[rows] = best[:, 0] - best[:, -1]
+        compared.agree[rows] = p.argmax(-1) == q.argmax(-1)
+        compared.loss[rows], compared.shipped_loss[rows] = (-x.gather(1, following[rows, None])[:, 0] for x in (p, q))
+    return compared
 
 
-def clear_agreement(name: str, found: DistributionComparison, counted: str, undecided: str) -> Measurement | NotRun:
+def clear_agreement(name: str, compared: DistributionComparison, counted: str, undecided: str) -> Measurement | NotRun:
     """Return the agreement on the most likely token or label at positions where the original is decided.
 
     Args:
         name: the measurement's name.
-        found: the comparison.
+        compared: the comparison.
         counted: a text for the detail, in which {} stands for the number of these positions.
         undecided: the reason for a text in which the original is decided nowhere.
     """
-    clear, agree = found.clear, found.agree
+    clear, agree = compared.clear, compared.agree
     if not bool(clear.any()):
         return NotRun(name, undecided)
     close = f"{int(agree[~clear].sum())} of {int((~clear).sum())} others agree"

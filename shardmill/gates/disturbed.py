@@ -144,5 +144,5 @@ def _rounding(model: nn.Module) -> Iterator[nn.Module]:
 
 def longest_sum(model: nn.Module) -> int:
     """Return the number of products in the longest sum of any matrix product."""
-    own = (module.parameters(recurse=False) for module in model.modules() if not isinstance(module, nn.Embedding))
-    return max(parameter.shape[-1] for parameters in own for parameter in parameters if parameter.ndim > 1)
+    by_module = (module.parameters(recurse=False) for module in model.modules() if not isinstance(module, nn.Embedding))
+    return max(parameter.shape[-1] for parameters in by_module for parameter in parameters if parameter.ndim > 1)

@@ -37,7 +37,7 @@ def drafter_case(
 def reference_drafter(
     plan: Mapping[str, Any],
     source: Path,
-    held: Iterable[StoredWeights],
+    all_stored: Iterable[StoredWeights],
     embed: Callable[[Sequence[int]], Tensor],
     weights: Weights,
 ) -> ReferenceDrafter:
@@ -46,11 +46,11 @@ def reference_drafter(
     Args:
         plan: plan.json's content.
         source: the model's checkpoint, with the drafter's in a folder inside it if it has one of its own.
-        held: the weights of the drafter's packages.
+        all_stored: the weights of the drafter's packages.
         embed: returns the model's embeddings of tokens, [n, d].
         weights: the weights of the model's packages.
     """
     if plan["drafter"]["kind"] == ASSISTANT:  # which reads the model's caches
-        return assistant.reference_assistant(plan, source, held, embed, weights)
+        return assistant.reference_assistant(plan, source, all_stored, embed, weights)
     make = {EAGLE3: eagle3.reference_head, MTP: mtp.reference_mtp}[plan["drafter"]["kind"]]
-    return make(plan, source, held, embed)
+    return make(plan, source, all_stored, embed)

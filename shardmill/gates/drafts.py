@@ -99,16 +99,16 @@ def expected_drafts(
     """
 
     def along(hidden: Tensor, drafts: Ids | None = None) -> tuple[Ids, Tensor]:
-        draft, found, rows = drafter.begin(hidden), list[list[int]](), list[Tensor]()
+        draft, drafted, rows = drafter.begin(hidden), list[list[int]](), list[Tensor]()
         for i, (at, _) in enumerate(rounds(len(tokens), verify)):
             following, token = draft(tokens[:at]), None
-            found.append([])
+            drafted.append([])
             for step in range(steps(verify)):
                 rows.append(next(following) if token is None else following.send(token))
-                own = int(drafter.ids[int(rows[-1].argmax())])
-                token = own if drafts is None else int(drafts[i, step])
-                found[-1].append(token)
-        return np.array(found), torch.stack(rows)
+                likeliest = int(drafter.ids[int(rows[-1].argmax())])
+                token = likeliest if drafts is None else int(drafts[i, step])
+                drafted[-1].append(token)
+        return np.array(drafted), torch.stack(rows)
 
     hidden, noise = run(), FP32 if is_portable() else FP16
     drafts, exact = along(hidden)
@@ -135,9 +135,9 @@ def draft_agreement(engine: Engine, expected: Expected, precision: str) -> Measu
     """
     drafted = _drafted(engine, expected)
     clear, right, first, ties = 0, 0, [0, 0], 0
-    for found, truth, gaps in zip(drafted, expected.drafts.tolist(), expected.gaps.tolist(), strict=True):
+    for draft, truth, gaps in zip(drafted, expected.drafts.tolist(), expected.gaps.tolist(), strict=True):
         for step, (token, gap) in enumerate(zip(truth, gaps, strict=True)):
-            same, is_tie = found[step : step + 1] == [token], gap <= expected.margins[precision]
+            same, is_tie = draft[step : step + 1] == [token], gap <= expected.margins[precision]
             ties += is_tie
             if not is_tie:
                 clear, right = clear + 1, right + same
@@ -154,22 +154,22 @@ def draft_agreement(engine: Engine, expected: Expected, precision: str) -> Measu
 def _drafted(engine: Engine, expected: Expected) -> list[list[int]]:
     """Return the programs' drafts along the text, where each pass accepts what `rounds` says.
 
-    Drafts are empty from the first pass on whose result is not finite.
+    From the first pass on whose result is not finite, drafts are empty.
     """
     tokens, most = list(expected.tokens), steps(expected.verify)
     session, drafter = Session(engine), create_drafter(expected.kind, head=load_drafter(engine))
-    found: list[list[int]] = []
+    drafts: list[list[int]] = []
     try:
         for at, accepted in rounds(len(tokens), expected.verify):
-            if not found:
+            if not drafts:
                 session.prefill(tokens[: at - 1])
                 drafter.reset(tokens[: at - 1])
                 drafter.observe(tokens[at - 1 : at], 0)
-            found.append(list(drafter.propose(tokens[:at], most).tokens))
+            drafts.append(list(drafter.propose(tokens[:at], most).tokens))
             wrong = [(token + 1) % engine.vocab for token in tokens[at + accepted : at + most]]
             session.feed([*tokens[at - 1 : at + accepted], *wrong])
             session.commit(1 + accepted)
             drafter.observe(tokens[at : at + accepted + 1], accepted)
     except NotFiniteError:  # other measurements name the operation
         pass
-    return found + [[]] * (len(expected.drafts) - len(found))
+    return drafts + [[]] * (len(expected.drafts) - len(drafts))

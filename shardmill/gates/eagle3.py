@@ -42,9 +42,9 @@ def head_case(
         source: the model's checkpoint, with the head's in a folder inside it.
         stored: the package's weights.
     """
-    (exact, held), width = (load_head(source / FOLDER) for _ in range(2)), part.spec.graph.hidden
+    (exact, packaged), width = (load_head(source / FOLDER) for _ in range(2)), part.spec.graph.hidden
     hidden = known["hidden"][:, :, :width]
-    _hold(held, stored)
+    _hold(packaged, stored)
     with torch.no_grad():
         tapped = torch.cat([hidden[layer] for layer in plan["drafter"]["taps"]], dim=-1)
         embedded, read = hidden[0, 1:], exact.fuse(tapped)[:-1]
@@ -55,22 +55,22 @@ def head_case(
         "layers": ({"x": x}, lambda head: head(embedded, read)),
         "head": ({"hidden": last}, lambda head: head.logits(last)),
     }
-    return compared(*cases[part.kind], held, exact)
+    return compared(*cases[part.kind], packaged, exact)
 
 
 def reference_head(
-    plan: Mapping[str, Any], source: Path, held: Iterable[StoredWeights], embed: Callable[[Sequence[int]], Tensor]
+    plan: Mapping[str, Any], source: Path, all_stored: Iterable[StoredWeights], embed: Callable[[Sequence[int]], Tensor]
 ) -> ReferenceDrafter:
     """Return a head that drafts; it knows the checkpoint's own tokens of its rows.
 
     Args:
         plan: plan.json's content.
         source: the model's checkpoint, with the head's in a folder inside it.
-        held: the weights of the head's packages.
+        all_stored: the weights of the head's packages.
         embed: returns the model's embeddings of tokens, [n, d].
     """
     head, known = load_head(source / FOLDER), read_tensors(source / FOLDER)
-    for stored in held:
+    for stored in all_stored:
         _hold(head, stored)
     ids = torch.arange(head.lm_head.out_features)
     if TOKENS in known:

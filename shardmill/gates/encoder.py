@@ -57,15 +57,15 @@ def encoder_case(
         weights: the checkpoint's weights, which contain the host's tables.
     """
     table, last = plan["tables"]["embedding"], part.end == len(reference.layers)
-    held = beside_tables(plan, part_weights(part, reference, stored, weights), weights)
+    all_weights = beside_tables(plan, part_weights(part, reference, stored, weights), weights)
     scale = part.spec.graph.stream_scale
     before = known[part.edge(part.start)] if part.start else None
     original = known["output"] if last else known[part.edge(part.end)] * scale
 
     def expected() -> list[Tensor]:
         answers = stored_answers(plan, stored) if last else None
-        found = reference.between(part.start, part.end, before, texts, held, table, answers)
-        return [found if last else found * scale]
+        outputs = reference.between(part.start, part.end, before, texts, all_weights, table, answers)
+        return [outputs if last else outputs * scale]
 
     def cut() -> Case:
         halves = [half for text in texts for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
@@ -139,9 +139,9 @@ def _padding(runner: PartRunner, case: Case, detail: str = "") -> Measurement:
     return explained(error, lambda: (run(10.0), run(0.0)), runner.program)
 
 
-def _together(reference: EncoderReference, *given: Any) -> Tensor:
+def _together(reference: EncoderReference, *arguments: Any) -> Tensor:
     """Return transformers' outputs for all texts, see `EncoderReference.run`: one text after the other."""
-    return torch.cat(reference.run(*given))
+    return torch.cat(reference.run(*arguments))
 
 
 def stored_answers(plan: Mapping[str, Any], stored: StoredWeights) -> Tensor | None:
@@ -153,12 +153,12 @@ def _host_rows(plan: Mapping[str, Any], weights: Weights, text: Sequence[int]) -
     """Return the sum of table rows that the host computes for a text, [n, d], from the checkpoint's tables."""
     named: Mapping[str, str] = plan["tables"]  # path -> the checkpoint's tensor name
     ids, scale = torch.tensor(list(text)), plan["architecture"]["embedding_scale"]
-    found: Tensor = weights(named["embedding"])[ids].float() * scale
+    sums: Tensor = weights(named["embedding"])[ids].float() * scale
     if "positions" in named:
-        found = found + weights(named["positions"])[: len(text)].float()
+        sums = sums + weights(named["positions"])[: len(text)].float()
     if "types" in named:
-        found = found + weights(named["types"])[0].float()
-    return found.numpy()
+        sums = sums + weights(named["types"])[0].float()
+    return sums.numpy()
 
 
 def beside_tables(plan: Mapping[str, Any], stored: Callable[[str], Tensor], weights: Weights) -> Weights:
@@ -189,8 +189,8 @@ def encoder_stack_parity(
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
         plain = _run_texts(encoder, texts, plan, bucket)
-        held, answers = with_tables(encoder.tables, plan, stored), stored_answers(plan, all_stored[-1])
-        truth = partial(_together, reference, texts, held, plan["tables"]["embedding"], answers)
+        all_weights, answers = with_tables(encoder.tables, plan, stored), stored_answers(plan, all_stored[-1])
+        truth = partial(_together, reference, texts, all_weights, plan["tables"]["embedding"], answers)
         expected = truth()
         if is_portable():
             yield Measurement("program_error", relative_error(plain, expected), f"bucket {bucket}")
@@ -243,18 +243,18 @@ def _encoder_cost(
             likeness = cosine_similarity(original, shipped, dim=-1)
             yield Measurement("embedding_cosine", float(likeness.min()), detail)
             continue
-        found = compare_distributions(original, shipped)
-        yield Measurement("label_kl", float(found.divergence.mean()), detail)
+        comparison = compare_distributions(original, shipped)
+        yield Measurement("label_kl", float(comparison.divergence.mean()), detail)
         undecided = "the original is decided on no label"
-        yield clear_agreement("label_agreement", found, f"{detail}, {{}} clear", undecided)
+        yield clear_agreement("label_agreement", comparison, f"{detail}, {{}} clear", undecided)
         if plan["task"] == LABEL:
-            yield _spans_compared(original, shipped, plan["labels"], found.clear, detail)
+            yield _spans_compared(original, shipped, plan["labels"], comparison.clear, detail)
 
 
 def _spans_compared(
     original: Tensor, shipped: Tensor, labels: Sequence[str], clear: Tensor, detail: str
 ) -> Measurement | NotRun:
-    """Measure the share of spans that both find, among those in which the original is decided on every token."""
+    """Measure the share of spans that both find, among the spans in which the original is decided on every token."""
     ours, theirs = (set(spans(x, labels, clear)) for x in (shipped, original))
     if not ours | theirs:
         return NotRun("span_agreement", "the original is sure of no span in this text")

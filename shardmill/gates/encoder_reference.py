@@ -69,12 +69,12 @@ class EncoderReference:
         ):
             self._load_around(embed, weights)
             batches = _batches(torch.split(places, [len(text) for text in texts]))
-            found = [out for batch in batches for out in self._outputs(self.model(input_ids=batch))]
+            outputs = [out for batch in batches for out in self._outputs(self.model(input_ids=batch))]
         return_heap()
-        return found
+        return outputs
 
-    def traced(self, layers: Collection[int], *given: Any) -> tuple[dict[int, Tensor], Tensor]:
-        """Return the inputs [n, d] of some layers and all outputs, for all texts; `given` is what `run` takes."""
+    def traced(self, layers: Collection[int], *arguments: Any) -> tuple[dict[int, Tensor], Tensor]:
+        """Return the inputs [n, d] of some layers and all outputs, for all texts; `arguments` is what `run` takes."""
         rows: dict[int, list[Tensor]] = {index: [] for index in layers}
 
         def note(index: int) -> Callable[..., None]:
@@ -83,19 +83,19 @@ class EncoderReference:
         with ExitStack() as stack:
             for index in layers:
                 stack.callback(self.layers[index].register_forward_pre_hook(note(index)).remove)
-            found = torch.cat(self.run(*given))
-        return {index: torch.cat(batches) for index, batches in rows.items()}, found
+            outputs = torch.cat(self.run(*arguments))
+        return {index: torch.cat(batches) for index, batches in rows.items()}, outputs
 
-    def between(self, start: int, end: int, hidden: Tensor | None, *given: Any) -> Tensor:
+    def between(self, start: int, end: int, hidden: Tensor | None, *arguments: Any) -> Tensor:
         """Return what the layers [start, end) give for all texts, [n, d], or the model's outputs after the last layer.
 
         Args:
             start: the first layer.
             end: the layer after the last one.
             hidden: its inputs for all texts, [n, d]; None for the tokens' embeddings.
-            given: the arguments of `run`.
+            arguments: the arguments of `run`.
         """
-        own, left = list(self.layers), hidden
+        layers, left = list(self.layers), hidden
 
         def feed(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal left
@@ -105,21 +105,21 @@ class EncoderReference:
             return (taken.reshape(args[0].shape), *args[1:]), kwargs
 
         with ExitStack() as stack:
-            for index, layer in enumerate(own):
+            for index, layer in enumerate(layers):
                 if not start <= index < end:
                     self.layers[index] = Skipped(layer, 0)
                     stack.callback(self.layers.__setitem__, index, layer)
             if hidden is not None:
-                stack.callback(own[start].register_forward_pre_hook(feed, with_kwargs=True).remove)
-            after, outputs = self.traced([end] if end < len(own) else [], *given)
+                stack.callback(layers[start].register_forward_pre_hook(feed, with_kwargs=True).remove)
+            after, outputs = self.traced([end] if end < len(layers) else [], *arguments)
         return after.get(end, outputs)
 
     def _load_around(self, embed: nn.Module, weights: Weights) -> None:
         """Load the model's weights, but not the layers' weights and the token embedding table."""
         for name, module in self.named.named_modules():
-            own = dict(module.named_parameters(recurse=False))
+            parameters = dict(module.named_parameters(recurse=False))
             if module is not embed and not name.startswith(f"{self.path}."):
-                for key in own:
+                for key in parameters:
                     value = loaded(f"{name}.{key}" if name else key, self.origins, weights)
                     setattr(module, key, nn.Parameter(value, requires_grad=False))
 

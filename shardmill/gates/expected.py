@@ -141,13 +141,13 @@ def _seeds(part: Part, known: Mapping[str, Tensor], first: int) -> dict[str, See
     """
     into = part.spec.graph.stream_scale if PART_KINDS[part.kind].streams[0] else 1.0
     edge, names = known["hidden"][part.start if part.spec.layers else -1], pass_inputs(part.spec)
-    found = {}
+    seeds = {}
     for name in names:
         if name in ("x", "hidden", "embedded"):
-            found[name] = first, _exponent(edge * into)
+            seeds[name] = first, _exponent(edge * into)
         elif name.startswith("p_"):
-            found[name] = first + 1 + int(name.removeprefix("p_")), _exponent(known["rows"] * into)
-    return found | ({"places": (first + 1, 0)} if part.kind == "head" else {})
+            seeds[name] = first + 1 + int(name.removeprefix("p_")), _exponent(known["rows"] * into)
+    return seeds | ({"places": (first + 1, 0)} if part.kind == "head" else {})
 
 
 def _exponent(values: Tensor) -> int:
@@ -176,8 +176,8 @@ def _results(
     known = {"hidden": x.expand(plan["architecture"]["layers"] + 1, *x.shape)}
     known["logits"] = torch.zeros(()).expand(count, plan["architecture"]["vocab"])
     if width := spec.graph.per_layer:
-        own = [made.get(f"p_{i}", torch.zeros(count, width)) for i in range(plan["architecture"]["layers"])]
-        known["rows"] = torch.cat(own, dim=1)
+        by_layer = [made.get(f"p_{i}", torch.zeros(count, width)) for i in range(plan["architecture"]["layers"])]
+        known["rows"] = torch.cat(by_layer, dim=1)
     case = part_case(part, reference, known, source, stored)
 
     return lambda: torch.cat(case.expected(), dim=1) * out_of
@@ -212,15 +212,15 @@ def record_encoder(
     last, scale, table = part.end == len(reference.layers), part.spec.graph.stream_scale, plan["tables"]["embedding"]
     weights = with_tables(tables, plan, part_weights(part, reference, stored, original))
     answers, by_text = stored_answers(plan, stored) if last else None, last and plan["task"] == CLASSIFY
-    tokens, kept = below(place, part.spec.tokens, plan["architecture"]["vocab"]), lengths_of(part.spec.tokens)
-    texts = [tokens[: places[-1] + 1] for places in kept.values()]
+    tokens, positions = below(place, part.spec.tokens, plan["architecture"]["vocab"]), lengths_of(part.spec.tokens)
+    texts = [tokens[: places[-1] + 1] for places in positions.values()]
 
     def run(seeds: Mapping[str, Seed]) -> Tensor:
         made = [rows(*seeds["x"], len(text), part.spec.graph.hidden) for text in texts] if "x" in seeds else []
         hidden = torch.from_numpy(np.concatenate(made)) / scale if made else None
-        found = reference.between(part.start, part.end, hidden, texts, weights, table, answers)
-        outputs = torch.split(found if last else found * scale, [1 if by_text else len(text) for text in texts])
-        return torch.cat([out if by_text else out[at] for out, at in zip(outputs, kept.values(), strict=True)])
+        joined = reference.between(part.start, part.end, hidden, texts, weights, table, answers)
+        outputs = torch.split(joined if last else joined * scale, [1 if by_text else len(text) for text in texts])
+        return torch.cat([out if by_text else out[at] for out, at in zip(outputs, positions.values(), strict=True)])
 
     for attempt in range(SEEDS if part.start else 1):
         seeds: dict[str, Seed] = {"tokens": (place, 0)}
@@ -229,8 +229,8 @@ def record_encoder(
         exact = run(seeds)
         limits, hopeless = _limits(reference.model, exact, partial(run, seeds))
         if not (hopeless and part.start):
-            counts = [1 if by_text else len(at) for at in kept.values()]
-            results = {f"rows/{way}": r.numpy() for way, r in zip(kept, torch.split(exact, counts), strict=True)}
+            counts = [1 if by_text else len(at) for at in positions.values()]
+            results = {f"rows/{way}": r.numpy() for way, r in zip(positions, torch.split(exact, counts), strict=True)}
             recording.add(part, {"seeds": seeds, "limits": limits}, results)
             return
     recording.add(part, {"why_not": UNMADE["choices"].partition(":")[0]}, {})
@@ -239,8 +239,8 @@ def record_encoder(
 def greedy(stored: StoredModel, text: Sequence[int], table: Table, second: Table | None) -> dict[str, Any]:
     """Return transformers' greedy continuation of the beginning of a text, as `runtime.expected.Answer` has it.
 
-    All tokens are guessed at once, at first from the text. Each pass corrects at least the first wrong one, and those
-    after it often, too.
+    All tokens are guessed at once, at first from the text. Each pass corrects at least the first wrong token,
+    and often later ones, too.
     """
     prompt, guess = [*text[:PROMPT]], [*text[PROMPT : PROMPT + ANSWER]]
     guess += [0] * (ANSWER - len(guess))

@@ -54,8 +54,8 @@ def chosen_by(program: Path, function: str, layers: int, rerun: Callable[[], obj
 
     with trace(look):
         rerun()
-    found = [torch.cat(seen[chosen]) for _, chosen in rounds]  # each [n, classes]
-    taken = [torch.stack(found[i : i + each]).sum(dim=0) for i in range(0, len(found), each)]
+    choices = [torch.cat(seen[chosen]) for _, chosen in rounds]  # each [n, classes]
+    taken = [torch.stack(choices[i : i + each]).sum(dim=0) for i in range(0, len(choices), each)]
     return Choices(torch.stack(taken), torch.stack([torch.cat(seen[scores]) for scores, _ in rounds[::each]]))
 
 
@@ -68,7 +68,7 @@ def _rounds(program: Path, called: str) -> list[tuple[str, str]]:
     path, wanted = function_location(program, called)
     function, _ = pick_function(load_model(path), wanted)
     made: dict[str, Op] = {}
-    found: list[tuple[str, str]] = []
+    rounds: list[tuple[str, str]] = []
     scores, ordered = "", False
     for op in function.block.ops:
         made |= {output.name: op for output in op.outputs}
@@ -80,9 +80,9 @@ def _rounds(program: Path, called: str) -> list[tuple[str, str]]:
             ordered = second is not None and second.kind == "mul"
             scores = scores if ordered else name
         elif ordered:
-            found.append((scores, op.outputs[0].name))
+            rounds.append((scores, op.outputs[0].name))
             ordered = False
-    return found
+    return rounds
 
 
 def _maker(op: Op, side: str, made: Mapping[str, Op]) -> Op | None:
@@ -132,24 +132,24 @@ class ChoiceComparison:
         return ChoiceComparison(self.same[:, :count], self.close[:, :count], self.edge[:, :count])
 
 
-def compare_choices(found: Choices, indices: list[Tensor], precision: str, jitter: float = 0.0) -> ChoiceComparison:
+def compare_choices(choices: Choices, indices: list[Tensor], precision: str, jitter: float = 0.0) -> ChoiceComparison:
     """Compare a program's choices with transformers' choices.
 
     Args:
-        found: the program's choices.
+        choices: the program's choices.
         indices: the experts of each layer, as returned by gates/routed.py.
         precision: the precision in which the program computed.
         jitter: SparseMixer's eps; 0 for any other router.
     """
-    count, chosen = found.chosen.shape[2], indices[0].shape[1]
+    count, chosen = choices.chosen.shape[2], indices[0].shape[1]
     truth = torch.stack([_sets(index, count) for index in indices])
-    ordered = found.scores.sort(dim=2, descending=True).values
-    size = found.scores.abs().amax(dim=2)
+    ordered = choices.scores.sort(dim=2, descending=True).values
+    size = choices.scores.abs().amax(dim=2)
     close = torch.zeros_like(size, dtype=torch.bool)
     if chosen < count:  # otherwise there is nothing to choose; NaN is no close call
         close = (ordered[..., chosen - 1] - ordered[..., chosen]) <= RESOLUTION[precision] * size
-    edge = _on_edge(found.scores, jitter, RESOLUTION[precision]) if jitter else torch.zeros_like(close)
-    return ChoiceComparison((truth == found.chosen).all(dim=2) & ~found.scores.isnan().any(dim=2), close, edge)
+    edge = _on_edge(choices.scores, jitter, RESOLUTION[precision]) if jitter else torch.zeros_like(close)
+    return ChoiceComparison((truth == choices.chosen).all(dim=2) & ~choices.scores.isnan().any(dim=2), close, edge)
 
 
 def _on_edge(scores: Tensor, jitter: float, resolution: float) -> Tensor:
@@ -157,20 +157,20 @@ def _on_edge(scores: Tensor, jitter: float, resolution: float) -> Tensor:
 
     Source: transformers, models/phimoe/modeling_phimoe.py. It selects two experts in turn, the second among the rest.
     """
-    found = torch.zeros(scores.shape[:2], dtype=torch.bool)
+    on_edge = torch.zeros(scores.shape[:2], dtype=torch.bool)
     left, size = scores, scores.abs().amax(dim=2, keepdim=True)
     for _ in range(2):
         best = left.amax(dim=2, keepdim=True)
         beyond = (best - left) - 2 * jitter * torch.maximum(left.abs(), best)
-        found |= (beyond.abs() <= resolution * size).any(dim=2)
+        on_edge |= (beyond.abs() <= resolution * size).any(dim=2)
         left = left.masked_fill(left == best, -torch.inf)
-    return found
+    return on_edge
 
 
-def choice_agreement(name: str, found: ChoiceComparison) -> Measurement:
+def choice_agreement(name: str, comparison: ChoiceComparison) -> Measurement:
     """Measure the share of tokens and layers with the same set of experts as transformers, if the scores decide it."""
-    same, close = found.same, found.close
-    apart = close | _after(found.fell)
+    same, close = comparison.same, comparison.close
+    apart = close | _after(comparison.fell)
     counted = same[~apart] if bool((~apart).any()) else same
     detail = f"{int(close.sum())} of {close.numel()} choices are close calls"
     if later := int((apart & ~close).sum()):

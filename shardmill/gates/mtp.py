@@ -37,35 +37,35 @@ class ReferenceMtp(nn.Module):
         from transformers.models.qwen3_5 import modeling_qwen3_5 as qwen3_5
 
         super().__init__()
-        own, width, eps = copy(config), config.hidden_size, config.rms_norm_eps
+        single, width, eps = copy(config), config.hidden_size, config.rms_norm_eps
         self.model_norm, self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (
             qwen3_5.Qwen3_5RMSNorm(width, eps) for _ in range(4)
         )
         self.fc = nn.Linear(2 * width, width, bias=False)
-        own.num_hidden_layers, own.layer_types, own._attn_implementation = 1, ["full_attention"], "eager"
-        self.layers = nn.ModuleList([qwen3_5.Qwen3_5DecoderLayer(own, 0)])
+        single.num_hidden_layers, single.layer_types, single._attn_implementation = 1, ["full_attention"], "eager"
+        self.layers = nn.ModuleList([qwen3_5.Qwen3_5DecoderLayer(single, 0)])
         self.lm_head = nn.Linear(width, vocab, bias=False)
-        self.rotary = qwen3_5.Qwen3_5TextRotaryEmbedding(own)
+        self.rotary = qwen3_5.Qwen3_5TextRotaryEmbedding(single)
 
     def join(self, embedded: Tensor, state: Tensor) -> Tensor:
         """Return what the layer reads of a token's embedding and a normed hidden state, each [n, d]."""
         pair = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(state)]
-        found: Tensor = self.fc(torch.cat(pair, dim=-1))
-        return found
+        joined: Tensor = self.fc(torch.cat(pair, dim=-1))
+        return joined
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's outputs [n, d] at positions 0 .. n - 1; a position sees itself and earlier ones."""
         count = len(x)
         turns = self.rotary(x[None], torch.arange(count)[None, None].expand(3, 1, count))
         mask = torch.full((count, count), torch.finfo(x.dtype).min).triu(1)[None, None]
-        found: Any = self.layers[0](x[None], position_embeddings=turns, attention_mask=mask)
-        out: Tensor = (found if isinstance(found, Tensor) else found[0])[0]
+        returned: Any = self.layers[0](x[None], position_embeddings=turns, attention_mask=mask)
+        out: Tensor = (returned if isinstance(returned, Tensor) else returned[0])[0]
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [n, vocab] of the layer's outputs [n, d]."""
-        found: Tensor = self.lm_head(self.norm(hidden))
-        return found
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return logits
 
 
 def _tensor_of(parameter: str, *, tied: bool) -> str:
@@ -107,7 +107,7 @@ def mtp_case(
     """
     original, tied = checkpoint_weights(source, plan["prefix"]), plan["architecture"]["tied"]
     vocab = plan["drafter"]["vocab"]
-    exact, held = (load_mtp(source, each, vocab, tied=tied) for each in (original, stored.over(original)))
+    exact, packaged = (load_mtp(source, each, vocab, tied=tied) for each in (original, stored.over(original)))
     embedded, read = known["hidden"][0, 1:], known["hidden"][-1, :-1]
     x = exact.join(embedded, exact.model_norm(read))
     state = exact(x)
@@ -123,22 +123,22 @@ def mtp_case(
         "layers": ({"x": x}, lambda layer: layer(x)),
         "head": ({"hidden": state}, lambda layer: layer.logits(state)),
     }
-    return compared(*cases[part.kind], held, exact)
+    return compared(*cases[part.kind], packaged, exact)
 
 
 def reference_mtp(
-    plan: Mapping[str, Any], source: Path, held: Iterable[StoredWeights], embed: Callable[[Sequence[int]], Tensor]
+    plan: Mapping[str, Any], source: Path, all_stored: Iterable[StoredWeights], embed: Callable[[Sequence[int]], Tensor]
 ) -> ReferenceDrafter:
     """Return an MTP layer that drafts.
 
     Args:
         plan: plan.json's content.
         source: the checkpoint's folder.
-        held: the weights of the drafter's packages.
+        all_stored: the weights of the drafter's packages.
         embed: returns the model's embeddings of tokens, [n, d].
     """
     vocab, weights = plan["drafter"]["vocab"], checkpoint_weights(source, plan["prefix"])
-    stored = reduce(lambda lookup, one: one.over(lookup), held, weights)
+    stored = reduce(lambda lookup, one: one.over(lookup), all_stored, weights)
     layer = load_mtp(source, stored, vocab, tied=plan["architecture"]["tied"])
 
     def begin(hidden: Tensor) -> Callable[[Sequence[int]], Steps]:

@@ -47,12 +47,12 @@ def origins(model: nn.Module, names: Iterable[str]) -> dict[str, Origin]:
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    found: dict[str, Origin] = {}
+    known: dict[str, Origin] = {}
     for name in sorted(names, key=dot_natural_key):
         key, pattern = rename_source_key(name, renamings, converters)
-        origin = found.setdefault(key, Origin(by_pattern[pattern] if pattern else None))
+        origin = known.setdefault(key, Origin(by_pattern[pattern] if pattern else None))
         origin.tensors.append((name, pattern or ""))
-    return found
+    return known
 
 
 def _origin_of(name: str, known: Mapping[str, Origin]) -> Origin:
@@ -92,8 +92,8 @@ def load_parameters(module: nn.Module, prefix: str, known: Mapping[str, Origin],
         weights: returns the tensors on disk by name.
     """
     names = module.state_dict().keys() - lend(module, prefix, known, weights)
-    found = {name: loaded(prefix + name, known, weights) for name in sorted(names)}
-    module.load_state_dict(found, assign=True, strict=False)
+    parameters = {name: loaded(prefix + name, known, weights) for name in sorted(names)}
+    module.load_state_dict(parameters, assign=True, strict=False)
 
 
 @contextmanager
@@ -186,13 +186,13 @@ def matrix_rows(weights: Weights, name: str) -> Iterator[Tensor]:
 
 def _forward(linear: nn.Linear, rows: Callable[[], Iterable[Tensor]], x: Tensor) -> Tensor:
     """Return x [..., c] times the matrix, plus the layer's bias: [..., r]."""
-    found, first = [], 0
+    outputs, first = [], 0
     for block in rows():
         last = first + len(block)
         bias = None if linear.bias is None else linear.bias[first:last]
-        found.append(nn.functional.linear(x, block, bias))
+        outputs.append(nn.functional.linear(x, block, bias))
         first = last
-    return found[0] if len(found) == 1 else torch.cat(found, dim=-1)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
 
 def _linear(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

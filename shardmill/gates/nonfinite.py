@@ -93,11 +93,11 @@ def audit_values(engine: Engine, tokens: Sequence[int]) -> list[LayerRangeRow]:
     finally:
         for program in programs:
             program.around = nullcontext
-    found: list[LayerRangeRow] = []
+    rows: list[LayerRangeRow] = []
     for program, function, seen in zip(programs, functions, audits, strict=True):
         layers = layer_of(function)
-        found += [_row(program.name, layers.get(row.output), row, starts) for row in seen.rows()]
-    return found
+        rows += [_row(program.name, layers.get(row.output), row, starts) for row in seen.rows()]
+    return rows
 
 
 def _function(program: Program, width: int) -> Function:
@@ -119,7 +119,7 @@ def layer_of(function: Function) -> dict[str, int]:
     In other programs it is the layer of the last weight used before an operation. Operations between the addition that
     ends one layer and the first weight of the next belong to the next.
     """
-    found: dict[str, int] = {}
+    layers: dict[str, int] = {}
     current: int | None = None
     waiting: list[str] = []  # since the last addition
     for op in function.block.walk():
@@ -128,12 +128,12 @@ def layer_of(function: Function) -> dict[str, int]:
         outputs = [out.name for out in op.outputs]
         if used and used[0] != current:
             current = used[0]
-            found.update(dict.fromkeys(waiting, current))
+            layers.update(dict.fromkeys(waiting, current))
         waiting = [] if used or op.kind == "add" else [*waiting, *outputs]
         if current is not None:
-            found.update(dict.fromkeys(outputs, current))
+            layers.update(dict.fromkeys(outputs, current))
     every = (out.name for op in function.block.walk() for out in op.outputs)
-    return found | {name: int(match.group(1)) for name in every if (match := LAYER.match(name))}
+    return layers | {name: int(match.group(1)) for name in every if (match := LAYER.match(name))}
 
 
 def worst(rows: Iterable[LayerRangeRow]) -> list[LayerRangeRow]:
@@ -188,8 +188,8 @@ def explained(measurement: Measurement, rerun: Rerun, where: Path | Engine) -> M
         else:
             _rerun_engine(where, rerun)
         said = "every operation's results are finite"
-    except _Found as found:
-        said = f"first non-finite: {_described(found.result, found.program)}"
+    except _Found as error:
+        said = f"first non-finite: {_described(error.result, error.program)}"
     return replace(measurement, detail="; ".join(filter(None, (measurement.detail, said))))
 
 

@@ -112,9 +112,9 @@ def _choices(
     # If a pass is run by another function, or padded, its choices can't be found by their names.
     count = case.count - (case.count % width if runner.part.spec.calls.functions else 0)
     run = partial(runner.run, _first(case.rows, count), list(in_passes(count, [width])))
-    found = experts.chosen_by(runner.program, function, len(mixtures), run)
+    choices = experts.chosen_by(runner.program, function, len(mixtures), run)
     jitter = options.jitter if (options := runner.part.spec.graph.experts) else 0.0
-    return experts.compare_choices(found, [truth[i][:count] for i in mixtures], precision, jitter)
+    return experts.compare_choices(choices, [truth[i][:count] for i in mixtures], precision, jitter)
 
 
 def width_measurements(

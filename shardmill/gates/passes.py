@@ -98,9 +98,9 @@ def with_rejected_drafts(length: int, width: int) -> Iterator[Pass]:
         end = min(start + (width, 1, max(width - 2, 1))[turn % 3], length)
         positions = tuple(range(start, end))
         tokens = (start, *((7 * p + 3) % length for p in positions[1:])) if wrong else positions
-        kept = 1 if wrong else end - start
-        yield Pass(tokens, positions, kept)
-        start, turn = start + kept, turn + 1
+        count = 1 if wrong else end - start
+        yield Pass(tokens, positions, count)
+        start, turn = start + count, turn + 1
 
 
 def with_padding(length: int, width: int) -> Iterator[Pass]:
@@ -108,10 +108,10 @@ def with_padding(length: int, width: int) -> Iterator[Pass]:
     start = 0
     while start < length:
         positions = tuple(range(start, min(start + width, length)))
-        kept = -(-len(positions) // 2)
-        last = positions[kept - 1]
-        yield Pass((*positions[:kept], *[last] * (len(positions) - kept)), positions, kept)
-        start += kept
+        count = -(-len(positions) // 2)
+        last = positions[count - 1]
+        yield Pass((*positions[:count], *[last] * (len(positions) - count)), positions, count)
+        start += count
 
 
 def as_shipped(length: int, verify: int, upper: int, pads: bool = False) -> Iterator[Pass]:
@@ -126,10 +126,10 @@ def as_shipped(length: int, verify: int, upper: int, pads: bool = False) -> Iter
     start = turn = 0
     while start < length:
         positions = tuple(range(start, min(start + (upper, upper, verify, 1)[turn % 4], length)))
-        kept = len(positions) if turn % 4 != 1 else -(-len(positions) // 2)
-        tokens = positions[:kept] if pads else (*positions[:kept], *[positions[kept - 1]] * (len(positions) - kept))
-        yield Pass(tokens, positions[: len(tokens)], kept)
-        start, turn = start + kept, turn + 1
+        count = len(positions) if turn % 4 != 1 else -(-len(positions) // 2)
+        tokens = positions[:count] if pads else (*positions[:count], *[positions[count - 1]] * (len(positions) - count))
+        yield Pass(tokens, positions[: len(tokens)], count)
+        start, turn = start + count, turn + 1
 
 
 def at_lengths(count: int, widths: Sequence[int], verify: int, lengths: Sequence[int]) -> dict[str, list[Pass]]:
@@ -168,7 +168,7 @@ def _over_the_end(count: int, widths: Sequence[int], slots: int, following: int)
 
 
 def _later(one: Pass, by: int) -> Pass:
-    """Return the same pass, `by` tokens later."""
+    """Return a pass that comes `by` tokens later in a text."""
     span = tuple(position + by for position in one.positions)
     return replace(one, tokens=span, positions=span)
 

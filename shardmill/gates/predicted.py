@@ -36,10 +36,10 @@ def predicted_costs(
             engine = load()
         shipped = torch.from_numpy(feed(engine, tokens, in_passes(len(tokens), [engine.tokens_max])))
         finite = bool(shipped.isfinite().all())
-        found = compare_distributions(original, shipped)
+        comparison = compare_distributions(original, shipped)
         yield {
             "precision": precision,
             "deviations": [ane.OPTIONS[name] for name in sorted(ane.options_of(precision))],
-            "top1": float(found.agree.float().mean()) if finite else None,
-            "kl": float(found.divergence.mean()) if finite else None,
+            "top1": float(comparison.agree.float().mean()) if finite else None,
+            "kl": float(comparison.divergence.mean()) if finite else None,
         }

@@ -208,9 +208,9 @@ class Reference:
             replaced(self.decoder, self.final_norm, Unnormed()),
             self._fed(hidden) as fed,
         ):
-            found = self.decoder(**fed, use_cache=False, return_shared_kv_states=True).shared_kv_states
+            caches = self.decoder(**fed, use_cache=False, return_shared_kv_states=True).shared_kv_states
         self._give_back()
-        return dict(found)
+        return dict(caches)
 
     @torch.no_grad()
     def run(
@@ -248,8 +248,8 @@ class Reference:
                 stack.callback(hook.remove)
             logits = self.model(input_ids=places, use_cache=False).logits[0]
         return_heap()
-        found = {"hidden": torch.stack(outputs), "logits": logits} | ({"rows": rows[0]} if rows else {})
-        return found | routed.by_layer(chosen, len(every))
+        tensors = {"hidden": torch.stack(outputs), "logits": logits} | ({"rows": rows[0]} if rows else {})
+        return tensors | routed.by_layer(chosen, len(every))
 
     @contextmanager
     def _fed(self, hidden: Tensor) -> Iterator[dict[str, Any]]:
@@ -261,9 +261,9 @@ class Reference:
             yield {"inputs_embeds": self._stream(hidden)[None]}
             return
         tables = [getattr(self.decoder, name) for name in self.tables]
-        found = self.embedded or [torch.zeros(len(hidden), table.embedding_dim) for table in tables]
+        answers = self.embedded or [torch.zeros(len(hidden), table.embedding_dim) for table in tables]
         with ExitStack() as stack:
-            for table, rows in zip(tables, found, strict=True):
+            for table, rows in zip(tables, answers, strict=True):
                 stack.enter_context(replaced(table, "forward", lambda ids, rows=rows: rows[None]))
             lent = {"shared_kv_states": dict(self.lent)} if self.lent else {}
             yield {"input_ids": torch.zeros(1, len(hidden), dtype=torch.long), **lent}
@@ -278,8 +278,8 @@ class Reference:
 
         Yield a list that collects the first of these layers' input and every layer's output, each [n, d].
         """
-        own = self.decoder.layers
-        chosen = nn.ModuleList([layer if i in indices else Skipped(layer, self.carry) for i, layer in enumerate(own)])
+        every = self.decoder.layers
+        chosen = nn.ModuleList([layer if i in indices else Skipped(layer, self.carry) for i, layer in enumerate(every)])
         feeding = min(indices, default=0)
         outputs: list[Tensor] = []
 
@@ -294,8 +294,8 @@ class Reference:
         with ExitStack() as stack, replaced(self.decoder, "layers", chosen):
             for name, parameter in dict(self.decoder._parameters).items():  # used before the first layer
                 zeros = torch.zeros(parameter.shape)
-                given = zeros if hidden is not None else loaded(f"model.{name}", self.origins, weights)
-                stack.enter_context(replaced(self.decoder, name, nn.Parameter(given, requires_grad=False)))
+                value = zeros if hidden is not None else loaded(f"model.{name}", self.origins, weights)
+                stack.enter_context(replaced(self.decoder, name, nn.Parameter(value, requires_grad=False)))
             stack.callback(chosen[feeding].register_forward_pre_hook(before, with_kwargs=True).remove)
             for i in indices:
                 stack.callback(chosen[i].register_forward_hook(after).remove)

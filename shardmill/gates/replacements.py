@@ -41,8 +41,8 @@ class Blocks(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self.into is None:
-            found = torch.cat([hidden @ rows.float().T for rows in self.rows], dim=-1)
-            return found if self.bias is None else found + self.bias
+            logits = torch.cat([hidden @ rows.float().T for rows in self.rows], dim=-1)
+            return logits if self.bias is None else logits + self.bias
         first = 0
         for rows in self.rows:
             torch.mm(hidden[0], rows.float().T, out=self.into[:, first : first + len(rows)])

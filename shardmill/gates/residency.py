@@ -63,7 +63,7 @@ def inspect_placement(
         tokens: the upper bound of T.
         fixed: True if T always equals `tokens`.
         functions: for a program of fixed widths, the width T of each function by name.
-        systems: those that the program must suit; without any, all that are known, where not suiting some is a warning.
+        systems: the systems that the program must suit. Without any, not to suit one of all known systems is a warning.
     """
     predicted, findings = predict(package, tokens, fixed or bool(functions), systems)
     if is_portable():

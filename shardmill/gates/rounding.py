@@ -38,11 +38,11 @@ def weights_kept(stored: PackageWeights, source: Path, forms: Mapping[str, str])
         forms: the form that a recipe gives to each matrix, by its path.
     """
     chosen = stored.chosen
-    given = [path for path in stored.part.shapes if chosen and chosen.named(path)]
-    yield from _rounded(stored, source, [p for p in stored.part.shapes if p not in given], forms)
-    if chosen and given:
-        yield Measurement("codes_differ", *codes_differ(stored, chosen, given))
-        yield Measurement("code_steps", *weight_steps(stored, source, given))
+    quantised = [path for path in stored.part.shapes if chosen and chosen.named(path)]
+    yield from _rounded(stored, source, [p for p in stored.part.shapes if p not in quantised], forms)
+    if chosen and quantised:
+        yield Measurement("codes_differ", *codes_differ(stored, chosen, quantised))
+        yield Measurement("code_steps", *weight_steps(stored, source, quantised))
 
 
 def weight_steps(stored: PackageWeights, source: Path, paths: list[str]) -> Worst:
@@ -68,21 +68,21 @@ def _rounded(stored: PackageWeights, source: Path, paths: list[str], forms: Mapp
     worst: dict[str, Worst] = dict.fromkeys(ROUNDING, (0.0, ""))
     weights = PartWeights(stored.part, source)
     for path in paths:
-        kept, label, wanted = stored.stored(path), weights.tensors[path][0].label, form(forms.get(path, FP16))
-        if not kept.has_form(wanted):
+        constant, label, wanted = stored.stored(path), weights.tensors[path][0].label, form(forms.get(path, FP16))
+        if not constant.has_form(wanted):
             other = torch.tensor([math.inf])
             worst["scale_steps"] = further(worst["scale_steps"], other, f"{label}, which is not stored in its form")
         first = 0
-        for rows, expected, step in _blocks(kept, weights, path, source):
-            scale = None if kept.scale is None else kept.scale[first : first + len(rows), 0]
+        for rows, expected, step in _blocks(constant, weights, path, source):
+            scale = None if constant.scale is None else constant.scale[first : first + len(rows), 0]
             for name, steps in distances(_steps(rows, expected, step), scale, expected, wanted.levels).items():
                 worst[name] = further(worst[name], steps, label)
             first += len(rows)
         return_heap()
         value, where = worst["subnormal_steps"]
-        if where == label and value > 1 and kept.scale is not None and not bool(kept.scale.all()):
+        if where == label and value > 1 and constant.scale is not None and not bool(constant.scale.all()):
             worst["subnormal_steps"] = value, label + TOO_SMALL
-    yield from (Measurement(name, *found) for name, found in worst.items())
+    yield from (Measurement(name, *largest) for name, largest in worst.items())
 
 
 def distances(steps: Tensor, scale: Tensor | None, expected: Tensor, levels: int) -> dict[str, Tensor]:
@@ -105,9 +105,9 @@ def distances(steps: Tensor, scale: Tensor | None, expected: Tensor, levels: int
     }
 
 
-def further(worst: Worst, found: Tensor, label: str) -> Worst:
+def further(worst: Worst, steps: Tensor, label: str) -> Worst:
     """Return the larger of a value and the largest of a tensor, with its label; NaN is larger than any number."""
-    value = float(found.max())  # keeps NaN
+    value = float(steps.max())  # keeps NaN
     if math.isnan(worst[0]):
         return worst
     return (value, label) if math.isnan(value) or value > worst[0] else worst
@@ -125,42 +125,42 @@ def kept_db(stored: PackageWeights, source: Path) -> dict[str, float]:
         stored: the package's weights.
         source: the checkpoint's folder.
     """
-    weights, found = PartWeights(stored.part, source), {}
+    weights, ratios = PartWeights(stored.part, source), {}
     for path in matrices(stored.part.shapes):
         signal = noise = 0.0
         for rows, expected, _ in _blocks(stored.stored(path), weights, path, source):
             signal += float(expected.square().sum(dtype=torch.float64))
             noise += float(rows.sub_(expected).square_().sum(dtype=torch.float64))
-        found[path] = 10 * math.log10(signal / noise) if signal and noise else math.inf
-    return found
+        ratios[path] = 10 * math.log10(signal / noise) if signal and noise else math.inf
+    return ratios
 
 
-def _blocks(kept: Stored, weights: PartWeights, path: str, source: Path) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _blocks(constant: Stored, weights: PartWeights, path: str, source: Path) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield stored rows of a constant, the checkpoint's rows, and the quantisation step between them."""
     tensors = weights.tensors[path]
     original = block(tensors[0], source) if len(tensors) == 1 else weights[path]
-    original = original.reshape(kept.values.shape)
+    original = original.reshape(constant.values.shape)
     first = 0
-    for rows in kept.rows():
+    for rows in constant.rows():
         expected = original[first : first + len(rows)].float()
-        yield rows, expected, kept.steps(expected, first)
+        yield rows, expected, constant.steps(expected, first)
         first += len(rows)
 
 
 def codes_differ(stored: PackageWeights, chosen: Chosen, paths: list[str]) -> tuple[int, str]:
     """Return how many stored codes and scales differ from a quantiser's, and the constant with the most differences."""
-    found = {path: _different(stored.stored(path), chosen.of(path)) for path in paths}
-    worst = max(found, key=lambda path: found[path])
-    return sum(found.values()), worst if found[worst] else ""
+    differences = {path: _different(stored.stored(path), chosen.of(path)) for path in paths}
+    worst = max(differences, key=lambda path: differences[path])
+    return sum(differences.values()), worst if differences[worst] else ""
 
 
-def _different(kept: Stored, theirs: Mapping[str, Tensor]) -> int:
+def _different(constant: Stored, theirs: Mapping[str, Tensor]) -> int:
     """Return the number of differences in one constant. If its form is wrong, all its numbers count as different."""
-    mine = {"codes" if kept.coded else "": kept.values, "scale": kept.scale, "lut": kept.tables}
-    held = {name: values for name, values in mine.items() if values is not None}
-    if held.keys() != theirs.keys():
-        return kept.values.numel()
-    return sum(int((theirs[name].reshape(v.shape) != v.to(theirs[name].dtype)).sum()) for name, v in held.items())
+    mine = {"codes" if constant.coded else "": constant.values, "scale": constant.scale, "lut": constant.tables}
+    present = {name: values for name, values in mine.items() if values is not None}
+    if present.keys() != theirs.keys():
+        return constant.values.numel()
+    return sum(int((theirs[name].reshape(v.shape) != v.to(theirs[name].dtype)).sum()) for name, v in present.items())
 
 
 def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement]:
@@ -176,11 +176,11 @@ def table_parity(embedding: Part, source: Path, table: Path) -> list[Measurement
     """
     worst: dict[str, Worst] = dict.fromkeys(ROUNDING, (0.0, ""))
     for tensor in embedding.tensors:
-        for first, found in _distances(tensor, source, table):
-            for name, steps in found.items():
+        for first, measured in _distances(tensor, source, table):
+            for name, steps in measured.items():
                 where = f"{tensor.label}, token {first + int(steps.argmax())}"  # NaN counts as the largest
                 worst[name] = further(worst[name], steps, where)
-    return [Measurement(name, *found) for name, found in worst.items()]
+    return [Measurement(name, *largest) for name, largest in worst.items()]
 
 
 def _distances(original: Constant, source: Path, table: Path) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
@@ -189,19 +189,19 @@ def _distances(original: Constant, source: Path, table: Path) -> Iterator[tuple[
     Raises:
         GateError: if the table's shape differs from the checkpoint's.
     """
-    held = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}
-    stored = held.get(original.path)
+    tensors = {tensor.name: tensor for tensor in read_header(table.parent, table.name)}
+    stored = tensors.get(original.path)
     if stored is None or stored.shape != original.shape:
-        found = "none" if stored is None else list(stored.shape)
-        raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {found}; build again")
+        shape = "none" if stored is None else list(stored.shape)
+        raise GateError(f"{table.name}: {original.label} is {list(original.shape)}, the table is {shape}; build again")
     first, vectors = 0, beside(original, source)
-    scale = _scale(held.get(f"{original.path}.scale"), table.parent)
+    scale = _scale(tensors.get(f"{original.path}.scale"), table.parent)
     pairs = zip(_decoded_blocks(stored, table.parent), _decoded_blocks(original.info, source), strict=True)
     for rows, plain in pairs:
-        kept = Stored(rows, None if scale is None else scale[first : first + len(rows)])
+        piece = Stored(rows, None if scale is None else scale[first : first + len(rows)])
         expected = turned(plain, original.source, vectors)
-        steps = _steps(kept.whole(), expected, kept.steps(expected, 0))
-        of_rows = None if kept.scale is None else kept.scale[:, 0]
+        steps = _steps(piece.whole(), expected, piece.steps(expected, 0))
+        of_rows = None if piece.scale is None else piece.scale[:, 0]
         yield first, distances(steps, of_rows, expected, form("int8").levels)
         first += len(rows)
 
@@ -211,8 +211,8 @@ def _scale(info: TensorInfo | None, folder: Path) -> torch.Tensor | None:
     if info is None:
         return None
     (rows,) = info.shape
-    held = np.fromfile(folder / info.file, np.float16, rows, offset=info.start)
-    return torch.from_numpy(held.astype(np.float32))[:, None]
+    scales = np.fromfile(folder / info.file, np.float16, rows, offset=info.start)
+    return torch.from_numpy(scales.astype(np.float32))[:, None]
 
 
 def _decoded_blocks(tensor: TensorInfo, folder: Path) -> Iterator[torch.Tensor]:
@@ -234,20 +234,20 @@ def name_worst_matrix(rows: Iterable[Mapping[str, Any]], worst: Callable[[], str
         rows: the result of `measurement.compare`.
         worst: returns a text that names the worst matrix; called only if a row missed a limit.
     """
-    found = [dict(row) for row in rows]
-    missed = next((row for row in found if row["question"] == COST and not row["passed"]), None)
+    verdict = [dict(row) for row in rows]
+    missed = next((row for row in verdict if row["question"] == COST and not row["passed"]), None)
     if missed:
         missed["detail"] = "; ".join(filter(None, [missed["detail"], worst()]))
-    return found
+    return verdict
 
 
-def furthest(held: Iterable[PackageWeights], source: Path) -> str:
+def furthest(all_stored: Iterable[PackageWeights], source: Path) -> str:
     """Return a text that names the matrix with the lowest signal-to-noise ratio, or '' if no matrix lost anything.
 
     Args:
-        held: the weights of one or more programs.
+        all_stored: the weights of one or more programs.
         source: the checkpoint's folder.
     """
-    kept = [(db, one.part.in_model(path)) for one in held for path, db in kept_db(one, source).items()]
-    least, path = min(kept, default=(math.inf, ""))
+    ratios = [(db, one.part.in_model(path)) for one in all_stored for path, db in kept_db(one, source).items()]
+    least, path = min(ratios, default=(math.inf, ""))
     return f"{path} is stored furthest from the checkpoint's, {least:.1f} dB" if least < math.inf else ""

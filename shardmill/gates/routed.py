@@ -32,7 +32,7 @@ Choice = Callable[[Call], tuple[Tensor, Tensor]]  # the experts' arguments -> ot
 
 
 def none_taken(call: Call) -> tuple[Tensor, Tensor]:
-    """Return the same experts with weights of 0, so that they contribute nothing."""
+    """Return a call's experts with weights of 0, so that they contribute nothing."""
     return call.index, call.weights * 0
 
 
@@ -86,29 +86,29 @@ def _choice(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, T
 @contextmanager
 def observed(model: nn.Module) -> Iterator[dict[int, Tensor]]:
     """Collect the experts that transformers' model is routed to, indices [n, chosen] by layer; -1 for no expert."""
-    found: dict[int, Tensor] = {}
+    indices: dict[int, Tensor] = {}
 
     def looker(layer: int) -> Callable[..., None]:
         def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             index, weights = _choice(args, kwargs)
-            found[layer] = torch.where(weights == 0, -1, index).clone()
+            indices[layer] = torch.where(weights == 0, -1, index).clone()
 
         return look
 
     hooks = [module.register_forward_pre_hook(looker(i), with_kwargs=True) for i, module in _experts(model)]
     try:
-        yield found
+        yield indices
     finally:
         for hook in hooks:
             hook.remove()
 
 
-def by_layer(found: Mapping[int, Tensor], layers: int) -> dict[str, Tensor]:
+def by_layer(indices: Mapping[int, Tensor], layers: int) -> dict[str, Tensor]:
     """Return the result of `observed` as one tensor "experts" [layers, n, chosen], or {} if no layer has experts.
 
     Layers without experts get the index -1.
     """
-    if not found:
+    if not indices:
         return {}
-    none = torch.full_like(next(iter(found.values())), -1)
-    return {"experts": torch.stack([found.get(i, none) for i in range(layers)])}
+    none = torch.full_like(next(iter(indices.values())), -1)
+    return {"experts": torch.stack([indices.get(i, none) for i in range(layers)])}

@@ -76,7 +76,7 @@ class PartRunner:
         """
         if self.part.spec.encodes:
             return self._texts(rows, passes), {}
-        layers, passes, kept = bool(self.part.spec.layers), list(passes), []
+        layers, passes, pieces = bool(self.part.spec.layers), list(passes), []
         program, host, used = self.loaded(), KVLayout(self.runtime) if layers else None, passes[-1].positions[-1] + 1
         program.move(passes[0].slots or self.part.spec.slots, keep=False)
         program.renew()
@@ -89,33 +89,33 @@ class PartRunner:
                 program.move(p.slots)
                 host.resize(p.slots)
                 lent.resize(self._lent(p.slots))
-            given = host.arrays(p.places, p.positions) if host else {}
+            inputs = host.arrays(p.places, p.positions) if host else {}
             taken = {name: values[list(p.tokens)] for name, values in rows.items()}  # each [T, channels]
-            lent.write({name: _by_head(taken[name], shape) for name, shape in lent.shapes.items()}, given)
-            given |= lent.arrays
-            given |= {name: each.T[None, :, :, None] * into for name, each in taken.items() if name not in lent.shapes}
-            result = program({name: given[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
-            kept.append((result / out_of)[: p.kept])
-        outputs = np.concatenate(kept)
+            lent.write({name: _by_head(taken[name], shape) for name, shape in lent.shapes.items()}, inputs)
+            inputs |= lent.arrays
+            inputs |= {name: each.T[None, :, :, None] * into for name, each in taken.items() if name not in lent.shapes}
+            result = program({name: inputs[name] for name in self.names})[0, :, :, 0].T  # [T, channels]
+            pieces.append((result / out_of)[: p.kept])
+        outputs = np.concatenate(pieces)
         # How rows lie in memory decides the last digit of sums over them, and so of a verdict's figures.
         left = self._states(program, host, used, passes[-1].offset) if host else {}
         return (np.ascontiguousarray(outputs) if layers else outputs), left
 
     def _texts(self, rows: Mapping[str, Floats], passes: Iterable[Pass]) -> Floats:
         """Run passes of an encoder, which keeps nothing; rows have the scale of the host's table, each [n, d]."""
-        program, generator, found = self.loaded(), np.random.default_rng(0), list[Floats]()
+        program, generator, outputs = self.loaded(), np.random.default_rng(0), list[Floats]()
         labels = len(self.runtime["labels"]) if self.part.spec.label_rows else None  # which only the last part has
         first = 1 if labels and self.runtime["task"] == CLASSIFY else None
         for p in passes:
             counts = [len(tokens) for tokens in p.texts]
-            given = encoder_arrays(self.runtime, self.part.spec.tokens, counts)
+            inputs = encoder_arrays(self.runtime, self.part.spec.tokens, counts)
             for name, each in rows.items():
-                given[name] = columns([each[list(tokens)] for tokens in p.texts], self.part.spec.tokens)
-                rest = given[name][:, :, sum(counts) :]
+                inputs[name] = columns([each[list(tokens)] for tokens in p.texts], self.part.spec.tokens)
+                rest = inputs[name][:, :, sum(counts) :]
                 rest[:] = p.noise * generator.standard_normal(rest.shape)
-            out = program({name: given[name] for name in self.names})
-            found += [kept[:first] for kept in apart(out[0, :labels, :, 0].T, counts)]
-        return np.concatenate(found)
+            out = program({name: inputs[name] for name in self.names})
+            outputs += [of_text[:first] for of_text in apart(out[0, :labels, :, 0].T, counts)]
+        return np.concatenate(outputs)
 
     def _lent(self, slots: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the lent caches that the part reads, in a context of some slots; 0 for the whole."""
@@ -127,7 +127,7 @@ class PartRunner:
         The state of a recurrence is left out. The passes decide how far it is folded, and its content shows in
         the outputs.
         """
-        found, g = {}, self.part.spec.graph
+        contents, g = {}, self.part.spec.graph
         taps = g.recurrence.taps if g.recurrence else g.conv_taps
         for name in caches(self.part.spec):
             kind = cache_kind(name)
@@ -135,12 +135,12 @@ class PartRunner:
                 continue
             values = program.kept(name)
             if kind is CacheKind.RING:
-                found[name] = values[0, 0][:, host.ring_slots(range(max(used - taps + 1, 0), used))].T
+                contents[name] = values[0, 0][:, host.ring_slots(range(max(used - taps + 1, 0), used))].T
             elif (slots := values.shape[2]) == self.runtime["window_slots"]:
-                found[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]
+                contents[name] = values[0][:, np.arange(max(used - self.runtime["window"] + 1, 0), used) % slots]
             else:
-                found[name] = values[0, :, offset : offset + used]
-        return found
+                contents[name] = values[0, :, offset : offset + used]
+        return contents
 
 
 def _by_head(rows: Floats, shape: tuple[int, ...]) -> Floats:

@@ -96,14 +96,14 @@ def mismatches(engine: Engine, prompt: Sequence[int]) -> tuple[int, str]:
     drafter = TurningDrafter(len(prompt), truth, engine.vocab)
     engine.reset()
     try:
-        found = run(Session(engine), prompt, max_new_tokens=count, drafter=drafter, policy=AlwaysDraft())
+        generated = run(Session(engine), prompt, max_new_tokens=count, drafter=drafter, policy=AlwaysDraft())
     except NotFiniteError:  # other measurements name the operation
         return count, "the model computed a number that is not finite"
-    pairs = zip(found.tokens, truth, strict=False)
-    wrong = sum(a != b for a, b in pairs) + abs(len(truth) - len(found.tokens))
+    pairs = zip(generated.tokens, truth, strict=False)
+    wrong = sum(a != b for a, b in pairs) + abs(len(truth) - len(generated.tokens))
     return (
         wrong + drafter.misjudged,
-        f"{sum(found.accepted)} of {sum(found.drafted)} drafts accepted in {count} tokens",
+        f"{sum(generated.accepted)} of {sum(generated.drafted)} drafts accepted in {count} tokens",
     )
 
 
@@ -126,10 +126,10 @@ def feed(
     for p in filled_up(passes, () if is_portable() or engine.pads else engine.widths, engine.slots):
         if p.slots:
             engine.fit(p.slots)
-        kept = [i for i, position in enumerate(p.positions[: p.kept]) if position in places]
+        wanted = [i for i, position in enumerate(p.positions[: p.kept]) if position in places]
         fed = [tokens[i] for i in p.tokens], p.places, p.positions
-        if kept:
-            logits[[places[p.positions[i]] for i in kept]] = engine.forward(*fed)[kept]
+        if wanted:
+            logits[[places[p.positions[i]] for i in wanted]] = engine.forward(*fed)[wanted]
         else:
             engine.write(*fed)
     return logits
@@ -242,10 +242,10 @@ def program_and_widths(
     ways = schedules(len(tokens), engine.verify, engine.tokens_max, engine.pads) | moving
     for name, passes in ({} if probed.hopeless else ways).items():
         some = tokens[: passes[-1].positions[-1] + 1]
-        found, same = feed(engine, some, passes), plain[: len(some)]
-        error = Measurement(width_measure(name), relative_error(found, same), name, probed.allowed)
+        logits, same = feed(engine, some, passes), plain[: len(some)]
+        error = Measurement(width_measure(name), relative_error(logits, same), name, probed.allowed)
         yield explained(error, partial(feed, engine, some, passes), engine)
-        margin = max(margin, _gaps_apart(found, same))
+        margin = max(margin, _gaps_apart(logits, same))
     yield Margin(float(f"{margin:.2g}"))
     if is_portable():
         yield Measurement("speculation_mismatches", *mismatches(engine, tokens[: len(tokens) // 2]))
@@ -271,13 +271,13 @@ def cost(load: Callable[[], Engine], tokens: Sequence[int], original: Tensor) ->
         return feed(engine, tokens, as_shipped(len(tokens), engine.verify, engine.tokens_max, engine.pads))
 
     following = torch.tensor([*tokens[1:], 0])  # nothing follows the last
-    found = compare_distributions(original, torch.from_numpy(fed()), following)
-    yield explained(Measurement("kl", float(found.divergence.mean())), fed, engine)
+    comparison = compare_distributions(original, torch.from_numpy(fed()), following)
+    yield explained(Measurement("kl", float(comparison.divergence.mean())), fed, engine)
     # Unlike math.exp, torch's returns inf for a badly broken program.
-    before, after = (float(loss[:-1].double().mean().exp()) for loss in (found.loss, found.shipped_loss))
+    before, after = (float(loss[:-1].double().mean().exp()) for loss in (comparison.loss, comparison.shipped_loss))
     if before < original.shape[1]:
         undecided = "the original is decided at no position of this text"
-        yield clear_agreement("top1_agreement", found, "{} clear positions", undecided)
+        yield clear_agreement("top1_agreement", comparison, "{} clear positions", undecided)
         yield Measurement("perplexity_ratio", after / before, f"{before:.4g} -> {after:.4g} on {len(tokens)} tokens")
         return
     reason = (
@@ -321,8 +321,8 @@ def stored_model(
         source: the checkpoint's folder.
         prefix: begins the checkpoint's names where transformers' begin with "model.".
     """
-    held = [PackageWeights(path, part, prefix) for part, path in packages.values()]
-    weights, _ = held_weights(held)
+    all_stored = [PackageWeights(path, part, prefix) for part, path in packages.values()]
+    weights, _ = held_weights(all_stored)
     tables = {table.path: table for table in embedding.tensors}
     beside = tables[EMBEDDING].beside
     vectors = {transformers_name(one, prefix): read_tensor(one, source) for one in beside}
@@ -333,4 +333,4 @@ def stored_model(
     def known(name: str) -> Tensor:
         return vectors[name] if name in vectors else weights(name)
 
-    return StoredModel(reference, known, lambda: held_weights(held)[1], original)
+    return StoredModel(reference, known, lambda: held_weights(all_stored)[1], original)

@@ -56,12 +56,12 @@ class Stored:
         """Return the whole constant in fp32."""
         if not self.coded:
             return self.values.float()
-        found = torch.empty(self.values.shape)
+        whole = torch.empty(self.values.shape)
         first = 0
         for rows in self.rows():
-            found[first : first + len(rows)] = rows
+            whole[first : first + len(rows)] = rows
             first += len(rows)
-        return found
+        return whole
 
     def rows(self, start: int = 0, stop: int | None = None) -> Iterator[Tensor]:
         """Yield rows [start, stop) in fp32, a block at a time; the product with the scale is not rounded again.
@@ -71,13 +71,13 @@ class Stored:
         stop, count = len(self.values) if stop is None else stop, rows_at_once(math.prod(self.values.shape[1:]))
         scratch = torch.empty(self.values[:count].shape)
         for first in range(start, stop, count):
-            kept = self.values[first : min(first + count, stop)]
-            rows = scratch[: len(kept)]
+            block = self.values[first : min(first + count, stop)]
+            rows = scratch[: len(block)]
             if self.tables is not None:
-                rows.copy_(self._tables(first, len(kept)).gather(1, kept.long()))
+                rows.copy_(self._tables(first, len(block)).gather(1, block.long()))
             else:
-                rows.copy_(kept)
-            yield rows if self.scale is None else rows.mul_(self.scale[first : first + len(kept)])
+                rows.copy_(block)
+            yield rows if self.scale is None else rows.mul_(self.scale[first : first + len(block)])
 
     def steps(self, expected: Tensor, first: int) -> Tensor:
         """Return the quantisation step at each expected number; rounding to nearest is off by half a step at most.
@@ -155,21 +155,21 @@ class StoredWeights(ABC):
         made = self.made_of(name)
         if not made:
             raise GateError(f"{self.name} does not hold {name}")
-        found = torch.zeros(made[0].source.shape or made[0].stored)
-        self.fill(found, name)
-        return found
+        tensor = torch.zeros(made[0].source.shape or made[0].stored)
+        self.fill(tensor, name)
+        return tensor
 
     def made_of(self, name: str) -> list[Constant]:
         """Return the blocks that are made from a checkpoint's tensor, given transformers' name for it."""
         return self._by_tensor.get(name_under(self.prefix, name), [])
 
-    def fill(self, found: Tensor, name: str) -> None:
-        """Write the stored blocks of a checkpoint's tensor into `found`; they may cover only some experts."""
-        for held in self.made_of(name):
-            place = found if held.source.index is None else found[held.source.index]
-            if held.rows and held.source.shape:  # the part's rows of a tensor that is read whole
-                place = found[slice(*held.rows)]
-            put_back(place, self.block(held), held.source, self.magnitude(held))
+    def fill(self, tensor: Tensor, name: str) -> None:
+        """Write the stored blocks of a checkpoint's tensor into `tensor`; they may cover only some experts."""
+        for constant in self.made_of(name):
+            place = tensor if constant.source.index is None else tensor[constant.source.index]
+            if constant.rows and constant.source.shape:  # the part's rows of a tensor that is read whole
+                place = tensor[slice(*constant.rows)]
+            put_back(place, self.block(constant), constant.source, self.magnitude(constant))
 
     def over(self, original: Callable[[str], Tensor]) -> Callable[[str], Tensor]:
         """Return a lookup of the checkpoint's tensors (`original`) in which stored values replace the original ones."""
@@ -177,9 +177,9 @@ class StoredWeights(ABC):
         def weights(name: str) -> Tensor:
             if not self.made_of(name):
                 return original(name)
-            found = original(name).float()  # mapped privately, unless it is a copy already
-            self.fill(found, name)
-            return found
+            tensor = original(name).float()  # mapped privately, unless it is a copy already
+            self.fill(tensor, name)
+            return tensor
 
         return weights
 
@@ -201,25 +201,25 @@ class StoredWeights(ABC):
         is.
         """
         made = sorted(self.made_of(name), key=_first_row)
-        ends = [0, *(_first_row(held) + held.shape[0] for held in made)]
+        ends = [0, *(_first_row(constant) + constant.shape[0] for constant in made)]
         if not made or not all(map(_keeps_rows, made)) or [*map(_first_row, made), made[0].stored[0]] != ends:
             matrix = self(name)
             yield from torch.split(matrix, rows_at_once(matrix.shape[1]))
             return
-        for held in made:
-            (row, column), (count, width) = held.at, held.shape
-            for rows in self._shared(held.path).rows(row, row + count):
-                yield undone(rows[:, column : column + width], held.source)
+        for constant in made:
+            (row, column), (count, width) = constant.at, constant.shape
+            for rows in self._shared(constant.path).rows(row, row + count):
+                yield undone(rows[:, column : column + width], constant.source)
 
     def _shared(self, path: str) -> Stored:
         """Return a constant as it is stored; one with several matrices is cached until another one is requested."""
         if self.kept is not None and self.kept[0] == path:
             return self.kept[1]
         self.kept = None  # only one constant in memory
-        found = self.stored(path)
+        constant = self.stored(path)
         if self._blocks[path] > 1:
-            self.kept = path, found
-        return found
+            self.kept = path, constant
+        return constant
 
     def magnitude(self, tensor: Constant) -> float:
         """Return the divisor that was applied to a block; another constant contains it."""
@@ -264,10 +264,10 @@ def held_weights(all_held: Sequence[StoredWeights]) -> tuple[Callable[[str], Ten
             return torch.cat([one(name) for one in heads])
         # Several if a tensor's experts are in different programs.
         first, *others = owners[name_under(all_held[0].prefix, name)]
-        found = first(name)
+        tensor = first(name)
         for other in others:
-            other.fill(found, name)
-        return found
+            other.fill(tensor, name)
+        return tensor
 
     return weights, (rows for one in heads for rows in one.rows("lm_head.weight"))
 

@@ -40,18 +40,18 @@ class Chosen:
     @cached_property
     def names(self) -> frozenset[str]:
         """Return the names of the file's tensors."""
-        with safe_open(self.file, "pt") as held:
-            return frozenset(held.keys())
+        with safe_open(self.file, "pt") as tensors:
+            return frozenset(tensors.keys())
 
     def named(self, path: str) -> dict[str, str]:
         """Return the names of a constant's tensors by role: codes, scale or lut; "" for values that are not codes."""
-        own = {what: f"{path}.{self.forms.get(path, FP16)}.{what}" for what in ("codes", "scale", "lut")} | {"": path}
-        return {what: name for what, name in own.items() if name in self.names}
+        names = {what: f"{path}.{self.forms.get(path, FP16)}.{what}" for what in ("codes", "scale", "lut")} | {"": path}
+        return {what: name for what, name in names.items() if name in self.names}
 
     def of(self, path: str) -> dict[str, Tensor]:
         """Return a constant's tensors by their role, as in `named`."""
-        with safe_open(self.file, "pt") as held:
-            return {what: held.get_tensor(name) for what, name in self.named(path).items()}
+        with safe_open(self.file, "pt") as tensors:
+            return {what: tensors.get_tensor(name) for what, name in self.named(path).items()}
 
 
 class PackageWeights(StoredWeights):

@@ -276,7 +276,7 @@ class Layer(nn.Module):
         return out if self.shared_mlp_gate is None else out * sigmoid_by_tanh(self.shared_mlp_gate(x))
 
     def between(self, x: Tensor, mixer: nn.Module, shared: Shared, caches: LayerCaches | None) -> Tensor:
-        """Return the layer with norms on its branches' outputs, and before them where the family has those too."""
+        """Return the layer with norms on its branches' outputs, and before the branches where the family has such."""
         y = self.input_layernorm(x) if self.g.pre_norms else x
         x = x + self.post_attention_layernorm(mixer(y, shared, caches))
         y = self.pre_feedforward_layernorm(x) if self.g.pre_norms else x

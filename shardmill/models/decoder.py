@@ -194,7 +194,7 @@ def _layer_sources(architecture: Architecture, named: Mapping[str, Sources]) -> 
 
 
 def _placed(sources: Sources, prefix: str) -> Sources:
-    """Return the same tensors under a prefix."""
+    """Return the sources with a prefix before each tensor's name."""
     return all_renamed(sources, lambda name: prefix + name)
 
 

@@ -42,7 +42,7 @@ class Names:
         layer: the beginning of the names of a layer's tensors, with "{i}" for its index.
         roles: for each of a layer's constants, by the module's name in the checkpoint ("self_attn.q_proj" and its
             like, without ".weight" and ".bias").
-        around: the same for constants outside the layers; for tables, the tensor's whole name.
+        around: as `roles`, for constants outside the layers; for tables, the tensor's whole name.
         ignored: tensors that a checkpoint may hold and no program needs.
     """
 

@@ -413,10 +413,10 @@ def _attend_in_pieces(
     if sinks is not None:  # each row's own
         of_rows = ((q[..., :1] * 0).reshape(1, sinks.shape[1], -1, 1) + sinks).reshape(1, kv_heads, -1, 1)
         columns = [*torch.split(of_rows, rows, dim=2)]
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
     for place, (some, seen) in enumerate(zip(torch.split(q, rows, dim=2), torch.split(mask, rows, dim=2), strict=True)):
         scores = cap(torch.matmul(some, k.transpose(-1, -2)), limit) + seen
         column = columns[place] if columns else None
         shares = torch.softmax(scores if column is None else torch.cat([scores, column], dim=-1), dim=-1)
-        found.append(torch.matmul(shares if column is None else shares[..., :slots], v))
-    return torch.cat(found, dim=2)
+        outputs.append(torch.matmul(shares if column is None else shares[..., :slots], v))
+    return torch.cat(outputs, dim=2)

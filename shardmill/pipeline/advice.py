@@ -131,10 +131,10 @@ def _forms(build: Path, config: Config, failed: Sequence[Judgement]) -> Iterator
     """Yield forms that the config does not have, in the order in which to try them: key, reason and config."""
     program = config.program
     rows = [row for one in failed for row in one.content.get("rows", ()) if row["status"] in _numbers(one)]
-    found = [each for one in failed for each in one.content.get("findings", ()) if each["severity"] == "error"]
+    errors = [each for one in failed for each in one.content.get("findings", ()) if each["severity"] == "error"]
     if rows and {row["operation"].rpartition(".")[2] for row in rows} == {"silu"} and program.silu == NATIVE:
         yield "program", "SiLU from tanh, since nothing but SiLU is elsewhere", _with(config, silu="tanh")
-    if config.kind == DECODER and (rows or not found or {each["rule"] for each in found}.difference(SIZES)):
+    if config.kind == DECODER and (rows or not errors or {each["rule"] for each in errors}.difference(SIZES)):
         if program.shapes != FIXED:
             reason = "a function for each width, none with flexible shapes"
             yield "program", reason, _with(config, shapes="fixed", reshape_frequency="infrequent")

@@ -64,11 +64,11 @@ class Batch:
 
     def names(self, wildcard: str) -> str:
         """Return a regular expression for the values of a wildcard: "model", "part" or "point"."""
-        found = {"model": {*self.models}, "part": set[str](), "point": set[str]()}
+        values = {"model": {*self.models}, "part": set[str](), "point": set[str]()}
         for config in self.models.values():
-            found["part"] |= {*config.parts}
-            found["point"] |= {*config.points}
-        return any_of(found[wildcard])
+            values["part"] |= {*config.parts}
+            values["point"] |= {*config.points}
+        return any_of(values[wildcard])
 
 
 @dataclass(frozen=True)
@@ -126,10 +126,10 @@ def read_batch(
         if only is not None and file.as_posix() not in only:
             continue
         try:
-            found = read(read_yaml(file), str(file))
-            if found.model in models:
-                raise ConfigError(f"{file}: another config of the batch is called {found.model}, too; rename one")
-            models[found.model], files[found.model] = found, file.as_posix()
+            config = read(read_yaml(file), str(file))
+            if config.model in models:
+                raise ConfigError(f"{file}: another config of the batch is called {config.model}, too; rename one")
+            models[config.model], files[config.model] = config, file.as_posix()
         except Exception as error:  # a library may raise any error: the other models can be built
             unforeseen = "" if isinstance(error, ConfigError) else f"{file}: {type(error).__name__}: "
             refused[file.as_posix()] = unforeseen + one_line(error)
@@ -139,17 +139,17 @@ def read_batch(
     return Batch(models, refused, listed=True, files=files, rules=told.rules)
 
 
-def tell_jobs(found: Batch) -> None:
+def tell_jobs(batch: Batch) -> None:
     """Save the findings of a run at its start, so that the Snakemake processes of its jobs need not repeat the work.
 
     To find out that a config can't be built may take transformers, or a hub that does not answer. A job has neither
     the memory nor the time for this work. It also lacks them for a hundred models' configs, and needs only its own.
     """
-    if not found.listed:
+    if not batch.listed:
         return
-    rules = {model: one.rule for one in alike(found, SPLIT) for model in one.models}
+    rules = {model: one.rule for one in alike(batch, SPLIT) for model in one.models}
     with contextlib.suppress(OSError):  # a read-only folder: each job then reads the configs itself
-        write_json(TOLD, asdict(Told(dict(found.refused), dict(found.files), rules)))
+        write_json(TOLD, asdict(Told(dict(batch.refused), dict(batch.files), rules)))
 
 
 def told() -> Told:
@@ -170,7 +170,7 @@ def of_jobs(command: Sequence[str]) -> set[str] | None:
     if TARGETS not in command:
         return None
     jobs = takewhile(lambda word: not word.startswith("--"), command[[*command].index(TARGETS) + 1 :])
-    return {found[1] for job in jobs if (found := OF_MODEL.search(job))}
+    return {match[1] for job in jobs if (match := OF_MODEL.search(job))}
 
 
 def _files(content: Mapping[str, Any], name: str) -> list[Path]:
@@ -178,15 +178,15 @@ def _files(content: Mapping[str, Any], name: str) -> list[Path]:
     patterns = content[KEY]
     if set(content) != {KEY} or not isinstance(patterns, list) or not all(isinstance(p, str) for p in patterns):
         raise ConfigError(f"{name}: batch: expected a list of config files and no other key")
-    found: list[Path] = []
+    configs: list[Path] = []
     for pattern in patterns:
         here = next((files for root in (Path(), workflow_root()) if (files := _matching(root, pattern))), None)
         if here is None:
             raise ConfigError(f"{name}: batch: {pattern}: no such file")
-        found += here
-    if not found:
+        configs += here
+    if not configs:
         raise ConfigError(f"{name}: batch: lists no config")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(configs))
 
 
 def _matching(root: Path, pattern: str) -> list[Path]:
@@ -204,11 +204,11 @@ def of(batch: Batch) -> Of:
     """Return a function for rules that applies another function to the config of a job's model."""
 
     @cache
-    def known(model: str, function: Callable[..., Any], given: Sequence[Any]) -> Any:
-        return function(*given, batch.models[model])
+    def known(model: str, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        return function(*arguments, batch.models[model])
 
-    def own(function: Callable[..., Any], *given: Any) -> Callable[[Any], Any]:
-        return lambda wildcards: known(wildcards.model, function, given)
+    def own(function: Callable[..., Any], *arguments: Any) -> Callable[[Any], Any]:
+        return lambda wildcards: known(wildcards.model, function, arguments)
 
     return own
 
@@ -226,12 +226,12 @@ def parts_of(batch: Batch) -> Of:
     return own
 
 
-def together(*given: str | Iterable[str] | Callable[[Any], Iterable[str]]) -> Callable[[Any], list[str]]:
+def together(*inputs: str | Iterable[str] | Callable[[Any], Iterable[str]]) -> Callable[[Any], list[str]]:
     """Return a function for rules that joins paths, lists and results of the functions above to one input."""
 
     def paths(wildcards: Any) -> list[str]:
-        lists = [[one] if isinstance(one, str) else one(wildcards) if callable(one) else one for one in given]
-        return [path for found in lists for path in found]
+        lists = [[one] if isinstance(one, str) else one(wildcards) if callable(one) else one for one in inputs]
+        return [path for each in lists for path in each]
 
     return paths
 
@@ -250,12 +250,12 @@ def alike(batch: Batch, rule: str) -> list[Alike]:
 
     The first group's rule is called `rule`, unless the run of this job has given it another name.
     """
-    found: dict[tuple[str, ...], list[str]] = {}
+    by_parts: dict[tuple[str, ...], list[str]] = {}
     for model, config in batch.models.items():
-        found.setdefault(config.parts, []).append(model)
+        by_parts.setdefault(config.parts, []).append(model)
     return [
         Alike(batch.rules.get(models[0]) or (f"{rule}_{number}" if number else rule), parts, tuple(models))
-        for number, (parts, models) in enumerate(found.items())
+        for number, (parts, models) in enumerate(by_parts.items())
     ]
 
 
@@ -289,17 +289,17 @@ def _broken(workflow: Any) -> dict[str, list[Path]]:
 
     Files in such a model's folder may be left from an earlier run: a page, say, although a measurement failed now.
     """
-    found: dict[str, list[Path]] = {}
+    logs: dict[str, list[Path]] = {}
     for job in workflow.dag.needrun_jobs():
         if "model" in job.wildcards_dict:
-            found.setdefault(job.wildcards_dict["model"], []).extend(map(Path, job.log))
-    return found
+            logs.setdefault(job.wildcards_dict["model"], []).extend(map(Path, job.log))
+    return logs
 
 
 def _why(logs: Iterable[Path]) -> str:
     """Return the error in the log of a failed job, in the latest of several such logs; empty if no log has an error."""
-    there = [log for log in logs if log.is_file()]
-    for log in sorted(there, key=lambda log: log.stat().st_mtime, reverse=True):
+    present = [log for log in logs if log.is_file()]
+    for log in sorted(present, key=lambda log: log.stat().st_mtime, reverse=True):
         said = error_in(log)
         if said:
             return printable(f"{log.stem}: {said}", LIMIT)

@@ -89,13 +89,13 @@ def spelled(node: object) -> str:
 
 def _data_files(folder: Path) -> list[Path]:
     """Return files of a package that are no code, in it or in folders that hold no code, sorted."""
-    found = []
+    files = []
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name != "__pycache__" and not any(path.rglob("*.py")):
-            found += sorted(f for f in path.rglob("*") if f.is_file())
+            files += sorted(f for f in path.rglob("*") if f.is_file())
         elif path.is_file() and path.suffix not in (".py", ".pyc"):
-            found.append(path)
-    return [path for path in found if not is_left_by_macos(path)]
+            files.append(path)
+    return [path for path in files if not is_left_by_macos(path)]
 
 
 def _imports(tree: ast.AST, package: tuple[str, ...]) -> Iterator[str]:
@@ -211,9 +211,9 @@ def tools(step: Step, model_type: str) -> Tools:
 
 def versions(step: Step) -> dict[str, str]:
     """Return the installed versions of the packages that decide a step's result, as its action key has them."""
-    found = package_versions(step.packages)
+    known = package_versions(step.packages)
     return {
-        name: public_version(version) if name == "torch" and step.exact else version for name, version in found.items()
+        name: public_version(version) if name == "torch" and step.exact else version for name, version in known.items()
     }
 
 
@@ -267,15 +267,15 @@ def code_digest(modules: Iterable[str], model_type: str = "") -> str:
         modules: the modules to begin with, by name.
         model_type: the model_type, which names the family's module.
     """
-    found = {name: read_module(file).code for name, file in closure(modules, model_type).items()}
+    codes = {name: read_module(file).code for name, file in closure(modules, model_type).items()}
     save_modules()
-    text = "\n".join((f"form {FORM}", *(f"{name} {found[name]}" for name in sorted(found))))
+    text = "\n".join((f"form {FORM}", *(f"{name} {codes[name]}" for name in sorted(codes))))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def closure(modules: Iterable[str], model_type: str = "") -> dict[str, Path]:
     """Return the modules and every module of ours they import, directly or not, with their files."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     waiting = list(modules)
     while waiting:
         name = waiting.pop()
@@ -283,10 +283,10 @@ def closure(modules: Iterable[str], model_type: str = "") -> dict[str, Path]:
             waiting += [f"{folder}.{model_type}" for folder in FAMILIES]
         for module in _counted(name):
             file = module_file(module)
-            if file is not None and module not in found:
-                found[module] = file
+            if file is not None and module not in files:
+                files[module] = file
                 waiting += read_module(file).imported
-    return found
+    return files
 
 
 def needs_family(modules: Iterable[str]) -> bool:

@@ -89,14 +89,14 @@ def costs(config: Config, a: Architecture, plan: Mapping[str, Any], weights: int
     mb, job = max((mb, job) for job, mb in _memory(config, plan))
     allowed = resources.share_mb()
     stages, seconds, others = _times(config, plan)
-    there = _free(Path(cache)) if cache else 0
-    short = [("the checkpoint", missing, there, cache)] if missing > there else []
+    cache_free = _free(Path(cache)) if cache else 0
+    short = [("the checkpoint", missing, cache_free, cache)] if missing > cache_free else []
     short += [("the build", build, here, str(BUILDS))] if build > here else []
     return Costs(
         checkpoint=whole,
         download=missing,
         cache=cache,
-        cache_free=there,
+        cache_free=cache_free,
         build=build,
         free=here,
         memory=mb,
@@ -193,30 +193,30 @@ def _times(config: Config, plan: Mapping[str, Any]) -> tuple[dict[str, float | N
     return stages, whole, others
 
 
-def lines(found: Costs) -> Iterator[str]:
-    """Yield what a person reads of them."""
-    if found.cache and not found.checkpoint:
+def lines(costs: Costs) -> Iterator[str]:
+    """Yield a build's costs in lines for a person."""
+    if costs.cache and not costs.checkpoint:
         yield "download: not known, the hub was not asked"
-    elif found.cache:
-        here = "" if found.download == found.checkpoint else f"; the rest of its {size(found.checkpoint)} is here"
-        yield f"download: {size(found.download)}{here}; {size(found.cache_free)} are free for {found.cache}"
-    linked = "" if found.cache else f"; the checkpoint, {size(found.checkpoint)}, is linked"
-    yield f"disk: {size(found.build)} for build and store; {size(found.free)} are free{linked}"
+    elif costs.cache:
+        here = "" if costs.download == costs.checkpoint else f"; the rest of its {size(costs.checkpoint)} is here"
+        yield f"download: {size(costs.download)}{here}; {size(costs.cache_free)} are free for {costs.cache}"
+    linked = "" if costs.cache else f"; the checkpoint, {size(costs.checkpoint)}, is linked"
+    yield f"disk: {size(costs.build)} for build and store; {size(costs.free)} are free{linked}"
     yield (
-        f"memory: {found.memory / 1000:.1f} GB for {found.largest}, the job that needs most; jobs may use "
-        f"{found.allowed / 1000:.1f} GB here together"
+        f"memory: {costs.memory / 1000:.1f} GB for {costs.largest}, the job that needs most; jobs may use "
+        f"{costs.allowed / 1000:.1f} GB here together"
     )
-    yield f"time: {_time(found)}"
-    yield f"each step: {', '.join(_stages(found.stages))} of CPU time"
+    yield f"time: {_time(costs)}"
+    yield f"each step: {', '.join(_stages(costs.stages))} of CPU time"
 
 
-def _time(found: Costs) -> str:
-    beside = f" (busy: {found.others:.0f} processes on {cores()} cores)" if found.others >= 1 else ""
-    if found.seconds is None:
+def _time(costs: Costs) -> str:
+    beside = f" (busy: {costs.others:.0f} processes on {cores()} cores)" if costs.others >= 1 else ""
+    if costs.seconds is None:
         return f"not known before a first build has loaded programs on this Mac{beside}"
     return (
-        f"{about(found.seconds)} on this machine{beside} with --cores {AT_ONCE}, "
-        f"by a factor of {MOST_WRONG} more or less{'; the download comes on top' * bool(found.download)}"
+        f"{about(costs.seconds)} on this machine{beside} with --cores {AT_ONCE}, "
+        f"by a factor of {MOST_WRONG} more or less{'; the download comes on top' * bool(costs.download)}"
     )
 
 

@@ -132,13 +132,13 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     path, server = os.environ[SOCKET], os.getpid()
     try:
-        found = _serve(path)
+        accepted = _serve(path)
     finally:
         if os.getpid() == server:
             shutil.rmtree(Path(path).parent)
-    if found is None:
+    if accepted is None:
         return
-    job, snakemake = found
+    job, snakemake = accepted
     code = 1
 
     def say() -> None:

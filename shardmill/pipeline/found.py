@@ -38,7 +38,7 @@ def found(step: str, outputs: Any) -> str:
 
 
 def _numbers(verdict: Mapping[str, Any]) -> str:
-    """Return how many numbers of a gate hold, and those among them by which one compares builds."""
+    """Return how many numbers of a gate hold, and the numbers by which one compares builds."""
     rows = verdict["gate"]
     missed = sum(not row["passed"] for row in rows)
     by = ", by prediction" if verdict.get("evidence") == "predicted" else ""

@@ -130,11 +130,11 @@ def full_at(error: BaseException) -> str | None:
 
     None for another error.
     """
-    for found in chain(error):
-        if isinstance(found, OSError) and found.errno in CODES:
-            return str(found.filename2 or found.filename or SOMEWHERE)
-        if any(sign in str(found) for sign in SIGNS):
-            return _copied_to(found) or SOMEWHERE
+    for cause in chain(error):
+        if isinstance(cause, OSError) and cause.errno in CODES:
+            return str(cause.filename2 or cause.filename or SOMEWHERE)
+        if any(sign in str(cause) for sign in SIGNS):
+            return _copied_to(cause) or SOMEWHERE
     return None
 
 
@@ -143,8 +143,8 @@ def uncopied_at(error: BaseException) -> str | None:
 
     The C++ standard library reports a full disk and a failing disk as the same I/O error, so no more is known.
     """
-    found = next((found for each in chain(error) if (found := UNCOPIED.search(str(each)))), None)
-    return found and found[1]
+    match = next((match for each in chain(error) if (match := UNCOPIED.search(str(each)))), None)
+    return match and match[1]
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
@@ -183,19 +183,19 @@ def execute(snakemake: Any, begins: Callable[[], None] = lambda: None) -> None:
     """
     terminal = _redirect_output(Path(snakemake.log[0]))
     silent = SILENT in os.environ
-    own = step_of(snakemake.rule)
-    name = f"shardmill {own} {' '.join(map(str, snakemake.wildcards))}".strip()
+    step = step_of(snakemake.rule)
+    name = f"shardmill {step} {' '.join(map(str, snakemake.wildcards))}".strip()
     _start_logging(None if silent else terminal, name)
     interrupt.ends_this_process(f"{name}: interrupted", 2 if silent else terminal.fileno())
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(snakemake.threads)  # sums differ in the last digits if threads differ
     collect_rarely()
-    spare_imports(torch=not STEPS[own].needs.torch)
+    spare_imports(torch=not STEPS[step].needs.torch)
     build = Path("build") / snakemake.wildcards.model
     withdrawal = _nothing if snakemake.params.get("aside") else partial(_withdraw, build)
     try:
         join_build("build")
-        _run(STEPS[own], snakemake, withdrawal, begins)
+        _run(STEPS[step], snakemake, withdrawal, begins)
         if interrupt.happened():
             raise KeyboardInterrupt  # a library has swallowed the interrupt
     except (KeyboardInterrupt, Exception) as error:
@@ -242,8 +242,8 @@ def _saying_loads(build: Path) -> Iterator[None]:
 
     def say(name: str) -> None:
         files = (build / "compiled" / f"{name}.mlmodelc").rglob("*")
-        held = sum(file.stat().st_size for file in files if file.is_file())
-        log.info("Core ML loads %s, %s; a first load takes minutes for a gigabyte", name, size(held))
+        total = sum(file.stat().st_size for file in files if file.is_file())
+        log.info("Core ML loads %s, %s; a first load takes minutes for a gigabyte", name, size(total))
 
     with on_program_load(say):
         yield
@@ -254,9 +254,9 @@ def _threads(step: Step, snakemake: Any, inputs: Mapping[str, Any]) -> int:
     threads: int = snakemake.threads
     if step.each_thread == resources.NOTHING or threads == 1:
         return threads
-    found = resources.job_sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
+    sizes = resources.job_sizes(load_json(inputs["summary"]), 0, snakemake.wildcards.get("part"))
     need = resources.on_this_machine(step.needs)
-    return resources.threads_within(snakemake.resources["mem_mb"], threads, need, step.each_thread, found)
+    return resources.threads_within(snakemake.resources["mem_mb"], threads, need, step.each_thread, sizes)
 
 
 def as_files(named: Any) -> dict[str, Path | list[Path]]:
@@ -266,10 +266,10 @@ def as_files(named: Any) -> dict[str, Path | list[Path]]:
 
 def flat(files: Mapping[str, Path | list[Path]]) -> dict[str, Path]:
     """Return outputs by name, and the files of a list by their stems."""
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for name, paths in files.items():
-        found |= {path.stem: path for path in paths} if isinstance(paths, list) else {name: paths}
-    return found
+        by_name |= {path.stem: path for path in paths} if isinstance(paths, list) else {name: paths}
+    return by_name
 
 
 def given(files: Mapping[str, Path | list[Path]]) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def peak_mb() -> float:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and of those that it started and that have ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 

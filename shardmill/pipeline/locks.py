@@ -119,7 +119,7 @@ def resolved(repo: str, revision: str, access: HubAccess | None = None) -> Locke
 
 
 def with_locks(config: Config, file: Path | None, name: str, may_ask: bool = True) -> Config:
-    """Return a config whose repositories are at the commits that its lock says, or else at those of this moment.
+    """Return a config whose repositories are at the commits that its lock says, or else at the newest commits.
 
     Args:
         config: the config.
@@ -133,18 +133,18 @@ def with_locks(config: Config, file: Path | None, name: str, may_ask: bool = Tru
     if not any(map(floats, config.sources)):
         return config
     path = lock_of(file, config.model)
-    held = read_lock(path)
+    lock = read_lock(path)
 
     def pinned(source: Source) -> Source:
         if not floats(source):
             return source
         assert source.repo is not None
         asked = source.revision or MAIN
-        found = held.get((source.repo, asked))
-        if found is None:
+        entry = lock.get((source.repo, asked))
+        if entry is None:
             _demand_leave(path, file, f"{source.repo} {asked}", may_ask)
-            found = resolved(source.repo, asked)
-        return found.source(path, (source.repo, asked) not in held, source.adapter)
+            entry = resolved(source.repo, asked)
+        return entry.source(path, (source.repo, asked) not in lock, source.adapter)
 
     try:
         drafter = pinned(config.drafter) if isinstance(config.drafter, Source) else config.drafter
@@ -203,9 +203,9 @@ def relock(config: Config, file: Path, upgrade: bool) -> str:
         what = "a folder" if config.source.path else "a pinned commit"
         return f"{file}: needs no lock, its source is {what}"
     path = lock_of(file, config.model)
-    held = {} if upgrade else read_lock(path)
-    entries = [held.get(key) or resolved(*key) for key in wanted]
-    if len(held) == len(entries) and all(entry == held.get(key) for key, entry in zip(wanted, entries, strict=True)):
+    lock = {} if upgrade else read_lock(path)
+    entries = [lock.get(key) or resolved(*key) for key in wanted]
+    if len(lock) == len(entries) and all(entry == lock.get(key) for key, entry in zip(wanted, entries, strict=True)):
         return f"{path}: holds {', '.join(entry.said for entry in entries)}; --upgrade asks for newer commits"
     return write_lock(path, entries, keep_others=False)
 

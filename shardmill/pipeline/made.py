@@ -32,7 +32,7 @@ def made_by(batch: Batch, *made: Any, every: str = "", after: Iterable[Any] = ()
     """
     from snakemake.io import ancient
 
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     receipts: list[Any] = []
     for one in made:
         rule, optional = (one[0], True) if isinstance(one, tuple) else (one, False)
@@ -42,9 +42,9 @@ def made_by(batch: Batch, *made: Any, every: str = "", after: Iterable[Any] = ()
             if name == OWN:
                 receipts.append(paths)
             else:
-                found[f"{name.removesuffix('s')}s" if several else name] = ancient(paths)
+                inputs[f"{name.removesuffix('s')}s" if several else name] = ancient(paths)
     receipts += [receipts_of(batch, *after)] if after else []
-    return found | ({WAITS: together(*receipts)} if receipts else {})
+    return inputs | ({WAITS: together(*receipts)} if receipts else {})
 
 
 def perhaps(rule: Any) -> tuple[Any]:
@@ -88,8 +88,8 @@ def of_the_model(workflow: Any) -> list[Any]:
 def outputs(rule: Any) -> dict[str, Any]:
     """Return a rule's outputs by name, as its file of rules writes them: a path with wildcards, or a list of paths."""
     written = getattr(rule, "rule", rule).ruleinfo.output
-    found = written.kwpaths if written else {}
-    return {name: path if isinstance(path, list) else str(path) for name, path in found.items()}
+    paths = written.kwpaths if written else {}
+    return {name: path if isinstance(path, list) else str(path) for name, path in paths.items()}
 
 
 def each(rule: Any) -> str:

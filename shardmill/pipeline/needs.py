@@ -53,8 +53,8 @@ class Step:
     @property
     def task(self) -> Callable[..., Task]:
         """Return the function that describes a job. Its parameters are the inputs and parameters of the step's rule."""
-        found: Callable[..., Task] = import_module(self.module).task
-        return found
+        describe: Callable[..., Task] = import_module(self.module).task
+        return describe
 
 
 TEXTS = ("numpy", "safetensors", "tokenizers", "torch", "transformers")

@@ -121,16 +121,16 @@ def calibration_files(config: Config) -> list[str]:
 
 def calibration_settings(config: Config) -> dict[str, Any] | None:
     """Return the config's `convert.calibration`."""
-    found: dict[str, Any] | None = settings(config)["convert"]["calibration"]
-    return found
+    calibration: dict[str, Any] | None = settings(config)["convert"]["calibration"]
+    return calibration
 
 
 def search_settings(config: Config) -> dict[str, Any] | None:
     """Return the search's settings: its budget, the forms that it may take, and the points to be measured."""
     if not searches(config):
         return None
-    found, search = settings(config)["convert"], config.convert.search
-    return {"budget": found["budget"], "forms": list(search.forms), "measured": search.measured}
+    convert, search = settings(config)["convert"], config.convert.search
+    return {"budget": convert["budget"], "forms": list(search.forms), "measured": search.measured}
 
 
 def coded_forms(config: Config) -> list[str]:
@@ -166,8 +166,8 @@ def benchmark_text(config: Config) -> str:
 
 def task_files(config: Config) -> list[str]:
     """Return the benchmark's prompt files, so that Snakemake sees changes. Raise ConfigError without a benchmark."""
-    found = _benchmark(config)
-    folder, tasks = Path(found.task_prompts), found.tasks
+    benchmark = _benchmark(config)
+    folder, tasks = Path(benchmark.task_prompts), benchmark.tasks
     return sorted(str(file) for task in tasks for file in (folder / task).glob("*.txt"))
 
 

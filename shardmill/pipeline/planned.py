@@ -52,8 +52,8 @@ class Job:
     @property
     def receipt(self) -> str:
         """Return the path of the receipt in the build's folder; empty if the store does not keep the result."""
-        found = self.outputs.get(OWN)
-        return found.relative_to(f"{BUILDS}/{self.model}").as_posix() if isinstance(found, Path) else ""
+        receipt = self.outputs.get(OWN)
+        return receipt.relative_to(f"{BUILDS}/{self.model}").as_posix() if isinstance(receipt, Path) else ""
 
     def read(self) -> list[str]:
         """Return the paths in the build's folder of all files that the job reads or waits for."""
@@ -74,7 +74,7 @@ class Job:
 
 
 def planned(config: Config) -> list[Job]:
-    """Return the jobs of a model's whole build, each after those whose outputs it reads, as Snakemake plans them here.
+    """Return the jobs of a model's whole build, each after the jobs whose outputs it reads, as Snakemake plans them.
 
     Snakemake takes the Snakefile of the working folder, or the workflow that came with this library.
     """
@@ -87,7 +87,7 @@ def planned(config: Config) -> list[Job]:
 def jobs_of(workflow: Any, config: Config) -> list[Job]:
     """Return the jobs of a model in the DAG of Snakemake's workflow, in the order of the rules, parts and points."""
     rules = [rule.name for rule in of_steps(workflow)]
-    found: list[tuple[int, int, Job]] = []
+    placed: list[tuple[int, int, Job]] = []
     for job in workflow.dag.jobs:
         if job.rule.name not in rules:
             continue  # all, and what a workflow has that has this one as a module
@@ -96,8 +96,8 @@ def jobs_of(workflow: Any, config: Config) -> list[Job]:
         params = {name: value for name, value in job.params.items() if name not in OF_THE_JOB}
         step = STEPS[step_of(job.rule.name)]
         made = Job(config.model, step, one, as_files(job.input), as_files(job.output), params)
-        found.append((rules.index(job.rule.name), values(config, wildcard).index(one) if one else 0, made))
-    return [job for _, _, job in sorted(found, key=lambda row: row[:2])]
+        placed.append((rules.index(job.rule.name), values(config, wildcard).index(one) if one else 0, made))
+    return [job for _, _, job in sorted(placed, key=lambda row: row[:2])]
 
 
 def planning(configfile: Path) -> Any:
@@ -106,16 +106,16 @@ def planning(configfile: Path) -> Any:
     from snakemake.settings.enums import Quietness
     from snakemake.settings.types import ConfigSettings, OutputSettings, ResourceSettings
 
-    own = Path("Snakefile")
+    local = Path("Snakefile")
     with SnakemakeApi(OutputSettings(dryrun=True, quiet={Quietness.ALL})) as api:
-        found = api.workflow(
+        workflow_api = api.workflow(
             ResourceSettings(cores=1),
             ConfigSettings(configfiles=[configfile]),
-            snakefile=own if own.is_file() else workflow_root() / own,
+            snakefile=local if local.is_file() else workflow_root() / local,
             workdir=Path(),
         )
-        workflow = found._workflow  # has read the Snakefile
-        workflow.dag_settings = found.dag().dag_settings
+        workflow = workflow_api._workflow  # has read the Snakefile
+        workflow.dag_settings = workflow_api.dag().dag_settings
         workflow._prepare_dag(forceall=False, ignore_incomplete=True, lock_warn_only=True, nolock=True)
         workflow._build_dag()
     return workflow

@@ -180,8 +180,8 @@ def preview(config: Config) -> Preview:
     drafter = describe_drafter(config, a)
     parts = empty_parts(chosen, a, drafter)
     programs = [_program(part, config) for part in parts[:-1]]  # the last one is the host's table
-    found = stored_weights([part for part in parts if not part.is_apart], config.convert.recipe)
-    weights, kept = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
+    by_form = stored_weights([part for part in parts if not part.is_apart], config.convert.recipe)
+    weights, states = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
     read = sum(p.weight_bytes + p.state_bytes for p in programs if p.name not in APART)
     each = pass_traffic(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), read)
@@ -215,8 +215,8 @@ def preview(config: Config) -> Preview:
         reshape_frequency="" if a.ends or config.program.shapes == FIXED else config.program.reshape_frequency,
         widths=() if a.ends else config.widths,
         weights=config.convert.precision,
-        bits_per_weight=found.bits_per_weight,
-        bytes_by_form=found.bytes_by_form,
+        bits_per_weight=by_form.bits_per_weight,
+        bytes_by_form=by_form.bytes_by_form,
         topology=chosen.ranges,
         expert_groups=chosen.groups,
         head_slices=0 if a.ends else chosen.slices,
@@ -230,7 +230,7 @@ def preview(config: Config) -> Preview:
         rows_bytes=tables.get(PER_LAYER, 0),
         row_bytes=tables.get(PER_LAYER, 0) // a.vocab,
         weight_bytes=weights,
-        state_bytes=kept,
+        state_bytes=states,
         bytes_per_token=stored if a.ends else expected,
         passes=each,
         lengths=traffic_lengths(config, a),
@@ -300,9 +300,9 @@ def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
     if config.source.path is None:
         return None
     try:
-        found = read_tensors(Path(config.source.path))
-        model = model.stored_as(found)
-        check_tensors(found, tensor_shapes(model), optional=ignored(model, found))
+        tensors = read_tensors(Path(config.source.path))
+        model = model.stored_as(tensors)
+        check_tensors(tensors, tensor_shapes(model), optional=ignored(model, tensors))
     except CheckpointError as error:
         return str(error)
     return ""

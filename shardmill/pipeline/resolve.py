@@ -57,8 +57,8 @@ def workflow_root() -> Path:
 
 def default_config() -> str:
     """Return the demo's config: the working folder's or, where that has none, the workflow's own."""
-    own = Path("configs/demo.yaml")
-    return str(own if own.is_file() else workflow_root() / own)
+    local = Path("configs/demo.yaml")
+    return str(local if local.is_file() else workflow_root() / local)
 
 
 def load_resolved(path: Path) -> Config:
@@ -76,12 +76,12 @@ def grounded(config: Mapping[str, Any]) -> dict[str, Any]:
 
     So a workflow in another folder that uses this one as a module finds the demo's checkpoint and the texts.
     """
-    found = dict(config)
+    content = dict(config)
     for keys in PATHS:
-        path = _value(found, keys, DEFAULTS.get(keys))
+        path = _value(content, keys, DEFAULTS.get(keys))
         if isinstance(path, str) and located(path) != path:
-            found = _with(found, keys, located(path))
-    return found
+            content = _with(content, keys, located(path))
+    return content
 
 
 def located(path: str) -> str:
@@ -112,9 +112,9 @@ def lay_out(folder: Path) -> None:
     root = workflow_root()
     if folder.exists() and not folder.is_dir():
         raise ShardmillError(f"{folder}: is there already, and no folder; choose another name")
-    there = [name for name in PARTS if (folder / name).exists()]
-    if there:
-        raise ShardmillError(f"{folder / there[0]}: is there already; choose another folder, or remove it")
+    existing = [name for name in PARTS if (folder / name).exists()]
+    if existing:
+        raise ShardmillError(f"{folder / existing[0]}: is there already; choose another folder, or remove it")
     folder.mkdir(parents=True, exist_ok=True)
     for name in PARTS:
         if (root / name).is_dir():
@@ -151,13 +151,13 @@ def resolve_config(config: Config, name: str, store: Path = STORE, begins: Calla
     """
     if config.source.path is None and config.is_resolved:
         return config
-    kept = _kept(config, store, TOPOLOGIES)
+    file = _kept(config, store, TOPOLOGIES)
     try:
-        found = load_json(kept)
+        cached = load_json(file)
         if config.kind == ENCODER:
-            return replace(config, buckets=found["buckets"], topology=found["topology"])
-        head = replace(config.head, slices=found["slices"])
-        return replace(config, topology=found["topology"], experts=found["experts"], head=head)
+            return replace(config, buckets=cached["buckets"], topology=cached["topology"])
+        head = replace(config.head, slices=cached["slices"])
+        return replace(config, topology=cached["topology"], experts=cached["experts"], head=head)
     except (OSError, ValueError, LookupError, TypeError):  # not kept yet, or damaged
         begins()
         resolved, architecture, model_type = _resolved(config, name)
@@ -167,7 +167,7 @@ def resolve_config(config: Config, name: str, store: Path = STORE, begins: Calla
     else:
         chosen |= {"experts": resolved.experts, "slices": resolved.slices}
     with contextlib.suppress(OSError):  # a store that may only be read: worked out again the next time
-        write_json(kept, chosen)
+        write_json(file, chosen)
         write_json(_kept(resolved, store, SIZES), {"model_type": model_type} | plan_sizes(resolved, architecture))
     return resolved
 
@@ -178,8 +178,8 @@ def expected(config: Config, store: Path = STORE) -> dict[str, Any]:
     With it comes `model_type`, as config.json has it.
     The weights count as two bytes each, for only their files tell whether they are more.
     """
-    found: dict[str, Any] = load_json(_kept(config, store, SIZES))
-    return found
+    sizes: dict[str, Any] = load_json(_kept(config, store, SIZES))
+    return sizes
 
 
 def plan_sizes(resolved: Config, a: Architecture) -> dict[str, Any]:
@@ -223,8 +223,8 @@ def described_to_fit(config: Config, folder: Path | None = None) -> tuple[Config
     from shardmill.topology import as_configured, with_fitting_experts
 
     model = _described(config, folder or _config_folder(config.source))
-    found = with_fitting_experts(config, model.architecture)
-    return found, model if found == config else as_configured(found, model)
+    fitting = with_fitting_experts(config, model.architecture)
+    return fitting, model if fitting == config else as_configured(fitting, model)
 
 
 def _described(config: Config, folder: Path) -> ModelDescription:
@@ -234,8 +234,8 @@ def _described(config: Config, folder: Path) -> ModelDescription:
     from shardmill.topology import as_configured
 
     with quiet_transformers():
-        found = load_hf_config(folder)
-        model = model_description(family(found.model_type, config.kind), found, config.length)
+        hf = load_hf_config(folder)
+        model = model_description(family(hf.model_type, config.kind), hf, config.length)
     return as_configured(config, model)
 
 

@@ -42,11 +42,11 @@ def most_mb(workflow: Any) -> int | None:
 
     Snakemake is given the share and keeps to it. If jobs are sent to other machines, the share does not apply.
     """
-    given: int | None = workflow.global_resources.get("mem_mb").value
-    if given is None and workflow.is_main_process and not _sends_jobs(workflow):
-        given = share_mb()
-        workflow.global_resources["mem_mb"] = given
-    return given
+    limit: int | None = workflow.global_resources.get("mem_mb").value
+    if limit is None and workflow.is_main_process and not _sends_jobs(workflow):
+        limit = share_mb()
+        workflow.global_resources["mem_mb"] = limit
+    return limit
 
 
 def share_mb() -> int:
@@ -71,8 +71,8 @@ def every_core(workflow: Any) -> int:
     If jobs go to other machines, --cores may be missing. Then the job gets NODE_CORES, and on a larger node
     `--set-threads benchmark=N` gives it more.
     """
-    given: int | None = workflow.global_resources["_cores"].value  # `workflow.cores` ends the run if it is missing
-    return given or NODE_CORES
+    cores: int | None = workflow.global_resources["_cores"].value  # `workflow.cores` ends the run if it is missing
+    return cores or NODE_CORES
 
 
 MILLION = 1_000_000
@@ -168,10 +168,10 @@ def on_this_machine(need: Need) -> Need:
 
     The portable engine holds each weight in fp16 beside its file, and small matrices in fp32.
     """
-    found = need.with_torch(torch_mb()) if need.torch else need
+    whole = need.with_torch(torch_mb()) if need.torch else need
     if is_portable():
-        return found
-    return replace(found, part=min(found.part, AS_STORED), model=min(found.model, AS_STORED), expanded=0.0)
+        return whole
+    return replace(whole, part=min(whole.part, AS_STORED), model=min(whole.model, AS_STORED), expanded=0.0)
 
 
 def own_peak() -> int:
@@ -181,10 +181,10 @@ def own_peak() -> int:
     config.json through transformers, its memory is larger than a small job's peak.
     """
     try:
-        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+        match = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
     except OSError:  # a system without /proc
-        found = None
-    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+        match = None
+    return int(match[1]) * 1024 if match else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
 
 class TooLarge(ShardmillError):
@@ -222,16 +222,16 @@ def declared(
     def mem_mb(wildcards: Any, input: Any, threads: int = 1) -> int:
         part = wildcards.get("part")
         try:
-            found = known(str(input[0]), part)
+            sizes = known(str(input[0]), part)
         except FileNotFoundError:
             if need != Need(need.base, vocab=need.vocab):
                 raise
             mb = need.mb(Sizes(vocab=LARGEST_VOCAB))
             return mb if limit is None else min(mb, limit)
-        mb = need.mb(found)
+        mb = need.mb(sizes)
         if limit is not None and mb > limit:
             raise TooLarge(f"{step} {part}" if part else step, mb, limit)
-        wanted = mb + (threads - 1) * each.mb(found)
+        wanted = mb + (threads - 1) * each.mb(sizes)
         return wanted if limit is None else min(wanted, limit)
 
     return mem_mb
@@ -249,8 +249,8 @@ def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str,
     """
 
     def plan(file: str) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = load_json((home_of(file, build.name) or Path()) / build / "plan.json")
-        return found
+        content: Mapping[str, Any] = load_json((home_of(file, build.name) or Path()) / build / "plan.json")
+        return content
 
     def known(file: str, part: str | None) -> Sizes:
         for read in (partial(plan, file), expected):
@@ -261,7 +261,7 @@ def known_sizes(build: Path, positions: int, expected: Callable[[], Mapping[str,
     return known
 
 
-def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) -> int:
+def threads_within(mb: int, threads: int, need: Need, each: Need, sizes: Sizes) -> int:
     """Return how many threads a job may start with its memory; at least one.
 
     Args:
@@ -269,9 +269,9 @@ def threads_within(mb: int, threads: int, need: Need, each: Need, found: Sizes) 
         threads: the threads that the job was given.
         need: the memory of the job with one thread.
         each: the memory of every further thread.
-        found: the sizes of the job.
+        sizes: the sizes of the job.
     """
-    more = max(0, mb - need.mb(found)) // max(1, each.mb(found))
+    more = max(0, mb - need.mb(sizes)) // max(1, each.mb(sizes))
     return min(threads, 1 + more)
 
 
@@ -280,7 +280,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     rows = {row["name"]: row for row in plan["parts"]}
     every = sum(row["expanded"] for row in rows.values() if row["kind"] != "embedding")
     largest = max((row["largest_tensor"] for row in rows.values() if row["kind"] != "embedding"), default=0)
-    own = rows[part] if part else {"parameters": 0, "largest_tensor": largest, "expanded": every}
+    of_job = rows[part] if part else {"parameters": 0, "largest_tensor": largest, "expanded": every}
     encoders, sizes = [name for name, row in rows.items() if row["kind"] == "encoder"], plan.get("buckets") or ()
     chain = encoders[: len(encoders) // max(len(sizes), 1)]  # each bucket's has all layers
     layered = [row for name, row in rows.items() if row["kind"] in ("layers", "experts") or name in chain]
@@ -294,15 +294,15 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
         positions += len(sampled(LONG))
     buckets = dict(zip(encoders, (size for size in sizes for _ in chain), strict=True))
     return Sizes(
-        part=own["parameters"] / MILLION,
-        largest=own["largest_tensor"] / MILLION,
+        part=of_job["parameters"] / MILLION,
+        largest=of_job["largest_tensor"] / MILLION,
         layer=layer,
         whole=layer if encoders or plan["architecture"]["graph"]["experts"] else 0.0,
         model=(sum(row["parameters"] for row in rows.values()) - table - looked_up) / MILLION,
         drafter=sum(row["parameters"] for row in rows.values() if row.get("drafter")) / MILLION,
         table=table / MILLION,
-        expanded=own["expanded"] / MILLION,
-        cached=own.get("cached", 0) / MILLION,
+        expanded=of_job["expanded"] / MILLION,
+        cached=of_job.get("cached", 0) / MILLION,
         logits=0.0 if encoders else positions * plan["architecture"]["vocab"] / MILLION,
         vocab=plan["architecture"]["vocab"] / MILLION,
         bucket=buckets.get(part, 0) / MILLION,

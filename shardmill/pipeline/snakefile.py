@@ -47,8 +47,8 @@ def checked(config: Mapping[str, Any], workflow: Any) -> Batch:
         if is_batch(config):
             collect_rarely()  # Snakemake makes many objects for each job of the plan
             return _read_batch(config, name, workflow)
-        found = resolved(config, name, _file_with_source(contents), workflow.is_main_process)
-        return Batch({found.model: found})
+        only = resolved(config, name, _file_with_source(contents), workflow.is_main_process)
+        return Batch({only.model: only})
     except ConfigError as error:
         sys.exit(f"shardmill: {one_line(error)}")
 
@@ -115,10 +115,10 @@ def resolved(content: Any, name: str, file: Path | None = None, may_ask: bool = 
         may_ask: whether a hub is asked for a commit that no lock says; a job never asks.
     """
     try:
-        found = with_locks(parsed(content, name), file, name, may_ask)
-        for problem in file_problems(found):
+        pinned = with_locks(parsed(content, name), file, name, may_ask)
+        for problem in file_problems(pinned):
             raise ConfigError(f"{name}: {problem}")
-        return resolve_config(found, name, begins=partial(_say_reading, name) if may_ask else lambda: None)
+        return resolve_config(pinned, name, begins=partial(_say_reading, name) if may_ask else lambda: None)
     except OSError as error:  # a folder that may not be entered, or a name that no file can have
         raise ConfigError(f"{name}: {error.filename}: {error.strerror}") from error
 
@@ -279,8 +279,8 @@ def _size(build: Path, entry: Mapping[str, Any]) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def _or_end(work: Callable[..., object], *given: Any) -> None:
+def _or_end(work: Callable[..., object], *arguments: Any) -> None:
     try:
-        work(*given)
+        work(*arguments)
     except (ShardmillError, OSError) as error:
         sys.exit(f"shardmill: {one_line(error)}")

@@ -133,8 +133,8 @@ def home_of(path: str, model: str) -> Path | None:
 
     None if that is build/ itself.
     """
-    before, found, _ = path.rpartition(f"{BUILDS}/{model}/")
-    return Path(before) if before and found else None
+    before, folder, _ = path.rpartition(f"{BUILDS}/{model}/")
+    return Path(before) if before and folder else None
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,13 @@ def room(inputs: Files, outputs: Files, model: str) -> Iterator[Room]:
     with scratch_folder(home) as at:
         for path in _listed(inputs):
             _bring(path, _placed(path, home, at))
-        there = _moved(outputs, home, at)
-        for path in _listed(there):
+        inside = _moved(outputs, home, at)
+        for path in _listed(inside):
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            yield Room(at / BUILDS, _moved(inputs, home, at), there)
+            yield Room(at / BUILDS, _moved(inputs, home, at), inside)
         except ShardmillError as error:
-            _keep_numbers(outputs.get("verdict"), there.get("verdict"))
+            _keep_numbers(outputs.get("verdict"), inside.get("verdict"))
             raise type(error)(str(error).replace(f"{at}/", f"{home}/")) from error
         for path in _listed(outputs):
             _take(_placed(path, home, at), path)
@@ -204,11 +204,11 @@ def _placed(path: Path, home: Path, at: Path) -> Path:
     return inside.with_name(inside.name.removesuffix(SUFFIX))
 
 
-def _keep_numbers(verdict: Path | list[Path] | None, there: Path | list[Path] | None) -> None:
+def _keep_numbers(verdict: Path | list[Path] | None, inside: Path | list[Path] | None) -> None:
     """Log a missed gate's verdict for a person; only the log reaches the storage."""
-    if isinstance(verdict, Path) and isinstance(there, Path) and failed(there).exists():
-        log.debug("%s", failed(there).read_text(encoding="utf-8"))
-        os.replace(failed(there), failed(verdict))
+    if isinstance(verdict, Path) and isinstance(inside, Path) and failed(inside).exists():
+        log.debug("%s", failed(inside).read_text(encoding="utf-8"))
+        os.replace(failed(inside), failed(verdict))
 
 
 def _bring(path: Path, to: Path) -> None:

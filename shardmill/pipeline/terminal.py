@@ -62,10 +62,10 @@ def take_over(batch: Batch, workflow: Any) -> None:
 def end(batch: Batch | None = None) -> None:
     """Draw nothing more; say what a run that has succeeded has made, given its models."""
     lines = [*(closing(batch) if batch else ())]
-    own = [handler for handler in logging.getLogger(LOGGER).handlers if isinstance(handler, Terminal)]
-    for handler in own:
+    terminals = [handler for handler in logging.getLogger(LOGGER).handlers if isinstance(handler, Terminal)]
+    for handler in terminals:
         handler.end(lines)
-    if not own:
+    if not terminals:
         for line in lines:
             print(line, file=sys.stderr)
 
@@ -128,9 +128,9 @@ class Running:
                     whole, end, _ = stream.read().rpartition(b"\n")
                 self.read += len(whole) + len(end)
                 lines = whole.decode("utf-8", "replace").splitlines()
-        found = [(line[1], printable(line[2], LONGEST)) for line in map(LINE.match, lines) if line]
-        self.lines += found
-        return found
+        fresh = [(line[1], printable(line[2], LONGEST)) for line in map(LINE.match, lines) if line]
+        self.lines += fresh
+        return fresh
 
 
 class Terminal(logging.Handler):

@@ -140,11 +140,11 @@ def sizes(plan: Mapping[str, Any], config: Config) -> Sizes:
     A part has as many layers as its share of all layers' parameters.
     """
     layers, rows = plan["architecture"]["layers"], plan["parts"]
-    held = sum(row["parameters"] for row in rows if row["kind"] in ("layers", "experts", "encoder"))
-    held /= max(len(plan.get("buckets", ())), 1)  # each bucket of an encoder has all layers
+    total = sum(row["parameters"] for row in rows if row["kind"] in ("layers", "experts", "encoder"))
+    total /= max(len(plan.get("buckets", ())), 1)  # each bucket of an encoder has all layers
 
     def depth(row: Mapping[str, Any]) -> float:
-        return layers * row["parameters"] / held if row["kind"] in ("layers", "experts", "encoder") and held else 0.0
+        return layers * row["parameters"] / total if row["kind"] in ("layers", "experts", "encoder") and total else 0.0
 
     parts = {row["name"]: (depth(row), row["parameters"] / MILLION) for row in rows if row["kind"] != "embedding"}
     return Sizes(parts, plan["architecture"]["vocab"] / MILLION, _passes(config), config.kind == ENCODER)
@@ -170,7 +170,7 @@ class Times:
 
     Attributes:
         speed: of the machine.
-        learned: by step, the seconds that were expected of jobs, and those that they took.
+        learned: by step, the seconds that were expected of jobs, and the seconds that they took.
         clock: whether programs run on Core ML, which uses little CPU time of ours.
         file: where speed and corrections are kept.
     """
@@ -191,15 +191,15 @@ class Times:
         return self.speed.of(cost, layers, weights, of.vocab)
 
     def seconds(self, step: str, part: str, of: Sizes) -> float | None:
-        """Return the seconds that a job takes, corrected by those that ran here.
+        """Return the seconds that a job takes, corrected by the jobs that ran here.
 
         None for a job whose step loads programs on Core ML, if no such job has run here.
         """
-        found = self.expected(step, part, of)
+        estimate = self.expected(step, part, of)
         expected, took = self.learned.get(step, (0.0, 0.0))
         if self.clock and step in LOADING and not took:
             return None
-        return found * took / expected if took else found
+        return estimate * took / expected if took else estimate
 
     def learn(self, step: str, expected: float, took: float) -> None:
         """Remember what a job took; what is older counts less and less."""
@@ -218,9 +218,9 @@ def times() -> Times:
     """Return what is known of this machine; it is measured the first time, which takes half a second."""
     file = cache_folder() / "speed.json"
     with suppress(LookupError, TypeError, ValueError, AttributeError):
-        found = json_object(file)[_identity()]
-        learned = {str(step): (float(a), float(b)) for step, (a, b) in found["steps"].items()}
-        return Times(Speed(float(found["python"]), float(found["sums"])), learned, not is_portable(), file)
+        known = json_object(file)[_identity()]
+        learned = {str(step): (float(a), float(b)) for step, (a, b) in known["steps"].items()}
+        return Times(Speed(float(known["python"]), float(known["sums"])), learned, not is_portable(), file)
     fresh = Times(measured(), {}, not is_portable(), file)
     fresh.keep()
     return fresh

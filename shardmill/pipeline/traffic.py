@@ -83,9 +83,9 @@ def pass_traffic(config: Config, a: Architecture) -> tuple[PassTraffic, ...]:
 
 
 def _passes(config: Config, a: Architecture) -> Iterator[PassTraffic]:
-    own = "dense" if config.experts == "dense" else "routed"
+    configured = "dense" if config.experts == "dense" else "routed"
     for kind in ("dense", "routed"):
-        wanted = config if kind == own else replace(config, experts=kind, topology="auto")
+        wanted = config if kind == configured else replace(config, experts=kind, topology="auto")
         built = with_experts(a, routed=kind == "routed")
         if misfits(wanted, built):
             continue
@@ -108,10 +108,10 @@ def traffic_lengths(config: Config, a: Architecture) -> tuple[TrafficLength, ...
 def _length(slots: int, parts: Sequence[Part], config: Config) -> TrafficLength:
     placed = [part.changed(slots=slots) for part in parts]
     share = {part.name: _share(part, 1) for part in placed}
-    kept = sum(cache_bytes(part.spec) for part in placed)
+    cached = sum(cache_bytes(part.spec) for part in placed)
     read = sum(share[part.name] * _bytes(part, config) for part in placed)
     operations = sum(share[part.name] * _operations(part) for part in placed)
-    return TrafficLength(slots, kept, round(read), round(operations))
+    return TrafficLength(slots, cached, round(read), round(operations))
 
 
 def _operations(part: Part) -> int:

@@ -96,7 +96,7 @@ def _reshape(build: Path) -> str:
     """Return the config's `program.reshape_frequency`, which verdicts on parity have; otherwise its default."""
     for gate in GATES:
         for file in sorted((build / gate).glob("*.json")):
-            found = read_json(file)
-            if "reshape_frequency" in found:
-                return str(found["reshape_frequency"])
+            verdict = read_json(file)
+            if "reshape_frequency" in verdict:
+                return str(verdict["reshape_frequency"])
     return INFREQUENT

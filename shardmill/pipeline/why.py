@@ -41,7 +41,7 @@ class StepOutlook:
 
 
 def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
-    """Return a verdict for every job whose result is kept, each after those whose outputs it reads.
+    """Return a verdict for every job whose result is kept, each after the jobs whose outputs it reads.
 
     Args:
         config: the model's config.
@@ -57,8 +57,8 @@ def forecast(config: Config, build: Path, store: Store) -> list[StepOutlook]:
         _link_checkpoints(config, source_folder(build / RECORD), source_folder(known / RECORD))
         jobs = planned(config)
         walk = _Walk(build, store, known, {_label(job) for job in jobs})
-        found = [walk.visit(job) for job in jobs if job.step.name != "fetch"]
-        return [verdict for verdict in found if verdict]
+        outlooks = [walk.visit(job) for job in jobs if job.step.name != "fetch"]
+        return [verdict for verdict in outlooks if verdict]
 
 
 # Steps that are done in the scratch folder where they would work: they are quick, and later steps read their outputs.
@@ -93,11 +93,11 @@ def _link_checkpoints(config: Config, fetched: Path, source: Path) -> None:
 def _source_record(config: Config, build: Path, store: Store) -> Any:
     """Return source.receipt.json as the next fetch would write it; None if this takes a download."""
     receipt = build / RECORD
-    there = read_json(receipt) if receipt.is_file() else {}
-    record = _record(config.source, {key: value for key, value in there.items() if key != "drafter"}, store)
+    recorded = read_json(receipt) if receipt.is_file() else {}
+    record = _record(config.source, {key: value for key, value in recorded.items() if key != "drafter"}, store)
     if record is None or len(config.sources) == 1:
         return record
-    drafter = _record(config.sources[1], there.get("drafter", {}), store)
+    drafter = _record(config.sources[1], recorded.get("drafter", {}), store)
     return drafter and record | {"drafter": drafter}
 
 
@@ -184,12 +184,12 @@ class _Walk:
 
     def linked_from_build(self, action: Action, outputs: Mapping[str, Path], receipt: str) -> bool:
         """Link an action's outputs from the build; False if a file is missing or another action made them."""
-        there = {path: self.build / path.relative_to(self.known) for path in (*outputs.values(), self.known / receipt)}
-        if not all(path.exists() for path in there.values()):
+        files = {path: self.build / path.relative_to(self.known) for path in (*outputs.values(), self.known / receipt)}
+        if not all(path.exists() for path in files.values()):
             return False
         if read_json(self.build / receipt).get("key") != action.key:
             return False
-        for path, source in there.items():
+        for path, source in files.items():
             _link(source, path)
         return True
 

@@ -26,11 +26,11 @@ from shardmill.precision.original import Original
 
 def sites(part: Part) -> dict[str, list[Constant]]:
     """Return the matrices of a part by their paths, each with its blocks."""
-    found: dict[str, list[Constant]] = {path: [] for path in matrices(part.shapes)}
+    blocks: dict[str, list[Constant]] = {path: [] for path in matrices(part.shapes)}
     for tensor in part.tensors:
-        if tensor.path in found:
-            found[tensor.path].append(tensor)
-    return found
+        if tensor.path in blocks:
+            blocks[tensor.path].append(tensor)
+    return blocks
 
 
 def module_of(blocks: Sequence[Constant]) -> str:
@@ -115,7 +115,7 @@ class Matrix:
 
 
 def calibrated_matrices(
-    part: Part, source: Path, model: Original, seen: list[Tensor], held: list[Tensor]
+    part: Part, source: Path, model: Original, seen: list[Tensor], held_out: list[Tensor]
 ) -> Iterator[Matrix]:
     """Yield every matrix of a part of a decoder, layer by layer.
 
@@ -126,34 +126,34 @@ def calibrated_matrices(
         source: the checkpoint's folder.
         model: the original.
         seen: states of windows before the part's first layer, for H.
-        held: states of the held-out windows before the part's first layer.
+        held_out: states of the held-out windows before the part's first layer.
     """
-    constants, found = PartWeights(part, source), sites(part)
+    constants, by_path = PartWeights(part, source), sites(part)
     if part.kind == "experts":  # a router decides what reaches them
-        for path, blocks in found.items():
+        for path, blocks in by_path.items():
             yield Matrix(path, blocks, constants[path], None, [], part.start)
         return
     if part.kind == "head":
         inputs = Sums()
         for states in seen:
             inputs.add("head", model.reference.normed(states, model.weights))
-        for path, blocks in found.items():
-            yield Matrix(path, blocks, constants[path], inputs.of.get("head"), held, model.layers)
+        for path, blocks in by_path.items():
+            yield Matrix(path, blocks, constants[path], inputs.of.get("head"), held_out, model.layers)
         return
     for index in range(part.start, part.end):
-        own = {path: blocks for path, blocks in found.items() if _layer(path) == index}
-        modules = {path: module_of(blocks) for path, blocks in own.items()}
+        of_layer = {path: blocks for path, blocks in by_path.items() if _layer(path) == index}
+        modules = {path: module_of(blocks) for path, blocks in of_layer.items()}
         sums, seen = _layer_inputs(model, seen, index, sorted({*modules.values()} - {""}))
-        for path, blocks in own.items():
-            yield Matrix(path, blocks, constants[path], sums.get(modules[path]), held, index)
-        held = [model.reference.layers(states, [index], model.weights)[0] for states in held]
+        for path, blocks in of_layer.items():
+            yield Matrix(path, blocks, constants[path], sums.get(modules[path]), held_out, index)
+        held_out = [model.reference.layers(states, [index], model.weights)[0] for states in held_out]
 
 
 def _layer(path: str) -> int:
     """Return the index of a constant's layer."""
-    found = LAYER.match(path)
-    assert found is not None
-    return int(found[1])
+    match = LAYER.match(path)
+    assert match is not None
+    return int(match[1])
 
 
 SEEN, HELD = "seen", "held"
@@ -168,26 +168,26 @@ class Edges:
 
 
 def write_edges(
-    model: Original, seen: Sequence[Sequence[int]], held: Sequence[Sequence[int]], wanted: Collection[int], to: Path
+    model: Original, seen: Sequence[Sequence[int]], held_out: Sequence[Sequence[int]], wanted: Collection[int], to: Path
 ) -> None:
     """Run the original model over windows of one length and keep its states before some layers.
 
     Args:
         model: the original.
         seen: tokens of the windows that quantisers see.
-        held: tokens of the held-out windows.
+        held_out: tokens of the held-out windows.
         wanted: indices of layers; the number of layers stands for the states after the last layer.
         to: a safetensors file to write: seen_I and held_I [windows, n, d] for each index I.
     """
-    last, found = max(wanted), dict[str, Tensor]()
-    for name, cut in ((SEEN, seen), (HELD, held)):
+    last, stacked = max(wanted), dict[str, Tensor]()
+    for name, cut in ((SEEN, seen), (HELD, held_out)):
         states = [model.reference.first(window, lambda ids: model.table[ids], model.weights) for window in cut]
         for index in range(last + 1):
             if index in wanted:
-                found[f"{name}_{index}"] = torch.stack(states)
+                stacked[f"{name}_{index}"] = torch.stack(states)
             if index < last:
                 states = [model.reference.layers(one, [index], model.weights)[0] for one in states]
-    save_file(found, to)
+    save_file(stacked, to)
 
 
 def read_edges(file: Path, index: int) -> Edges:

@@ -72,14 +72,14 @@ class Tally:
         self.mass = self.mass * shift + share.sum(dim=1)
         self.gap = self.gap * shift + share.mul_(was - now).sum(dim=1)
         highest = torch.maximum(self.now_best, now_best)
-        kept = (self.now_best - highest).double().exp()
-        self.now_mass = self.now_mass * kept + (now - highest[:, None]).exp_().sum(dim=1)
+        factor = (self.now_best - highest).double().exp()
+        self.now_mass = self.now_mass * factor + (now - highest[:, None]).exp_().sum(dim=1)
         self.best, self.now_best = best, highest
         place = self.following - self.seen
         here = (place >= 0) & (place < was.shape[1])
         for row, logits in enumerate((was, now)):
-            found = logits.gather(1, place.clamp(0, was.shape[1] - 1)[:, None])[:, 0]
-            self.target[row] = torch.where(here, found, self.target[row])
+            target = logits.gather(1, place.clamp(0, was.shape[1] - 1)[:, None])[:, 0]
+            self.target[row] = torch.where(here, target, self.target[row])
         self.seen += was.shape[1]
 
     def figures(self) -> Figures:
@@ -109,13 +109,13 @@ def write_original(model: Original, cut: Sequence[Sequence[int]], to: Path) -> N
     save_file({"tokens": torch.tensor([list(window) for window in cut]), "last": torch.stack(states)}, to)
 
 
-def measured_forms(model: Original, original: Path, held: Sequence[StoredWeights]) -> dict[str, float]:
+def measured_forms(model: Original, original: Path, all_stored: Sequence[StoredWeights]) -> dict[str, float]:
     """Return divergence, growth of the perplexity and top-1 agreement of a model with other weights.
 
     Args:
         model: the original.
         original: the file that `write_original` wrote.
-        held: the other weights of all parts, in the order of a pass.
+        all_stored: the other weights of all parts, in the order of a pass.
 
     Returns:
         kl in nats, perplexity (of the other weights over the original's), error, original (its perplexity), top1
@@ -124,12 +124,12 @@ def measured_forms(model: Original, original: Path, held: Sequence[StoredWeights
     with safe_open(original, framework="pt") as stored:
         cut: list[list[int]] = stored.get_tensor("tokens").tolist()
         last = list(stored.get_tensor("last"))
-    found, rows = held_weights(held)
-    names = {tensor.source.tensor for one in held for tensor in one.part.tensors}
+    lookup, rows = held_weights(all_stored)
+    names = {tensor.source.tensor for one in all_stored for tensor in one.part.tensors}
 
     def weights(name: str) -> Tensor:
-        held_here = name == "lm_head.bias" or name_under(held[0].prefix, name) in names
-        return found(name) if held_here else model.weights(name)
+        held_here = name == "lm_head.bias" or name_under(all_stored[0].prefix, name) in names
+        return lookup(name) if held_here else model.weights(name)
 
     states = _run(model, cut, weights)
     tallies = [Tally(torch.tensor([*window[1:], -1])) for window in cut]
@@ -146,17 +146,17 @@ def measured_forms(model: Original, original: Path, held: Sequence[StoredWeights
 def _summed(tallies: Sequence[Tally]) -> dict[str, float]:
     """Return the figures of all windows, which are equally long."""
     tokens = sum(len(tally.following) for tally in tallies)
-    found = [tally.figures() for tally in tallies]
-    followed = tokens // len(found) - 1  # in each window; nothing is known to follow its last token
-    before = fmean(one.before / followed for one in found)
-    grown = [(one.after - one.before) / followed for one in found]  # nats
+    figures = [tally.figures() for tally in tallies]
+    followed = tokens // len(figures) - 1  # in each window; nothing is known to follow its last token
+    before = fmean(one.before / followed for one in figures)
+    grown = [(one.after - one.before) / followed for one in figures]  # nats
     ratio = math.exp(fmean(grown))
     return {
-        "kl": sum(one.kl for one in found) / tokens,
+        "kl": sum(one.kl for one in figures) / tokens,
         "perplexity": ratio,
         "error": ratio * stdev(grown) / math.sqrt(len(grown)) if len(grown) > 1 else 0.0,
         "original": math.exp(before),
-        "top1": sum(one.same for one in found) / max(1, sum(one.decided for one in found)),
+        "top1": sum(one.same for one in figures) / max(1, sum(one.decided for one in figures)),
         "tokens": tokens,
     }
 
@@ -171,19 +171,19 @@ def _logits(model: Original, states: Tensor, rows: Tensor, weights: Weights, fir
     """Return logits [n, rows] of some rows of the LM head, from row `first` on."""
 
     def own(name: str) -> Tensor:
-        found = weights(name)
-        return found[first : first + len(rows)] if name == "lm_head.bias" else found
+        tensor = weights(name)
+        return tensor[first : first + len(rows)] if name == "lm_head.bias" else tensor
 
     return model.reference.logits(states, [rows], own)
 
 
 def _joined(rows: Iterator[Tensor]) -> Iterator[Tensor]:
     """Yield larger blocks of rows as copies, because each incoming block overwrites the block before it."""
-    kept: list[Tensor] = []
+    blocks: list[Tensor] = []
     for block in rows:
-        kept.append(block.clone())
-        if sum(map(len, kept)) >= ROWS:
-            yield torch.cat(kept)
-            kept = []
-    if kept:
-        yield torch.cat(kept)
+        blocks.append(block.clone())
+        if sum(map(len, blocks)) >= ROWS:
+            yield torch.cat(blocks)
+            blocks = []
+    if blocks:
+        yield torch.cat(blocks)

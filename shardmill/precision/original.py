@@ -59,11 +59,11 @@ def last_states(model: Original, states: Sequence[Tensor], first: int, weights: 
         first: the index of that layer.
         weights: the weights of the layers.
     """
-    found = list(states)
+    after = list(states)
     for index in range(first, model.layers):
         once = cache(weights)
-        found = [model.reference.layers(one, [index], once)[0] for one in found]
-    return found
+        after = [model.reference.layers(one, [index], once)[0] for one in after]
+    return after
 
 
 def head_blocks(head: Tensor, first: int = 0, changed: Tensor | None = None) -> list[Tensor]:

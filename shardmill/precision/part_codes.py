@@ -38,18 +38,18 @@ def write_spooled(to: Path, tensors: Iterable[tuple[str, Tensor]], metadata: Cal
         metadata: called after the last tensor; returns one entry, as safetensors does not keep the order of several.
     """
     with TemporaryFile(dir=to.parent) as spool, to.open("wb") as file:
-        held: dict[str, tuple[Tensor, int]] = {}  # name -> its shape and dtype, its place in the spool
+        spooled: dict[str, tuple[Tensor, int]] = {}  # name -> its shape and dtype, its place in the spool
         for name, tensor in tensors:
-            held[name] = tensor.to("meta"), spool.tell()
+            spooled[name] = tensor.to("meta"), spool.tell()
             spool.write(tensor.contiguous().numpy().data)
         kinds = list(DTYPES)
         entries, end = dict[str, Any](__metadata__=dict(metadata())), 0
-        for name, (form, _) in sorted(held.items(), key=lambda item: (kinds.index(item[1][0].dtype), item[0])):
+        for name, (form, _) in sorted(spooled.items(), key=lambda item: (kinds.index(item[1][0].dtype), item[0])):
             start, end = end, end + form.nbytes
             entries[name] = {"dtype": DTYPES[form.dtype], "shape": list(form.shape), "data_offsets": [start, end]}
         file.write(header_bytes(entries))
-        for name in [name for name in entries if name in held]:
-            form, place = held[name]
+        for name in [name for name in entries if name in spooled]:
+            form, place = spooled[name]
             spool.seek(place)
             for start in range(0, form.nbytes, PIECE):
                 file.write(spool.read(min(PIECE, form.nbytes - start)))
@@ -76,9 +76,9 @@ def write_part_codes(
     errors: dict[str, dict[str, float]] = {}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for matrix in calibrated_matrices(part, source, model, edge.seen, held=[]):
-            found = {INT4: _chosen(matrix)} | _palettes(matrix, forms)
-            for name, codes in found.items():
+        for matrix in calibrated_matrices(part, source, model, edge.seen, held_out=[]):
+            quantised = {INT4: _chosen(matrix)} | _palettes(matrix, forms)
+            for name, codes in quantised.items():
                 stem = f"{matrix.path}.{name}"
                 yield f"{stem}.{CODES}", codes.codes
                 yield (
@@ -87,7 +87,7 @@ def write_part_codes(
                     else (f"{stem}.{LUT}", codes.lut)
                 )
             if matrix.hessian is not None:
-                values = _values(matrix, found, forms)
+                values = _values(matrix, quantised, forms)
                 errors[matrix.path] = {name: error(matrix.weight, each, matrix.hessian) for name, each in values}
 
     write_spooled(to, tensors(), lambda: {ERRORS: json.dumps(errors, sort_keys=True)})
@@ -107,10 +107,10 @@ def _palettes(matrix: Matrix, forms: Sequence[str]) -> dict[str, Palettes]:
 
 
 def _values(
-    matrix: Matrix, found: Mapping[str, QuantizedMatrix | Palettes], forms: Sequence[str]
+    matrix: Matrix, quantised: Mapping[str, QuantizedMatrix | Palettes], forms: Sequence[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the matrix' values in each form that fits it, one form at a time."""
-    for name, codes in found.items():
+    for name, codes in quantised.items():
         yield name, codes.values
     yield INT8, rounded(matrix.weight).values
     if FP16 in forms:
@@ -151,8 +151,8 @@ class FormWeights(StoredWeights):
         if form(name).kind == "fp16":
             return Stored(self.weights[path].half().squeeze())
         if name == DEFAULT:
-            found = rounded(self.weights[path])
-            return Stored(found.codes, scale=found.scale.float()[:, None])
+            int8 = rounded(self.weights[path])
+            return Stored(int8.codes, scale=int8.scale.float()[:, None])
         if form(name).kind == "palette":
             return Stored(self._read(f"{path}.{name}.codes"), tables=self._read(f"{path}.{name}.lut"))
         scale = self._read(f"{path}.{name}.scale")
@@ -161,5 +161,5 @@ class FormWeights(StoredWeights):
     def _read(self, name: str) -> Tensor:
         """Return a tensor from the file of codes."""
         with safe_open(self.codes, framework="pt") as stored:
-            found: Tensor = stored.get_tensor(name)
-            return found
+            tensor: Tensor = stored.get_tensor(name)
+            return tensor

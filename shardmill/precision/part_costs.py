@@ -62,14 +62,14 @@ class Known:
 
     def divergence(self, logits: Iterable[Tensor]) -> float:
         """Return the mean KL divergence in nats of other logits, in equal blocks, from the known logits."""
-        found, room = [], torch.empty(0)
-        for (place, own), rows in zip(self.known, _few(logits), strict=True):
+        divergences, room = [], torch.empty(0)
+        for (place, negative_entropies), rows in zip(self.known, _few(logits), strict=True):
             room = room if len(room) else torch.empty_like(rows)
             shares = room[: len(rows)]
             os.preadv(self.file, [shares.numpy().data], place)
             crossed = shares.mul_(rows).sum(dim=-1).double() - rows.logsumexp(dim=-1)
-            found.append(own - crossed)
-        return float(torch.cat(found).mean())
+            divergences.append(negative_entropies - crossed)
+        return float(torch.cat(divergences).mean())
 
 
 def _few(logits: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -90,8 +90,8 @@ class Costs:
             spool: a file for distributions, which stays open.
         """
         self.model, self.room = model, torch.empty(PASS, len(model.head))
-        found = self._logits(hidden, index, model.weights, head_blocks(model.head))
-        self.original = [Known(logits, spool) for logits in found]
+        all_logits = self._logits(hidden, index, model.weights, head_blocks(model.head))
+        self.original = [Known(logits, spool) for logits in all_logits]
 
     def beside(self, model: Original) -> Costs:
         """Return a copy for another thread. Args: model another instance of the original for that thread alone."""
@@ -107,9 +107,9 @@ class Costs:
             index: that layer's index.
             changed: replacements by the checkpoint's names.
         """
-        own, head = self.model.weights, head_blocks(self.model.head)
-        found = self._logits(hidden, index, lambda name: changed[name] if name in changed else own(name), head)
-        return self._divergence(found)
+        original, head = self.model.weights, head_blocks(self.model.head)
+        logits = self._logits(hidden, index, lambda name: changed[name] if name in changed else original(name), head)
+        return self._divergence(logits)
 
     def of_head(self, hidden: Sequence[Tensor], first: int, rows: Tensor) -> float:
         """Return the KL divergence after head rows from `first` on are replaced; `hidden` is after the last layer."""
@@ -127,8 +127,8 @@ class Costs:
             )
         return_heap()  # once per matrix
 
-    def _divergence(self, found: Iterable[Iterable[Tensor]]) -> float:
-        apart = [known.divergence(logits) for known, logits in zip(self.original, found, strict=True)]
+    def _divergence(self, all_logits: Iterable[Iterable[Tensor]]) -> float:
+        apart = [known.divergence(logits) for known, logits in zip(self.original, all_logits, strict=True)]
         return sum(apart) / len(apart)
 
 
@@ -140,14 +140,14 @@ def as_stored(blocks: Sequence[Constant], values: Tensor, source: Path) -> dict[
         values: the matrix [rows, columns].
         source: the checkpoint's folder.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for tensor in blocks:
         name = tensor.source.tensor
-        if name not in found:
-            found[name] = read_tensor(tensor, source).float()
+        if name not in tensors:
+            tensors[name] = read_tensor(tensor, source).float()
         row, column = tensor.at
-        put_back(found[name], values[row : row + tensor.shape[0], column : column + tensor.shape[1]], tensor.source)
-    return found
+        put_back(tensors[name], values[row : row + tensor.shape[0], column : column + tensor.shape[1]], tensor.source)
+    return tensors
 
 
 @dataclass(frozen=True)
@@ -205,17 +205,17 @@ def part_costs(
         for each in (first, *(first.beside(another()) for _ in range(threads - 1))):
             idle.put(each)
 
-        found: dict[str, Future[float]] = {}
+        futures: dict[str, Future[float]] = {}
         for matrix in calibrated_matrices(part, source, another(), [], edge.held):
             if matrix.path in errors:
                 costs = idle.get()  # waits, so that memory holds no more matrices than threads
-                for one in found.values():
+                for one in futures.values():
                     if one.done():
                         one.result()  # an error in one measurement ends the others
                 changed = Changed(matrix.path, matrix.blocks, matrix.before, matrix.index)
-                found[matrix.path] = kl = pool.submit(_cost, part, source, costs, changed, codes)
+                futures[matrix.path] = kl = pool.submit(_cost, part, source, costs, changed, codes)
                 kl.add_done_callback(partial(_put_back, idle, costs))
-        return {path: {"kl": kl.result(), "errors": errors[path]} for path, kl in found.items()}
+        return {path: {"kl": kl.result(), "errors": errors[path]} for path, kl in futures.items()}
 
 
 def _put_back(idle: SimpleQueue[Costs], costs: Costs, _: Future[float]) -> None:

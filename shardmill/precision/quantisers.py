@@ -70,8 +70,8 @@ def _table(group: NDArray[np.float16], weigh: NDArray[np.float64], entries: int)
     weights = np.bincount(places, sums[present])
     if len(numbers) <= entries:
         return np.append(numbers, np.repeat(numbers[-1:], entries - len(numbers)))
-    found = kmeans1d.cluster(numbers.astype(np.float64), entries, weights=weights)
-    return np.sort(np.array(found.centroids).astype(np.float16))
+    clusters = kmeans1d.cluster(numbers.astype(np.float64), entries, weights=weights)
+    return np.sort(np.array(clusters.centroids).astype(np.float16))
 
 
 RATIOS = 48  # scales that are tried for each row

@@ -54,12 +54,12 @@ def front(losses: Table, sizes: Table, points: int) -> list[FormChoice]:
     """Return Pareto-optimal choices, evenly spaced from the least size to the size of the least loss."""
     least = sum(min(forms.values()) for forms in sizes.values())
     most = sum(min((losses[name][form], size) for form, size in forms.items())[1] for name, forms in sizes.items())
-    found: list[FormChoice] = []
+    choices: list[FormChoice] = []
     for limit in np.linspace(least, most, points):
         choice = best(losses, sizes, float(limit) + 0.5)  # half a byte, so that rounding excludes nothing
-        if choice and (not found or choice.loss < found[-1].loss):
-            found.append(choice)
-    return found
+        if choice and (not choices or choice.loss < choices[-1].loss):
+            choices.append(choice)
+    return choices
 
 
 def _solved(losses: Table, sizes: Table, least: Table, limited: Table, limit: float) -> FormChoice | None:
@@ -181,19 +181,19 @@ def searched(
     chosen = case.chosen(budget)
     if chosen is None:
         ((name, limit),) = budget.items()
-        least, given = case.least(name)
-        beside = f", {amount(name, given)} of it for vectors and for experts, which stay in int8"
+        least, fixed = case.least(name)
+        beside = f", {amount(name, fixed)} of it for vectors and for experts, which stay in int8"
         raise ConfigError(
             f"convert.budget.{name}: no forms keep to {amount(name, limit)}: with {', '.join(forms)} it is "
             f"{at_least(name, least)} at least{'' if name == 'perplexity' else beside}"
         )
-    found: dict[str, Any] = {"budget": dict(budget), "forms": chosen.forms, "estimate": case.described(chosen)}
-    found["front"] = [case.described(choice) for choice in front(case.losses, case.sizes, POINTS)]
-    found |= {"costs": case.losses, "sizes": case.sizes}
+    description: dict[str, Any] = {"budget": dict(budget), "forms": chosen.forms, "estimate": case.described(chosen)}
+    description["front"] = [case.described(choice) for choice in front(case.losses, case.sizes, POINTS)]
+    description |= {"costs": case.losses, "sizes": case.sizes}
     if points:
         named = {"chosen": chosen, **_uniform(case), **_spread(case, points)}
-        found["points"] = {n: {"forms": one.forms, "estimate": case.described(one)} for n, one in named.items()}
-    return found
+        description["points"] = {n: {"forms": one.forms, "estimate": case.described(one)} for n, one in named.items()}
+    return description
 
 
 def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequence[str]) -> SearchCase:
@@ -207,12 +207,12 @@ def _case(parts: Sequence[Part], costs: Sequence[Mapping[str, Row]], forms: Sequ
     for path, names in allowed.items():
         if not names:
             raise ConfigError(f"convert.search.forms: {', '.join(forms)}: none of them fits {path}; add int8")
-    own = [{path: {name: row[path][name] for name in names} for path, names in allowed.items()} for row in every]
+    tables = [{path: {name: row[path][name] for name in names} for path, names in allowed.items()} for row in every]
     rest = [shape for part in parts for path, shape in part.shapes.items() if path not in sizes]
     others = [(len(shape), stored_bytes(INT8, shape)) for shape in rest]
-    fixed, kept = sum(size for _, size in others), sum(size for axes, size in others if axes == MATRIX)
+    fixed, in_int8 = sum(size for _, size in others), sum(size for axes, size in others if axes == MATRIX)
     numbers = sum(math.prod(shape) for part in parts for shape in matrices(part.shapes).values())
-    return SearchCase(own[0], own[1], (losses, sizes), fixed, kept, numbers)
+    return SearchCase(tables[0], tables[1], (losses, sizes), fixed, in_int8, numbers)
 
 
 def _bytes(parts: Sequence[Part], path: str, form: str) -> int:
@@ -242,8 +242,8 @@ def _tables(
 
 def _uniform(case: SearchCase) -> dict[str, FormChoice]:
     """Return INT4 with the last matrices in INT8, and INT8."""
-    found = {name: {path: RULES[name].form(path) for path in case.losses} for name in USUAL}
-    return {name: FormChoice(forms, *(summed(table, forms) for table in case.every)) for name, forms in found.items()}
+    by_name = {name: {path: RULES[name].form(path) for path in case.losses} for name in USUAL}
+    return {name: FormChoice(forms, *(summed(table, forms) for table in case.every)) for name, forms in by_name.items()}
 
 
 def _spread(case: SearchCase, count: int) -> dict[str, FormChoice]:
@@ -256,5 +256,5 @@ def _spread(case: SearchCase, count: int) -> dict[str, FormChoice]:
     assert worst is not None, "the set of the smallest forms keeps to its own size"
     end = smallest(case.losses, case.sizes, LEFT * worst.loss) or front(case.losses, case.sizes, 2)[-1]
     limits = np.linspace(least, max(end.size, least), count)
-    found = [best(case.losses, case.sizes, float(limit) + 0.5) for limit in limits]
-    return {f"front_{i + 1}": choice for i, choice in enumerate(found) if choice}
+    choices = [best(case.losses, case.sizes, float(limit) + 0.5) for limit in limits]
+    return {f"front_{i + 1}": choice for i, choice in enumerate(choices) if choice}

@@ -94,9 +94,9 @@ def parameters(settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     chosen = _without_unset(settings)
     for *sections, key in PATHS:
-        held = reduce(lambda found, section: found.get(section) or {}, sections, chosen)  # `benchmark` may be false
-        if key in held:
-            held[key] = _public(held[key])
+        last = reduce(lambda outer, section: outer.get(section) or {}, sections, chosen)  # `benchmark` may be false
+        if key in last:
+            last[key] = _public(last[key])
     return chosen
 
 
@@ -202,9 +202,9 @@ def package_descriptors(deciding: Iterable[str]) -> list[dict[str, Any]]:
     rows = []
     for name in sorted(_needed({*marked, *OURS})):
         row: dict[str, Any] = {"name": name, "uri": _package_url(name, metadata.version(name))}
-        found = _wheel_hash(name)
-        if found:
-            row["digest"] = {"sha256": found}
+        sha256 = _wheel_hash(name)
+        if sha256:
+            row["digest"] = {"sha256": sha256}
         if name in marked:
             row["annotations"] = {"decides": "bytes"}
         rows.append(row)
@@ -227,14 +227,14 @@ def installed(name: str) -> str:
 
 def _needed(roots: Iterable[str]) -> set[str]:
     """Return the installed packages among these packages and all their requirements."""
-    found: set[str] = set()
+    needed: set[str] = set()
     waiting = list(roots)
     while waiting:
         name = waiting.pop()
-        if name not in found and installed(name):
-            found.add(name)
+        if name not in needed and installed(name):
+            needed.add(name)
             waiting += _requirements(name)
-    return found
+    return needed
 
 
 def _requirements(name: str) -> Iterator[str]:
@@ -247,7 +247,7 @@ def _wheel_hash(name: str) -> str:
     """Return sha256 of the archive that a package was installed from, if the installer recorded it (PEP 610)."""
     text = metadata.distribution(name).read_text("direct_url.json")
     try:
-        found = str(parse_json(text or "{}")["archive_info"]["hashes"]["sha256"])
+        sha256 = str(parse_json(text or "{}")["archive_info"]["hashes"]["sha256"])
     except (ValueError, LookupError, TypeError):
         return ""
-    return found if SHA256.fullmatch(found) else ""
+    return sha256 if SHA256.fullmatch(sha256) else ""

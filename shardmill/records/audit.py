@@ -109,17 +109,17 @@ def audit(build: Path, cache: HashCache | None = None) -> Audit:
     if UNGATED in read_manifest(build, COMPLETE):
         raise ShardmillError(f"{build}: was taken with --ungated: its gates have not passed; build it, and name that")
     known = records(build)
-    found = dict(_build_entries(build))
-    regular = [path for path, mode in found.items() if stat.S_ISREG(mode)]
+    entries = dict(_build_entries(build))
+    regular = [path for path, mode in entries.items() if stat.S_ISREG(mode)]
     unchecked = {path for path in regular if is_out_of_scope(path) or (path not in known and _is_left_by_others(path))}
     signatures = {path for path in regular if is_signature(path)}
-    present = sorted(found.keys() - unchecked - signatures)
+    present = sorted(entries.keys() - unchecked - signatures)
     with ThreadPoolExecutor(THREADS) as pool:
         faults = dict(
-            zip(present, pool.map(lambda path: fault(build, path, found[path], known, cache), present), strict=True)
+            zip(present, pool.map(lambda path: fault(build, path, entries[path], known, cache), present), strict=True)
         )
     absent = set(added(build)["left_out"])
-    missing = {path: "missing" for path in known if path not in absent and not _is_at_or_below(path, found)}
+    missing = {path: "missing" for path in known if path not in absent and not _is_at_or_below(path, entries)}
     wrong = missing | {path: what for path, what in faults.items() if what}
     return Audit(len(present) + len(missing), len(unchecked), tuple(sorted(wrong.items())), tuple(sorted(signatures)))
 
@@ -180,9 +180,9 @@ def _is_left_by_others(path: str) -> bool:
     return is_left_by_macos(path) or path in (".gitattributes", ".git") or path.startswith((".git/", HUB_CLIENT))
 
 
-def _is_at_or_below(path: str, found: Mapping[str, int]) -> bool:
+def _is_at_or_below(path: str, entries: Mapping[str, int]) -> bool:
     """Return whether a path exists, or something else (a link, say) stands in place of one of its folders."""
-    return path in found or any(str(folder) in found for folder in PurePosixPath(path).parents)
+    return path in entries or any(str(folder) in entries for folder in PurePosixPath(path).parents)
 
 
 def fault(build: Path, path: str, mode: int, known: Mapping[str, Record], cache: HashCache | None = None) -> str:

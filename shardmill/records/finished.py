@@ -23,6 +23,7 @@ from shardmill.gates.thresholds import Threshold
 from shardmill.plan import Part, load_part
 from shardmill.records.attest import gate_statement
 from shardmill.records.names import RECEIPT, SOURCE
+from shardmill.runtime.judged import GATES
 from shardmill.runtime.manifest import (
     COMPILER,
     COMPLETE,
@@ -97,8 +98,8 @@ def recorded_outputs(name: str, receipt: Mapping[str, Any]) -> Iterator[tuple[st
 
 def steps_of(statement: Mapping[str, Any]) -> Steps:
     """Return the receipts of the steps in provenance, by the step's name."""
-    found: Steps = statement["predicate"]["buildDefinition"]["internalParameters"]["steps"]
-    return found
+    steps: Steps = statement["predicate"]["buildDefinition"]["internalParameters"]["steps"]
+    return steps
 
 
 def verdict_hashes(steps: Steps) -> Iterator[tuple[str, str]]:
@@ -116,13 +117,13 @@ def gate_statements(build: Path, paths: Iterable[Path]) -> list[dict[str, Any]]:
         paths: the verdicts.
     """
     files = _files_by_part(read_manifest(build, COMPLETE))
-    found = []
+    statements = []
     for path in sorted(paths):
         verdict = read_json(path)
         judged = files.get(verdict["part"]) or [file for each in files.values() for file in each]  # one, or the stack
         name = path.relative_to(build).with_suffix("").as_posix()
-        found.append(gate_statement(name, hash_file(path), verdict, judged))
-    return found
+        statements.append(gate_statement(name, hash_file(path), verdict, judged))
+    return statements
 
 
 def _files_by_part(model: Mapping[str, Any]) -> dict[str, list[tuple[str, str]]]:
@@ -140,15 +141,15 @@ def verdicts(model: Mapping[str, Any], witnessed: bool) -> dict[str, str]:
         model: model.json's content.
         witnessed: whether the config asks for a witness.
     """
-    gates = (PARITY, RESIDENCY, *((WITNESS,) if witnessed else ()))
-    found = {f"{gate}/{part['name']}": part["name"] for gate in gates for part in model["parts"]}
-    return found | {f"{PARITY}/{STACK}": STACK}
+    gates = [gate for gate in sorted(GATES) if gate != WITNESS or witnessed]
+    judged = {f"{gate}/{part['name']}": part["name"] for gate in gates for part in model["parts"]}
+    return judged | {f"{PARITY}/{STACK}": STACK}
 
 
 def check_verdicts(model: Mapping[str, Any], witnessed: bool, steps: Iterable[str]) -> None:
     """Raise ShardmillError unless these are the steps of the verdicts that a build must have."""
-    wanted, found = set(verdicts(model, witnessed)), set(steps)
-    for name in sorted(wanted ^ found):
+    wanted, present = set(verdicts(model, witnessed)), set(steps)
+    for name in sorted(wanted ^ present):
         what = "there is no such verdict" if name in wanted else "judges no part of model.json"
         raise ShardmillError(f"{name}.json: {what}; remove model.json and build again")
 
@@ -166,15 +167,15 @@ def step_faults(model: Mapping[str, Any], statement: Mapping[str, Any]) -> Itera
     wanted = {f"{folder}/{name}" for folder in folders for name in parts}
     wanted |= verdicts(model, bool(config.get("witness"))).keys()
     planned = {path.removesuffix(".json") for path in steps["plan"]["paths"].values()} - {"plan", f"{PARTS}/embedding"}
-    known = planned | {name for name in steps if name.split("/")[0] in {*folders, PARITY, RESIDENCY, WITNESS}}
+    known = planned | {name for name in steps if name.split("/")[0] in {*folders, *GATES}}
     yield from ((ATTESTATION, f"has no receipt of {name}") for name in sorted(wanted - known))
     yield from ((ATTESTATION, f"{name} belongs to no part of model.json") for name in sorted(known - wanted))
 
 
 def _config_of(statement: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config in provenance."""
-    found: Mapping[str, Any] = statement["predicate"]["buildDefinition"]["externalParameters"]["config"]
-    return found
+    config: Mapping[str, Any] = statement["predicate"]["buildDefinition"]["externalParameters"]["config"]
+    return config
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ def record_faults(records: Records) -> Iterator[Fault]:
 
 
 def _part_faults(records: Records, name: str) -> Iterator[Fault]:
-    """Yield where a part's files are not those that its steps made, or its gates judged others."""
+    """Yield where a part's files are not its steps' outputs, or its gates judged other files."""
     steps, model = records.steps, records.model
     program = next(part["program"] for part in model["parts"] if part["name"] == name)
     made = {PACKAGES: ("package", model["packages"][name]), COMPILED: ("bundle", program)}
@@ -251,8 +252,8 @@ def _part_faults(records: Records, name: str) -> Iterator[Fault]:
 
 def _engine_faults(records: Records) -> Iterator[Fault]:
     """Yield where a verdict's engine is not the one that the programs were compiled for."""
-    found = {part["name"]: part["program"].get(COMPILER, {}).get("name") for part in records.model["parts"]}
-    for name, engine in found.items():
+    compilers = {part["name"]: part["program"].get(COMPILER, {}).get("name") for part in records.model["parts"]}
+    for name, engine in compilers.items():
         compiled = records.steps[f"{COMPILED}/{name}"]["engine"]["name"]
         if engine not in (None, compiled):
             yield "model.json", f"{name} was compiled by {engine}, by its receipt by {compiled}"
@@ -275,8 +276,8 @@ def _recipe_faults(records: Records) -> Iterator[Fault]:
             )
     if precision in RULES:
         wanted = replace(RULES[precision], matrices=search["forms"]) if search else RULES[precision]
-        given = wanted.within({path: one for part in records.parts.values() for path, one in part.named_shapes.items()})
-        if (records.recipe.default, records.recipe.matrices) != (given["default"], given["matrices"]):
+        asked = wanted.within({path: one for part in records.parts.values() for path, one in part.named_shapes.items()})
+        if (records.recipe.default, records.recipe.matrices) != (asked["default"], asked["matrices"]):
             yield RECIPE, f"is not what convert.precision: {precision} gives"
 
 
@@ -346,12 +347,12 @@ def _other_limits(verdict: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iter
     """Yield where a verdict names other limits than precision.json and search.json give."""
     for key in ("limits", "shares", "budget"):
         said: Any = verdict.get(key)
-        own: Any = wanted.get(key)
-        if said == own:
+        expected: Any = wanted.get(key)
+        if said == expected:
             continue
-        tables = isinstance(said, Mapping) and isinstance(own, Mapping) and said.keys() == own.keys()
-        if not tables or not all(_alike(value, own[name]) for name, value in said.items()):
-            yield f"is judged by {key} {said}, its records give {own}"
+        tables = isinstance(said, Mapping) and isinstance(expected, Mapping) and said.keys() == expected.keys()
+        if not tables or not all(_alike(value, expected[name]) for name, value in said.items()):
+            yield f"is judged by {key} {said}, its records give {expected}"
 
 
 def _alike(value: Any, other: float) -> bool:
@@ -380,12 +381,12 @@ def row_fault(row: Mapping[str, Any], table: Mapping[str, Threshold]) -> str:
 
 
 def _stated(row: Mapping[str, Any], threshold: Threshold) -> Threshold | None:
-    """Return the threshold that a row states; None if that is none, of the other direction, or looser than given."""
+    """Return a row's threshold; None if it is no number, has the other direction, or is looser than the known one."""
     sign, _, limit = str(row.get("threshold")).partition(" ")
     try:
-        found = replace(threshold, limit=float(limit))
+        stated = replace(threshold, limit=float(limit))
     except ValueError:
         return None
-    own_sign, _, own = threshold.told.partition(" ")
-    same = replace(threshold, limit=float(own))  # with as many digits as the row's
-    return found if sign == own_sign and math.isfinite(found.limit) and same.holds(found.limit) else None
+    own_sign, _, shown = threshold.told.partition(" ")
+    same = replace(threshold, limit=float(shown))  # with as many digits as the row's
+    return stated if sign == own_sign and math.isfinite(stated.limit) and same.holds(stated.limit) else None

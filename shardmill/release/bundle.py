@@ -194,14 +194,14 @@ def _tools(rows: Iterable[Mapping[str, Any]]) -> Iterator[Component]:
         if row.get("uri", "").startswith("pkg:pypi/") and row["name"] != "workflow":
             url = PackageURL.from_string(row["uri"])
             same = installed(url.name) == url.version
-            found = str(metadata.metadata(url.name).json.get("license_expression") or "") if same else ""
+            expression = str(metadata.metadata(url.name).json.get("license_expression") or "") if same else ""
             yield Component(
                 type=ComponentType.LIBRARY,
                 name=url.name,
                 version=url.version,
                 purl=url,
                 bom_ref=row["uri"],
-                licenses=_license(License(found) if found else None),
+                licenses=_license(License(expression) if expression else None),
             )
 
 

@@ -38,14 +38,14 @@ def explain_difference(ours: Steps, theirs: Steps) -> list[str]:
             lines.append(f"{name}: only one build has this step")
             continue
         one, other = ({key: steps[name].get(key) for key in INGREDIENTS} for steps in (ours, theirs))
-        found = key_differences(one, other)
-        own = [key for key in found if not key.startswith("inputs.")]
-        if own:
-            lines.append(f"{name}: {', '.join(own)} differ")
-        elif not found:
+        differing = key_differences(one, other)
+        direct = [key for key in differing if not key.startswith("inputs.")]
+        if direct:
+            lines.append(f"{name}: {', '.join(direct)} differ")
+        elif not differing:
             lines.append(f"{name}: other bytes by the same key: another kind of processor, perhaps")
         else:
-            lines.append(f"{name}: other inputs ({', '.join(key.removeprefix('inputs.') for key in found)})")
+            lines.append(f"{name}: other inputs ({', '.join(key.removeprefix('inputs.') for key in differing)})")
     return sorted(lines, key=lambda line: ("other inputs" in line, line))  # other inputs come last
 
 

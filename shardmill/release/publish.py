@@ -165,10 +165,10 @@ def _check_there(access: HubAccess, files: list[str], wish: PublishOptions) -> N
     """Raise ShardmillError if the repository exists, and is public against the options or not a build."""
     if not access.api.repo_exists(wish.repo):
         return
-    there = access.api.model_info(wish.repo)
-    if wish.private and not there.private:  # the hub would leave it public
+    repository = access.api.model_info(wish.repo)
+    if wish.private and not repository.private:  # the hub would leave it public
         raise ShardmillError(f"{wish.repo}: exists already and is public; make it private there, or name another")
-    names = {file.rfilename for file in there.siblings or ()}
+    names = {file.rfilename for file in repository.siblings or ()}
     others = sorted(names - {*files, *OF_ANY})  # this build's files may come from an interrupted upload
     if others and not names & {*MARKS}:
         raise ShardmillError(
@@ -219,11 +219,11 @@ def _card_text(build: Path, repo: str, license: License, key: str) -> str:
     definition = statement["predicate"]["buildDefinition"]
     dependencies = {row["name"]: row for row in definition["resolvedDependencies"]}
     config, model = definition["externalParameters"]["config"], read_manifest(build, COMPLETE)
-    found = [read_json(build / name) for name, _ in sorted(verdict_hashes(steps_of(statement)))]
+    verdicts = [read_json(build / name) for name, _ in sorted(verdict_hashes(steps_of(statement)))]
     base = config["source"].get("repo")
     text = dependencies[PARITY_TEXT]["digest"]["sha256"]
     body = Environment(undefined=StrictUndefined).from_string(TEMPLATE.read_text(encoding="utf-8"))
-    rows = list(_worst(found))
+    rows = list(_worst(verdicts))
     data = ModelCardData(
         license=license.id,
         license_name=license.name,
@@ -233,7 +233,7 @@ def _card_text(build: Path, repo: str, license: License, key: str) -> str:
         pipeline_tag=_task(model),
         tags=[*TAGS, called(config["convert"]).lower()],
         model_name=model["model"],
-        eval_results=list(_results(found, text)),
+        eval_results=list(_results(verdicts, text)),
     )
     told = body.render(
         model=model,
@@ -244,11 +244,11 @@ def _card_text(build: Path, repo: str, license: License, key: str) -> str:
         weights=called(config["convert"]),
         home=HOME,
         version=__version__,
-        engine=_engine(found),
+        engine=_engine(verdicts),
         predicted=any(row["evidence"] == "predicted" for row in rows),
         rows=rows,
         text=text,
-        missing=sorted({name for verdict in found for name in verdict.get("not_run", {})}),
+        missing=sorted({name for verdict in verdicts for name in verdict.get("not_run", {})}),
         left_out=_left_out(added(build)["left_out"]),
         repo=repo,
         license=license,
@@ -264,15 +264,15 @@ def _task(model: Mapping[str, Any]) -> str:
     return str(model["task"])
 
 
-def _engine(found: list[Mapping[str, Any]]) -> str:
-    engines = {" ".join(verdict["engine"].values()) for verdict in found if "engine" in verdict}
+def _engine(verdicts: list[Mapping[str, Any]]) -> str:
+    engines = {" ".join(verdict["engine"].values()) for verdict in verdicts if "engine" in verdict}
     return ", ".join(sorted(engines)) or "not recorded"
 
 
-def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _worst(verdicts: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield for each number the row that is nearest to its threshold or furthest beyond it."""
     worst: dict[str, dict[str, Any]] = {}
-    for verdict in found:
+    for verdict in verdicts:
         for row in verdict["gate"]:
             if row["name"] not in worst or nearness(row) > nearness(worst[row["name"]]):
                 evidence = verdict.get("evidence", "measured")
@@ -280,11 +280,11 @@ def _worst(found: list[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     yield from (worst[name] for name in sorted(worst))
 
 
-def _results(found: list[Mapping[str, Any]], text: str) -> Iterator[Any]:
+def _results(verdicts: list[Mapping[str, Any]], text: str) -> Iterator[Any]:
     """Yield the measurements of the stack's gate in the form of a model index."""
     from huggingface_hub import EvalResult
 
-    for verdict in found:
+    for verdict in verdicts:
         for row in verdict["gate"]:
             if row["name"] in METRICS and verdict["part"] == "stack":
                 yield EvalResult(

@@ -36,8 +36,8 @@ def check_leaks(build: Path, files: Iterable[str]) -> None:
         content = (build / name).read_text(encoding="utf-8", errors="replace")
         for what, pattern in told.items():
             text = PUBLIC.sub(" ", content) if what == ACCOUNT else content
-            if found := pattern.search(text):
-                where = one_line(text[max(0, found.start() - AROUND) : found.end() + AROUND])
+            if match := pattern.search(text):
+                where = one_line(text[max(0, match.start() - AROUND) : match.end() + AROUND])
                 raise ShardmillError(
                     f"{build / name}: names {what}: ...{where}...; give the config a path or a text without it "
                     "(paths may be relative to the project), and build again"
@@ -47,13 +47,13 @@ def check_leaks(build: Path, files: Iterable[str]) -> None:
 def _names(build: Path) -> dict[str, re.Pattern[str]]:
     """Return a regular expression for each name that must not be published, by description."""
     places = {"this machine's folder": Path.cwd(), "the build's folder": build.resolve(), "your home": Path.home()}
-    found = {
+    patterns = {
         what: re.compile(re.escape(str(place)) + r"(?![\w-])") for what, place in places.items() if place != Path("/")
     }
     for what, name, form in _people():
         if len(name) >= SHORTEST and name.lower() not in COMMON | {build.name}:
-            found[what] = re.compile(form.format(re.escape(name)))
-    return found
+            patterns[what] = re.compile(form.format(re.escape(name)))
+    return patterns
 
 
 def _people() -> Iterator[tuple[str, str, str]]:
@@ -89,7 +89,7 @@ class License:
     link: str | None = None
 
 
-def check_license(found: License | None, may: bool) -> License:
+def check_license(license: License | None, may: bool) -> License:
     """Return the checkpoint's license, under which a build may be published.
 
     If `may`, the user takes responsibility for the license.
@@ -97,13 +97,13 @@ def check_license(found: License | None, may: bool) -> License:
     Raises:
         ShardmillError: the license is not known, forbids changed copies, or is not known to allow changed copies.
     """
-    if found is None:
+    if license is None:
         raise ShardmillError("the checkpoint's license is not known; say it with --license, e.g. --license apache-2.0")
-    if may or ALLOWING.fullmatch(found.id):
-        return found
-    if FORBIDDING.fullmatch(found.id):
-        raise ShardmillError(f"license {found.id} forbids to publish changed copies; --i-may if you have permission")
-    raise ShardmillError(f"license {found.id} is not known to allow changed copies; read it, then --i-may")
+    if may or ALLOWING.fullmatch(license.id):
+        return license
+    if FORBIDDING.fullmatch(license.id):
+        raise ShardmillError(f"license {license.id} forbids to publish changed copies; --i-may if you have permission")
+    raise ShardmillError(f"license {license.id} is not known to allow changed copies; read it, then --i-may")
 
 
 def license_of(repo: str, commit: str) -> License | None:

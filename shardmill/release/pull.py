@@ -27,12 +27,12 @@ class Address:
 
 def address(text: str) -> Address:
     """Return what `hf:OWNER/NAME@REVISION` means. Raises ShardmillError."""
-    found = ADDRESS.fullmatch(text)
-    if found is None:
+    match = ADDRESS.fullmatch(text)
+    if match is None:
         raise ShardmillError(
             f"{text}: not the address of a published build; write hf:OWNER/NAME or hf:OWNER/NAME@REVISION"
         )
-    return Address(found["repo"], found["revision"])
+    return Address(match["repo"], match["revision"])
 
 
 def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()) -> Path:

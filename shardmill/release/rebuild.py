@@ -64,14 +64,14 @@ def code_lines(before: Path, after: Path, names: Iterable[str]) -> Iterator[str]
     if absent := [file for file in files if not ((before / file).is_file() and (after / file).is_file())]:
         yield f"codes: {absent[0]} is not in both builds, so no codes were compared"
         return
-    found = {
+    by_matrix = {
         f"{file.removesuffix('.safetensors')}: {matrix}": counts
         for file in files
         for matrix, counts in _by_matrix(before / file, after / file).items()
     }
-    other = {name: counts for name, counts in found.items() if counts["other codes"] or counts["other scales"]}
-    where = f", in {len(other)} of {len(found)} matrices" if other else ""
-    yield f"codes: {_counted(sum(found.values(), Counter()))}{where}"
+    other = {name: counts for name, counts in by_matrix.items() if counts["other codes"] or counts["other scales"]}
+    where = f", in {len(other)} of {len(by_matrix)} matrices" if other else ""
+    yield f"codes: {_counted(sum(by_matrix.values(), Counter()))}{where}"
     yield from (f"{name}: {_counted(counts)}" for name, counts in other.items())
 
 
@@ -80,18 +80,18 @@ def _by_matrix(before: Path, after: Path) -> dict[str, Counter[str]]:
 
     If only one file has a tensor, all its numbers count as different. Entries of tables count as scales.
     """
-    found: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     with safe_open(before, framework="numpy") as one, safe_open(after, framework="numpy") as two:
         names = [{*file.keys()} for file in (one, two)]
         for name in sorted(names[0] | names[1]):
-            held = [file.get_tensor(name) for file, own in zip((one, two), names, strict=True) if name in own]
-            alike = len(held) == 2 and held[0].shape == held[1].shape
-            size = max(values.size for values in held)
-            other = int(np.count_nonzero(held[0] != held[1])) if alike else size
+            tensors = [file.get_tensor(name) for file, known in zip((one, two), names, strict=True) if name in known]
+            alike = len(tensors) == 2 and tensors[0].shape == tensors[1].shape
+            size = max(values.size for values in tensors)
+            other = int(np.count_nonzero(tensors[0] != tensors[1])) if alike else size
             matrix, _, last = name.rpartition(".")
             what = "codes" if last == CODES else "scales"
-            found.setdefault(matrix, Counter()).update({what: size, f"other {what}": other})
-    return found
+            counts.setdefault(matrix, Counter()).update({what: size, f"other {what}": other})
+    return counts
 
 
 def _counted(counts: Counter[str]) -> str:
@@ -117,8 +117,8 @@ class RebuildTarget:
     @property
     def definition(self) -> Mapping[str, Any]:
         """Return the build definition in the provenance."""
-        found: Mapping[str, Any] = self.statement["predicate"]["buildDefinition"]
-        return found
+        definition: Mapping[str, Any] = self.statement["predicate"]["buildDefinition"]
+        return definition
 
     @property
     def config(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def build_again(original: RebuildTarget, out: Path, cores: int, source: Path | N
     config["source"] |= adapter
     for key, file in _named_files(original).items():
         *sections, last = key.split(".")
-        reduce(lambda found, section: found[section], sections, config)[last] = str(file.resolve())
+        reduce(lambda content, section: content[section], sections, config)[last] = str(file.resolve())
     if config.get("benchmark") and _here(config["benchmark"]["text"]) is None:
         del config["benchmark"]  # no subject depends on the benchmark
     if not (out / CONFIG).exists():  # otherwise an interrupted build continues
@@ -226,15 +226,15 @@ def _check_apart(original: RebuildTarget, out: Path) -> None:
     """Raise ShardmillError if a folder holds the original or lies in it, as it would be compared with itself."""
     if original.folder is None:
         return
-    here, there = original.folder.resolve(), out.resolve()
-    if here.is_relative_to(there) or there.is_relative_to(here):
+    here, target = original.folder.resolve(), out.resolve()
+    if here.is_relative_to(target) or target.is_relative_to(here):
         raise ShardmillError(f"{out}: holds the build that is to be rebuilt; choose another folder with --out")
 
 
-def _checkpoint(original: RebuildTarget, given: Path | None) -> Path:
+def _checkpoint(original: RebuildTarget, source: Path | None) -> Path:
     """Return the folder of a checkpoint that is not on a hub, after a check of its hashes against the provenance."""
     named = original.config["source"]["path"]
-    folder = given or _here(named)
+    folder = source or _here(named)
     if folder is None:
         raise ShardmillError(f"built from the folder {named}, which is not here; name its place with --source")
     prefix, hashes = f"{SOURCE}/", _dependency_hashes(original)
@@ -266,11 +266,11 @@ def _named_files(original: RebuildTarget) -> dict[str, Path]:
     rows = {row["name"]: row for row in original.definition["resolvedDependencies"]}
     files: dict[str, Path] = {}
     for key in (key for key in NAMED if key in rows):
-        named: Any = reduce(lambda found, name: found[name], key.split("."), original.config)
-        found = _here(named)
-        if found is None or not _is(found, rows[key]["digest"]["sha256"]):
+        named: Any = reduce(lambda content, name: content[name], key.split("."), original.config)
+        file = _here(named)
+        if file is None or not _is(file, rows[key]["digest"]["sha256"]):
             raise ShardmillError(f"{named}: the {NAMED[key]} is not here; run where it is")
-        files[key] = found
+        files[key] = file
     return files
 
 

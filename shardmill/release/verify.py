@@ -66,15 +66,15 @@ def prove(build: Path, keys: Sequence[PublicKey], cache: HashCache | None = None
     Signatures are not checked if no public key of a trusted signer is given. `audit` explains the cache.
     Raises ShardmillError if the build or its attestation is missing.
     """
-    found = audit(build, cache)
+    audited = audit(build, cache)
     seal = f"{ATTESTATION}, {hash_file(build / ATTESTATION)[:16]}"
-    rows = [(f"{found.checked} files", seal, _result(found.wrong, "as they were made"))]
-    wrong = list(found.wrong)
+    rows = [(f"{audited.checked} files", seal, _result(audited.wrong, "as they were made"))]
+    wrong = list(audited.wrong)
     claims = [] if wrong else _contents(build)  # on damaged files these checks prove nothing
-    for row, faults in (*claims, *_signatures(build, keys, found), _rebuilt(build, keys)):
+    for row, faults in (*claims, *_signatures(build, keys, audited), _rebuilt(build, keys)):
         rows.append(row)
         wrong += faults
-    return VerificationReport(found, tuple(rows), tuple(dict.fromkeys(wrong)))
+    return VerificationReport(audited, tuple(rows), tuple(dict.fromkeys(wrong)))
 
 
 def _result(faults: Sequence[Fault], fine: str) -> str:
@@ -110,8 +110,8 @@ def _statements(build: Path, statement: Mapping[str, Any], known: Sequence[Fault
     lines = (build / RESULTS).read_text(encoding="utf-8").splitlines() if (build / RESULTS).is_file() else []
     for name, _ in sorted(verdict_hashes(steps_of(statement))):
         try:
-            found = gate_statements(build, [build / name])
-            expected = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in found]
+            statements = gate_statements(build, [build / name])
+            expected = [json.dumps(row, sort_keys=True, ensure_ascii=False) for row in statements]
         except NO_RECORD:
             expected = []
         if not expected or expected[0] not in lines:
@@ -128,10 +128,10 @@ def _verdicts(build: Path, records: Records) -> tuple[Claim, list[Fault]]:
             content = read_json(build / name)
             wanted = demand(records, name.removesuffix(".json"), content.get("findings", ()))
             rows = content["gate"]
-            found = [*verdict_faults(content, wanted), *(row_fault(row, wanted.thresholds) for row in rows)]
+            of_verdict = [*verdict_faults(content, wanted), *(row_fault(row, wanted.thresholds) for row in rows)]
         except NO_RECORD:
-            rows, found = [], ["no verdict of a gate"]
-        faults += [(name, fault) for fault in found if fault]
+            rows, of_verdict = [], ["no verdict of a gate"]
+        faults += [(name, fault) for fault in of_verdict if fault]
         gates, numbers = gates + 1, numbers + len(rows)
     if not gates:
         faults.append((ATTESTATION, "names no verdict of any gate"))
@@ -139,10 +139,10 @@ def _verdicts(build: Path, records: Records) -> tuple[Claim, list[Fault]]:
     return (f"{numbers} numbers of {gates} gates", "the thresholds of this shardmill", result), faults
 
 
-def _signatures(build: Path, keys: Sequence[PublicKey], found: Audit) -> Iterator[tuple[Claim, list[Fault]]]:
+def _signatures(build: Path, keys: Sequence[PublicKey], audited: Audit) -> Iterator[tuple[Claim, list[Fault]]]:
     if not keys:
-        there = [name for name in found.signatures if "rebuild-" not in name]
-        yield ("statements and bundle", "nobody", "signed, not checked: give --key" if there else "not signed"), []
+        signed = [name for name in audited.signatures if "rebuild-" not in name]
+        yield ("statements and bundle", "nobody", "signed, not checked: give --key" if signed else "not signed"), []
         return
     for envelopes, statements in STATEMENTS.items():
         told = [_check_envelopes(build, envelopes, statements, key) for key in keys]
@@ -211,12 +211,12 @@ def _rebuilt(build: Path, keys: Sequence[PublicKey]) -> tuple[Claim, list[Fault]
             continue
         name = path.relative_to(build).as_posix()
         try:
-            found = _who(path, subjects, keys) if keys else []
+            trusted = _who(path, subjects, keys) if keys else []
         except ShardmillError as error:
             wrong += [] if path == build / PROVENANCE else [(name, str(error).removeprefix(f"{path}: "))]
             continue
-        unchecked += not found and path != build / PROVENANCE
-        believed |= {key.short: key for key in found}
+        unchecked += not trusted and path != build / PROVENANCE
+        believed |= {key.short: key for key in trusted}
     by = f"keys {', '.join(believed)}" if believed else "nobody"
     more = f", {unchecked} not checked: whose key is not given" if unchecked else ""
     return ("the same bytes, built", by, f"by {len(believed)} independently{more}"), wrong
@@ -232,8 +232,8 @@ def _who(path: Path, subjects: list[object], keys: Sequence[PublicKey]) -> list[
         raise ShardmillError(f"{path}: holds no statement ({error})") from error
     if not right:
         raise ShardmillError(f"{path}: is about other bytes than this build's")
-    found = signers(envelope, keys)
+    trusted = signers(envelope, keys)
     named = path.name.removeprefix("rebuild-").split(".")[0]
-    if path.name.startswith("rebuild-") and found and all(key.short != named for key in found):
+    if path.name.startswith("rebuild-") and trusted and all(key.short != named for key in trusted):
         raise ShardmillError(f"{path}: not the envelope of the key that its name says")
-    return found
+    return trusted

@@ -136,10 +136,10 @@ def _numbers_of(file: Json) -> Iterator[Json]:
 
 def gate_questions(build: Build) -> tuple[Question, ...]:
     """Return the questions of parity and residency, in order, then any other questions in the gate files."""
-    found = [n for file in (*build.parity, *build.witness, *build.residency) for n in _numbers_of(file)]
+    numbers = [n for file in (*build.parity, *build.witness, *build.residency) for n in _numbers_of(file)]
     known = [key for key in TITLES if key != WITNESS or build.witness]
-    keys = [*known, *dict.fromkeys(n["question"] for n in found if n["question"] not in TITLES)]
-    return tuple(_question(key, [n for n in found if n["question"] == key], build) for key in keys)
+    keys = [*known, *dict.fromkeys(n["question"] for n in numbers if n["question"] not in TITLES)]
+    return tuple(_question(key, [n for n in numbers if n["question"] == key], build) for key in keys)
 
 
 def _asked(key: str, build: Build) -> list[str]:
@@ -152,13 +152,13 @@ def _asked(key: str, build: Build) -> list[str]:
     return [name for name, known in THRESHOLDS.items() if known.question == key and known.of in kinds]
 
 
-def _question(key: str, found: Sequence[Json], build: Build) -> Question:
+def _question(key: str, numbers: Sequence[Json], build: Build) -> Question:
     """Return one question; a measure of the table of thresholds that nothing reports is listed as not run."""
     files = {PLACEMENT: build.residency, WITNESS: build.witness}.get(key, build.parity)
     names = _asked(key, build)
-    names += [name for name in dict.fromkeys(n["name"] for n in found) if name not in names]
+    names += [name for name in dict.fromkeys(n["name"] for n in numbers) if name not in names]
     title, method = (ENCODER_TITLES if build.encodes else {}).get(key) or TITLES.get(key, (key, ""))
-    measures = tuple(_gate_measure(name, found, files) for name in names)
+    measures = tuple(_gate_measure(name, numbers, files) for name in names)
     columns = tuple(m for m in measures if sum(_answers(file, m.name) for file in files) > 1)
     return Question(
         key=key,
@@ -171,18 +171,18 @@ def _question(key: str, found: Sequence[Json], build: Build) -> Question:
             for file in files
             if any(_answers(file, m.name) for m in columns)
         ),
-        numbers=tuple(found),
+        numbers=tuple(numbers),
         plot=_along_text(files) if key == COST else None,
     )
 
 
 def _along_text(files: Sequence[Json]) -> Plot | None:
     """Return a figure of the divergence along a long text, which is measured if the model has a recurrence."""
-    found = [one for file in files for one in file.get("along", ())]
-    if not found:
+    stretches = [one for file in files for one in file.get("along", ())]
+    if not stretches:
         return None
-    words = f"mean of {found[0]['stop'] - found[0]['start']} positions; no threshold limits its growth"
-    return drawn("along", "KL divergence along a long text", words, partial(_draw_along, stretches=found))
+    words = f"mean of {stretches[0]['stop'] - stretches[0]['start']} positions; no threshold limits its growth"
+    return drawn("along", "KL divergence along a long text", words, partial(_draw_along, stretches=stretches))
 
 
 def _draw_along(axes: Axes, stretches: Sequence[Json]) -> None:
@@ -195,9 +195,9 @@ def _draw_along(axes: Axes, stretches: Sequence[Json]) -> None:
     axes.set_ylabel("nat")
 
 
-def _gate_measure(name: str, found: Iterable[Json], files: Sequence[Json]) -> Measure:
+def _gate_measure(name: str, numbers: Iterable[Json], files: Sequence[Json]) -> Measure:
     """Return one measure with its worst number, or with the reason why it has no number."""
-    same = [n for n in found if n["name"] == name]
+    same = [n for n in numbers if n["name"] == name]
     worst = max(same, key=nearness, default=None)
     known = THRESHOLDS.get(name)
     sign = ">=" if known and known.at_least else "<="

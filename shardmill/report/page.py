@@ -111,13 +111,13 @@ def _left(build: Build) -> str:
 
 def _search_rows(search: Json, measured: Mapping[str, Json]) -> dict[str, Any]:
     """Return the values that the templates show about a search and the measurements of its points."""
-    found = measured_points(measured)
+    points = measured_points(measured)
     return {
-        "front": front_plot(search, found),
+        "front": front_plot(search, points),
         "front_steps": front_steps(search),
         "costliest": costliest(search),
-        "points": found,
-        "judgement": judged(found) if found else (),
+        "points": points,
+        "judgement": judged(points) if points else (),
     }
 
 
@@ -136,12 +136,12 @@ def _worth(passes: Sequence[Json]) -> dict[int, float]:
     If the Neural Engine takes longer to read these bytes than to start a program, routing is the faster form.
     """
     dense, routed = ({p["tokens"]: p for p in passes if p["experts"] == form} for form in ("dense", "routed"))
-    found = {}
+    savings = {}
     for tokens in dense.keys() & routed.keys():
         saved = dense[tokens]["bytes"] - routed[tokens]["bytes"]
         if saved > 0:
-            found[tokens] = saved / (routed[tokens]["dispatches"] - dense[tokens]["dispatches"])
-    return dict(sorted(found.items()))
+            savings[tokens] = saved / (routed[tokens]["dispatches"] - dense[tokens]["dispatches"])
+    return dict(sorted(savings.items()))
 
 
 def _decoding(speed: Json) -> dict[str, Any]:
@@ -187,8 +187,8 @@ def _package_hash(build: Build, part: str) -> str:
 def _state_bytes(piece: PartRow, build: Build) -> int:
     """Return the bytes of a part's states, or of its caches on the host, both in fp16; 0 for a head."""
     (row,) = (row for row in build.plan["parts"] if row["name"] == piece.name)
-    kept = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]
-    return sum(2 * prod(shape) for shape in kept)
+    shapes = [*row.get("states", {}).values(), *(row["inputs"][name] for name in row.get("written", {}))]
+    return sum(2 * prod(shape) for shape in shapes)
 
 
 def _on_apple(build: Build) -> bool:

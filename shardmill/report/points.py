@@ -34,15 +34,15 @@ class Point:
         return CALLED.get(self.name) or f"front, point {self.name.removeprefix('front_')}"
 
 
-def measured_points(found: Mapping[str, Json]) -> list[Point]:
+def measured_points(contents: Mapping[str, Json]) -> list[Point]:
     """Return the measured points in order of their bytes, the fewest first."""
-    made = [Point(name, content["foreseen"], content["measured"]) for name, content in found.items()]
+    made = [Point(name, content["foreseen"], content["measured"]) for name, content in contents.items()]
     return sorted(made, key=lambda point: (point.foreseen["bytes"], point.name))
 
 
-def judged(found: Sequence[Point]) -> list[str]:
+def judged(points: Sequence[Point]) -> list[str]:
     """Return sentences for a reader that say whether the estimates hold."""
-    pairs = list(dict.fromkeys((point.foreseen["kl"], point.measured["kl"]) for point in found))
+    pairs = list(dict.fromkeys((point.foreseen["kl"], point.measured["kl"]) for point in points))
     correlation = _spearman(pairs)
     if correlation is None:
         return ["Too few different points were measured to say whether estimates rank as they do."]
@@ -51,7 +51,7 @@ def judged(found: Sequence[Point]) -> list[str]:
     if correlation < ALIKE:
         unsure = "on this model the sum of single costs foretells little; choose by the measured points"
         sentences.append(f"That is under {ALIKE}: {unsure}.")
-    front = [point for point in found if point.name not in OFF_THE_FRONT]
+    front = [point for point in points if point.name not in OFF_THE_FRONT]
     crossed = [
         f"The measured front is not monotone: {b.called} reads more than {a.called} and diverges more "
         f"({b.measured['kl']:.4f} and {a.measured['kl']:.4f} nat)."
@@ -92,13 +92,13 @@ def _draw_front(axes: Axes, search: Json, points: Sequence[Point]) -> None:
     """Draw the perplexity's growth over bits per weight."""
     chosen = search["estimate"]
     front = [(point["bits_per_weight"], point["perplexity"] - 1) for point in search["front"]]
-    found = [(point.foreseen["bits_per_weight"], point.measured["perplexity"] - 1) for point in points]
+    measured = [(point.foreseen["bits_per_weight"], point.measured["perplexity"] - 1) for point in points]
     axes.plot(*zip(*front, strict=True), color=SERIES[0], lw=1.8)
-    if found:
-        axes.plot(*zip(*found, strict=True), "D", ms=5, color=SERIES[2], ls="none")
+    if measured:
+        axes.plot(*zip(*measured, strict=True), "D", ms=5, color=SERIES[2], ls="none")
     axes.plot([chosen["bits_per_weight"]], [chosen["perplexity"] - 1], "o", ms=7, color=SERIES[1])
     note(axes, "chosen", (chosen["bits_per_weight"], chosen["perplexity"] - 1), (8, 6), "left")
     axes.set_xlabel("bits per weight")
-    grown = [growth for _, growth in (*front, *found)]
+    grown = [growth for _, growth in (*front, *measured)]
     axes.set_ylim(min(0, *grown), 1.15 * max(grown) or 1)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

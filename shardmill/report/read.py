@@ -86,11 +86,11 @@ def read_receipts(paths: Sequence[Path], root: Path) -> dict[str, Json]:
 
 def read_verdicts(paths: Sequence[Path], root: Path) -> dict[str, tuple[Json, ...]]:
     """Return the gates' files by the folder under `root` that contains them."""
-    found: dict[str, tuple[Json, ...]] = {}
+    verdicts: dict[str, tuple[Json, ...]] = {}
     for path in paths:
         folder = path.relative_to(root).parent.as_posix()
-        found[folder] = (*found.get(folder, ()), read_json(path))
-    return found
+        verdicts[folder] = (*verdicts.get(folder, ()), read_json(path))
+    return verdicts
 
 
 def read_pieces(plan: Json, parts: Sequence[Path], artifacts: Sequence[Path]) -> tuple[PartRow, ...]:

@@ -81,11 +81,11 @@ def _severity_rank(kind: str, rows: Iterable[Json]) -> tuple[int, int, str]:
 def _counts(name: str, rows: Iterable[Json], statuses: Sequence[str]) -> Counts:
     """Return the counts of the given rows."""
     rows = list(rows)
-    found = Counter(row["status"] for row in rows)
+    counts = Counter(row["status"] for row in rows)
     return Counts(
         name=name,
         evidence=" and ".join(sorted({row["evidence"] for row in rows})) or "not run",
-        by_status=tuple(found[status] for status in statuses),
+        by_status=tuple(counts[status] for status in statuses),
         rules=", ".join(sorted({rule for row in rows for rule in row["rules"]})),
     )
 
@@ -94,9 +94,9 @@ def _findings(files: Sequence[Json]) -> tuple[ReportedFinding, ...]:
     """Return findings by severity and rule; equal texts about several parts are merged."""
     folded: dict[tuple[int, str, str], dict[str, list[str]]] = {}
     for file in files:
-        for found in file["findings"]:
-            key = (SEVERITIES.index(found["severity"]), found["rule"], found["remedy"])
-            what = f"{found['output']}: {found['why']}" if found["output"] else found["why"]
+        for finding in file["findings"]:
+            key = (SEVERITIES.index(finding["severity"]), finding["rule"], finding["remedy"])
+            what = f"{finding['output']}: {finding['why']}" if finding["output"] else finding["why"]
             parts = folded.setdefault(key, {}).setdefault(what, [])
             if file["part"] not in parts:
                 parts.append(file["part"])
@@ -132,7 +132,7 @@ class Device:
     contradictions: tuple[Contradiction, ...]
 
 
-def device_sections(found: Sequence[Evidence], verdicts: Sequence[Json]) -> list[Device]:
+def device_sections(all_evidence: Sequence[Evidence], verdicts: Sequence[Json]) -> list[Device]:
     """Return a block for each file of evidence; `verdicts` are the build's residency/PART.json."""
     return [
         Device(
@@ -141,7 +141,7 @@ def device_sections(found: Sequence[Evidence], verdicts: Sequence[Json]) -> list
             counts=_operation_counts(evidence),
             contradictions=tuple(contradictions(evidence, verdicts)),
         )
-        for evidence in found
+        for evidence in all_evidence
     ]
 
 
@@ -163,8 +163,8 @@ def _pass(evidence: Evidence, width: int) -> DevicePass:
 
 def _operation_counts(evidence: Evidence) -> Counter[str]:
     """Return the number of operations with each status in the compute plans."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for key, line in evidence.lines.items():
         if "/residency." in key:
-            found.update(line["value"].get("counts", {}))
-    return found
+            counts.update(line["value"].get("counts", {}))
+    return counts

@@ -29,8 +29,8 @@ class SpeedGroup:
 def speed_groups(rows: Sequence[Json]) -> tuple[SpeedGroup, ...]:
     """Return the rows of the sweep or of the tasks by prompt length or task, in the file's order."""
     names = dict.fromkeys(_name_of(row) for row in rows)
-    found = ((name, tuple(row for row in rows if _name_of(row) == name)) for name in names)
-    return tuple(SpeedGroup(name, same[0]["prompts"], same) for name, same in found)
+    groups = ((name, tuple(row for row in rows if _name_of(row) == name)) for name in names)
+    return tuple(SpeedGroup(name, same[0]["prompts"], same) for name, same in groups)
 
 
 def _name_of(row: Json) -> str:
@@ -54,13 +54,13 @@ def noisy(speed: Json) -> tuple[str, ...]:
     A pass never takes less time than a pass of one token, so the speed-up is at most the tokens per pass. T = 1,
     compared with itself, has a speed-up of 1.
     """
-    found = [
+    names = [
         described(row)
         for row in measured_speed(speed)
         if row["speedup"] > TOLERANCE * row["live"]["tokens_per_pass"]
         or (row["drafter"] == CONTROL and row["speedup"] * TOLERANCE < 1)
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(names))
 
 
 def close_calls(row: Json, margin: float) -> bool:
@@ -122,25 +122,25 @@ def plots(speed: Json) -> list[Plot]:
     sweep, tasks = speed["sweep"], speed["tasks"]
     names = drafters(tuple(measured_speed(speed)))
     series = [Series(name, SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, name in enumerate(names)]
-    found = []
+    figures = []
     if sweep and series:
         title = "Speed-up over prompt length, tiled code"
-        found.append(drawn("sweep", title, AS_FAST, partial(_draw_sweep, rows=sweep, series=series)))
+        figures.append(drawn("sweep", title, AS_FAST, partial(_draw_sweep, rows=sweep, series=series)))
     if len(speed["pass_seconds"]) > 1:
         note = "dotted: T = 1 decoding; where it crosses the wide pass, drafting breaks even"
-        found.append(drawn("widths", "Time of a pass by its width", note, partial(_draw_widths, speed=speed)))
+        figures.append(drawn("widths", "Time of a pass by its width", note, partial(_draw_widths, speed=speed)))
     for kind, words, of in KINDS if series else ():
         rows, note = (tasks, f"{of}, all tasks") if tasks else (sweep, f"{of}, tiled code")
         title = f"Drafts accepted by position, {words}"
         draw = partial(_draw_positions, rows=rows, series=series, kind=kind)
-        found.append(drawn(f"{kind}-position", title, note, draw))
+        figures.append(drawn(f"{kind}-position", title, note, draw))
     if tasks and series:
         note = "bar: live; line across it: replayed, an upper bound"
         draw = partial(_draw_passes, rows=tasks, series=series)
-        found.append(drawn("task-passes", "Tokens per pass by task", note, draw, WHOLE))
+        figures.append(drawn("task-passes", "Tokens per pass by task", note, draw, WHOLE))
         draw = partial(_draw_tasks, rows=tasks, series=series)
-        found.append(drawn("task-speedup", "Speed-up by task", AS_FAST, draw, WHOLE))
-    return found
+        figures.append(drawn("task-speedup", "Speed-up by task", AS_FAST, draw, WHOLE))
+    return figures
 
 
 def _draw_sweep(axes: Axes, rows: Sequence[Json], series: Sequence[Series]) -> None:

@@ -43,8 +43,8 @@ class StepState:
     @property
     def state(self) -> str:
         """Return the worst state among the artifacts."""
-        found = {state for _, state in self.artifacts}
-        return next((state for state in STATES if state in found), "missing")
+        states = {state for _, state in self.artifacts}
+        return next((state for state in STATES if state in states), "missing")
 
 
 # The text beside the name of each step, in the order of the list; "# program" counts the step's files.
@@ -145,13 +145,13 @@ def _benchmark_state(build: Build) -> StepState:
     if build.encodes:
         rows = build.speed["passes"]
         return StepState("benchmark", plural(len(rows), "bucket"), tuple((str(r["bucket"]), "measured") for r in rows))
-    found: dict[str, str] = {}
+    states: dict[str, str] = {}
     for row in measured_speed(build.speed):
         state = "measured" if row["exact"] == 1 or close_calls(row, build.turned) else "failed"
-        found[described(row)] = "failed" if "failed" in (state, found.get(described(row))) else "measured"
+        states[described(row)] = "failed" if "failed" in (state, states.get(described(row))) else "measured"
     lengths, tasks = len(speed_groups(build.speed["sweep"])), len(speed_groups(build.speed["tasks"]))
     amount = f"{plural(lengths, 'length')}, {plural(tasks, 'task')}"
-    return StepState("benchmark", amount, tuple(found.items()) or (("benchmark", "not_run"),))
+    return StepState("benchmark", amount, tuple(states.items()) or (("benchmark", "not_run"),))
 
 
 OF_THEIR_OWN = {"fetch": _fetch_state, "benchmark": _benchmark_state}

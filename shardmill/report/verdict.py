@@ -43,13 +43,13 @@ def verdict(build: Build, questions: Sequence[Question]) -> Verdict:
     """Return the verdict on a build."""
     numbers = [n for q in questions for n in q.numbers]
     missed = tuple(n for n in numbers if not n["passed"])
-    found = tuple(_caveats(build, questions))
+    caveats = tuple(_caveats(build, questions))
     lines = [_outcome(numbers, missed)]
     for state, word in (("failed", "Failed"), ("predicted", "Predicted, not measured"), ("not_run", "Not run")):
-        named = [c.subject for c in found if c.state == state and (c.headline or state == "failed")]
+        named = [c.subject for c in caveats if c.state == state and (c.headline or state == "failed")]
         lines += [f"{word}: {', '.join(named)}."] if named else []
-    passed = bool(numbers) and not missed and not any(c.state == "failed" for c in found)
-    return Verdict(passed, " ".join(lines), _remedies(found), missed, found)
+    passed = bool(numbers) and not missed and not any(c.state == "failed" for c in caveats)
+    return Verdict(passed, " ".join(lines), _remedies(caveats), missed, caveats)
 
 
 def _outcome(numbers: Sequence[Json], missed: Sequence[Json]) -> str:
@@ -63,9 +63,9 @@ def _outcome(numbers: Sequence[Json], missed: Sequence[Json]) -> str:
     return f"All {plural(len(numbers), 'gate number')} hold{among}."
 
 
-def _remedies(found: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
+def _remedies(caveats: Sequence[Caveat]) -> tuple[tuple[str, str, str], ...]:
     """Return the commands that would measure the caveats in the first line, each command once."""
-    named = [c for c in found if c.headline]
+    named = [c for c in caveats if c.headline]
     ways = dict.fromkeys((c.command, c.where) for c in named)
     return tuple((*way, ", ".join(c.subject for c in named if (c.command, c.where) == way)) for way in ways)
 

@@ -93,8 +93,8 @@ def projection_sources(
         paths = {factor.projection for stack in layer_stacks(graph, kind).values() for factor in stack.factors}
         for path in sorted(paths):
             constant, rows = _constant(graph.of(kind), path)
-            found = blocks(sources[f"layers.{index}.{constant}.weight"])
-            yield (index, path), _row_source(found, shapes[f"{constant}.weight"], rows)
+            pieces = blocks(sources[f"layers.{index}.{constant}.weight"])
+            yield (index, path), _row_source(pieces, shapes[f"{constant}.weight"], rows)
 
 
 def _constant(g: Graph, path: str) -> tuple[str, slice]:
@@ -112,27 +112,27 @@ def _constant(g: Graph, path: str) -> tuple[str, slice]:
     }[path]
 
 
-def _row_source(found: Sequence[TensorSource], shape: Shape, rows: slice) -> RowSource:
+def _row_source(pieces: Sequence[TensorSource], shape: Shape, rows: slice) -> RowSource:
     """Return the source of some rows of a constant.
 
     Args:
-        found: the blocks of the constant.
+        pieces: the blocks of the constant.
         shape: its shape.
         rows: the rows.
 
     Raises:
         CheckpointError: if the blocks are more than rows of one matrix with a factor.
     """
-    first = found[0]
+    first = pieces[0]
     if any(
-        one != replace(TensorSource(first.tensor, times=first.times), rows=one.rows, shape=one.shape) for one in found
+        one != replace(TensorSource(first.tensor, times=first.times), rows=one.rows, shape=one.shape) for one in pieces
     ):
         raise CheckpointError(
             f"{first.tensor}: no adapter of this tensor can be an input, since programs hold another matrix"
         )
-    held = (first.shape or shape)[0]
-    every = np.concatenate([np.arange(*(one.rows or (0, held, 1))) for one in found])
-    return RowSource(first.tensor.removesuffix(".weight"), every[rows], held, first.times)
+    count = (first.shape or shape)[0]
+    every = np.concatenate([np.arange(*(one.rows or (0, count, 1))) for one in pieces])
+    return RowSource(first.tensor.removesuffix(".weight"), every[rows], count, first.times)
 
 
 def _pair(lora: LoraModule, source: RowSource, columns: int, where: str) -> tuple[Matrix, Matrix]:
@@ -150,10 +150,10 @@ def _pair(lora: LoraModule, source: RowSource, columns: int, where: str) -> tupl
     Raises:
         CheckpointError: if the matrices do not have the widths, or fp16 can't hold them.
     """
-    found = (lora.b.shape[0], lora.a.shape[1])
-    if found != (source.held, columns):
+    widths = (lora.b.shape[0], lora.a.shape[1])
+    if widths != (source.held, columns):
         base = f"the base model's weight is {source.held} x {columns}"
-        raise CheckpointError(f"{where}: its matrices are for a weight of {found[0]} x {found[1]}; {base}")
+        raise CheckpointError(f"{where}: its matrices are for a weight of {widths[0]} x {widths[1]}; {base}")
     a, b = lora.a, lora.b[source.rows] * np.float32(lora.scaling * source.times)
     largest = [float(np.abs(one).max(initial=0.0)) for one in (a, b)]
     shift = round(math.log2(largest[0] / largest[1]) / 2) if all(largest) else 0

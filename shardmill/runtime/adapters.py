@@ -56,8 +56,8 @@ def base_digest(manifest: Mapping[str, Any]) -> str:
 
 def adapter_names(build: Path) -> list[str]:
     """Return the names of a build's adapters, sorted."""
-    found = (file.parent.name for file in (build / FOLDER).glob(f"*/{RECEIPT}"))
-    return sorted(name for name in found if NAME.fullmatch(name))
+    names = (file.parent.name for file in (build / FOLDER).glob(f"*/{RECEIPT}"))
+    return sorted(name for name in names if NAME.fullmatch(name))
 
 
 def adapters_of(build: Path) -> list[AdapterInfo]:
@@ -106,11 +106,11 @@ def load_adapter(build: Path, manifest: Mapping[str, Any], name: str) -> dict[st
         tensors = load(content)
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{file} can't be read: {error}; {again}") from error
-    found: dict[str, dict[str, Halves]] = {}
+    inputs: dict[str, dict[str, Halves]] = {}
     for part in manifest["parts"]:
         for one in part.get("adapters", {}):
-            found.setdefault(part["name"], {})[one] = tensors[f"{part['name']}.{one}"]
-    return found
+            inputs.setdefault(part["name"], {})[one] = tensors[f"{part['name']}.{one}"]
+    return inputs
 
 
 def check_adapter(build: Path, manifest: Mapping[str, Any], name: str) -> None:

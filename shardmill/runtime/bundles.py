@@ -34,7 +34,7 @@ _reshape: ContextVar[str] = ContextVar("reshape", default="")
 
 @contextmanager
 def on_program_load(listener: Callable[[str], None]) -> Iterator[None]:
-    """Call `listener`, and those around it, with the name of every program whose load begins in this thread."""
+    """Call `listener`, and the listeners around it, with the name of every program whose load begins in this thread."""
     outer = _listener.get()
 
     def tell(name: str) -> None:
@@ -162,10 +162,10 @@ def _foreign(bundle: Path, part: Mapping[str, Any]) -> str:
 def _recorded(bundle: Path) -> Mapping[str, Any]:
     """Return the engine that a bundle's receipt names; empty if there is no receipt."""
     try:
-        found = read_json(bundle.with_suffix(".receipt.json")).get("engine")
+        engine = read_json(bundle.with_suffix(".receipt.json")).get("engine")
     except (OSError, ShardmillError):
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return engine if isinstance(engine, Mapping) else {}
 
 
 def _compiled_here(part: Mapping[str, Any], package: Path, why: str) -> Path:

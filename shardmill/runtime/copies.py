@@ -67,8 +67,8 @@ def save_copies(copies: Sequence[Copy], file: Path, identity: str) -> None:
     arrays: Arrays = {}
     for place, copy in enumerate(copies):
         arrays[f"{place}/taps"] = copy.taps
-        for kind, found in (("rows", copy.rows), ("rest", copy.rest)):
-            arrays |= {f"{place}/{kind}/{program}/{name}": array for (program, name), array in found.items()}
+        for kind, caches in (("rows", copy.rows), ("rest", copy.rest)):
+            arrays |= {f"{place}/{kind}/{program}/{name}": array for (program, name), array in caches.items()}
         arrays |= {f"{place}/rings/{name}": array for name, array in (copy.rings or {}).items()}
     spans = [[copy.start, copy.stop] for copy in copies]
     about = {"identity": identity, "sha256": _content_digest(arrays, spans), "spans": spans}
@@ -105,8 +105,8 @@ def engine_identity(precision: str) -> str:
     """Return a digest of all that decides what programs keep, beside the model and the text."""
     code = hashlib.sha256()
     for name in machine.CODE:
-        found = find_spec(name)
-        for folder in found.submodule_search_locations or () if found else ():
+        spec = find_spec(name)
+        for folder in spec.submodule_search_locations or () if spec else ():
             for file in sorted(Path(folder).rglob("*.py")):
                 code.update(file.relative_to(folder).as_posix().encode() + b"\0" + file.read_bytes())
     return digest(
@@ -137,7 +137,7 @@ def _below(arrays: Arrays, folder: str) -> Arrays:
 
 def _content_digest(arrays: Arrays, spans: Sequence[Sequence[int]]) -> str:
     heads = [[name, str(arrays[name].dtype), arrays[name].shape] for name in sorted(arrays)]
-    found = hashlib.sha256(dumps([spans, heads]).encode())
+    hasher = hashlib.sha256(dumps([spans, heads]).encode())
     for name in sorted(arrays):
-        found.update(arrays[name].tobytes())
-    return found.hexdigest()
+        hasher.update(arrays[name].tobytes())
+    return hasher.hexdigest()

@@ -29,7 +29,7 @@ from shardmill.runtime.program import Program
 class DrafterEngine(Engine):
     """The drafter of a built model in memory; see drafted_decoding.drafters.head.
 
-    Its logits are those of the tokens that it drafts, which may be few of the model's.
+    It has logits of the tokens that it drafts alone, which may be few of the model's.
     """
 
     def __init__(self, manifest: Mapping[str, Any], root: Path, model: Engine) -> None:
@@ -40,9 +40,9 @@ class DrafterEngine(Engine):
             root: the folder that the manifest's paths are relative to.
             model: the model that it drafts for, which has its own slots for the same positions.
         """
-        own = of_drafter(manifest)
-        fuse, *chain = own["parts"]
-        super().__init__({**own, "parts": chain}, root)
+        drafter = of_drafter(manifest)
+        fuse, *chain = drafter["parts"]
+        super().__init__({**drafter, "parts": chain}, root)
         with reshaping(reshape_frequency(manifest)):
             self.fuse = Program(root / fuse["program"]["path"], fuse, self.slots)
         self.model, self.known = model, 0
@@ -92,16 +92,16 @@ class AssistantEngine:
             root: the folder that the manifest's paths are relative to.
             model: the model, whose caches it reads.
         """
-        own, self.model = of_drafter(manifest), model
+        drafter, self.model = of_drafter(manifest), model
         with reshaping(reshape_frequency(manifest)):
             self.join, self.layers, self.head = (
-                Program(root / part["program"]["path"], part, model.slots) for part in own["parts"]
+                Program(root / part["program"]["path"], part, model.slots) for part in drafter["parts"]
             )
         self.layers.borrow(part.program for part in model.layers)
-        self.inputs = [name for name in own["parts"][1]["inputs"] if name not in ("x", *self.layers.lent)]
-        self.host = KVLayout(own)
+        self.inputs = [name for name in drafter["parts"][1]["inputs"] if name not in ("x", *self.layers.lent)]
+        self.host = KVLayout(drafter)
         self.host.held, self.host.recent = model.host.held, model.host.recent  # the model's caches are read
-        self.width = own["parts"][2]["inputs"]["hidden"][1]
+        self.width = drafter["parts"][2]["inputs"]["hidden"][1]
 
     def draft(self, token: int, position: int, count: int) -> tuple[list[int], list[float]]:
         """Return at most `count` tokens to follow a token at a position, and each token's probability.
@@ -112,12 +112,12 @@ class AssistantEngine:
         if read is None:
             return [], []
         tokens, probabilities = list[int](), list[float]()
-        given, own = self._given(position), np.zeros(self.width, np.float32)
+        inputs, output = self._given(position), np.zeros(self.width, np.float32)
         while len(tokens) < count:
-            x = np.concatenate([self.model.table[[token]][0], read, own])  # [2 m + d]
-            hidden = self.layers({"x": self.join({"x": x[None, :, None, None]}), **given})
+            x = np.concatenate([self.model.table[[token]][0], read, output])  # [2 m + d]
+            hidden = self.layers({"x": self.join({"x": x[None, :, None, None]}), **inputs})
             logits = self.head({"hidden": hidden})[0, :, 0, 0]
-            token, read, own = int(logits.argmax()), np.zeros_like(read), hidden[0, :, 0, 0]
+            token, read, output = int(logits.argmax()), np.zeros_like(read), hidden[0, :, 0, 0]
             tokens.append(token)
             probabilities.append(float(1 / np.exp(logits - logits[token], dtype=np.float64).sum()))
         return tokens, probabilities
@@ -126,8 +126,8 @@ class AssistantEngine:
         """Return the inputs of the layers beside the stream, which are the same in every step of a draft."""
         self.host.length = self.model.host.length
         self.layers.move(self.host.length, keep=False)
-        given = self.host.before(position)
-        return {name: given[name] for name in self.inputs}
+        arrays = self.host.before(position)
+        return {name: arrays[name] for name in self.inputs}
 
 
 def load_drafter(model: Engine) -> DrafterEngine | AssistantEngine:

@@ -68,17 +68,17 @@ class Encoder:
         return rows
 
     def run_together(self, texts: Sequence[Sequence[int]], bucket: int | None = None) -> list[Floats]:
-        """Do the same as `run` for texts that share a pass; together they must fit into the bucket."""
+        """Do what `run` does for texts that share a pass; together they must fit into the bucket."""
         return self.through([self.embedded(text) for text in texts], bucket or self.bucket(sum(map(len, texts))))
 
     def through(self, texts: Sequence[Floats], bucket: int) -> list[Floats]:
-        """Do the same as `run_together` for rows [n, d] of the host's tables."""
+        """Do what `run_together` does for rows [n, d] of the host's tables."""
         counts = [len(rows) for rows in texts]
-        given = encoder_arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
-        given[EMBEDDED] = given["x"]
+        arrays = encoder_arrays(self.manifest, bucket, counts) | {"x": columns(texts, bucket)}
+        arrays[EMBEDDED] = arrays["x"]
         for part in self.programs[bucket]:
-            given["x"] = self._output(bucket, part, given)
-        return apart(given["x"][0, : len(self.labels) or None, :, 0].T, counts)
+            arrays["x"] = self._output(bucket, part, arrays)
+        return apart(arrays["x"][0, : len(self.labels) or None, :, 0].T, counts)
 
     def through_part(self, part: str, bucket: int, x: Floats, embedded: Floats) -> Floats:
         """Return what one part gives for a text: [n, d] in the stream's scale, or the last part's rows.
@@ -90,14 +90,14 @@ class Encoder:
             embedded: the host's rows of the text, [n, d].
         """
         counts = [len(x)]
-        given = encoder_arrays(self.manifest, bucket, counts)
-        given |= {"x": columns([x], bucket), EMBEDDED: columns([embedded], bucket)}
-        out = self._output(bucket, part, given)[0, :, : len(x), 0].T
+        arrays = encoder_arrays(self.manifest, bucket, counts)
+        arrays |= {"x": columns([x], bucket), EMBEDDED: columns([embedded], bucket)}
+        out = self._output(bucket, part, arrays)[0, :, : len(x), 0].T
         return out[:, : len(self.labels)] if self.parts[part]["output"] == "logits" else out
 
-    def _output(self, bucket: int, part: str, given: Mapping[str, Floats]) -> Floats:
+    def _output(self, bucket: int, part: str, arrays: Mapping[str, Floats]) -> Floats:
         """Return the output of a part's program, [1, channels, T, 1]."""
-        return self.programs[bucket][part]({name: given[name] for name in self.parts[part]["inputs"]})
+        return self.programs[bucket][part]({name: arrays[name] for name in self.parts[part]["inputs"]})
 
     def errors(self, part: str) -> dict[str, float]:
         """Return how far a part is from what the build says that it must give, see `expected.encoder_errors`."""

@@ -60,8 +60,8 @@ class Table:
 
     def __getitem__(self, rows: Any) -> Floats:
         """Return some rows, indexed as in numpy: [n, d]."""
-        found: Floats = self.values[rows].astype(np.float32)
-        return found if self.scale is None else found * self.scale[rows].astype(np.float32)[..., None]
+        vectors: Floats = self.values[rows].astype(np.float32)
+        return vectors if self.scale is None else vectors * self.scale[rows].astype(np.float32)[..., None]
 
 
 def read_tables(file: Path) -> dict[str, Table]:
@@ -71,13 +71,13 @@ def read_tables(file: Path) -> dict[str, Table]:
 
     try:
         files.check(file)
-        found = {name: tensor.numpy() for name, tensor in load_file(file).items()}
-        if EMBEDDING not in found:
+        tensors = {name: tensor.numpy() for name, tensor in load_file(file).items()}
+        if EMBEDDING not in tensors:
             raise KeyError(f"it contains no tensor '{EMBEDDING}'")
     except (OSError, SafetensorError, KeyError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise LoadError(f"{file} can't be read as the embedding table ({why})") from error
-    return {n: Table(values, found.get(n + SCALE)) for n, values in found.items() if not n.endswith(SCALE)}
+    return {n: Table(values, tensors.get(n + SCALE)) for n, values in tensors.items() if not n.endswith(SCALE)}
 
 
 Call = Callable[[Mapping[str, Floats]], Floats]  # a program
@@ -252,10 +252,10 @@ class Engine:
         copies = [self.copies[key] for key in keys]
         for i, part in enumerate(self.layers):
             for name in part.program.caches:
-                found = [(slice(one.start, one.stop), one.rows[i, name]) for one in copies if (i, name) in one.rows]
-                found += [(slice(None), one.rest[i, name]) for one in copies if (i, name) in one.rest]
-                if found:
-                    part.program.write(name, found)
+                pieces = [(slice(one.start, one.stop), one.rows[i, name]) for one in copies if (i, name) in one.rows]
+                pieces += [(slice(None), one.rest[i, name]) for one in copies if (i, name) in one.rest]
+                if pieces:
+                    part.program.write(name, pieces)
         for one in copies:
             self.taps[one.start : one.stop] = one.taps
             self.host.restore(one.start, one.stop, one.rings)
@@ -271,8 +271,8 @@ class Engine:
 
     def load_copies(self, keys: Sequence[int], file: Path, tokens: Sequence[int]) -> dict[int, int]:
         """Read the copies of a text's tokens, give them keys, and return their bytes; see `copies.load_copies`."""
-        found = load_copies(file, self._identity(tokens))
-        self.copies |= dict(zip(keys, found, strict=True))
+        copies = load_copies(file, self._identity(tokens))
+        self.copies |= dict(zip(keys, copies, strict=True))
         return {key: self.copies[key].nbytes for key in keys}
 
     def _identity(self, tokens: Sequence[int]) -> str:
@@ -343,11 +343,11 @@ class Engine:
         x, by_token = self.fed(tokens, slots, positions)
         if max(slots) >= self.host.length:
             self.fit(max(slots) + 1)
-        given, tapped = self.host.arrays(slots, positions) | by_token, dict[int, Floats]()
+        arrays, tapped = self.host.arrays(slots, positions) | by_token, dict[int, Floats]()
         for part in self.layers[:parts]:
-            width, given["x"] = x.shape[1], x
+            width, arrays["x"] = x.shape[1], x
             tapped[part.start] = x
-            hidden = part.program({name: given[name] for name in part.inputs})
+            hidden = part.program({name: arrays[name] for name in part.inputs})
             tapped |= part.program.tapped
             x = joined(hidden, width, self.table.shape[1], part.experts) if part.experts else hidden
         if self.read:

@@ -77,7 +77,7 @@ def ways(count: int, widths: Sequence[int], slots: int, whole: int, fills: bool 
 
     Args:
         count: tokens of the sequence.
-        widths: those of model.json.
+        widths: the widths of passes in model.json.
         slots: of the shortest context.
         whole: slots of the whole context.
         fills: whether the host fills a pass up to the next width, and not the program.
@@ -93,12 +93,12 @@ def ways(count: int, widths: Sequence[int], slots: int, whole: int, fills: bool 
 
 def _wide_passes(count: int, widths: Sequence[int], slots: int, fills: bool = True) -> list[tuple[int, int, int]]:
     """Return passes of the widest width, see `Way`; if the host fills passes up, a narrower one to the next width."""
-    found = []
+    passes = []
     for start in range(0, count, max(widths)):
         stop = min(start + max(widths), count)
         fitting = (width for width in widths if fills and stop - start <= width <= slots - start)
-        found.append((start, stop, min(fitting, default=stop - start)))
-    return found
+        passes.append((start, stop, min(fitting, default=stop - start)))
+    return passes
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,11 @@ def read_expected(file: Path) -> Expected:
 
 
 def _recorded(name: str, entry: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Recorded:
-    own = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
-    largest = own.pop("largest", None)
+    recorded = {key.removeprefix(f"{name}/"): array for key, array in arrays.items() if key.startswith(f"{name}/")}
+    largest = recorded.pop("largest", None)
     seeds = {key: (int(seed), int(exponent)) for key, (seed, exponent) in entry.get("seeds", {}).items()}
-    found = {key.removeprefix("rows").removeprefix("/"): array for key, array in own.items()}
-    return Recorded(seeds, entry.get("limits", {}), found, largest, entry.get("every", 1), entry.get("why_not", ""))
+    by_way = {key.removeprefix("rows").removeprefix("/"): array for key, array in recorded.items()}
+    return Recorded(seeds, entry.get("limits", {}), by_way, largest, entry.get("every", 1), entry.get("why_not", ""))
 
 
 def picked(logits: Floats, recorded: Recorded) -> Floats:
@@ -201,35 +201,35 @@ def decoder_errors(engine: Engine, name: str, recorded: Recorded) -> Iterator[tu
         heads = {each.name: each for each in (*engine.heads, *engine.label_heads)}
         program, names = heads[name], ["hidden"]
     shapes = {part["name"]: part["inputs"] for part in engine.manifest["parts"]}[name]
-    given = {key: rows(*recorded.seeds[key], count, shapes[key][1]) for key in recorded.seeds if key in shapes}
+    inputs = {key: rows(*recorded.seeds[key], count, shapes[key][1]) for key in recorded.seeds if key in shapes}
     for way in ways(count, engine.widths, engine.lengths[0], engine.slots, not engine.pads):
         engine.reset()
         if name in layers and way.offset:
             engine.fit(engine.slots)
-        found = _run(program, names, given, way, engine.host if name in layers else None)
-        yield way.name, _error(found, recorded, "")
+        outputs = _run(program, names, inputs, way, engine.host if name in layers else None)
+        yield way.name, _error(outputs, recorded, "")
     engine.reset()
 
 
-def _error(found: Floats, recorded: Recorded, way: str) -> float:
+def _error(outputs: Floats, recorded: Recorded, way: str) -> float:
     expected = recorded.rows[way]
     if recorded.largest is not None:
-        return relative_error(picked(found, recorded), np.column_stack([expected, expected[:, PLACES]]))
-    return relative_error(found[:, :: recorded.every][:, : expected.shape[1]], expected)
+        return relative_error(picked(outputs, recorded), np.column_stack([expected, expected[:, PLACES]]))
+    return relative_error(outputs[:, :: recorded.every][:, : expected.shape[1]], expected)
 
 
 def _run(
-    program: Program, names: Sequence[str], given: Mapping[str, Floats], way: Way, host: KVLayout | None
+    program: Program, names: Sequence[str], inputs: Mapping[str, Floats], way: Way, host: KVLayout | None
 ) -> Floats:
     """Return a program's outputs [n, channels] for rows [n, channels] that are fed in one of the ways."""
-    kept = []
+    outputs = []
     for start, stop, width in way.passes:
         at = range(start, start + width)
         arrays = host.arrays([position + way.offset for position in at], at) if host else {}
         taken = [min(position, stop - 1) for position in at]
-        arrays |= {name: values[taken].T[None, :, :, None] for name, values in given.items()}
-        kept.append(program({name: arrays[name] for name in names})[0, :, : stop - start, 0].T)
-    return np.concatenate(kept)
+        arrays |= {name: values[taken].T[None, :, :, None] for name, values in inputs.items()}
+        outputs.append(program({name: arrays[name] for name in names})[0, :, : stop - start, 0].T)
+    return np.concatenate(outputs)
 
 
 def lengths_of(bucket: int) -> dict[str, list[int]]:
@@ -243,14 +243,14 @@ def lengths_of(bucket: int) -> dict[str, list[int]]:
 
 
 def encoder_errors(encoder: Encoder, name: str, recorded: Recorded) -> Iterator[tuple[str, float]]:
-    """Do the same as `decoder_errors` for a program of an encoder's bucket."""
+    """Do what `decoder_errors` does for a program of an encoder's bucket."""
     part = encoder.parts[name]
     bucket, channels = bucket_of(encoder.manifest, part), part["inputs"]["x"][1]
     embedded = encoder.embedded(below(recorded.seeds["tokens"][0], bucket, encoder.manifest["vocab"]))
     x = rows(*recorded.seeds["x"], bucket, channels) if "x" in recorded.seeds else embedded
-    for way, kept in lengths_of(bucket).items():
-        found = encoder.through_part(name, bucket, x[: kept[-1] + 1], embedded[: kept[-1] + 1])
-        yield way, _error(found[kept][: len(recorded.rows[way])], recorded, way)
+    for way, at in lengths_of(bucket).items():
+        outputs = encoder.through_part(name, bucket, x[: at[-1] + 1], embedded[: at[-1] + 1])
+        yield way, _error(outputs[at][: len(recorded.rows[way])], recorded, way)
 
 
 def first_answer(engine: Engine, answer: Answer, margin: float) -> str:
@@ -269,11 +269,11 @@ def first_answer(engine: Engine, answer: Answer, margin: float) -> str:
         engine.write([fed[min(position, stop - 1)] for position in at], at, at)
     for number, (token, (rival, gap)) in enumerate(zip(answer.tokens, answer.rivals, strict=True)):
         (logits,) = engine.forward([fed[last + number]], [last + number], [last + number])
-        found = int(logits.argmax())
-        if found == token:
+        likeliest = int(logits.argmax())
+        if likeliest == token:
             continue
-        said = f"token {number + 1} is {found}, not {token}"
-        close = found == rival and gap <= margin
+        said = f"token {number + 1} is {likeliest}, not {token}"
+        close = likeliest == rival and gap <= margin
         return f"{NEAR_TIE}: {said}, {gap:.2g} less likely in logits" if close else said
     return ""
 

@@ -66,7 +66,7 @@ class KVLayout:
     @property
     def is_empty(self) -> bool:
         """Return whether no slot holds anything."""
-        return not any((held != NEVER).any() for held in (self.held, self.recent, self.ring))
+        return not any((slots != NEVER).any() for slots in (self.held, self.recent, self.ring))
 
     def resize(self, length: int) -> None:
         """Go on with programs of `length` slots; the content of the other slots is forgotten.
@@ -106,35 +106,35 @@ class KVLayout:
             ValueError: if a layer would need a token that its ring no longer holds.
         """
         at, where = np.asarray(positions), np.asarray(slots)
-        found = self._rotary(at)
+        arrays = self._rotary(at)
         if self.window_slots:  # first, since a ring may refuse: then no slot counts as written
             self._check_window(int(at[0]))
         if self.taps:
-            found |= self._ring_masks(at)
+            arrays |= self._ring_masks(at)
         if self.recurrent:
-            found |= self._recurrent_masks(at, **self.recurrent)
+            arrays |= self._recurrent_masks(at, **self.recurrent)
         self.held[where] = at
-        held = self.held[: self.length]
-        found["attn_mask"] = attention_mask(held, at)
-        found["kv_write_mask"] = write_mask(self.length, where)
+        in_slots = self.held[: self.length]
+        arrays["attn_mask"] = attention_mask(in_slots, at)
+        arrays["kv_write_mask"] = write_mask(self.length, where)
         if self.window_slots:
             ring = at % self.window_slots
             self.recent[ring] = at
-            found["attn_mask_sliding"] = attention_mask(self.recent, at, self.window)
-            found["kv_write_mask_sliding"] = write_mask(self.window_slots, ring)
+            arrays["attn_mask_sliding"] = attention_mask(self.recent, at, self.window)
+            arrays["kv_write_mask_sliding"] = write_mask(self.window_slots, ring)
         elif self.window is not None:
-            found["attn_mask_sliding"] = attention_mask(held, at, self.window)
-        return found
+            arrays["attn_mask_sliding"] = attention_mask(in_slots, at, self.window)
+        return arrays
 
     def before(self, position: int) -> dict[str, Floats]:
         """Return the arrays of a pass of one token that is written nowhere, and sees the positions before its own."""
         at = np.asarray([position])
-        held = self.held[: self.length]
-        found = self._rotary(at) | {"attn_mask": attention_mask(held, at - 1)}
+        in_slots = self.held[: self.length]
+        arrays = self._rotary(at) | {"attn_mask": attention_mask(in_slots, at - 1)}
         if self.window is not None:
-            slots = self.recent if self.window_slots else held
-            found["attn_mask_sliding"] = attention_mask(slots, at - 1, self.window - 1)
-        return found
+            slots = self.recent if self.window_slots else in_slots
+            arrays["attn_mask_sliding"] = attention_mask(slots, at - 1, self.window - 1)
+        return arrays
 
     def _rotary(self, at: NDArray[np.int64]) -> dict[str, Floats]:
         """Return rotary rows of these positions, each [T, rope_dim / 2]; a sliding context goes past the tables."""
@@ -167,8 +167,8 @@ class KVLayout:
     def _overtaken(self, position: int) -> NDArray[np.int64]:
         """Return earlier positions that a sliding layer would look at and whose slots later positions took."""
         wanted: NDArray[np.int64] = np.arange(max(position - (self.window or 0) + 1, 0), position)
-        there = self.recent[wanted % self.window_slots]
-        lost: NDArray[np.int64] = wanted[(there > wanted) & (there != NEVER)]
+        in_slots = self.recent[wanted % self.window_slots]
+        lost: NDArray[np.int64] = wanted[(in_slots > wanted) & (in_slots != NEVER)]
         return lost
 
     def _check_window(self, position: int) -> None:
@@ -207,8 +207,8 @@ class KVLayout:
         if not position:
             return True
         wanted = np.arange(max(self.folded - taps + 1, 0), position)
-        held = bool((self.ring[self.ring_slots(wanted)] == wanted).all())
-        return self.folded <= position <= self.folded + block and held
+        in_ring = bool((self.ring[self.ring_slots(wanted)] == wanted).all())
+        return self.folded <= position <= self.folded + block and in_ring
 
     def _recurrent_masks(self, at: NDArray[np.int64], block: int, taps: int) -> dict[str, Floats]:
         """Return conv_write_mask [1, 1, T, R] and the three masks of a recurrence.
@@ -233,12 +233,12 @@ class KVLayout:
         for number, (start, end) in enumerate(windows):
             wanted = np.arange(max(start - back, 0), min(start + block, end))
             read[0, number * (block + back) + wanted - (start - back), self.ring_slots(wanted), 0] = 1
-        kept = at[at >= last - back]
-        self.skipped += int(kept[0]) - first
+        written = at[at >= last - back]
+        self.skipped += int(written[0]) - first
         ring = self.ring.copy()
-        ring[self.ring_slots(kept)] = kept
+        ring[self.ring_slots(written)] = written
         write = np.zeros((1, 1, count, RING), np.float32)
-        write[0, 0, kept - first, self.ring_slots(kept)] = 1
+        write[0, 0, written - first, self.ring_slots(written)] = 1
         out = np.zeros((1, 1, count, block), np.float32)
         out[0, 0, np.arange(count), (at - begin) % block] = 1
         keep = np.zeros((1, 1, 1, count), np.float32)
@@ -277,11 +277,11 @@ def rope_tables(rope: Mapping[str, Any], positions: int) -> tuple[Floats, Floats
     return np.cos(angles) * scale, np.sin(angles) * scale
 
 
-def attention_mask(held: NDArray[np.int64], positions: NDArray[np.int64], window: int | None = None) -> Floats:
+def attention_mask(in_slots: NDArray[np.int64], positions: NDArray[np.int64], window: int | None = None) -> Floats:
     """Return [1, 1, T, S]: 0 where slot s holds a position <= the token's, within its window, otherwise -1e4."""
-    visible = held[None, :] <= positions[:, None]
+    visible = in_slots[None, :] <= positions[:, None]
     if window is not None:
-        visible &= held[None, :] > positions[:, None] - window
+        visible &= in_slots[None, :] > positions[:, None] - window
     return np.where(visible, np.float32(0), MASKED)[None, None]
 
 

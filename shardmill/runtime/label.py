@@ -38,8 +38,8 @@ class Projection:
 
     def __call__(self, row: Floats) -> Floats:
         """Return the projection of a row [in]."""
-        found: Floats = self.weight @ row + self.bias
-        return np.tanh(found) if self.tanh else found
+        projected: Floats = self.weight @ row + self.bias
+        return np.tanh(projected) if self.tanh else projected
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Reader:
         Raises:
             ProgramError: a number is not finite. Of NaN, the likeliest label would be the first.
         """
-        found: dict[int, Floats] = {}
+        by_text: dict[int, Floats] = {}
         for together in packed_texts([len(text) for text in texts], self.encoder.longest):
             self.before_pass()
             rows = self.encoder.run_together([texts[i] for i in together])
@@ -84,8 +84,8 @@ class Reader:
                     f"{self.encoder.manifest['model']} has computed a number that is not finite, so the text has no "
                     "answer; build the model again: the gates refuse such programs"
                 )
-            found |= dict(zip(together, rows, strict=True))
-        return [found[i] for i in range(len(texts))]
+            by_text |= dict(zip(together, rows, strict=True))
+        return [by_text[i] for i in range(len(texts))]
 
     @property
     def embeds(self) -> bool:
@@ -112,8 +112,8 @@ class Reader:
     @property
     def prompts(self) -> Mapping[str, str]:
         """Return the texts that may be put before a text, by name."""
-        found: Mapping[str, str] = self.encoder.manifest.get("prompts", {})
-        return found
+        prompts: Mapping[str, str] = self.encoder.manifest.get("prompts", {})
+        return prompts
 
 
 @dataclass(frozen=True)
@@ -169,16 +169,16 @@ def read_projection(file: Path, activation: str) -> Projection:
 
     try:
         files.check(file)
-        held = {name: tensor.float().numpy() for name, tensor in load_file(file).items()}
-        return Projection(held[WEIGHT], held.get(BIAS, np.zeros(1, np.float32)), activation == "tanh")
+        tensors = {name: tensor.float().numpy() for name, tensor in load_file(file).items()}
+        return Projection(tensors[WEIGHT], tensors.get(BIAS, np.zeros(1, np.float32)), activation == "tanh")
     except (OSError, SafetensorError, KeyError) as error:
         raise ShardmillError(f"{file} can't be read as a projection: {error}; build again") from error
 
 
 def label(reader: Reader, text: str) -> Labelled:
     """Return the spans of one text: see `label_all`."""
-    (found,) = label_all(reader, [text])
-    return found
+    (labelled,) = label_all(reader, [text])
+    return labelled
 
 
 def label_all(reader: Reader, texts: Sequence[str]) -> list[Labelled]:
@@ -204,12 +204,12 @@ def classify(reader: Reader, texts: Sequence[str]) -> list[Classified]:
     """
     _check_task(reader, CLASSIFY)
     tokens = [reader.tokenizer.encode(text).ids for text in texts]
-    found = []
+    classified = []
     for text, rows in zip(tokens, _single(reader, tokens), strict=True):
         (shares,) = _label_probabilities(rows[:1])
         named = dict(zip(reader.encoder.labels, map(float, shares), strict=True))
-        found.append(Classified(dict(sorted(named.items(), key=lambda item: -item[1])), len(text)))
-    return found
+        classified.append(Classified(dict(sorted(named.items(), key=lambda item: -item[1])), len(text)))
+    return classified
 
 
 def embed(reader: Reader, texts: Sequence[Sequence[int]], dimensions: int | None = None) -> list[Floats]:
@@ -228,14 +228,14 @@ def embed(reader: Reader, texts: Sequence[Sequence[int]], dimensions: int | None
     """
     _check_task(reader, EMBED)
     pooling = reader.encoder.manifest["pooling"]
-    found = []
+    embeddings = []
     for rows in _single(reader, texts):
         row = rows.mean(0) if pooling == "mean" else rows[-1 if pooling == "last" else 0]
         for project in reader.dense:
             row = project(row)
         row = row[:dimensions]
-        found.append(row / np.maximum(np.linalg.norm(row), 1e-12))
-    return found
+        embeddings.append(row / np.maximum(np.linalg.norm(row), 1e-12))
+    return embeddings
 
 
 @dataclass(frozen=True)
@@ -266,9 +266,9 @@ def rank(reader: Reader, query: str, documents: Sequence[str], instruction: str 
     return [Scored(float(_label_probabilities(r[-1])[-1]), len(t)) for r, t in zip(rows, tokens, strict=True)]
 
 
-def _filled(template: str, given: Mapping[str, str]) -> str:
+def _filled(template: str, texts: Mapping[str, str]) -> str:
     """Return a template with texts in the places of their names; what a text holds is no place."""
-    return re.sub(r"\{(instruction|query|document)\}", lambda place: given[place[1]], template)
+    return re.sub(r"\{(instruction|query|document)\}", lambda place: texts[place[1]], template)
 
 
 def redacted(text: str, spans: Iterable[Span]) -> str:
@@ -283,20 +283,20 @@ def redacted(text: str, spans: Iterable[Span]) -> str:
     return "".join([*pieces, text[at:]])
 
 
-def as_object(text: str, found: Labelled) -> dict[str, Any]:
+def as_object(text: str, labelled: Labelled) -> dict[str, Any]:
     """Return the result for a text as plain data."""
     spans = [
         {"start": s.start, "end": s.end, "type": s.type, "score": s.score, "text": text[s.start : s.end]}
-        for s in found.spans
+        for s in labelled.spans
     ]
-    return {"spans": spans, "tokens": found.tokens, "windows": found.windows, "exact": found.exact}
+    return {"spans": spans, "tokens": labelled.tokens, "windows": labelled.windows, "exact": labelled.exact}
 
 
 def _label_probabilities(logits: Floats) -> Floats:
     """Return the softmax of logits [n, labels]."""
     powers = np.exp(logits - logits.max(-1, keepdims=True))
-    found: Floats = powers / powers.sum(-1, keepdims=True)
-    return found
+    shares: Floats = powers / powers.sum(-1, keepdims=True)
+    return shares
 
 
 @dataclass(frozen=True)
@@ -321,10 +321,10 @@ def _read(reader: Reader, text: str) -> _Read:
 
 def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
     """Return the result for a text, given the rows of its passes."""
-    count, found = len(read.encoding.ids), read.windows
+    count, windows = len(read.encoding.ids), read.windows
     if not rows:
-        return Labelled((), count, 0, found.exact)
-    shares = _label_probabilities(found.joined(rows))
+        return Labelled((), count, 0, windows.exact)
+    shares = _label_probabilities(windows.joined(rows))
     labels = reader.encoder.labels
     best = shares.argmax(-1).tolist()
     if reader.biases is not None:
@@ -335,7 +335,7 @@ def _labelled(reader: Reader, read: _Read, rows: Sequence[Floats]) -> Labelled:
         for (start, end), row, share in zip(places, best, shares, strict=True)
     ]
     spans = grouped_spans(tokens) if reader.biases is None else bioes_spans(tokens)
-    return Labelled(tuple(spans), count, len(rows), found.exact)
+    return Labelled(tuple(spans), count, len(rows), windows.exact)
 
 
 def _single(reader: Reader, texts: Sequence[Sequence[int]]) -> list[Floats]:

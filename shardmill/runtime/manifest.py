@@ -212,9 +212,9 @@ def _misfits(content: Mapping[str, Any], part: Mapping[str, Any]) -> Iterator[st
     if part["kind"] != "layers":
         return
     slots = of["context"]
-    for mask, kept in ((MASK, slots), (SLIDING_MASK, of["window_slots"] or slots)):
-        if mask in inputs and inputs[mask][-1] != kept:
-            yield "context" if kept == slots else "window_slots"
+    for mask, width in ((MASK, slots), (SLIDING_MASK, of["window_slots"] or slots)):
+        if mask in inputs and inputs[mask][-1] != width:
+            yield "context" if width == slots else "window_slots"
     if "recurrent_read_mask" in inputs and inputs["recurrent_read_mask"][1] != _windows_of(of.get("recurrent")):
         yield "recurrent"
 
@@ -226,11 +226,11 @@ def _windows_of(recurrent: Mapping[str, int] | None) -> int:
 
 def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return model.json or plan.json of the drafter alone; a drafter has no recurrence, and no drafter."""
-    own = {"rope": content["drafter"]["rope"], "conv_taps": 0}
-    own |= {} if "lent" in content["drafter"] else {"window": None, "window_slots": 0}
+    changed = {"rope": content["drafter"]["rope"], "conv_taps": 0}
+    changed |= {} if "lent" in content["drafter"] else {"window": None, "window_slots": 0}
     rest = {key: value for key, value in content.items() if key not in ("recurrent", "drafter")}
     parts = [part for part in content["parts"] if part.get("drafter")]
-    return {**rest, **own, "parts": [{key: part[key] for key in part if key != "drafter"} for part in parts]}
+    return {**rest, **changed, "parts": [{key: part[key] for key in part if key != "drafter"} for part in parts]}
 
 
 def own_chain(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -298,23 +298,23 @@ def in_context(manifest: Mapping[str, Any], slots: int) -> dict[str, Any]:
 
 
 def part_in(part: Mapping[str, Any], slots: int) -> dict[str, Any]:
-    """Return a part in which the functions and shapes for `slots` slots replace those for the whole context."""
-    own = {key: value for key, value in part.items() if key != "contexts"}
+    """Return a part with the functions and shapes for `slots` slots in place of the whole context's."""
+    whole = {key: value for key, value in part.items() if key != "contexts"}
     shorter = part.get("contexts", {}).get(str(slots))
     if shorter is None:
-        return own
+        return whole
     shapes = {key: {**part[key], **shorter.get(key, {})} for key in ("inputs", "states")}
-    return own | {"functions": shorter["functions"]} | shapes
+    return whole | {"functions": shorter["functions"]} | shapes
 
 
 def _ascend(content: Mapping[str, Any]) -> bool:
     """Return whether contexts, if there are any, ascend and match the contexts of the parts' functions."""
-    given = content.get("contexts", [])
-    if not isinstance(given, list) or not all(isinstance(slots, int) for slots in given):
+    contexts = content.get("contexts", [])
+    if not isinstance(contexts, list) or not all(isinstance(slots, int) for slots in contexts):
         return False
     named = [{*part["contexts"]} for part in content["parts"] if isinstance(part, dict) and "contexts" in part]
-    ascending = [0, *given, content["context"]] if given else []
-    return sorted(set(ascending)) == ascending and all(keys == {*map(str, given)} for keys in named)
+    ascending = [0, *contexts, content["context"]] if contexts else []
+    return sorted(set(ascending)) == ascending and all(keys == {*map(str, contexts)} for keys in named)
 
 
 def _astray(content: Mapping[str, Any]) -> str:

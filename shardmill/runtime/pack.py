@@ -62,16 +62,16 @@ def encoder_arrays(runtime: Mapping[str, Any], bucket: int, counts: Sequence[int
     """
     at = np.array(list(chain.from_iterable(map(range, counts))), np.int64)
     at = np.concatenate([at, np.arange(bucket - len(at))])
-    found = {
+    arrays = {
         name: rows[at]
         for table, numbers in runtime["rope"].items()
         for name, rows in zip(rope_inputs(table), rope_tables(numbers, bucket), strict=True)
     }
     causal = bool(runtime.get("causal"))
-    found[MASK] = encoder_mask(bucket, counts, causal=causal)
+    arrays[MASK] = encoder_mask(bucket, counts, causal=causal)
     if runtime["band"] is not None:
-        found[SLIDING_MASK] = encoder_mask(bucket, counts, runtime["band"], causal=causal)
-    return found
+        arrays[SLIDING_MASK] = encoder_mask(bucket, counts, runtime["band"], causal=causal)
+    return arrays
 
 
 def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None, *, causal: bool = False) -> Floats:
@@ -91,9 +91,9 @@ def encoder_mask(bucket: int, counts: Sequence[int], band: int | None = None, *,
 
 def owners(bucket: int, counts: Sequence[int]) -> NDArray[np.int64]:
     """Return the index of the text in each column of a pass, [T]."""
-    found = np.full(bucket, NOBODY)
-    found[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
-    return found
+    indices = np.full(bucket, NOBODY)
+    indices[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
+    return indices
 
 
 def columns(texts: Sequence[Floats], bucket: int) -> Floats:

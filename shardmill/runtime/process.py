@@ -80,9 +80,9 @@ class Process:
         with theirs, tempfile.TemporaryFile() as file:
             file.truncate(max(shared, 1))
             self.memory = mmap.mmap(file.fileno(), max(shared, 1))
-            given = [str(theirs.fileno()), str(file.fileno()), str(build), precision]
+            arguments = [str(theirs.fileno()), str(file.fileno()), str(build), precision]
             self.child = subprocess.Popen(
-                [sys.executable, "-c", MAIN, *given],
+                [sys.executable, "-c", MAIN, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), file.fileno()),
@@ -267,9 +267,9 @@ def _answer(model: Any, method: str, arguments: Sequence[Any], memory: mmap.mmap
     return RESULT, value
 
 
-def _facts(held: Any) -> tuple[type, dict[str, Any]]:
+def _facts(model: Any) -> tuple[type, dict[str, Any]]:
     """Return an object's class, and what callers read of it without a call."""
-    return type(held), {name: getattr(held, name) for name in FACTS[type(held)]}
+    return type(model), {name: getattr(model, name) for name in FACTS[type(model)]}
 
 
 def _portrait(error: Exception) -> Exception:

@@ -51,10 +51,10 @@ class Buffers:
 
     def array(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
         """Return the array of an input with its previous contents; zeros if the array is new."""
-        found = self._arrays.get((name, shape))
-        if found is None:
-            found = self._arrays[name, shape] = np.zeros(shape, dtype)
-        return found
+        array = self._arrays.get((name, shape))
+        if array is None:
+            array = self._arrays[name, shape] = np.zeros(shape, dtype)
+        return array
 
 
 def _retire(arrays: Arrays) -> None:
@@ -110,12 +110,12 @@ class HostCaches:
             new.fill(0)
             self.arrays[name] = _carried(old, new)
 
-    def write(self, outputs: Mapping[str, Any], given: Mapping[str, Floats]) -> None:
+    def write(self, outputs: Mapping[str, Any], inputs: Mapping[str, Floats]) -> None:
         """Write the new rows of a pass into the slots that its masks name.
 
         Args:
             outputs: the program's outputs; rows of tokens beyond the masks' tokens are ignored.
-            given: the inputs of the pass.
+            inputs: the inputs of the pass.
         """
         for name, output in self.written.items():
             rows = np.asarray(outputs[output])
@@ -126,10 +126,10 @@ class HostCaches:
             if kind is CacheKind.STATE:
                 np.copyto(cache, rows)
             elif kind is CacheKind.RING:
-                tokens, slots = np.nonzero(given[RINGS][0, 0])  # a recurrence's ring does not get every token
+                tokens, slots = np.nonzero(inputs[RINGS][0, 0])  # a recurrence's ring does not get every token
                 cache[..., slots] = rows[..., tokens]
             else:
-                slots = _slots(cache.shape[2], given)
+                slots = _slots(cache.shape[2], inputs)
                 cache[:, :, slots] = rows[:, :, : len(slots)]
 
 
@@ -143,9 +143,9 @@ def _carried(before: NDArray[Any], into: NDArray[Any]) -> NDArray[Any]:
     return into
 
 
-def _slots(count: int, given: Mapping[str, Floats]) -> Any:
+def _slots(count: int, inputs: Mapping[str, Floats]) -> Any:
     """Return the slot of each token, from the write mask for caches of `count` slots."""
-    mask = next(mask for name, mask in given.items() if name.startswith("kv_write_mask") and mask.shape[2] == count)
+    mask = next(mask for name, mask in inputs.items() if name.startswith("kv_write_mask") and mask.shape[2] == count)
     return mask[0, 0].argmax(axis=0)
 
 
@@ -169,15 +169,15 @@ class ContextSize:
 
 def _in_context(entry: Mapping[str, Any]) -> ContextSize:
     """Return the form of a program that has a single context."""
-    kept = {name: entry["inputs"][name] for name in entry["written"]} if "written" in entry else entry["states"]
+    shapes = {name: entry["inputs"][name] for name in entry["written"]} if "written" in entry else entry["states"]
     functions = {int(width): str(name) for width, name in entry.get("functions", {}).items()}
-    return ContextSize(functions, {name: tuple(map(int, shape)) for name, shape in kept.items()})
+    return ContextSize(functions, {name: tuple(map(int, shape)) for name, shape in shapes.items()})
 
 
 def function_location(program: Path, function: str) -> tuple[Path, str]:
     """Return the path to load for a function, and the function's name there, "" if it is the only one."""
-    own = own_bundle(program, function)
-    return (own, "") if function and own.is_dir() else (program, function)
+    bundle = own_bundle(program, function)
+    return (bundle, "") if function and bundle.is_dir() else (program, function)
 
 
 class Program:
@@ -203,7 +203,7 @@ class Program:
 
         Args:
             path: the bundle, package or folder.
-            entry: the part's entry in model.json, or the same from `models.interface.interface`.
+            entry: the part's entry in model.json, or an equal one from `models.interface.interface`.
             slots: slots of the whole context, for a part that has several contexts.
             compute_units: a name of ct.ComputeUnit.
 
@@ -269,8 +269,8 @@ class Program:
 
     def borrow(self, programs: Iterable[Program]) -> None:
         """Let each run read the inputs that are caches of other programs, as the host then holds these caches."""
-        held = [each.held for each in programs if each.held]
-        self.borrowed = {name: caches for caches in held for name in caches.shapes if name in self.lent}
+        lenders = [each.held for each in programs if each.held]
+        self.borrowed = {name: caches for caches in lenders for name in caches.shapes if name in self.lent}
 
     def move(self, slots: int, keep: bool = True) -> None:
         """Move to another context length; a program with a single length stays unchanged.
@@ -284,12 +284,12 @@ class Program:
         """
         if slots == self.slots or not self.lengths:
             return
-        before, found = self.state, self.lengths[slots]
-        self.state = self._loaded(found.functions)
-        self.slots, self.functions = slots, found.functions
+        before, context = self.state, self.lengths[slots]
+        self.state = self._loaded(context.functions)
+        self.slots, self.functions = slots, context.functions
         if self.held:
-            self.held.resize(found.kept)
-        for name in found.kept if self.stateful and keep else ():
+            self.held.resize(context.kept)
+        for name in context.kept if self.stateful and keep else ():
             self.state.write_state(name, _carried(before.read_state(name), self.state.read_state(name)))
 
     def kept(self, name: str) -> Floats:
@@ -298,16 +298,16 @@ class Program:
 
     def read(self, name: str) -> NDArray[np.floating]:
         """Return a copy of a state, or the host's cache itself, which later passes change."""
-        found: NDArray[np.floating] = self.held.arrays[name] if self.held else self.state.read_state(name)
-        return found
+        values: NDArray[np.floating] = self.held.arrays[name] if self.held else self.state.read_state(name)
+        return values
 
     def cache_bytes(self) -> dict[str, int]:
         """Return the bytes of each state, or of each of the host's caches."""
         if self.held:
             return {name: array.nbytes for name, array in self.held.arrays.items()}
         size = 4 if self.precision == "fp32" and is_portable() else 2
-        kept = self.lengths[self.slots].kept if self.lengths else self._kept
-        return {name: size * prod(shape) for name, shape in kept.items()}
+        shapes = self.lengths[self.slots].kept if self.lengths else self._kept
+        return {name: size * prod(shape) for name, shape in shapes.items()}
 
     def write(self, name: str, changes: Sequence[tuple[slice, NDArray[np.floating]]]) -> None:
         """Replace slots of a state or of a host's cache, each slice by the array of its new content."""
@@ -326,10 +326,10 @@ class Program:
 
     def _width(self, tokens: int) -> int:
         """Return the least width for `tokens` tokens. Raises ShardmillError if no function is wide enough."""
-        found = min((width for width in self.functions if width >= tokens), default=0)
-        if not found:
+        least = min((width for width in self.functions if width >= tokens), default=0)
+        if not least:
             raise ShardmillError(f"a pass of {tokens} tokens: the program takes {max(self.functions)} at most")
-        return found
+        return least
 
     def __call__(self, inputs: Mapping[str, Floats]) -> Floats:
         """Run the program and return its first output; write new rows to the caches, and keep the taps."""
@@ -338,10 +338,10 @@ class Program:
             name = next(name for name in inputs if name in self._token_axes)
             tokens = inputs[name].shape[self._token_axes[name]]
             width = self._width(tokens)
-        given = (
+        padded = (
             inputs if width == tokens else {name: self._padded(name, array, width) for name, array in inputs.items()}
         )
-        outputs = self._run(self.functions.get(width, ""), given)
+        outputs = self._run(self.functions.get(width, ""), padded)
         if self.held:
             self.held.write(outputs, inputs)
         count = tokens or None  # of a pass that was padded, only its own tokens
@@ -365,13 +365,13 @@ class Program:
     def _run(self, function: str, inputs: Mapping[str, Floats]) -> dict[str, Any]:
         caches = dict(self.held.arrays) if self.held else {}
         caches |= {name: others.arrays[name] for name, others in self.borrowed.items()}
-        given = {name: self.buffers.filled(name, value) for name, value in inputs.items()}
+        filled = {name: self.buffers.filled(name, value) for name, value in inputs.items()}
         shapes = (function, *(value.shape for value in inputs.values()))
         first = native_call() if shapes not in self._shapes else nullcontext()
         self._shapes.add(shapes)
         with self.around(), first:
             outputs: dict[str, Any] = self.models[function].predict(
-                {**self.adapter, **caches, **given}, state=self.state
+                {**self.adapter, **caches, **filled}, state=self.state
             )
         return outputs
 

@@ -78,21 +78,21 @@ def read_calibration(file: Path) -> Mapping[str, float]:
         ShardmillError: if the file contains no calibration.
     """
     try:
-        found = load_json(file)["operating_points"]["default"]["biases"]
-        return {name: float(found.get(f"transition_bias_{name}", 0.0)) for name in set(TRANSITIONS.values())}
+        biases = load_json(file)["operating_points"]["default"]["biases"]
+        return {name: float(biases.get(f"transition_bias_{name}", 0.0)) for name in set(TRANSITIONS.values())}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ShardmillError(f"{file}: no calibration of transitions: {error}; fetch the checkpoint again") from error
 
 
 def transitions(labels: Sequence[str], biases: Mapping[str, float]) -> NDArray[np.float64]:
     """Return the matrix [from, to] of the scores that steps from one label to another add to a path."""
-    found = np.full((len(labels), len(labels)), IMPOSSIBLE)
+    scores = np.full((len(labels), len(labels)), IMPOSSIBLE)
     for i, before in enumerate(labels):
         for j, after in enumerate(labels):
             name = TRANSITIONS.get((before[0], after[0]))
             if name is not None and (after[0] not in WITHIN or before[2:] == after[2:]):
-                found[i, j] = biases[name]
-    return found
+                scores[i, j] = biases[name]
+    return scores
 
 
 def likeliest(scores: Floats, labels: Sequence[str], biases: Mapping[str, float]) -> list[int]:

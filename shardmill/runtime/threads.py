@@ -48,9 +48,9 @@ def seconds_for_passes(engine: Engine) -> float:
 
 def timings(run: Callable[[], object], seconds: float) -> list[float]:
     """Return the time of each call, for as many calls as fit into `seconds`, at least one."""
-    found: list[float] = []
-    while sum(found) < seconds:
+    times: list[float] = []
+    while sum(times) < seconds:
         start = time.perf_counter()
         run()
-        found.append(time.perf_counter() - start)
-    return found
+        times.append(time.perf_counter() - start)
+    return times

@@ -116,10 +116,10 @@ def _identity(part: Mapping[str, Any], reshape: str) -> str:
 def _known(note: Path) -> dict[str, float]:
     """Return the seconds of each program's first load; empty if the note can't be read."""
     try:
-        found = read_json(note)
+        noted = read_json(note)
     except UnreadableError:
         return {}
-    content = found.items() if isinstance(found, dict) else ()
+    content = noted.items() if isinstance(noted, dict) else ()
     return {key: float(seconds) for key, seconds in content if isinstance(seconds, int | float)}
 
 

@@ -30,7 +30,7 @@ class TextPasses:
 
     def joined(self, rows: Sequence[Floats]) -> Floats:
         """Return a row for each token of the text, given the rows of each pass."""
-        return np.concatenate([found[own] for found, own in zip(rows, self.taken, strict=True)])
+        return np.concatenate([of_pass[taken] for of_pass, taken in zip(rows, self.taken, strict=True)])
 
 
 def cut_windows(count: int, longest: int, reach: int | None) -> list[tuple[int, int, int, int]]:
@@ -45,11 +45,11 @@ def cut_windows(count: int, longest: int, reach: int | None) -> list[tuple[int, 
         return [(0, count, 0, count)]
     exact = is_exact(longest, reach)
     margin = reach if exact and reach is not None else longest // SHARE
-    found = []
+    windows = []
     for start in range(0, count - 2 * margin, longest - 2 * margin):
         end = min(start + longest, count)
-        found.append((start, end, start + margin if start else 0, end - margin if end < count else count))
-    return found
+        windows.append((start, end, start + margin if start else 0, end - margin if end < count else count))
+    return windows
 
 
 def is_exact(longest: int, reach: int | None) -> bool:
@@ -78,9 +78,9 @@ def text_windows(
     whole = (*before, *tokens, *after)
     if len(whole) <= longest or is_exact(longest, reach):
         cuts = cut_windows(len(whole), longest, reach)
-        own = range(len(before), len(before) + len(tokens))  # positions of the text's tokens in the whole
-        kept = [(start, max(first, own.start), min(last, own.stop)) for start, _, first, last in cuts]
-        taken = tuple(slice(first - start, max(first, last) - start) for start, first, last in kept)
+        inner = range(len(before), len(before) + len(tokens))  # positions of the text's tokens in the whole
+        used = [(start, max(first, inner.start), min(last, inner.stop)) for start, _, first, last in cuts]
+        taken = tuple(slice(first - start, max(first, last) - start) for start, first, last in used)
         return TextPasses(tuple(whole[start:end] for start, end, *_ in cuts), taken, True)
     room = longest - len(before) - len(after)
     if room < 1:

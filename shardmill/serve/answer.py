@@ -6,25 +6,28 @@ order in which the engine answers them.
 
 from __future__ import annotations
 
+import codecs
 import math
 import secrets
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
-from drafted_decoding import FinishReason, GenerationResult, TokenEvent
+from drafted_decoding import FinishReason, GenerationResult, PrefillEvent, PromptLogprob, TokenEvent
 
-from shardmill.serve.jobs import Item
+from shardmill.serve.jobs import Item, Work
 from shardmill.serve.model import Model, Vocabulary
 from shardmill.serve.protocol import ApiError
-from shardmill.serve.requests import ChatRequest, CompletionRequest
+from shardmill.serve.requests import ChatRequest, CompletionRequest, StreamOptions
 from shardmill.serve.thoughts import ThoughtReader, answer_deltas
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
 
 LEAST = -9999.0  # OpenAI's value for tokens that are all but impossible
 Json = dict[str, Any]
+Prompt = str | list[int]
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class TokenLogprob:
     Attributes:
         token: its text, its bytes and the model's log-probability for it, before temperature and filters, as in a chat.
         top: the likeliest tokens in its place.
-        offset: characters of the answer before it.
+        offset: characters of the text before it.
         end: offset of the end of its text, including a partial character or stop string.
     """
 
@@ -45,24 +48,39 @@ class TokenLogprob:
 
 
 class LogprobLog:
-    """A buffer that keeps tokens until their text is final."""
+    """A buffer that keeps tokens until their text is final.
 
-    def __init__(self, vocabulary: Vocabulary, eos: Sequence[int]) -> None:
+    Args:
+        vocabulary: the texts of tokens.
+        silent: tokens that are left out.
+        before: characters of the text before the first token's.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, silent: Sequence[int], before: int = 0) -> None:
         self._vocabulary = vocabulary
-        self._eos = eos
+        self._silent, self._before = silent, before
         self._held: list[TokenLogprob] = []
 
     def push(self, event: TokenEvent) -> None:
-        """Record a token, unless it only ends the text."""
-        if event.logprob is None or event.token in self._eos:
+        """Record a token, unless it is left out."""
+        if event.logprob is None or event.token in self._silent:
             return
-        top = [self._alternative(token, logprob) for token, logprob in event.top]
-        token = self._alternative(event.token, event.logprob)
+        start, end = event.start + self._before, event.end + self._before
         for i in range(len(self._held) - 1, -1, -1):
-            if self._held[i].end <= event.end:
+            if self._held[i].end <= end:
                 break
-            self._held[i] = replace(self._held[i], end=event.end)  # the tokens were parts of one character
-        self._held.append(TokenLogprob(token, top, event.start, event.end))
+            self._held[i] = replace(self._held[i], end=end)  # the tokens were parts of one character
+        self._held.append(self._row(event, event.logprob, len(event.top), start, end))
+
+    def echoed(self, prompt: Sequence[PromptLogprob], top: int) -> list[TokenLogprob]:
+        """Return the tokens of a prompt that is the beginning of the text, with the `top` likeliest in their places.
+
+        What the tokenizer puts before a text, such as a beginning-of-text token, takes no characters of it.
+        """
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        ends = [*accumulate(len(decode(self._vocabulary.bytes(one.token))) for one in prompt)]
+        places = pairwise([0, *(max(0, end - max(0, ends[-1] - self._before)) for end in ends)])
+        return [self._row(one, one.logprob, top, start, end) for one, (start, end) in zip(prompt, places, strict=True)]
 
     def release(self, length: float) -> list[TokenLogprob]:
         """Release the tokens of the answer's first `length` characters, which are final."""
@@ -70,8 +88,14 @@ class LogprobLog:
         out, self._held = self._held[:count], self._held[count:]
         return out
 
-    def _alternative(self, token: int, logprob: float) -> Json:
-        finite = logprob if logprob > LEAST else LEAST  # JSON has no infinities
+    def _row(
+        self, event: TokenEvent | PromptLogprob, logprob: float | None, top: int, start: int, end: int
+    ) -> TokenLogprob:
+        others = [self._alternative(token, other) for token, other in event.top[:top]]
+        return TokenLogprob(self._alternative(event.token, logprob), others, start, end)
+
+    def _alternative(self, token: int, logprob: float | None) -> Json:
+        finite = None if logprob is None else max(logprob, LEAST)  # JSON has no infinities
         text, own = self._vocabulary.text(token), self._vocabulary.bytes(token)
         return {"token": text, "logprob": finite, "bytes": list(own)}
 
@@ -104,7 +128,10 @@ def _text_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
     return {
         "tokens": [row.token["token"] for row in tokens],
         "token_logprobs": [row.token["logprob"] for row in tokens],
-        "top_logprobs": [{other["token"]: other["logprob"] for other in reversed(row.top)} for row in tokens],
+        "top_logprobs": [
+            None if row.token["logprob"] is None else {one["token"]: one["logprob"] for one in reversed(row.top)}
+            for row in tokens
+        ],
         "text_offset": [row.offset for row in tokens],
     }
 
@@ -176,10 +203,24 @@ class Choice:
         request: the request.
         model: the model that answers.
         thinks: whether the prompt has opened a thought.
+        echo: the prompt with which the text begins.
     """
 
-    def __init__(self, request: CompletionRequest | ChatRequest, model: Model, *, thinks: bool = False) -> None:
-        self._log = LogprobLog(model.vocabulary, request.ends(model.eos)) if request.top is not None else None
+    def __init__(
+        self,
+        request: CompletionRequest | ChatRequest,
+        model: Model,
+        *,
+        thinks: bool = False,
+        echo: Prompt | None = None,
+    ) -> None:
+        vocabulary = self._vocabulary = model.vocabulary
+        self._echo = echo if echo is None or isinstance(echo, str) else vocabulary.joined(echo)
+        self._prompt: list[PromptLogprob] = []
+        # After a prompt the token that ends the text is told, as in vLLM: lm-evaluation-harness drops the last one.
+        silent = request.ends(model.eos) if echo is None else ()
+        self._top = request.top or 0
+        self._log = None if request.top is None else LogprobLog(vocabulary, silent, len(self._echo or ""))
         self._thoughts: ThoughtReader | None = None
         self._reader: CallReader | None = None
         tools = model.tools_of(request)
@@ -188,13 +229,19 @@ class Choice:
         if isinstance(request, ChatRequest) and tools is not None:
             schemas = {function.name: function.parameters or {} for function in request.functions}
             self._reader = CallReader(tools, schemas, parallel=request.parallel_tool_calls is not False)
+        self._calls_alone = isinstance(request, ChatRequest) and request.must_call
         self._length = 0
         self._eos = request.ends(model.eos)
         self._places: list[tuple[int, int]] = []  # of tokens, which may be of a thought: from and to, in characters
 
     def digest(self, items: list[Item]) -> tuple[list[AnswerDelta], list[TokenLogprob]]:
         """Return what became certain, and the log-probabilities of the text that became final."""
-        text, done = "", items[-1]
+        self._prompt += [one for item in items if isinstance(item, PrefillEvent) for one in item.scored]
+        done = items[-1]
+        if isinstance(done, PrefillEvent):
+            return [], []
+        rows = self._log.echoed(self._prompt, self._top) if self._log and self._echo is not None else []
+        text, self._echo = self._echo or "", None
         for item in items:
             if isinstance(item, TokenEvent):
                 text += item.text
@@ -206,9 +253,23 @@ class Choice:
                 text += item.tail
         self._length += len(text)
         cut = not isinstance(done, GenerationResult) or done.finish_reason == "stop"
-        rows = self._log.release(self._length if cut else math.inf) if self._log is not None else []
-        ended = not isinstance(done, TokenEvent)
-        return answer_deltas(self._thoughts, self._reader, text, ended=ended), rows
+        rows += self._log.release(self._length if cut else math.inf) if self._log is not None else []
+        deltas = answer_deltas(self._thoughts, self._reader, text, ended=not isinstance(done, TokenEvent))
+        # The grammar of an answer that must be calls has no text: what reads as text is a call that was cut short.
+        return [one for one in deltas if not (self._calls_alone and one.kind == "content")], rows
+
+    def prompt_logprobs(self, top: int) -> list[Json | None]:
+        """Return the prompt's tokens and the `top` likeliest in their places, as vLLM tells them."""
+
+        def entry(token: int, logprob: float, rank: int) -> tuple[str, Json]:
+            text = self._vocabulary.text(token)
+            return str(token), {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": text}
+
+        found: list[Json | None] = []
+        for one in self._prompt:
+            others = [entry(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top[:top], 1)]
+            found.append(None if one.logprob is None else dict([entry(one.token, one.logprob, one.rank), *others]))
+        return found
 
     @property
     def reasoning(self) -> int:
@@ -233,14 +294,24 @@ class Choice:
 
 
 class Answer:
-    """One answer in progress, built from the items of a job for each choice."""
+    """One answer in progress, built from the items of a job for each choice.
+
+    Args:
+        request: the request.
+        model: the model that answers.
+        works: the engine's work for each choice.
+    """
 
     done: ClassVar[bytes] = b"data: [DONE]\n\n"
 
-    def __init__(self, request: CompletionRequest | ChatRequest, model: Model, *, thinks: bool = False) -> None:
+    def __init__(self, request: CompletionRequest | ChatRequest, model: Model, works: Sequence[Work]) -> None:
         self._request = request
         self._shape = CHAT if isinstance(request, ChatRequest) else COMPLETION
-        self._choices = [Choice(request, model, thinks=thinks) for _ in range(request.choices)]
+        echoed = request.prompts if isinstance(request, CompletionRequest) and request.echo else None
+        echoes = [echoed[i // (request.n or 1)] if echoed else None for i in range(request.choices)]
+        self._choices = [Choice(request, model, thinks=works[0].thinks, echo=echo) for echo in echoes]
+        self._prompt_tokens = sum(len(work.prompt) for work in works[:: request.n or 1])
+        self._told = 0  # tokens of the answer so far
         self._results: list[GenerationResult] = []
         self._head = {
             "id": self._shape.prefix + secrets.token_hex(12),
@@ -248,8 +319,9 @@ class Answer:
             "model": request.model,
             "system_fingerprint": model.fingerprint or None,
         }
-        wanted = request.stream_options is not None and request.stream_options.include_usage
-        self._piece_head = self._head | ({"usage": None} if wanted else {})
+        asked = request.stream_options or StreamOptions()
+        self._piece_head = self._head | ({"usage": None} if asked.include_usage else {})
+        self._continuous = asked.include_usage and bool(asked.continuous_usage_stats)
 
     def whole(self, answers: Sequence[list[Item]]) -> Json:
         """Return the answer as one object, from all items of each job."""
@@ -261,6 +333,9 @@ class Answer:
             finish = self._choices[index].finish(done)
             choices.append(self._choice(index, self._shape.whole(pieces), logprobs, finish))
         head = {**self._head, "object": self._shape.whole_name, "choices": choices}
+        if (top := self._request.prompt_logprobs) is not None:  # of a chat, whose choices have one prompt, once
+            for index, told in enumerate(choices if self._shape is COMPLETION else [head]):
+                told["prompt_logprobs"] = self._choices[index].prompt_logprobs(top)
         return head | {"usage": self._usage()} | self._figures(self._results[-1])
 
     def opening(self, index: int) -> Iterator[Json]:
@@ -270,6 +345,7 @@ class Answer:
 
     def chunks(self, index: int, items: list[Item]) -> Iterator[Json]:
         """See `stream.Streamed`."""
+        self._told += sum(isinstance(item, TokenEvent) for item in items)
         pieces, rows = self._choices[index].digest(items)
         contents = [self._shape.piece(piece) for piece in pieces] or ([self._shape.end] if rows else [])
         for place, content in enumerate(contents):
@@ -300,7 +376,11 @@ class Answer:
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
 
     def _chunk(self, choices: list[Json]) -> Json:
-        return {**self._piece_head, "object": self._shape.piece_name, "choices": choices}
+        chunk = {**self._piece_head, "object": self._shape.piece_name, "choices": choices}
+        if self._continuous:
+            prompt, told = self._prompt_tokens, self._told
+            chunk["usage"] = {"prompt_tokens": prompt, "completion_tokens": told, "total_tokens": prompt + told}
+        return chunk
 
     def _figures(self, done: GenerationResult) -> Json:
         """Return the requested figures of an answer and, even if not requested, a mark on lossy answers."""

@@ -124,10 +124,13 @@ def json_response(content: dict[str, Any], status: int = 200) -> Response:
 
 
 def _asker(body: Strict, request: Request) -> str:
-    """Return who asks: the user that the request names, in OpenAI's older or newer field, otherwise the connection."""
+    """Return who asks: the key and the user that the request names, of which one will do, otherwise the connection.
+
+    The user is in OpenAI's older or newer field.
+    """
     named = body.__pydantic_extra__ or {}
-    user = named.get("safety_identifier") or named.get("user")
-    return f"user {user}" if user else f"connection {request.client}"
+    key, user = request.headers.get("authorization", ""), named.get("safety_identifier") or named.get("user")
+    return f"{key} user {user}" if user else key or f"connection {request.client}"
 
 
 def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, settings: Settings) -> None:
@@ -251,7 +254,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
 
         client = client or _asker(body, request)
         works = await while_connected(request.receive, prepared())
-        form, jobs = make(thinks=works[0].thinks), [Job(work, client) for work in works]
+        form, jobs = make(works), [Job(work, client) for work in works]
         try:
             for job in jobs:
                 worker.submit(job)

@@ -49,7 +49,7 @@ from shardmill.serve.protocol import ApiError, broken, invalid, shutting_down, t
 log = logging.getLogger(__name__)
 LONGEST_RETRY = 60  # seconds; openai's client ignores a longer Retry-After
 SLICE = 8  # passes of an answer, after which it lets others run
-SET_ASIDE = 8  # texts that are set aside at a time; an answer beyond them runs to its end
+SET_ASIDE, SET_ASIDE_BYTES = 8, 1 << 30  # answers that wait set aside, and all copies; one beyond runs to its end
 
 Events = Generator[PrefillEvent | TokenEvent | GenerationResult | LabelScores, None, None]
 
@@ -91,7 +91,7 @@ class Worker:
         policy: the draft policy, by name.
         draft_table: file that `learned` starts with, if it exists; `close` writes it.
         context_policy: what happens when the context is full.
-        prefix_cache: bytes for prefixes of earlier texts, and as many again for texts that are set aside.
+        prefix_cache: bytes for prefixes of earlier texts.
         opening: tokens with which many prompts will begin, kept before the first request and after a failed one; a
             later process reads them from a file.
 
@@ -129,7 +129,6 @@ class Worker:
         self._seconds = 1.0  # of a request; a running average
         self._costs = measure_widths(model.engine)  # it also runs the first, slow calls of each width
         self._context_policy = context_policy
-        self._room = prefix_cache
         self._prefixes: PrefixCache | None = None
         if prefix_cache and any(model.engine.copy_bytes()):
             self._prefixes = PrefixCache(model.engine, prefix_cache)
@@ -317,6 +316,8 @@ class Worker:
             if isinstance(event, GenerationResult | LabelScores):
                 self._finish(job, event)
                 return False
+            if isinstance(event, PrefillEvent) and event.scored:
+                job.put(event)
             if isinstance(event, TokenEvent):
                 if not turn.tokens:
                     self._metrics.first_token_seconds.observe(time.perf_counter() - job.submitted)
@@ -324,7 +325,8 @@ class Worker:
                 job.put(event)
             if job.cancelled is not None:
                 raise _CancelledError
-            passes += not (isinstance(event, TokenEvent) and event.from_draft)  # a pass ends with a token of the model
+            # A pass ends with a token of the model's own; the first comes from the prompt's last pass.
+            passes += not (isinstance(event, TokenEvent) and (event.from_draft or turn.tokens == 1))
             if passes >= SLICE and not _ends(job.work, turn, event) and self._set_aside(job.work, turn):
                 return True
         raise AssertionError("an answer without a result")
@@ -361,8 +363,8 @@ class Worker:
             if not self._waiting:
                 return False
             others = [one.copies for one in self._turns.values() if one is not turn and one.copies]
-        room = self._room - sum(text.bytes for copies in others for text in copies.values())
-        possible = len(others) < SET_ASIDE and not (isinstance(work, Work) and work.drafter in TRAINED)
+        room = SET_ASIDE_BYTES - sum(text.bytes for copies in others for text in copies.values())
+        possible = len(others) <= SET_ASIDE and not (isinstance(work, Work) and work.drafter in TRAINED)
         for session in turn.sessions if possible else ():
             text = session.set_aside(room, turn.copies.get(session))
             if text is None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
-import socket
 from http import HTTPStatus
 from typing import Any
 
@@ -15,21 +13,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shardmill.serve.listening import is_loopback, is_loopback_address
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Limits, Settings
 from shardmill.serve.pages import is_open
 from shardmill.serve.protocol import ApiError, ClientGoneError, invalid, shutting_down, too_busy
 
 _LOCALHOST = ("localhost", "localhost.")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens at `host`; False for an unknown name."""
-    try:
-        *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (OSError, UnicodeError):
-        return False
-    return _is_loopback_address(str(address[0]))
 
 
 def may_be_asked_for(header: str, *names: str) -> bool:
@@ -39,7 +29,7 @@ def may_be_asked_for(header: str, *names: str) -> bool:
     as every browser sends one.
     """
     name = _host_name(header)
-    return name in ("", *_LOCALHOST, *map(str.lower, names)) or _is_loopback_address(name)
+    return name in ("", *_LOCALHOST, *map(str.lower, names)) or is_loopback_address(name)
 
 
 def _host_name(header: str) -> str:
@@ -47,15 +37,6 @@ def _host_name(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0].lower()
     return header.partition(":")[0].lower()
-
-
-def _is_loopback_address(text: str) -> bool:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 ENDPOINTS = (
@@ -258,6 +239,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        self.client = self.client or (f"unix {id(self)}", 0)  # of a socket that is a file, connections have no address
         self._lobby.enter(self)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
-from drafted_decoding import GenerationResult, LabelScores, Options, TokenEvent
+from drafted_decoding import GenerationResult, LabelScores, Options, PrefillEvent, TokenEvent
 
 from shardmill.serve.protocol import ApiError
 
@@ -45,7 +45,8 @@ class DecideWork:
     adapter: str | None = None
 
 
-Item = TokenEvent | GenerationResult | LabelScores | ApiError  # an answer is events, then the result or an error
+# An answer is events, then the result or an error. Of a prompt's passes only those are items that score its tokens.
+Item = PrefillEvent | TokenEvent | GenerationResult | LabelScores | ApiError
 
 
 class Job:
@@ -94,7 +95,7 @@ class Job:
 def ending(items: list[Item]) -> GenerationResult | LabelScores | ApiError | None:
     """Return the last of `items` if it ends the answer, otherwise None."""
     last = items[-1]
-    return None if isinstance(last, TokenEvent) else last
+    return None if isinstance(last, PrefillEvent | TokenEvent) else last
 
 
 class FairQueue:

@@ -70,6 +70,10 @@ class Vocabulary:
         byte = _BYTE.fullmatch(symbol)
         return bytes([int(byte[1], 16)]) if byte else symbol.replace(_SPACE, " ").encode()
 
+    def joined(self, tokens: Sequence[int]) -> str:
+        """Return the texts of tokens as one text."""
+        return b"".join(map(self.bytes, tokens)).decode(errors="replace")
+
     def text(self, token: int) -> str:
         """Return the token's text, with U+FFFD for bytes that are not whole characters."""
         return self.bytes(token).decode(errors="replace")

@@ -19,12 +19,13 @@ from drafted_decoding import (
     Sampling,
 )
 from drafted_decoding.drafters import TRAINED
+from pydantic import ValidationError
 
 from shardmill.serve.answer_grammar import COMPACT, choice_answer, closed, json_value, regex_answer, write_answer
 from shardmill.serve.decide import DecideRequest, place_of, split_labels
 from shardmill.serve.jobs import DecideWork, Work
 from shardmill.serve.model import Model, Settings
-from shardmill.serve.protocol import ApiError, FunctionDefinition, NamedTool, invalid
+from shardmill.serve.protocol import ApiError, FunctionDefinition, NamedTool, first_complaint, invalid
 from shardmill.serve.requests import ChatRequest, CompletionRequest, GenerationRequest, TokenizeRequest
 from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tools import FORMATS
@@ -98,6 +99,7 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
                 keep_stop=bool(request.include_stop_str_in_output),
                 constraint=_constraint(request, model, thinks),
                 top_logprobs=request.top,
+                prompt_logprobs=request.prompt_top,
                 guard_margin=settings.guard_margin,
                 private=request.shardmill.private,
             )
@@ -141,6 +143,7 @@ def _chat_text(request: ChatRequest, model: Model) -> str:
     effort = EFFORTS.get(request.reasoning_effort or "")
     if effort and "reasoning_effort" in model.template_variables:
         given = {"reasoning_effort": effort, **given}
+    given = {**given, **request.ending}
     more: dict[str, Any] = {"variables": given} if given else {}
     if request.functions:
         more["tools"] = [tool.as_template_input() for tool in request.usable]
@@ -178,7 +181,7 @@ def _max_tokens(request: CompletionRequest | ChatRequest, room: int, settings: S
     wanted = request.max_tokens
     if isinstance(request, ChatRequest):
         wanted = request.max_completion_tokens or wanted or room
-    wanted = wanted or COMPLETION_TOKENS
+    wanted = COMPLETION_TOKENS if wanted is None else wanted
     most = settings.limits.max_tokens or (room if settings.context_policy == "slide" else None)
     if most is None or wanted <= most:
         return min(wanted, room)
@@ -288,12 +291,16 @@ def split_into_tokens(request: TokenizeRequest, model: Model) -> list[int]:
     """Return the tokens of a text, or of a conversation up to where the answer begins.
 
     Raises:
-        ApiError: the model is another one, or its template refuses the conversation.
+        ApiError: the model is another one, or the conversation is none or refused by its template.
     """
     check_model_name(request.model or model.name, model.name, model.adapters())
     if request.prompt is not None:
         return model.encode(request.prompt, special=request.add_special_tokens)
-    return model.encode(_chat_text(request.as_chat(model.name), model), special=False)
+    try:
+        chat = request.as_chat(model.name)
+    except ValidationError as error:
+        raise first_complaint(error.errors()) from error
+    return model.encode(_chat_text(chat, model), special=False)
 
 
 def prepare_decisions(

@@ -41,6 +41,7 @@ class StreamOptions(Strict):
 
     accepted = frozenset({"include_obfuscation"})
     include_usage: bool = False
+    continuous_usage_stats: bool | None = None
 
 
 class JsonSchemaFormat(Strict):
@@ -94,6 +95,7 @@ class GenerationRequest(Strict):
     repetition_penalty: float | None = Field(None, ge=0.1, le=10)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
@@ -112,6 +114,8 @@ class GenerationRequest(Strict):
     def _streams_if_it_says_how(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is only allowed with stream: true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs are not streamed: leave out stream")
         if self.structured_outputs is not None and self.response_format not in (None, ResponseFormat()):
             raise ValueError("structured_outputs and response_format say two things: leave out one")
         return self
@@ -130,14 +134,26 @@ class GenerationRequest(Strict):
         """Return how many choices the answer has."""
         return self.n or 1
 
+    @property
+    def prompt_top(self) -> int | None:
+        """Return how many of the likeliest tokens to report for each of the prompt's; None for none of its tokens."""
+        return self.prompt_logprobs
+
 
 class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
+    max_tokens: int | None = Field(None, ge=0)
     prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MOST_PROMPTS)]
     logprobs: int | None = Field(None, ge=0, le=20)
     best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
+
+    @model_validator(mode="after")
+    def _asks_for_something(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens: 0 asks for no token: it needs echo or prompt_logprobs")
+        return self
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -155,6 +171,12 @@ class CompletionRequest(GenerationRequest):
     def top(self) -> int | None:
         """Return how many of the likeliest tokens to report; None for no log-probabilities."""
         return self.logprobs
+
+    @property
+    def prompt_top(self) -> int | None:
+        """See `GenerationRequest`."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((top for top in asked if top is not None), default=None)
 
 
 def _checked_variables(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -182,9 +204,17 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ChatRequest:
+        if self.continue_final_message:
+            last = self.messages[-1]
+            if self.add_generation_prompt:
+                raise ValueError("continue_final_message goes on with a message, add_generation_prompt begins one")
+            if last.role != "assistant" or not last.content or last.tool_calls:
+                raise ValueError("continue_final_message needs a last message of role assistant with text alone")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         names = [tool.function.name for tool in self.tools or ()]
@@ -230,6 +260,13 @@ class ChatRequest(GenerationRequest):
         named = self._chosen
         return [tool.function for tool in self.usable if named is None or tool.function.name in named]
 
+    @property
+    def ending(self) -> dict[str, bool]:
+        """Return how the conversation's text ends, as transformers says it; by default where an answer begins."""
+        if self.continue_final_message:
+            return {"add_generation_prompt": False, "continue_final_message": True}
+        return {"add_generation_prompt": False} if self.add_generation_prompt is False else {}
+
     def conversation(self) -> list[dict[str, Any]]:
         """Return the messages as templates expect them; a tool's message gets the name of the function called."""
         names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}
@@ -249,6 +286,8 @@ class TokenizeRequest(Strict):
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
 
     @model_validator(mode="after")
@@ -259,8 +298,8 @@ class TokenizeRequest(Strict):
 
     def as_chat(self, model: str) -> ChatRequest:
         """Return the chat request with this conversation."""
-        body = {"model": model, "messages": self.messages, "tools": self.tools}
-        return ChatRequest.model_validate(body | {"chat_template_kwargs": self.chat_template_kwargs})
+        names = ("messages", "tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        return ChatRequest.model_validate({"model": model} | {name: getattr(self, name) for name in names})
 
 
 class DetokenizeRequest(Strict):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from drafted_decoding import GenerationResult
 
 from shardmill.serve.answer import Choice, usage
-from shardmill.serve.jobs import Item
+from shardmill.serve.jobs import Item, Work
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import ApiError, Strict
 from shardmill.serve.requests import ChatRequest
@@ -25,13 +25,13 @@ class ResponsesAnswer:
         request: the request.
         chat: the chat request that asks the same.
         model: the model that answers.
-        thinks: whether the prompt has opened a thought.
+        works: the engine's work, for its one choice.
     """
 
     done: ClassVar[bytes] = b""
 
-    def __init__(self, request: ResponsesRequest, chat: ChatRequest, model: Model, *, thinks: bool = False) -> None:
-        self._choice = Choice(chat, model, thinks=thinks)
+    def __init__(self, request: ResponsesRequest, chat: ChatRequest, model: Model, works: Sequence[Work]) -> None:
+        self._choice = Choice(chat, model, thinks=works[0].thinks)
         self._output: list[Json] = []
         self._open: AnswerDelta | None = None  # the kind of the last item, if it may grow
         self._rows: list[Json] = []  # log-probabilities that no event has told

@@ -24,7 +24,6 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from shardmill import machine
-from shardmill.errors import ShardmillError
 from shardmill.runtime.bundles import on_program_load, report_load
 from shardmill.runtime.label import Reader
 from shardmill.runtime.process import Remote
@@ -32,6 +31,7 @@ from shardmill.serve.app import create_app, json_response
 from shardmill.serve.encoder import EncoderWorker, create_encoder_app
 from shardmill.serve.engine_worker import Worker
 from shardmill.serve.http import Connection, IdleConnections, admitted, respond
+from shardmill.serve.listening import UNIX
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Limits, Model, Settings
 from shardmill.serve.opening import opening_of
@@ -234,6 +234,7 @@ class Server(uvicorn.Server):
 def serve(
     load: Callable[[], Model | Reader],
     settings: Settings,
+    listener: socket.socket,
     announce: Callable[[str], None],
     warming: int | None = None,
     opened: Callable[[str], None] = lambda _: None,
@@ -241,8 +242,9 @@ def serve(
     """Serve a decoder or an encoder until a signal ends it.
 
     Args:
-        load: loads the model; called when the address is known to be free.
+        load: loads the model.
         settings: the server's settings.
+        listener: the socket, which need not listen yet.
         announce: receives the line with the server's address.
         warming: the number of programs to load, for a server that listens during loading; None for a server that
             listens after it.
@@ -250,35 +252,31 @@ def serve(
             loaded.
 
     Raises:
-        ShardmillError: the address can't be used, or `load` failed.
+        ShardmillError: `load` failed.
     """
     settings = replace(settings, limits=within_descriptors(settings.limits))
-    listener = bind(settings)
     make, page = partial(_ready, load, settings, listener), f"{_address(settings, listener)}/"
-    try:
-        if warming is None:
-            ready = make()
+    if warming is None:
+        ready = make()
 
-            def listens() -> None:
-                announce(ready.greeting)
-                opened(page)
+        def listens() -> None:
+            announce(ready.greeting)
+            opened(page)
 
-            server = around(ready.app, ready.worker, settings, listens)
-            ready.start(server.end)
-            _serve_until_signal(server, ready.worker, listener)
-        else:
-            starting = LoadingApp(make, warming, settings, announce)
-            loader = threading.Thread(target=starting.load, name="loader", daemon=True)  # ends with the process
+        server = around(ready.app, ready.worker, settings, listens)
+        ready.start(server.end)
+        _serve_until_signal(server, ready.worker, listener)
+    else:
+        starting = LoadingApp(make, warming, settings, announce)
+        loader = threading.Thread(target=starting.load, name="loader", daemon=True)  # ends with the process
 
-            def begins() -> None:
-                opened(page)
-                loader.start()
+        def begins() -> None:
+            opened(page)
+            loader.start()
 
-            server = around(starting, starting, settings, begins)
-            starting.stop = server.end
-            _serve_until_signal(server, starting, listener)
-    finally:
-        listener.close()
+        server = around(starting, starting, settings, begins)
+        starting.stop = server.end
+        _serve_until_signal(server, starting, listener)
 
 
 def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: socket.socket) -> LoadedApp:
@@ -352,34 +350,17 @@ def within_descriptors(limits: Limits) -> Limits:
     )
 
 
-def bind(settings: Settings) -> socket.socket:
-    """Bind a socket to the address; it does not listen yet."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no name of a host"
-        where = f"{settings.host}:{settings.port}"
-        raise ShardmillError(f"can't listen at {where}: {why}; choose another --host or --port") from error
-    return listener
-
-
 def _greeting(name: str, engine: str, threads: int | None, settings: Settings, listener: socket.socket) -> str:
     """Return the line with the server's address."""
     using = f" ({threads} thread{'s' * (threads > 1)})" if threads else ""
-    return f"serving {name} on the {engine} engine{using} at {_address(settings, listener)}/v1"
+    end = "" if settings.host.startswith(UNIX) else "/v1"
+    return f"serving {name} on the {engine} engine{using} at {_address(settings, listener)}{end}"
 
 
 def _address(settings: Settings, listener: socket.socket) -> str:
     """Return the server's address, without a slash at its end."""
+    if settings.host.startswith(UNIX):
+        return settings.host
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     return f"http://{host}:{listener.getsockname()[1]}"
 

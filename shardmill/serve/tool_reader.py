@@ -228,6 +228,9 @@ class CallReader:
                 self._text = rest.removeprefix(end)
                 skipped.append(end)
                 break
+            elif self._ended and self.calls > before and end.startswith(rest):  # the answer was cut in its last mark
+                self._text = ""
+                break
             elif not self._ended and (end.startswith(rest) or (form.titled and _HALF_TITLE.fullmatch(rest))):
                 yield
                 continue
@@ -318,6 +321,9 @@ class CallReader:
                 skipped = []
             elif self.calls > before and rest.startswith(self._form.end):
                 self._text = rest.removeprefix(self._form.end)
+                return True
+            elif self._ended and self.calls > before and self._form.end.startswith(rest):
+                self._text = ""
                 return True
             elif not self._ended and (FUNCTION.startswith(rest) or self._form.end.startswith(rest)):
                 yield

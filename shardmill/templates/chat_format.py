@@ -117,15 +117,15 @@ def derive(render: Render) -> ChatFormat:
         UnprovenError: no format writes what the template writes.
     """
     try:
-        found = _derive(render, with_system=True)
-        _prove(found, render)
+        candidate = _derive(render, with_system=True)
+        _prove(candidate, render)
     except (UnprovenError, RenderError):
         try:
-            found = _derive(render, with_system=False)
-            _prove(found, render)
+            candidate = _derive(render, with_system=False)
+            _prove(candidate, render)
         except RenderError as error:
             raise UnprovenError(f"it refuses a plain conversation: {error}") from error
-    return found
+    return candidate
 
 
 def _derive(render: Render, *, with_system: bool) -> ChatFormat:
@@ -197,10 +197,10 @@ def _strips(render: Render, role: str) -> bool:
     return padded not in render([said, *talk] if role == "system" else [*talk[:place], said, *talk[place + 1 :]], True)
 
 
-def _prove(found: ChatFormat, render: Render) -> None:
+def _prove(candidate: ChatFormat, render: Render) -> None:
     """Raise UnprovenError if a format and a template write a conversation otherwise."""
-    for talk in _probes(with_system=found.system is not None):
-        if found.text(talk) != render(talk, True):
+    for talk in _probes(with_system=candidate.system is not None):
+        if candidate.text(talk) != render(talk, True):
             raise UnprovenError(f"it is not plain: it changes or omits a message, such as {json.dumps(talk)}")
 
 
@@ -268,7 +268,7 @@ def _probed(source: Path) -> dict[str, Any]:
     """Return the format of a checkpoint's chat template, or why it has none, and where its texts' tokens differ."""
     from transformers import AutoTokenizer
 
-    theirs, own = AutoTokenizer.from_pretrained(source, trust_remote_code=False), own_template(source)
+    theirs, template = AutoTokenizer.from_pretrained(source, trust_remote_code=False), own_template(source)
     ours = read_tokenizer(source / TOKENIZER)
     judge = theirs if names_class(source) else transformers_tokenizer(source)
     texts: list[str] = []
@@ -276,7 +276,7 @@ def _probed(source: Path) -> dict[str, Any]:
 
     def render(talk: Talk, answers: bool) -> str:
         signal.setitimer(signal.ITIMER_REAL, SECONDS)  # ends the process, whatever it does
-        fine, text = rendered(theirs, [dict(message) for message in talk], own, answers)
+        fine, text = rendered(theirs, [dict(message) for message in talk], template, answers)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if not fine:
             raise RenderError(text)
@@ -284,11 +284,11 @@ def _probed(source: Path) -> dict[str, Any]:
         return text
 
     try:
-        found, why = _described(json.dumps(own or theirs.chat_template), ours, render), ""
+        described, why = _described(json.dumps(template or theirs.chat_template), ours, render), ""
     except Exception as error:  # a checkpoint may cause any exception
-        found, why = None, first_line(error)
+        described, why = None, first_line(error)
     texts = [*dict.fromkeys(texts), every_added_token(judge)] if texts else []
-    return {"chat": found, "why": why, "differs": difference(source / TOKENIZER, ours, judge, texts, special=False)}
+    return {"chat": described, "why": why, "differs": difference(source / TOKENIZER, ours, judge, texts, special=False)}
 
 
 def _described(template: str, ours: Tokenizer, render: Render) -> dict[str, Any]:
@@ -296,6 +296,6 @@ def _described(template: str, ours: Tokenizer, render: Render) -> dict[str, Any]
     if CHANGING.search(template):
         render([_said("user", ASKED)], True)  # for its tokens
         raise UnprovenError("it writes the date, or something at random")
-    found = derive(render)
+    derived = derive(render)
     end = turn_end(lambda talk: render(talk, True), ours)
-    return {**found.as_json(), "stop": [] if end is None else [end]}
+    return {**derived.as_json(), "stop": [] if end is None else [end]}

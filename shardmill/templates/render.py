@@ -104,10 +104,10 @@ class Renderer:
     def facts(self) -> TemplateFacts:
         """Return what is known of the template; nothing if that takes too much time or memory."""
         try:
-            found: TemplateFacts = self._ask(None)
+            facts: TemplateFacts = self._ask(None)
         except RenderError:  # the first request will say so again
             return TemplateFacts()
-        return found
+        return facts
 
     def _ask(self, request: Any) -> Any:
         with self._turn:
@@ -194,8 +194,8 @@ def _facts(tokenizer: Any, text: str | None) -> TemplateFacts:
     fine, shown = rendered(tokenizer, [{"role": "user", "content": "a question"}], text, tools=[tool])
     try:
         plain, called = (str(tokenizer.get_chat_template(text, tools=tools)) for tools in (None, [tool]))
-        given = {*_GIVEN, *tokenizer.special_tokens_map}
-        variables = frozenset(_variables(plain) | _variables(called)) - given
+        provided = {*_GIVEN, *tokenizer.special_tokens_map}
+        variables = frozenset(_variables(plain) | _variables(called)) - provided
     except Exception:  # a checkpoint may cause any exception
         return TemplateFacts()
     return TemplateFacts(plain, called if fine and _TOOL in shown else "", variables)
@@ -225,29 +225,29 @@ def rendered(
         text: a template to use instead of the tokenizer's.
         answers: whether an answer begins at the end of the text.
         tools: the functions that the model may call.
-        variables: values of the template's own variables.
+        variables: values of the template's own variables, and of transformers' `add_generation_prompt`, which counts in
+            place of `answers`, and `continue_final_message`.
 
     Returns:
         Whether the template accepted the conversation, and the text or the reason.
     """
     try:
-        found = str(
+        written = str(
             tokenizer.apply_chat_template(
                 messages,
                 tools=tools or None,
                 chat_template=text,
                 tokenize=False,
-                add_generation_prompt=answers,
-                **(variables or {}),
+                **({"add_generation_prompt": answers} | dict(variables or {})),
             )
         )
     except MemoryError:
         return False, "it needs too much memory"
     except Exception as error:  # templates may raise any exception
         return False, first_line(error)
-    if len(found) > LONGEST:
-        return False, f"it wrote {len(found)} characters, more than {LONGEST}"
-    return True, found
+    if len(written) > LONGEST:
+        return False, f"it wrote {len(written)} characters, more than {LONGEST}"
+    return True, written
 
 
 def limit_memory() -> None:
@@ -304,8 +304,8 @@ def turn_end(template: Callable[[Sequence[Message]], str], tokenizer: Tokenizer)
     except Exception:  # templates may raise any exception; a request that can't be rendered reports it
         return None
     added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
-    found = [content for content in added if content.strip() and after.lstrip().startswith(content)]
-    return added[max(found, key=len)] if found else None
+    ends = [content for content in added if content.strip() and after.lstrip().startswith(content)]
+    return added[max(ends, key=len)] if ends else None
 
 
 def has_template(source: Path) -> bool:
@@ -332,8 +332,8 @@ def own_template(source: Path) -> str | None:
     """
     if _transformers_finds_one(source):
         return None
-    found = _held(source / "chat_template.json", TEMPLATE)
-    return found if isinstance(found, str) and found else None
+    template = _held(source / "chat_template.json", TEMPLATE)
+    return template if isinstance(template, str) and template else None
 
 
 def _held(file: Path, key: str) -> Any:

@@ -98,12 +98,12 @@ class Tape:
         self.results = iter([call["x" if "x" in call else "hidden"] for call in self.calls if call is not None])
         return self
 
-    def __call__(self, given: Mapping[str, Floats]) -> Floats:
+    def __call__(self, inputs: Mapping[str, Floats]) -> Floats:
         """Return the output [1, channels, T, 1] of a pass; zeros as long as inputs are recorded."""
         if self.results is not None:
             return next(self.results)
-        self.calls.append({name: values.copy() for name, values in given.items()})  # caches are written in place
-        return np.zeros((1, self.channels, _width(given), 1), np.float32)
+        self.calls.append({name: values.copy() for name, values in inputs.items()})  # caches are written in place
+        return np.zeros((1, self.channels, _width(inputs), 1), np.float32)
 
     def renew(self) -> None:
         """Set all states to zero."""
@@ -118,9 +118,9 @@ class Tape:
         return self.states[name]
 
 
-def _width(given: Mapping[str, Floats]) -> int:
+def _width(inputs: Mapping[str, Floats]) -> int:
     """Return the number of tokens of a pass."""
-    width: int = next(values.shape[2] for name, values in given.items() if name in ("x", "hidden"))
+    width: int = next(values.shape[2] for name, values in inputs.items() if name in ("x", "hidden"))
     return width
 
 
@@ -170,13 +170,13 @@ class Piece:
         """Set the states to zero."""
         self.state = {name: _array(np.zeros(shape, np.float32)) for name, shape in self.shapes.items()}
 
-    def __call__(self, given: Mapping[str, Floats]) -> Floats:
+    def __call__(self, inputs: Mapping[str, Floats]) -> Floats:
         """Run a pass and return the output [1, channels, T, 1]."""
-        width = _width(given)
-        arrays = {name: _array(given[name]) for name in self.names}
+        width = _width(inputs)
+        arrays = {name: _array(inputs[name]) for name in self.names}
         state = {"state": self.state} if self.state else {}
-        found = self.loop.run_until_complete(self.functions[width](inputs=arrays, **state))
-        result: Floats = found[self.output].numpy().copy()
+        outputs = self.loop.run_until_complete(self.functions[width](inputs=arrays, **state))
+        result: Floats = outputs[self.output].numpy().copy()
         return result
 
     def close(self) -> None:
@@ -250,10 +250,10 @@ class CodedModule(nn.Module):
         """Return the shape in which the module has a constant."""
         return self.inner.get_parameter(path).shape
 
-    def forward(self, *given: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         matrices = {path: expand() for path, expand in zip(self.coded, self.expanded, strict=True)}
-        found: Tensor = torch.func.functional_call(self.inner, matrices, given)
-        return found
+        output: Tensor = torch.func.functional_call(self.inner, matrices, inputs)
+        return output
 
 
 class Expanded(nn.Module):

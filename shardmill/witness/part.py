@@ -73,13 +73,13 @@ def witness_measurements(
     """
     case = witness_case(part, bundle, plan, known, source, stored)
     program = CoreAIProgram(case.program.spec, stored.stored, case.widths)
-    found = program.run({name: partial(case.run, name=name) for name in case.schedules})
-    plain = found[case.schedules[0]]
+    outputs = program.run({name: partial(case.run, name=name) for name in case.schedules})
+    plain = outputs[case.schedules[0]]
     edges = np.cumsum([piece.shape[1] for piece in case.expected])
     split = zip(np.split(plain, edges, axis=1), case.expected, strict=False)
     yield Measurement("witness_error", float(np.max([relative_error(got, want) for got, want in split])))
     for name in case.schedules[1:]:
-        yield Measurement("witness_width_error", relative_error(found[name], plain), name)
+        yield Measurement("witness_width_error", relative_error(outputs[name], plain), name)
     if not is_portable():
         yield NotRun("witness_agreement", "Core ML computes in fp16 only; on Linux the portable engine is compared")
         return
@@ -89,7 +89,7 @@ def witness_measurements(
 
 
 def witness_verdict(
-    name: str, engine: Mapping[str, str], runtime: Mapping[str, str], found: Iterable[Measurement | NotRun]
+    name: str, engine: Mapping[str, str], runtime: Mapping[str, str], measurements: Iterable[Measurement | NotRun]
 ) -> dict[str, Any]:
     """Return what witness/P.json contains.
 
@@ -97,9 +97,9 @@ def witness_verdict(
         name: the part's.
         engine: the engine of this machine.
         runtime: the Core AI runtime.
-        found: the measurements.
+        measurements: the measurements.
     """
-    answers = list(found)
+    answers = list(measurements)
     gate = compare(one for one in answers if isinstance(one, Measurement))
     not_run = {one.name: one.reason for one in answers if isinstance(one, NotRun)}
     return {"part": name, "engine": dict(engine), "witness": dict(runtime), "gate": gate, "not_run": not_run}

@@ -41,6 +41,13 @@ def test_a_config_for_the_hub_is_whole(name: str) -> None:
     assert f"`{name}.yaml` | `{content['source']['repo']}`" in (ROOT / "configs/README.md").read_text()
 
 
+def test_what_the_catalog_reads_is_a_link_to_what_configs_has() -> None:
+    """So a config's row stands in one place, and not in a copy that falls behind."""
+    linked = {"README.md": "README.md", "config.yaml": "demo.yaml", "schema.json": "schema.json"}
+    for name, file in linked.items():
+        assert (ROOT / "config" / name).readlink().as_posix() == f"../configs/{file}"
+
+
 def test_phi_4_mini_is_among_them() -> None:
     assert FROM_THE_HUB["phi-4-mini"]["source"]["repo"] == "microsoft/Phi-4-mini-instruct"
 

@@ -28,6 +28,7 @@ from shardmill.pipeline.planned import Job, planned
 from shardmill.pipeline.resources import Need
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.records import finished
+from shardmill.runtime.judged import GATES
 from shardmill.witness import installed
 
 from . import workflows
@@ -128,6 +129,8 @@ def test_model_json_waits_for_every_gate_and_all_verdicts_are_attested_and_shown
     )
     gates = [job for job in jobs if "verdict" in job.outputs]
     assert {job.step.name for job in gates} == {"residency", "parity", "parity_stack", "witness"}
+    assert {Path(job.outputs["verdict"]).parent.name for job in gates} == {*GATES}
+    assert all((workflows.SNAKEFILE.parent / f"report/{job.step.name}.rst").is_file() for job in gates)
     assert {job.receipt for job in gates} <= {*paths(manifest.inputs[WAITS])}
     verdicts = [path for job in gates for path in paths(job.outputs["verdict"])]
     assert paths(provenance.inputs["verdicts"]) == paths(report.inputs["verdicts"]) == verdicts

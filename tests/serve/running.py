@@ -16,9 +16,10 @@ from patience import PATIENCE
 
 from shardmill.serve.app import create_app
 from shardmill.serve.engine_worker import Worker
+from shardmill.serve.listening import bind
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Model, Settings
-from shardmill.serve.server import Server, around, bind
+from shardmill.serve.server import Server, around
 
 from .fake import NAME, Speaker
 
@@ -78,7 +79,7 @@ def running(model: Model, settings: Settings | None = None, send_buffer: int = 0
         context_policy=settings.context_policy,
         prefix_cache=settings.prefix_cache,
     )
-    listener = bind(settings)
+    listener = bind(settings.host, settings.port)
     if send_buffer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     up = threading.Event()
@@ -95,6 +96,7 @@ def running(model: Model, settings: Settings | None = None, send_buffer: int = 0
         server.should_exit = True
         thread.join(PATIENCE)
         worker.close(PATIENCE)
+        listener.close()
         assert not thread.is_alive()
 
 

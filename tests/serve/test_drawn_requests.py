@@ -48,6 +48,8 @@ SENSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "stop": TEXT | st.lists(TEXT, max_size=3),
     "stream": st.booleans(),
     "logprobs": st.booleans() | st.integers(0, 21),
+    "prompt_logprobs": st.integers(-1, 21),
+    "echo": st.booleans(),
     "top_logprobs": st.integers(0, 21),
     "shardmill": st.fixed_dictionaries({"drafter": st.sampled_from(["none", "ngram", "suffix", "learned", ""])}),
 }

@@ -30,10 +30,11 @@ from shardmill.machine import is_portable
 from shardmill.runtime import label as reading
 from shardmill.runtime.label import Reader, as_object
 from shardmill.serve.encoder import EncoderWorker, create_encoder_app
+from shardmill.serve.listening import bind
 from shardmill.serve.metrics import Metrics
 from shardmill.serve.model import Settings
 from shardmill.serve.protocol import ApiError
-from shardmill.serve.server import around, bind
+from shardmill.serve.server import around
 
 from .running import Running
 
@@ -49,7 +50,7 @@ def running(reader: Reader) -> Iterator[Running]:
     """A server on a free port; it ends in order when the block does."""
     settings, metrics = Settings(port=0), Metrics()
     desk = EncoderWorker(metrics, settings.limits.queue)
-    listener, up = bind(settings), threading.Event()
+    listener, up = bind(settings.host, settings.port), threading.Event()
     app = create_encoder_app(reader, desk, metrics, settings)
     server = around(app, desk, settings, up.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

@@ -27,8 +27,9 @@ from openai import OpenAI
 from patience import PATIENCE, wait_until
 
 from shardmill.errors import EngineGoneError, ShardmillError
+from shardmill.serve.listening import bind
 from shardmill.serve.model import Limits, Settings
-from shardmill.serve.server import _Complaints, bind, serve, within_descriptors
+from shardmill.serve.server import _Complaints, serve, within_descriptors
 
 from .fake import Speaker, fake_model
 from .running import ask, running
@@ -163,16 +164,16 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ShardmillError, match=r"can't listen at 127.0.0.1:\d+: .*--port"):
-            bind(Settings(port=taken.getsockname()[1]))
+            bind("127.0.0.1", taken.getsockname()[1])
     with pytest.raises(ShardmillError, match="can't listen at no.such.host.invalid"):
-        bind(Settings(host="no.such.host.invalid"))
+        bind("no.such.host.invalid", 8000)
 
 
 @pytest.mark.parametrize("host", ["a" * 64, f"{'a' * 64}.example", "a..b"])
 def test_what_can_be_no_name_of_a_host_is_one_clear_line(host: str) -> None:
     """Python finds it out while it encodes the name, before it asks anybody."""
     with pytest.raises(ShardmillError, match=rf"can't listen at {host}:\d+: no name of a host; .*--host"):
-        bind(Settings(host=host))
+        bind(host, 8000)
 
 
 def test_a_socket_that_can_not_be_bound_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +186,7 @@ def test_a_socket_that_can_not_be_bound_is_closed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(socket, "socket", Kept)
     with pytest.raises(ShardmillError, match="Address already in use"):
-        bind(Settings(port=0))
+        bind("127.0.0.1", 0)
     assert [each.fileno() for each in made] == [-1]
 
 
@@ -223,7 +224,8 @@ def served(engine: Speaker, warming: int | None, said: list[str], raised: list[E
 
     def run() -> None:
         try:
-            serve(lambda: fake_model(engine), Settings(port=0), said.append, warming)
+            with bind("127.0.0.1", 0) as listener:
+                serve(lambda: fake_model(engine), Settings(port=0), listener, said.append, warming)
         except ShardmillError as error:
             raised.append(error)
 

@@ -38,11 +38,11 @@ def locked() -> Iterator[Running]:
     [
         ({"n": 17}, "n: ", "n"),
         ({"best_of": 3}, "best_of: ", "best_of"),
-        ({"echo": True}, "echo: ", "echo"),
+        ({"echo": "yes please"}, "echo: ", "echo"),
         ({"temperature": -1}, "temperature: ", "temperature"),
         ({"temperature": "hot"}, "temperature: ", "temperature"),
         ({"top_p": 0}, "top_p: ", "top_p"),
-        ({"max_tokens": 0}, "max_tokens: ", "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens: ", "max_tokens"),
         ({"max_tokens": 101}, "max_tokens is 101, at most 100", "max_tokens"),
         ({"presence_penalty": 2.5}, "presence_penalty: ", "presence_penalty"),
         ({"stop": ["a"] * 17}, "stop: must be a text of 1 to 256 characters or a list of at most 16", "stop"),

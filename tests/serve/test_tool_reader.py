@@ -275,6 +275,19 @@ def test_a_call_that_was_cut_short_is_not_complete() -> None:
     assert [piece.text for piece in pieces] == ["searchTool", '{"query": "te'] and not reader.complete
 
 
+@pytest.mark.parametrize(
+    ("form", "answer"),
+    [
+        ("hermes", '<tool_call>\n{"name": "searchTool", "arguments": {}}\n</tool_call>'),
+        ("qwen-xml", "<tool_call>\n<function=searchTool>\n</function>\n</tool_call>"),
+    ],
+)
+def test_a_piece_of_the_last_mark_is_no_text(form: str, answer: str) -> None:
+    for cut in range(len("</tool_call>")):
+        found, text, _ = read(form, [answer[: len(answer) - cut]])
+        assert (found, text) == ([("searchTool", {})], ""), cut
+
+
 def test_thoughts_are_apart() -> None:
     reader = CallReader(FORM["harmony"], TOOLS)
     pieces = reader.push(THOUGHT + CALLED) + reader.finish()

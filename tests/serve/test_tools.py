@@ -108,6 +108,22 @@ def test_the_clients_own_helpers_parse_the_calls(nonsense: Running) -> None:
         assert calls and all(isinstance(call.function.parsed_arguments, Weather | Time) for call in calls)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_piece_of_a_required_call_is_text(stream: bool) -> None:
+    """However far the answer gets: what is no call yet is nothing, and a piece of the last mark is nothing either."""
+    pytest.importorskip("llguidance")
+    asked: Any = {"tools": TOOLS[1:], "tool_choice": "required", "parallel_tool_calls": False, "stream": stream}
+    said, names = CALL % ("get_time", "{}"), list[list[str]]()
+    with running(fake_model(Answerer(said), tools="hermes")) as up:
+        for most in range(1, len(said) + 1):
+            answer = say(up, **asked, max_tokens=most)
+            told = [chunk.choices[0].delta for chunk in answer] if stream else [answer.choices[0].message]
+            assert not any(one.content for one in told), most
+            calls = [call for one in told for call in one.tool_calls or ()]
+            names.append([call.function.name for call in calls if call.function.name])
+    assert names[0] == [] and names[-1] == ["get_time"] == names[len(said) - 4]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_named_function_is_called_once(nonsense: Running, seed: int) -> None:
     """The model would say anything else; the arguments obey the schema."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from .fake import END, NAME, Reciter, byte_tokenizer, fake_model
+from shardmill.templates.render import Renderer
+
+from .fake import END, NAME, Reciter, Speaker, byte_tokenizer, fake_model
 from .running import Running, ask, running
+from .templates import LLAMA
 
 CLOSED = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 TEXT = "Once upon a time there was a fox. It ran."
@@ -127,6 +132,85 @@ def test_a_text_is_split_and_joined(server: Running) -> None:
     assert server.post({"tokens": expected}, "/detokenize") == (200, {"prompt": "aé<|end|>"})
     status, found = server.post({"model": NAME, "messages": [{"role": "user", "content": "Hi"}]}, "/tokenize")
     assert found["tokens"] == byte_tokenizer().encode("user: Hi\nassistant: ").ids
+
+
+@pytest.fixture(scope="module")
+def rendering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Renders conversations by a real template, which trims, as Llama's does."""
+    folder = tmp_path_factory.mktemp("source")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    told = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": LLAMA}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    with running(replace(fake_model(Speaker(slots=512)), template=Renderer(folder, None))) as up:
+        yield up
+
+
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        ({}, "said so far<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
+        ({"add_generation_prompt": True}, "said so far<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
+        ({"add_generation_prompt": False}, "said so far<|eot_id|>"),
+        ({"add_generation_prompt": False, "continue_final_message": True}, "said so far"),
+        ({"continue_final_message": True}, "said so far"),
+        ({"continue_final_message": False}, "said so far<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("parts", [False, True])
+def test_a_given_answer_is_continued(rendering: Running, more: dict[str, bool], end: str, parts: bool) -> None:
+    """As vLLM does: the answer has what follows alone, which is what follows the same text in a completion."""
+    content: Any = [{"type": "text", "text": "said so "}, {"type": "text", "text": "far"}] if parts else "said so far"
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+    _, found = rendering.post({"messages": messages, **more}, "/tokenize")
+    text = rendering.post({"tokens": found["tokens"]}, "/detokenize")[1]["prompt"]
+    head = "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+    assert text == head + "<|start_header_id|>assistant<|end_header_id|>\n\n" + end
+    body = {"model": NAME, "messages": messages, "max_tokens": 9, "temperature": 0, **more}
+    status, answer = rendering.post(body, "/v1/chat/completions")
+    alone = rendering.post(ask(prompt=found["tokens"], max_tokens=9))[1]["choices"][0]["text"]
+    assert status == 200 and answer["choices"][0]["message"]["content"] == alone
+
+
+@pytest.mark.parametrize(
+    ("last", "more", "says"),
+    [
+        ({"role": "user", "content": "x"}, {}, "needs a last message of role assistant with text"),
+        ({"role": "assistant", "content": ""}, {}, "needs a last message of role assistant with text"),
+        (
+            {"role": "assistant", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+            {},
+            "text alone",
+        ),
+        ({"role": "assistant", "content": "x"}, {"add_generation_prompt": True}, "add_generation_prompt begins one"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_continued_is_named(
+    rendering: Running, last: dict[str, Any], more: dict[str, Any], says: str
+) -> None:
+    body = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}, last], "continue_final_message": True}
+    for path in ("/v1/chat/completions", "/tokenize"):
+        status, answer = rendering.post({**body, **more}, path)
+        assert status == 400 and says in answer["error"]["message"], answer
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_every_chunk_has_the_usage_so_far(rendering: Running, path: str) -> None:
+    """Of all choices; the last chunk has the whole usage, which the one before already told."""
+    prompt = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": ["Hi", "Ho"]}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": NAME, **prompt, "max_tokens": 5, "n": 2, "stream": True, "stream_options": options}
+    *_, streamed = rendering.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    chunks = [json.loads(event[6:])["usage"] for event in streamed.decode().split("\n\n")[:-2]]
+    told = [one["completion_tokens"] for one in chunks]
+    assert told == sorted(told) and told[-1] == told[-2] == (10 if "chat" in path else 20) and len({*told}) > 2
+    assert {one["prompt_tokens"] for one in chunks} == {chunks[-1]["prompt_tokens"]}
+    assert all(one["total_tokens"] == one["prompt_tokens"] + one["completion_tokens"] for one in chunks)
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": False}
+    *_, plain = rendering.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    events = [json.loads(event[6:]) for event in plain.decode().split("\n\n")[:-2]]
+    assert all(one["usage"] is None for one in events[:-1]) and events[-1]["usage"]["completion_tokens"] == told[-1]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from patience import PATIENCE, wait_until
 from shardmill.errors import ShardmillError
 from shardmill.runtime.bundles import report_load
 from shardmill.runtime.label import Reader
+from shardmill.serve.listening import bind
 from shardmill.serve.model import Model, Settings
 from shardmill.serve.server import FIRST_PASSES, serve
 
@@ -67,7 +68,8 @@ class Served:
 
     def run(self, load: Callable[[], Any]) -> None:
         try:
-            serve(load, Settings(port=self.port), self.said.append, warming=len(PROGRAMS))
+            with bind("127.0.0.1", self.port) as listener:
+                serve(load, Settings(port=self.port), listener, self.said.append, warming=len(PROGRAMS))
         except ShardmillError as error:
             self.raised.append(str(error))
 

@@ -75,8 +75,8 @@ class DraftModelDrafter:
     def observe(self, emitted: Sequence[int], accepted: int) -> None:
         """Truncate the cache to the tokens that the target accepted."""
         if self._proposed_at is not None:
-            kept = min(self._proposed_at + accepted, len(self._session.tokens))
-            self._session.truncate(kept)
+            length = min(self._proposed_at + accepted, len(self._session.tokens))
+            self._session.truncate(length)
             self._proposed_at = None
 
     def finish(self) -> None:
@@ -84,15 +84,15 @@ class DraftModelDrafter:
 
     def _catch_up(self, context: Sequence[int]) -> Logits:
         """Run the tokens that the cache lacks and return the logits [V] after `context`."""
-        held = len(self._session.tokens)
-        if self._fresh or not 0 < held < len(context):
+        length = len(self._session.tokens)
+        if self._fresh or not 0 < length < len(context):
             self._fresh = False
             return self._session.prefill(context).row
-        while held < len(context):
-            count = min(self._session.room(), len(context) - held)
-            rows = self._session.feed(context[held : held + count])
+        while length < len(context):
+            count = min(self._session.room(), len(context) - length)
+            rows = self._session.feed(context[length : length + count])
             self._session.commit(count)
-            held += count
+            length += count
         row: Logits = rows[-1]
         return row
 

@@ -66,16 +66,16 @@ class Followers:
         """Add `count` occurrences of `token`."""
         self.total += count
         counts, top = self.counts, self.top
-        counts[token] = held = counts.get(token, 0) + count
+        counts[token] = times = counts.get(token, 0) + count
         if token in top:
             return
         if len(top) < _TOP:
             top.append(token)
             return
-        if held >= self.least:
+        if times >= self.least:
             rarest = min(range(_TOP), key=lambda i: counts[top[i]])
             self.least = counts[top[rarest]]
-            if held >= self.least:
+            if times >= self.least:
                 top[rarest] = token
 
     def share(self, token: int) -> float:
@@ -129,19 +129,19 @@ class FollowTable:
     def put(self, kind: int, key: int, token: int, count: int) -> bool:
         """Add `count` occurrences of `token` after one context; return whether that pair is new."""
         table = self.kinds[kind]
-        found = table.get(key)
-        if found is None:
+        known = table.get(key)
+        if known is None:
             table[key] = token | (count - 1) << BITS
             return True
-        if isinstance(found, int):
-            if found & _MASK == token:
-                table[key] = found + (count << BITS)
+        if isinstance(known, int):
+            if known & _MASK == token:
+                table[key] = known + (count << BITS)
                 return False
-            table[key] = followers = Followers(*only(found))
+            table[key] = followers = Followers(*only(known))
             followers.add(token, count)
             return True
-        new = token not in found.counts
-        found.add(token, count)
+        new = token not in known.counts
+        known.add(token, count)
         return new
 
     def forget(self, pairs: int) -> int:
@@ -155,8 +155,8 @@ class FollowTable:
             kind, table = min(filled, key=lambda one: self._age[one[0]])
             for key in list(islice(table, 1 + len(table) // _PART)):
                 self._age[kind] += 1 / len(table)
-                found = table.pop(key)
-                counts = dict([only(found)]) if isinstance(found, int) else found.counts
+                removed = table.pop(key)
+                counts = dict([only(removed)]) if isinstance(removed, int) else removed.counts
                 for token, count in counts.items():
                     if count > 1 and looked < _PATIENCE * pairs:
                         self.put(kind, key, token, count // 2)  # moves to the young end
@@ -171,9 +171,9 @@ class FollowTable:
         """Look up the followers of a context, by kept kind."""
         return [table.get(keys[kind]) for kind, table in self._kept]
 
-    def weigh(self, into: defaultdict[int, float], found: Found, trust: Sequence[float]) -> None:
+    def weigh(self, into: defaultdict[int, float], by_kind: Found, trust: Sequence[float]) -> None:
         """Add the scores of followers to `into`, each multiplied by the trust in its kind."""
-        for followers, weight, (by_share, by_count, once) in zip(found, trust, self._weights, strict=False):
+        for followers, weight, (by_share, by_count, once) in zip(by_kind, trust, self._weights, strict=False):
             if followers is None:
                 continue
             if type(followers) is int and followers <= _MASK:
@@ -193,8 +193,8 @@ class FollowTable:
     def rows(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield every (kind, key, token, count)."""
         for kind, table in enumerate(self.kinds):
-            for key, found in table.items():
-                pairs = (only(found),) if isinstance(found, int) else found.counts.items()
+            for key, entry in table.items():
+                pairs = (only(entry),) if isinstance(entry, int) else entry.counts.items()
                 for token, count in pairs:
                     yield kind, key, token, count
 
@@ -254,11 +254,11 @@ def load_table(path: Path, into: FollowTable, numbering: Numbering) -> FollowTab
         raise DecodeError(f"{path} is no saved draft table: not a regular file")
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            found = Numbering(int(arrays["vocab"]), str(arrays["tokenizer"]))
+            saved = Numbering(int(arrays["vocab"]), str(arrays["tokenizer"]))
             columns = [arrays[name] for name in ("kind", "key", "token", "count")]
     except Exception as error:  # numpy may raise any exception for a damaged archive
         raise DecodeError(f"{path} is no saved draft table: {error}") from error
-    _check_tokens(path, found, numbering)
+    _check_tokens(path, saved, numbering)
     _check_columns(path, columns, numbering.vocab)
     for kind, parts, token, count in zip(*(column.tolist() for column in columns), strict=True):
         key = sum(part << i * BITS for i, part in enumerate(parts))
@@ -266,10 +266,10 @@ def load_table(path: Path, into: FollowTable, numbering: Numbering) -> FollowTab
     return into
 
 
-def _check_tokens(path: Path, found: Numbering, wanted: Numbering) -> None:
-    if found.vocab != wanted.vocab:
-        why = f"a model with {found.vocab} tokens, this one has {wanted.vocab}"
-    elif found.tokenizer != wanted.tokenizer:
+def _check_tokens(path: Path, saved: Numbering, wanted: Numbering) -> None:
+    if saved.vocab != wanted.vocab:
+        why = f"a model with {saved.vocab} tokens, this one has {wanted.vocab}"
+    elif saved.tokenizer != wanted.tokenizer:
         why = "a model with another tokenizer"
     else:
         return

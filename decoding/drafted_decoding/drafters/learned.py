@@ -77,14 +77,14 @@ def parse_weights(content: Mapping[str, Any]) -> FollowerCounts:
     )
 
 
-def situation(own: Found, table: Found) -> int:
+def situation(text: Found, table: Found) -> int:
     """Return the index of the longest contexts, up to three tokens each, that the text and the table know."""
-    return 4 * _longest(own) + _longest(table)
+    return 4 * _longest(text) + _longest(table)
 
 
-def _longest(found: Found) -> int:
+def _longest(by_kind: Found) -> int:
     for length in (3, 2, 1):
-        if found[length - 1] is not None:
+        if by_kind[length - 1] is not None:
             return length
     return 0
 
@@ -212,17 +212,17 @@ class LearnedDrafter:
         In haste, for tokens after the first of a draft, the table is skipped if the text itself knows the longest
         context: it would hardly change the outcome.
         """
-        own = self._own.find(keys)
-        silent = self._private or (hasty and own[LONGEST] is not None)
-        return own, _NOTHING if silent else self._table.find(keys)
+        text = self._own.find(keys)
+        silent = self._private or (hasty and text[LONGEST] is not None)
+        return text, _NOTHING if silent else self._table.find(keys)
 
     def _likeliest(self, keys: Sequence[int], *, hasty: bool) -> tuple[int, float]:
         """Return the likeliest token and its probability."""
         evidence = self._evidence
-        own, table = self._known(keys, hasty=hasty)
-        where = situation(own, table)
+        text, table = self._known(keys, hasty=hasty)
+        where = situation(text, table)
         scores: defaultdict[int, float] = defaultdict(float)
-        self._own.weigh(scores, own, evidence.own_trust[where])
+        self._own.weigh(scores, text, evidence.own_trust[where])
         self._table.weigh(scores, table, evidence.table_trust[where])
         if not scores:
             return self._usual, _UNKNOWN

@@ -64,9 +64,9 @@ class NgramDrafter:
     def _lookup(self, tail: Sequence[int]) -> tuple[int, int] | None:
         """Return the follower of the longest known suffix of `tail`, and that suffix's length."""
         for order in self._orders:
-            found = self._next.get(tuple(tail[-order:])) if order <= len(tail) else None
-            if found is not None:
-                return found, order
+            follower = self._next.get(tuple(tail[-order:])) if order <= len(tail) else None
+            if follower is not None:
+                return follower, order
         return None
 
 

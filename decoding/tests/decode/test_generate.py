@@ -268,8 +268,8 @@ def test_a_prompt_may_be_an_array() -> None:
 
 
 def test_senseless_requests_are_named() -> None:
-    with pytest.raises(DecodeError, match="max_new_tokens is 0"):
-        run(session(), PROMPT, max_new_tokens=0)
+    with pytest.raises(DecodeError, match="max_new_tokens is -1"):
+        run(session(), PROMPT, max_new_tokens=-1)
     with pytest.raises(DecodeError, match="outside the vocabulary of 50"):
         run(session(), [1, 50], max_new_tokens=1)
     with pytest.raises(DecodeError, match="need a detokeniser"):
@@ -334,3 +334,36 @@ def test_another_reason_to_end_leaves_no_bonus_token() -> None:
 )
 def test_agreement(draft: tuple[int, ...], emitted: tuple[int, ...], right: int) -> None:
     assert agreement(draft, emitted) == right
+
+
+@pytest.mark.parametrize("widths", [(1, 4), (1, 4, 16)])
+@pytest.mark.parametrize("count", [0, 3])
+def test_the_prompt_s_tokens_are_scored_whatever_the_session_holds(widths: tuple[int, ...], count: int) -> None:
+    """By the logits before each of them, in every width of pass; what an earlier request left is not asked."""
+    text, engine = [*PROMPT * 5], ScriptedEngine()
+    rows = [engine.forward([token], [i], [i])[0].astype(np.float64) for i, token in enumerate(text)]
+    logs = [row - np.log(np.exp(row).sum()) for row in rows]
+    here = Session(ScriptedEngine(widths=widths))
+    for held in ([], text, text[:9], PROMPT):
+        for _ in range(2):
+            if held:
+                run(here, held, max_new_tokens=1)
+            *events, result = generate(here, text, max_new_tokens=count, options=Options(prompt_logprobs=2))
+            found = [one for event in events if isinstance(event, PrefillEvent) for one in event.scored]
+            assert [one.token for one in found] == text and found[0].logprob is None
+            assert isinstance(result, GenerationResult) and result.reused_tokens == 0
+            assert result.tokens == plain_after(text, count) and result.finish_reason == "length"
+            for one, row, before in zip(found[1:], logs, text, strict=False):
+                assert before is not None and one.logprob == pytest.approx(row[one.token], abs=1e-6)
+                assert one.rank == 1 + int((row > row[one.token]).sum())
+                assert [token for token, _ in one.top] == [*np.argsort(-row)[:2]]
+
+
+def plain_after(text: list[int], count: int) -> tuple[int, ...]:
+    """The likeliest tokens after a text, one at a time."""
+    engine, found = ScriptedEngine(), [*text]
+    for i in range(len(text) + count - 1):
+        row = engine.forward([found[i]], [i], [i])
+        if i + 1 >= len(found):
+            found.append(int(np.argmax(row[0])))
+    return tuple(found[len(text) :])

@@ -63,9 +63,9 @@ def measure_acceptance(head: Eagle3Head, texts: Windows, table: Tensor, ids: Ten
     return Acceptance(tokens, per_pass, shares)
 
 
-def _passes(own: Sequence[bool], lengths: Sequence[int], cap: int) -> int:
+def _passes(chosen: Sequence[bool], lengths: Sequence[int], cap: int) -> int:
     """Return the passes of a text if each verifies `cap` drafts, given how many are right at each position."""
-    known, passes = own.index(True) + 1, 0  # the prompt's pass has given a token
-    while known < len(own) and own[known]:
+    known, passes = chosen.index(True) + 1, 0  # the prompt's pass has given a token
+    while known < len(chosen) and chosen[known]:
         known, passes = known + min(lengths[known - 2], cap) + 1, passes + 1
     return passes

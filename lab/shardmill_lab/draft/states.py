@@ -60,14 +60,14 @@ def multiply_in_bf16(model: Any) -> None:
         if isinstance(module, nn.Linear):
             module.weight = nn.Parameter(module.weight.bfloat16(), False)  # not in place: the embedding may be tied
             module.bias = module.bias if module.bias is None else nn.Parameter(module.bias.bfloat16(), False)
-            module.register_forward_pre_hook(lambda _, given: (given[0].bfloat16(),))
-            module.register_forward_hook(lambda _, __, found: found.float())
+            module.register_forward_pre_hook(lambda _, inputs: (inputs[0].bfloat16(),))
+            module.register_forward_hook(lambda _, __, output: output.float())
 
 
 def embedding_table(model: Any, plan: Mapping[str, Any]) -> Tensor:
     """Return the embedding of each token as the model's first layer reads it in the programs of a plan, [vocab, d]."""
-    found = plan["architecture"]
-    table: Tensor = model.get_input_embeddings().weight * (found["embedding_scale"] / found["graph"]["stream_scale"])
+    shape = plan["architecture"]
+    table: Tensor = model.get_input_embeddings().weight * (shape["embedding_scale"] / shape["graph"]["stream_scale"])
     return table
 
 
@@ -87,28 +87,28 @@ def continued(model: Any, prompts: Sequence[Sequence[int]], taps: Sequence[int],
     tokens = torch.zeros(len(prompts), window, dtype=torch.long)
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = torch.tensor(prompt)
-    own, whole, ends = torch.arange(window) >= lengths, lengths == window, _ends(model)
-    found, kept, fed = list[tuple[Tensor, Tensor]](), None, 0
+    written, whole, ends = torch.arange(window) >= lengths, lengths == window, _ends(model)
+    pieces, cache, fed = list[tuple[Tensor, Tensor]](), None, 0
     for known in range(int(lengths.min()), window + 1):
-        out = model.model(tokens[:, fed:known], past_key_values=kept, use_cache=True, output_hidden_states=True)
+        out = model.model(tokens[:, fed:known], past_key_values=cache, use_cache=True, output_hidden_states=True)
         tapped = torch.cat([out.hidden_states[layer] for layer in taps], dim=-1)
-        found.append((tapped.half(), out.last_hidden_state.half()))
-        kept, fed = out.past_key_values, known
+        pieces.append((tapped.half(), out.last_hidden_state.half()))
+        cache, fed = out.past_key_values, known
         if known < window:
             chosen = model.get_output_embeddings()(out.last_hidden_state[:, -1]).argmax(-1)
-            tokens[:, known] = torch.where(own[:, known], chosen, tokens[:, known])
-            ended = own[:, known] & torch.isin(tokens[:, known], ends)
-            own[ended, known + 1 :] = False
-        if not (own | whole)[:, known:].any():
+            tokens[:, known] = torch.where(written[:, known], chosen, tokens[:, known])
+            ended = written[:, known] & torch.isin(tokens[:, known], ends)
+            written[ended, known + 1 :] = False
+        if not (written | whole)[:, known:].any():
             break
-    states = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
-    return Windows(tokens, own | whole, *(nn.functional.pad(each, (0, 0, 0, window - fed)) for each in states))
+    states = (torch.cat(each, dim=1) for each in zip(*pieces, strict=True))
+    return Windows(tokens, written | whole, *(nn.functional.pad(each, (0, 0, 0, window - fed)) for each in states))
 
 
 def _ends(model: Any) -> Tensor:
     """Return the tokens that end a model's text."""
-    given = model.generation_config.eos_token_id
-    return torch.tensor([] if given is None else given, dtype=torch.long).view(-1)
+    ids = model.generation_config.eos_token_id
+    return torch.tensor([] if ids is None else ids, dtype=torch.long).view(-1)
 
 
 def kept_windows(
@@ -123,8 +123,8 @@ def kept_windows(
         taps: see `continued`.
         say: told how far it is.
     """
-    found = list(_files(folder, model, sorted(prompts, key=len), taps, say))
-    return Windows(*(torch.cat([one[name] for one in found]) for name in NAMES))
+    parts = list(_files(folder, model, sorted(prompts, key=len), taps, say))
+    return Windows(*(torch.cat([one[name] for one in parts]) for name in NAMES))
 
 
 def _files(

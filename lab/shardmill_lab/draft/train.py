@@ -71,7 +71,7 @@ def train_head(
     source: Path,
     plan: Mapping[str, Any],
     prompts: Sequence[Sequence[int]],
-    held: Sequence[Sequence[int]],
+    held_out: Sequence[Sequence[int]],
     run: Run,
     out: Path,
 ) -> None:
@@ -81,7 +81,7 @@ def train_head(
         source: the model's checkpoint.
         plan: its plan.json's content.
         prompts: what the head learns from, see `continued`.
-        held: prompts of the texts on which it is measured.
+        held_out: prompts of the texts on which it is measured.
         run: where the run keeps its progress, and how long it is.
         out: the head's folder.
 
@@ -98,14 +98,14 @@ def train_head(
         model = load_reference(source)
         config, taps = model.config.get_text_config(), default_taps(layers)
         table, lm_head = embedding_table(model, plan), model.get_output_embeddings().weight
-        texts = continued(model, held, taps, windows.WINDOW)
+        texts = continued(model, held_out, taps, windows.WINDOW)
         multiply_in_bf16(model)
         seen = kept_windows(run.texts, model, prompts, taps, run.say)
         ids = frequent_tokens(seen.tokens[seen.own], config.vocab_size)
         head = new_head(head_config(config, len(ids)), lm_head[ids], seen)
-        found = measure_acceptance(trained(head, seen, table, lm_head[ids], ids, run).eval(), texts, table, ids)
+        reached = measure_acceptance(trained(head, seen, table, lm_head[ids], ids, run).eval(), texts, table, ids)
     write_head(out, head, ids, config.vocab_size)
-    write_json(out / REPORT, {"steps": run.steps, "text_tokens": int(seen.own.sum()), "held_out": found.plain()})
+    write_json(out / REPORT, {"steps": run.steps, "text_tokens": int(seen.own.sum()), "held_out": reached.plain()})
 
 
 @contextmanager
@@ -226,9 +226,9 @@ def trained(head: Eagle3Head, seen: Windows, table: Tensor, lm_head: Tensor, ids
 
 def _loss(head: Eagle3Head, seen: Windows, chosen: Tensor, table: Tensor, lm_head: Tensor, ids: Tensor) -> Tensor:
     """Return the loss of some windows, in nats of a position at which a draft begins."""
-    tokens, own = seen.tokens[chosen], seen.own[chosen]
+    tokens, written = seen.tokens[chosen], seen.own[chosen]
     taps, last = seen.taps[chosen].float(), seen.last[chosen].float()
-    asked, compare, losses = asked_rows(own), right_drafts(tokens, own, ids), list[Tensor]()
+    asked, compare, losses = asked_rows(written), right_drafts(tokens, written, ids), list[Tensor]()
 
     def goes_on(step: int, rows: Rows) -> Tensor:
         at = (rows.places + step + 1).clamp(max=tokens.shape[1] - 1)
@@ -250,11 +250,11 @@ def _share(step: int, steps: int) -> float:
 
 def _save(file: Path, head: Eagle3Head, optimizer: torch.optim.Optimizer, done: int) -> None:
     """Write what a run has reached; the file appears whole or not at all."""
-    held = {f"head.{name}": value for name, value in head.state_dict().items()}
+    tensors = {f"head.{name}": value for name, value in head.state_dict().items()}
     for number, state in optimizer.state_dict()["state"].items():
-        held |= {f"adam.{number}.{name}": value for name, value in state.items()}
+        tensors |= {f"adam.{number}.{name}": value for name, value in state.items()}
     with replacing(file) as fresh:
-        save_file(held | {"done": torch.tensor(done)}, fresh)
+        save_file(tensors | {"done": torch.tensor(done)}, fresh)
 
 
 def _resumed(file: Path, head: Eagle3Head, optimizer: torch.optim.Optimizer) -> int:
@@ -265,11 +265,11 @@ def _resumed(file: Path, head: Eagle3Head, optimizer: torch.optim.Optimizer) -> 
     if not file.is_file():
         return 0
     try:
-        held = load_file(file)
-        done = int(held.pop("done"))
-        head.load_state_dict({n.removeprefix("head."): v for n, v in held.items() if n.startswith("head.")})
+        tensors = load_file(file)
+        done = int(tensors.pop("done"))
+        head.load_state_dict({n.removeprefix("head."): v for n, v in tensors.items() if n.startswith("head.")})
         states: dict[int, dict[str, Tensor]] = {}
-        for name, value in held.items():
+        for name, value in tensors.items():
             if name.startswith("adam."):
                 _, number, key = name.split(".")
                 states.setdefault(int(number), {})[key] = value
@@ -292,6 +292,6 @@ def write_head(folder: Path, head: Eagle3Head, rows: Tensor, vocab: int) -> None
 
 def head_tokens(folder: Path) -> Tensor:
     """Return the token of each row of a written head's LM head."""
-    held = load_file(folder / "model.safetensors")
-    ids = torch.arange(len(held["lm_head.weight"]))
-    return ids + held["d2t"] if "d2t" in held else ids
+    tensors = load_file(folder / "model.safetensors")
+    ids = torch.arange(len(tensors["lm_head.weight"]))
+    return ids + tensors["d2t"] if "d2t" in tensors else ids

@@ -36,17 +36,17 @@ class Rows:
     logits: Tensor
 
 
-def asked_rows(own: Tensor) -> Tensor:
-    """Return the positions at which drafts begin, [texts, n]: the model has chosen the next two tokens, `own`."""
-    return torch.nn.functional.pad(own[:, 1:-1] & own[:, 2:], (0, 2))
+def asked_rows(chosen: Tensor) -> Tensor:
+    """Return the positions at which drafts begin, [texts, n]: the model has chosen the next two tokens."""
+    return torch.nn.functional.pad(chosen[:, 1:-1] & chosen[:, 2:], (0, 2))
 
 
-def right_drafts(tokens: Tensor, own: Tensor, ids: Tensor) -> Callable[[int, Rows], tuple[Tensor, Tensor]]:
+def right_drafts(tokens: Tensor, chosen: Tensor, ids: Tensor) -> Callable[[int, Rows], tuple[Tensor, Tensor]]:
     """Return a function of a step and its rows: whether each row drafts the text's token, and whether it goes on.
 
     Args:
         tokens: the texts, [texts, n].
-        own: the tokens that the model has chosen, [texts, n].
+        chosen: the tokens that the model has chosen, [texts, n].
         ids: the token of each of the head's rows.
     """
     last = tokens.shape[1] - 1
@@ -54,7 +54,7 @@ def right_drafts(tokens: Tensor, own: Tensor, ids: Tensor) -> Callable[[int, Row
     def compare(step: int, rows: Rows) -> tuple[Tensor, Tensor]:
         drafted = (rows.places + step + 2).clamp(max=last)
         right = rows.real & (ids[rows.logits.argmax(-1)] == tokens.gather(1, drafted))
-        further = (drafted < last) & own.gather(1, (drafted + 1).clamp(max=last))
+        further = (drafted < last) & chosen.gather(1, (drafted + 1).clamp(max=last))
         return right, right & further
 
     return compare
@@ -80,24 +80,24 @@ def unrolled(
     """
     first = head.fuse(taps)
     embedded = torch.cat([embedded[:, 1:], embedded[:, -1:]], dim=1)  # of the token after each position
-    given = _normed(head, embedded, first)
-    cached = _keys_and_values(head, given, torch.arange(taps.shape[1])[None])
-    kept: list[tuple[Tensor, Tensor]] = []
+    normed = _normed(head, embedded, first)
+    cached = _keys_and_values(head, normed, torch.arange(taps.shape[1])[None])
+    further: list[tuple[Tensor, Tensor]] = []
     going, places = asked, torch.arange(taps.shape[1]).expand(asked.shape)
-    read, z = first, given
+    read, z = first, normed
     for step in range(steps):
         count = int(going.sum(1).max())
         if not count:
             return
         order = going.int().argsort(dim=1, descending=True, stable=True)[:, :count]
         real, places, read = going.gather(1, order), places.gather(1, order), rows_of(read, order)
-        kept = [(rows_of(k, order), rows_of(v, order)) for k, v in kept]
+        further = [(rows_of(k, order), rows_of(v, order)) for k, v in further]
         if step:
             z = _normed(head, rows_of(embedded, (places + step).clamp(max=taps.shape[1] - 1)), read)
-            kept.append(_keys_and_values(head, z, places + step))
+            further.append(_keys_and_values(head, z, places + step))
         else:
             z = rows_of(z, order)
-        read = _outputs(head, z, read, places, step, cached, kept)
+        read = _outputs(head, z, read, places, step, cached, further)
         rows = Rows(places, real, head.logits(read))
         yield rows
         going = real & goes_on(step, rows)
@@ -133,7 +133,7 @@ def _outputs(
     places: Tensor,
     step: int,
     cached: tuple[Tensor, Tensor],
-    kept: list[tuple[Tensor, Tensor]],
+    further: list[tuple[Tensor, Tensor]],
 ) -> Tensor:
     """Return the layer's outputs of a step's rows, [texts, r, d]; the arguments are named as in `unrolled`."""
     layer: Any = head.midlayer
@@ -142,11 +142,11 @@ def _outputs(
     q, _ = apply_rotary_pos_emb(q, q, *head.rotary(z, places + step), unsqueeze_dim=2)
     unseen = torch.arange(keys.shape[1]) > places[..., None]  # [texts, r, n]
     scores = torch.einsum("tihd,tjhd->thij", q, keys).masked_fill(unseen[:, None], -torch.inf)
-    own = [(q * k).sum(-1).transpose(1, 2)[..., None] for k, _ in kept]  # [texts, heads, r, 1]
-    shares = (torch.cat([scores, *own], dim=-1) * attention.scaling).softmax(-1)
+    further_scores = [(q * k).sum(-1).transpose(1, 2)[..., None] for k, _ in further]  # [texts, heads, r, 1]
+    shares = (torch.cat([scores, *further_scores], dim=-1) * attention.scaling).softmax(-1)
     mixed = torch.einsum("thij,tjhd->tihd", shares[..., : keys.shape[1]], values)
-    for number, (_, v) in enumerate(kept):
+    for number, (_, v) in enumerate(further):
         mixed = mixed + shares[..., keys.shape[1] + number].transpose(1, 2)[..., None] * v
     y = read + attention.o_proj(mixed.flatten(2))
-    found: Tensor = y + layer.mlp(layer.post_attention_layernorm(y))
-    return found
+    outputs: Tensor = y + layer.mlp(layer.post_attention_layernorm(y))
+    return outputs

@@ -51,14 +51,14 @@ def non_maximum_suppression(
 def _select(boxes: Tensor, scores: Tensor, iou: float, floor: float | None, limit: int, per_class: bool) -> list[int]:
     best, owner = scores.max(1)
     order = torch.argsort(best, descending=True, stable=True).tolist()
-    kept: list[int] = []
+    chosen: list[int] = []
     for i in order:
-        if len(kept) == limit or (floor is not None and float(best[i]) < floor):
+        if len(chosen) == limit or (floor is not None and float(best[i]) < floor):
             break
-        rivals = [j for j in kept if not per_class or owner[i] == owner[j]]
+        rivals = [j for j in chosen if not per_class or owner[i] == owner[j]]
         if all(_overlap(boxes[i], boxes[j]) <= iou for j in rivals):
-            kept.append(i)
-    return kept
+            chosen.append(i)
+    return chosen
 
 
 def _overlap(a: Tensor, b: Tensor) -> float:
@@ -298,9 +298,9 @@ def affine(
     coordinates_mode: str,
     align_corners: bool,
 ) -> Tensor:
-    given = (sampling_mode.lower(), padding_mode.lower(), float(padding_value), coordinates_mode.lower())
-    if given != _AFFINE:  # coremltools makes no others, but a file may have them
-        raise ExecutionError(f"affine with {given}: only {_AFFINE} is computed")
+    options = (sampling_mode.lower(), padding_mode.lower(), float(padding_value), coordinates_mode.lower())
+    if options != _AFFINE:  # coremltools makes no others, but a file may have them
+        raise ExecutionError(f"affine with {options}: only {_AFFINE} is computed")
     theta = transform_matrix.reshape(-1, 2, 3).expand(x.shape[0], 2, 3)
     grid = F.affine_grid(theta, [x.shape[0], x.shape[1], output_height, output_width], align_corners=align_corners)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=align_corners)

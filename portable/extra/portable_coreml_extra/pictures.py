@@ -44,8 +44,8 @@ def sizes(kind: Any) -> list[tuple[_Bounds, _Bounds]]:
         both = kind.imageSizeRange.widthRange, kind.imageSizeRange.heightRange
         width, height = ((int(r.lowerBound), int(r.upperBound)) for r in both)
         return [(width, height)]
-    given = kind.enumeratedSizes.sizes if flexible == "enumeratedSizes" else [kind]
-    return [((int(s.width), int(s.width)), (int(s.height), int(s.height))) for s in given]
+    allowed = kind.enumeratedSizes.sizes if flexible == "enumeratedSizes" else [kind]
+    return [((int(s.width), int(s.width)), (int(s.height), int(s.height))) for s in allowed]
 
 
 def _within(size: int, bounds: _Bounds) -> bool:

@@ -114,15 +114,15 @@ def gru(
     width = weight_hh.shape[1]
     zeros = torch.zeros(3 * width)
     hidden_bias = (zeros if bias is None else bias).chunk(3)
-    given = x @ weight_ih.T if input_bias is None else x @ weight_ih.T + input_bias
+    projected = x @ weight_ih.T if input_bias is None else x @ weight_ih.T + input_bias
     (w_r, w_o, w_z), h = weight_hh.chunk(3), initial_h
     steps = []
-    for step in given.flip(0) if direction == "reverse" else given:
+    for step in projected.flip(0) if direction == "reverse" else projected:
         x_r, x_o, x_z = step.chunk(3, -1)
         r = inner(x_r + h @ w_r.T + hidden_bias[0])
         z = inner(x_z + h @ w_z.T + hidden_bias[2])
-        kept = r * (h @ w_o.T + hidden_bias[1]) if reset_after else (r * h) @ w_o.T + hidden_bias[1]
-        h = (1 - z) * outer(x_o + kept) + z * h
+        reset = r * (h @ w_o.T + hidden_bias[1]) if reset_after else (r * h) @ w_o.T + hidden_bias[1]
+        h = (1 - z) * outer(x_o + reset) + z * h
         steps.append(h)
     return _trimmed(steps, output_sequence), h
 

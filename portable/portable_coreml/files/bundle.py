@@ -71,14 +71,14 @@ def _weight_files(model: LoadedModel) -> dict[Path, Path]:
 
     Raises ProgramError if one is missing.
     """
-    found: dict[Path, Path] = {}
+    files: dict[Path, Path] = {}
     for function in model.program.functions.values():
         for blob in blobs(function):
             path = resolve(blob.path, model.model_dir)
             if not path.is_file():
                 raise ProgramError(f"{model.path}: weight file {blob.path} is missing")
-            found[path.relative_to(model.model_dir)] = path
-    return found
+            files[path.relative_to(model.model_dir)] = path
+    return files
 
 
 def _function_features(model: LoadedModel) -> dict[str, list[Feature]]:

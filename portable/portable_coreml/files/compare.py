@@ -34,8 +34,8 @@ def compare_compiled(first: Path, second: Path) -> tuple[BundleDifference, ...]:
     for bundle in (first, second):
         if not is_bundle(bundle):
             raise ProgramError(f"{bundle} is not a compiled bundle; give an .mlmodelc folder")
-    found = {p.relative_to(b) for b in (first, second) for p in b.rglob("*") if p.is_file()}
-    names = sorted(str(name) for name in found if not name.name.startswith("."))  # Snakemake's mark, the Finder's
+    paths = {p.relative_to(b) for b in (first, second) for p in b.rglob("*") if p.is_file()}
+    names = sorted(str(name) for name in paths if not name.name.startswith("."))  # Snakemake's mark, the Finder's
     return tuple(BundleDifference(name, what) for name in names if (what := _compare_file(name, first, second)))
 
 
@@ -197,9 +197,9 @@ def operations(block: Any) -> Iterator[Any]:
 
 def weights(ops: Iterable[Any]) -> tuple[Weights, ...]:
     """Return the tensors in weight files by dtype, largest first."""
-    found = {(v.blobFileValue.fileName, v.blobFileValue.offset): v.type.tensorType for op in ops for v in _stored(op)}
+    tensors = {(v.blobFileValue.fileName, v.blobFileValue.offset): v.type.tensorType for op in ops for v in _stored(op)}
     sizes: dict[str, list[int]] = {}
-    for tensor in found.values():
+    for tensor in tensors.values():
         sizes.setdefault(_dtype(tensor), []).append(math.prod(d.constant.size for d in tensor.dimensions))
     rows = (
         Weights(dtype, len(counts), sum(counts), sum((count * _word_bits(dtype) + 7) // 8 for count in counts))

@@ -62,8 +62,8 @@ def feature_of(message: Any) -> Feature:
         ranges = tuple((int(r.lowerBound), int(r.upperBound) if r.upperBound >= 0 else None) for r in pairs)
     elif flexible == "enumeratedShapes":
         choices = tuple(tuple(int(d) for d in s.shape) for s in array.enumeratedShapes.shapes)
-    given = array.WhichOneof("defaultOptionalValue")
-    default = float(getattr(array, given)) if given else None
+    field = array.WhichOneof("defaultOptionalValue")
+    default = float(getattr(array, field)) if field else None
     dtype = _ARRAY_TYPES.get(int(array.dataType), "fp32")
     shape = tuple(int(d) for d in array.shape)
     return Feature(message.name, dtype, shape, ranges, choices, bool(message.type.isOptional), default)

@@ -102,8 +102,8 @@ class Style:
     def program_attributes(self, program: ir.Program) -> str:
         text = ir.TensorType("string")
         info = dict(_COMPILER)
-        found = program.attributes.get("buildInfo")
-        for key, value in found.data.items if found is not None and isinstance(found.data, ir.Pairs) else ():
+        recorded = program.attributes.get("buildInfo")
+        for key, value in recorded.data.items if recorded is not None and isinstance(recorded.data, ir.Pairs) else ():
             info[_plain(key)] = _plain(value)
         pairs = tuple((_string(key), _string(info[key])) for key in sorted(info))
         return self.attributes({**program.attributes, "buildInfo": ir.Value(ir.DictType(text, text), ir.Pairs(pairs))})

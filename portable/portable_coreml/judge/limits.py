@@ -30,7 +30,7 @@ class Limit:
 
     Attributes:
         most: the number itself is allowed.
-        systems: those that the statement is about.
+        systems: the systems that the statement is about.
         rule: the rule that judges by it.
         confidence: A to D, as in `judge.rule`.
         sources: the documents that make the statement.
@@ -109,10 +109,10 @@ def limits(system: str) -> Limits:
 
 def strictest(systems: Iterable[str]) -> Limits:
     """Return the limits of a program that is to run on each of these systems."""
-    found = [limits(system) for system in systems]
+    all_limits = [limits(system) for system in systems]
     return Limits(
-        min((one.weight_bytes for one in found), key=_most),
-        min((one.scores for one in found), key=_most),
+        min((one.weight_bytes for one in all_limits), key=_most),
+        min((one.scores for one in all_limits), key=_most),
     )
 
 
@@ -133,10 +133,10 @@ def taking(weight_bytes: int, systems: Iterable[str]) -> tuple[str, ...]:
 def expected_on(weight_bytes: int, systems: Iterable[str]) -> str:
     """Return in words on which of some systems a program with such a weight file is expected on the Neural Engine."""
     systems = tuple(systems)
-    found = taking(weight_bytes, systems)
+    takers = taking(weight_bytes, systems)
     if weight_bytes < MIN_WEIGHT_BYTES:
         return "none, too small"
-    return "all" if found == systems else listed(found)
+    return "all" if takers == systems else listed(takers)
 
 
 def between(oldest: str, newest: str) -> tuple[str, ...]:
@@ -148,14 +148,14 @@ def between(oldest: str, newest: str) -> tuple[str, ...]:
     for system in (oldest, newest):
         limits(system)
     order: list[str] = [*SYSTEMS]
-    found = order[order.index(oldest) : order.index(newest) + 1]
-    if not found or oldest.split()[0] != newest.split()[0]:
+    span = order[order.index(oldest) : order.index(newest) + 1]
+    if not span or oldest.split()[0] != newest.split()[0]:
         raise InputError(f"{newest} is no later system of the same platform than {oldest}")
-    return tuple(found)
+    return tuple(span)
 
 
 def asked_for(named: Iterable[str], ios: bool) -> tuple[str, ...]:
-    """Return the systems that a command line names, and those of iOS if it asks for these. Raises InputError."""
+    """Return the systems that a command line names, and iOS's systems if it asks for iOS. Raises InputError."""
     every = (*named, *(system for system in SYSTEMS if ios and system.startswith("iOS")))
     for system in every:
         limits(system)

@@ -87,12 +87,12 @@ def diff_residency(
 
 def _by_operation(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Mapping[str, Any]]:
     """Return rows by (function, output). Of several rows, one per shape, the first that is not eligible is kept."""
-    found: dict[tuple[str, str], Mapping[str, Any]] = {}
+    by_operation: dict[tuple[str, str], Mapping[str, Any]] = {}
     for row in rows:
         key = (row.get("function", "main"), row["output"])
-        if key not in found or _status(found[key]) == "eligible":
-            found[key] = row
-    return found
+        if key not in by_operation or _status(by_operation[key]) == "eligible":
+            by_operation[key] = row
+    return by_operation
 
 
 def _differences(
@@ -126,10 +126,10 @@ def read_report(path: Path, evidence: str) -> list[dict[str, Any]]:
     """
     report = read_json(path)
     try:
-        rows, found = [dict(row) for row in report["rows"]], report.get("evidence")
+        rows, recorded = [dict(row) for row in report["rows"]], report.get("evidence")
         _by_operation(rows)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise ProgramError(f"{path} is not a residency report: {type(error).__name__}: {error}") from error
-    if found != evidence:
-        raise ProgramError(f"{path} holds {found} rows, not {evidence} ones")
+    if recorded != evidence:
+        raise ProgramError(f"{path} holds {recorded} rows, not {evidence} ones")
     return rows

@@ -54,11 +54,10 @@ def _check(model: LoadedModel, function: Function, description: Any) -> None:
 def default_shapes(function: Function, description: Any) -> dict[str, Shape]:
     """Return the described default shape of every multi-array input.
 
-    Raises ProgramError where it contradicts the program
-    or is not among the shapes that the description allows.
+    Raises ProgramError if a shape contradicts the program, or is not among the shapes that the description allows.
     """
     params = {item.name: item.type for item in function.inputs}
-    found: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for message in description.input:
         feature, kind = feature_of(message), params.get(message.name)
         if message.type.WhichOneof("Type") != "multiArrayType" or not feature.shape or not isinstance(kind, TensorType):
@@ -74,8 +73,8 @@ def default_shapes(function: Function, description: Any) -> dict[str, Shape]:
             raise ProgramError(
                 f"input '{message.name}' is described as {list(feature.shape)}, the program takes {list(kind.shape)}"
             )
-        found[message.name] = feature.shape
-    return found
+        shapes[message.name] = feature.shape
+    return shapes
 
 
 _Types = dict[str, Type]
@@ -202,9 +201,9 @@ def _check_results(op: Op, types: _Types, texts: _Texts) -> None:
             raise ProgramError(f"cast '{op.name}' to {name} gives '{op.outputs[0].name}', declared {made.dtype}")
     if op.kind == "const" and len(op.outputs) != 1:
         raise ProgramError(f"const '{op.name}' has {len(op.outputs)} results, not 1")
-    for what, found, wanted in _numbers(op):
-        if found != wanted:
-            raise ProgramError(f"{op.kind} '{op.name}': {what} {found} values, not {wanted}")
+    for what, count, wanted in _numbers(op):
+        if count != wanted:
+            raise ProgramError(f"{op.kind} '{op.name}': {what} {count} values, not {wanted}")
 
 
 def _numbers(op: Op) -> Iterator[tuple[str, int, int]]:

@@ -181,9 +181,9 @@ def judge_model(model: LoadedModel, target: Target) -> Verdicts:
     rows: list[OpVerdict] = []
     findings: list[Finding] = []
     for subject in subjects(model, target):
-        found = [finding for rule in RULES.values() for finding in rule.findings(subject)]
-        rows.extend(op_verdicts(subject, found))
-        findings.extend(found)
+        of_subject = [finding for rule in RULES.values() for finding in rule.findings(subject)]
+        rows.extend(op_verdicts(subject, of_subject))
+        findings.extend(of_subject)
     return Verdicts(tuple(rows), tuple(findings))
 
 
@@ -201,12 +201,12 @@ def op_verdicts(subject: Subject, findings: list[Finding]) -> Iterator[OpVerdict
 
 def _of_operation(subject: Subject, op: Op, errors: dict[str, list[str]]) -> tuple[str, ...]:
     """Return the ids of errors on an operation and on the compressed weights that it takes (W6: the convolution)."""
-    found = list(errors.get(label(op), ()))
+    ids = list(errors.get(label(op), ()))
     for bindings in op.inputs.values():
         for binding in bindings:
             if isinstance(binding, str) and subject.is_constant(binding):
-                found += errors.get(binding, ())
-    return tuple(dict.fromkeys(found))
+                ids += errors.get(binding, ())
+    return tuple(dict.fromkeys(ids))
 
 
 def _status(op: Op, errors: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:

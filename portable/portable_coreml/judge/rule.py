@@ -74,8 +74,8 @@ class Subject:
     def types(self) -> Mapping[str, TensorType]:
         """Return tensor type of every value by name, states included."""
         items = [*self.function.inputs, *(out for op in self.ops for out in op.outputs)]
-        found = {item.name: item.type for item in items if isinstance(item.type, TensorType)}
-        return found | dict(self.states)
+        types = {item.name: item.type for item in items if isinstance(item.type, TensorType)}
+        return types | dict(self.states)
 
     @cached_property
     def producers(self) -> Mapping[str, Op]:
@@ -83,11 +83,11 @@ class Subject:
 
     @cached_property
     def consumers(self) -> Mapping[str, tuple[Op, ...]]:
-        found: dict[str, list[Op]] = {}
+        consumers: dict[str, list[Op]] = {}
         for op in self.ops:
             for name in input_names(op):
-                found.setdefault(name, []).append(op)
-        return {name: tuple(ops) for name, ops in found.items()}
+                consumers.setdefault(name, []).append(op)
+        return {name: tuple(ops) for name, ops in consumers.items()}
 
     @cached_property
     def flexible(self) -> bool:

@@ -101,12 +101,12 @@ def _results(op: Op, env: Mapping[str, Any], lenient: bool) -> Sequence[Any]:
         return [_literal(value)] if isinstance(value, Value) else nothing
     if op.kind == "read_state":
         return [env.get(str(op.inputs["input"][0]))] if op.inputs.get("input") else nothing
-    found = None if op.blocks or op.kind in STATE_OPS else find_kernel(op.kind)
-    if found is None or op.kind.startswith("constexpr_") or not all(isinstance(o.type, TensorType) for o in op.outputs):
+    kernel = None if op.blocks or op.kind in STATE_OPS else find_kernel(op.kind)
+    if not kernel or op.kind.startswith("constexpr_") or not all(isinstance(o.type, TensorType) for o in op.outputs):
         return nothing
     try:
-        arguments = [_argument(param, op.inputs.get(param.name, ()), env) for param in found.params]
-        results = _call(found, arguments)
+        arguments = [_argument(param, op.inputs.get(param.name, ()), env) for param in kernel.params]
+        results = _call(kernel, arguments)
         if any(isinstance(result, Tensor) and not result.numel() for result in results):
             return nothing  # a slice from behind the end, which Core ML does not refuse either
         check_number(results, op.outputs)
@@ -129,8 +129,8 @@ def _results(op: Op, env: Mapping[str, Any], lenient: bool) -> Sequence[Any]:
 
 def _check_kind(result: Tensor, declared: TensorType, name: str) -> None:
     """Raise ExecutionError if floats are declared as integers, or integers as floats."""
-    held = BY_NAME[declared.dtype].torch
-    if result.is_floating_point() != held.is_floating_point:
+    dtype = BY_NAME[declared.dtype].torch
+    if result.is_floating_point() != dtype.is_floating_point:
         raise ExecutionError(f"value '{name}' is declared {declared.dtype}, it is computed as {result.dtype}")
 
 
@@ -178,16 +178,16 @@ def _plain(value: Any) -> Any:
     raise _Unknown
 
 
-def _call(found: Kernel, arguments: Sequence[Any]) -> Sequence[Any]:
+def _call(kernel: Kernel, arguments: Sequence[Any]) -> Sequence[Any]:
     """Return a kernel's results: computed if all its tensors are, and the results are small; otherwise meta tensors."""
     tensors = [t for a in arguments for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
-    if found.shape_only:
-        return _several(found.call(*arguments))
+    if kernel.shape_only:
+        return _several(kernel.call(*arguments))
     with torch.device("meta"):
-        ghosts = _several(found.call(*(without_data(a) for a in arguments)))
+        ghosts = _several(kernel.call(*(without_data(a) for a in arguments)))
     small = sum(math.prod(g.shape) for g in ghosts) <= _COMPUTED_ELEMENTS
-    if small and not found.impure and not any(t.is_meta for t in tensors):
-        return _several(found.call(*arguments))
+    if small and not kernel.impure and not any(t.is_meta for t in tensors):
+        return _several(kernel.call(*arguments))
     return ghosts
 
 

@@ -137,8 +137,8 @@ def fixed_sums(x: Tensor, y: Tensor) -> Tensor:
         for first in range(0, left.shape[1], rows):
             some = left[i, first : first + rows]
             terms = some[:, :, None] * right[i]  # [rows, k, n]
-            kept = _exponent(some)[:, :, None] + down >= -16
-            flat[i, first : first + rows] = (_rounded(terms) * kept).sum(1)
+            counted = _exponent(some)[:, :, None] + down >= -16
+            flat[i, first : first + rows] = (_rounded(terms) * counted).sum(1)
     return _limited(flat).reshape(out.shape)
 
 

@@ -250,22 +250,22 @@ def _chain(hidden: Arg, walk: _Walk) -> list[LoweredStep] | None:
 
     No other step may use their results.
     """
-    found: dict[int, LoweredStep] = {}
+    chain: dict[int, LoweredStep] = {}
     waiting = [hidden]
     while waiting:
         arg = waiting.pop()
         step = walk.makers.get(arg.name) if isinstance(arg, Ref) else None
         if step is None or not (_is_product(step) or _is_by_number(step)):
             return None
-        if id(step) not in found and not _is_product(step):
+        if id(step) not in chain and not _is_product(step):
             waiting += [arg for arg in step.args if not isinstance(arg, Const)]
-        found[id(step)] = step
-    inside = Counter(name for step in found.values() for name in mentions(step.args)) + Counter(mentions((hidden,)))
-    made = [out.name for step in found.values() for out in step.outputs]
-    if any(walk.uses[name] != inside[name] for name in made) or all(map(_is_product, found.values())):
+        chain[id(step)] = step
+    inside = Counter(name for step in chain.values() for name in mentions(step.args)) + Counter(mentions((hidden,)))
+    made = [out.name for step in chain.values() for out in step.outputs]
+    if any(walk.uses[name] != inside[name] for name in made) or all(map(_is_product, chain.values())):
         return None
     order = {id(step): index for index, step in enumerate(walk.makers.values())}
-    return sorted(found.values(), key=lambda step: order[id(step)])
+    return sorted(chain.values(), key=lambda step: order[id(step)])
 
 
 def _is_by_number(step: LoweredStep) -> bool:

@@ -221,18 +221,18 @@ def fbgemm_bits() -> int:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch (2.13) says once that its quantised types will go
                 (piece,) = _pack(values)
-            found = _fbgemm(digits, bits, piece)
+            products = _fbgemm(digits, bits, piece)
         except (AttributeError, RuntimeError):  # another processor, or a torch without it
             return 0
-        if torch.equal(found.double(), torch.mm(digits.double(), values.double().t())):
+        if torch.equal(products.double(), torch.mm(digits.double(), values.double().t())):
             return bits
     return 0
 
 
 def _fbgemm(digits: Tensor, bits: int, piece: Any) -> Tensor:
     """Return digits [n, in] in float32 times a packed copy, [n, out] in float32."""
-    found: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(digits, 1.0, 1 << bits - 1, piece)
-    return found
+    sums: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(digits, 1.0, 1 << bits - 1, piece)
+    return sums
 
 
 def _may_round(bits: int, inputs: int) -> bool:

@@ -70,8 +70,8 @@ def _pack(out: int, rows: int, weights: Callable[[int, int], Tensor]) -> tuple[A
 
 
 def _multiplied(x: Tensor, piece: Any) -> Tensor:
-    found: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, piece)
-    return found
+    products: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, piece)
+    return products
 
 
 @cache

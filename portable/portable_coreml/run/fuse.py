@@ -46,13 +46,13 @@ def find_masked_writes(block: Lowered) -> dict[int, MaskedWrite]:
     makers = {out.name: step for step in block.steps for out in step.outputs}
     uses = Counter(name for step in block.steps for name in mentions(step.args)) + Counter(mentions(block.outputs))
     writes = [step for step in block.steps if step.kernel is None and step.op.kind == "write_state"]
-    found: dict[int, MaskedWrite] = {}
+    matches: dict[int, MaskedWrite] = {}
     for step in writes:
         match = _match(step, makers, uses)
-        if match is None or match.state in {m.state for m in found.values()} or _reads_before(step, block) > 1:
+        if match is None or match.state in {m.state for m in matches.values()} or _reads_before(step, block) > 1:
             return {}
-        found[id(step)] = match
-    return {} if any(step.blocks for step in block.steps) else found
+        matches[id(step)] = match
+    return {} if any(step.blocks for step in block.steps) else matches
 
 
 def _reads_before(write: LoweredStep, block: Lowered) -> int:
@@ -158,11 +158,11 @@ def _writer(write: MaskedWrite, half: bool) -> Callable[..., tuple[()]]:
     def apply(states: States, rows: _Index | None, mask: Tensor, new: Tensor) -> tuple[()]:
         new = new.mT if transposed else new
         if rows is not None:
-            held, fresh = states[state].numpy(), new.numpy()
+            stored, fresh = states[state].numpy(), new.numpy()
             # A factor that is inf or NaN makes the sum of products inf or NaN, so one product checks both arrays. If
             # a sum of finite numbers overflows, the formula is computed, which costs time and changes nothing.
-            if math.isfinite(np.vdot(fresh, held[rows])):
-                held[rows] = fresh
+            if math.isfinite(np.vdot(fresh, stored[rows])):
+                stored[rows] = fresh
                 return ()
         states[state] = formula(states[state], mask, new)
         return ()

@@ -90,17 +90,17 @@ class _Lowering:
     def block(self, block: Block, inputs: Sequence[Named], outer: Scope) -> Lowered:
         scope: Scope = dict(outer)
         captured: dict[str, None] = {}
-        own = {item.name for item in inputs}
+        inner = {item.name for item in inputs}
         scope.update({item.name: Ref(item.name) for item in inputs})
         steps: list[LoweredStep] = []
         for op in block.ops:
             step = self._op(op, scope)
             if step is not None:
                 steps.append(step)
-                own.update(out.name for out in step.outputs)
-                captured.update(dict.fromkeys(n for n in mentions(step.args) if n not in own))
+                inner.update(out.name for out in step.outputs)
+                captured.update(dict.fromkeys(n for n in mentions(step.args) if n not in inner))
         results = tuple(self._tensor(name, scope, f"block result '{name}'") for name in block.outputs)
-        captured.update(dict.fromkeys(n for n in mentions(results) if n not in own))
+        captured.update(dict.fromkeys(n for n in mentions(results) if n not in inner))
         return Lowered(tuple(item.name for item in inputs), tuple(steps), results, tuple(captured))
 
     def _op(self, op: Op, scope: Scope) -> LoweredStep | None:
@@ -144,24 +144,24 @@ class _Lowering:
 
     def _share(self, name: str, key: Hashable, scope: Scope) -> None:
         """Share the tensor of a name with other functions; it may be shared already."""
-        found = scope[name]
-        if key is not None and isinstance(found, Const) and isinstance(found.value, Tensor):
-            _SHARED[key] = found.value
+        constant = scope[name]
+        if key is not None and isinstance(constant, Const) and isinstance(constant.value, Tensor):
+            _SHARED[key] = constant.value
             self.keys[name] = key
 
     def _kernel_step(self, op: Op, scope: Scope) -> LoweredStep | None:
         """Return the step of a kernel, or None if its result is a constant, which `scope` then knows."""
-        found = find_kernel(op.kind)
-        if found is None:
+        kernel = find_kernel(op.kind)
+        if kernel is None:
             target = op.outputs[0].name if op.outputs else op.name
             more = "" if extra_package() else "; portable-coreml-extra, which has more operations, is not installed"
             said = f"operation '{op.kind}' (output '{target}') is not supported by the portable engine{more}"
             raise UnsupportedOp(said)
-        found = WIDE.get(op.kind, found) if self._is_rounded(op) else found
+        kernel = WIDE.get(op.kind, kernel) if self._is_rounded(op) else kernel
         if op.kind != "conv":  # see _product for those that are plain products
-            found = self._emulated(op, found)
-        step = self._product(op, found, scope) or LoweredStep(op, found, self._args(op, found, scope), op.outputs)
-        if not any(mentions(step.args)) and not found.impure:
+            kernel = self._emulated(op, kernel)
+        step = self._product(op, kernel, scope) or LoweredStep(op, kernel, self._args(op, kernel, scope), op.outputs)
+        if not any(mentions(step.args)) and not kernel.impure:
             for out, value in zip(
                 op.outputs, evaluate(step, [_constant(a) for a in step.args], self.half), strict=True
             ):
@@ -170,7 +170,7 @@ class _Lowering:
         scope.update({out.name: Ref(out.name) for out in op.outputs})
         return step
 
-    def _product(self, op: Op, found: Kernel, scope: Scope) -> LoweredStep | None:
+    def _product(self, op: Op, usual: Kernel, scope: Scope) -> LoweredStep | None:
         """Return a product with a constant matrix, which stays as it is stored if it is large.
 
         None for anything else.
@@ -181,8 +181,8 @@ class _Lowering:
         if name is None or source is None or isinstance(source, Ref):
             return None
         place = Const(None)  # the weight's, among the arguments
-        args = self._args(op, found, {**scope, name: place})
-        out = output_axis(op.kind, dict(zip([p.name for p in found.params], args, strict=True)), _shape(source))
+        args = self._args(op, usual, {**scope, name: place})
+        out = output_axis(op.kind, dict(zip([p.name for p in usual.params], args, strict=True)), _shape(source))
         matrix = None if out is None else self._matrix(op, name, out, scope)
         if matrix is None:
             return None
@@ -230,16 +230,16 @@ class _Lowering:
     def _literals(self, op: Op, scope: Scope) -> dict[str, Value]:
         """Return the arguments of an operation that are literals."""
         bound = {name: b[0] for name, b in given(op).items() if len(b) == 1}
-        found = {name: scope.get(b) if isinstance(b, str) else b for name, b in bound.items()}
-        return {name: value for name, value in found.items() if isinstance(value, Value)}
+        values = {name: scope.get(b) if isinstance(b, str) else b for name, b in bound.items()}
+        return {name: value for name, value in values.items() if isinstance(value, Value)}
 
-    def _args(self, op: Op, found: Kernel, scope: Scope) -> tuple[Arg, ...]:
+    def _args(self, op: Op, kernel: Kernel, scope: Scope) -> tuple[Arg, ...]:
         bound = given(op)
-        known = {param.name for param in found.params}
+        known = {param.name for param in kernel.params}
         for name in bound:
             if name not in known:
                 raise UnsupportedOp(f"operation '{op.kind}' ('{op.name}'): argument '{name}' is not supported")
-        return tuple(self._arg(op, param, bound.get(param.name, ()), scope) for param in found.params)
+        return tuple(self._arg(op, param, bound.get(param.name, ()), scope) for param in kernel.params)
 
     def _arg(self, op: Op, param: Param, bindings: tuple[Binding, ...], scope: Scope) -> Arg:
         where = f"argument '{param.name}' of {op.kind} '{op.name}'"
@@ -261,41 +261,41 @@ class _Lowering:
         return self._tensor(bindings[0], scope, where)
 
     def _tensor(self, binding: Binding, scope: Scope, where: str) -> Ref | Const:
-        found = self._lookup(binding, scope, where)
-        if isinstance(found, Value):
-            if not isinstance(found.type, TensorType):
+        bound = self._lookup(binding, scope, where)
+        if isinstance(bound, Value):
+            if not isinstance(bound.type, TensorType):
                 raise UnsupportedOp(f"{where}: only tensors are supported")
-            if found.type.dtype == "string":
+            if bound.type.dtype == "string":
                 raise ProgramError(f"{where} is a string, not a tensor")
-            place = self.place(found)
-            key = None if place is None else ("const", found.type, place)
+            place = self.place(bound)
+            key = None if place is None else ("const", bound.type, place)
             known = None if key is None else _SHARED.get(key)
-            made = Const(to_held(self.load(found), found.type.dtype) if known is None else known)
+            made = Const(to_held(self.load(bound), bound.type.dtype) if known is None else known)
             if isinstance(binding, str):
                 scope[binding] = made
                 self._share(binding, key, scope)
             return made
-        return found
+        return bound
 
     def _plain(self, binding: Binding, scope: Scope, where: str) -> Ref | Const:
-        found = self._lookup(binding, scope, where)
-        if isinstance(found, Value):
-            return Const(self._python(found, where))
-        if isinstance(found, Const) and isinstance(found.value, Tensor):
-            return Const(found.value.tolist())
-        return found
+        bound = self._lookup(binding, scope, where)
+        if isinstance(bound, Value):
+            return Const(self._python(bound, where))
+        if isinstance(bound, Const) and isinstance(bound.value, Tensor):
+            return Const(bound.value.tolist())
+        return bound
 
     def _lookup(self, binding: Binding, scope: Scope, where: str) -> Ref | Const | Value:
         if isinstance(binding, Value):
             return binding
         if binding not in scope:
             raise ProgramError(f"{where} refers to '{binding}', which is not defined before it")
-        found = scope[binding]
-        if isinstance(found, Op):
-            self._expanded(found, scope)
-            found = scope[binding]
-        assert not isinstance(found, Op)
-        return found
+        bound = scope[binding]
+        if isinstance(bound, Op):
+            self._expanded(bound, scope)
+            bound = scope[binding]
+        assert not isinstance(bound, Op)
+        return bound
 
     def _python(self, value: Value, where: str) -> Any:
         """Return a literal as a plain value: a number, a string, or a list."""

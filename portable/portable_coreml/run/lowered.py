@@ -65,9 +65,9 @@ class Lowered:
     @cached_property
     def dying(self) -> Mapping[int, list[str]]:
         """Return the index of a step -> the values that nothing needs after it."""
-        kept = used(self.outputs)
+        outputs = used(self.outputs)
         last = last_mentions([used(step.args) | {out.name for out in step.outputs} for step in self.steps])
-        return {index: [name for name in names if name not in kept] for index, names in last.items()}
+        return {index: [name for name in names if name not in outputs] for index, names in last.items()}
 
 
 def used(args: Sequence[Arg]) -> set[str]:
@@ -163,8 +163,8 @@ def settle(result: Tensor, declared: Named, half: bool) -> Tensor:
     check_shape(result, kind, declared.name)
     if half and kind.dtype == "fp16":
         return round_half(result)
-    held = BY_NAME[kind.dtype].torch
-    return result if result.dtype == held else result.to(held)
+    dtype = BY_NAME[kind.dtype].torch
+    return result if result.dtype == dtype else result.to(dtype)
 
 
 def round_half(value: Tensor) -> Tensor:

@@ -130,10 +130,10 @@ def compile_lines(
     parameters = ", ".join(["states", *(source.variable(name) for name in inputs)])
     live = _prune(lines, outputs)
     last = last_mentions([used(line.args) | set(line.targets) for line in live])
-    kept = used(outputs)
+    needed = used(outputs)
     for index, line in enumerate(live):
         source.add(line)
-        dead = [source.variable(n) for n in last.get(index, ()) if n not in kept]
+        dead = [source.variable(n) for n in last.get(index, ()) if n not in needed]
         if dead:
             source.body.append(f"del {', '.join(sorted(dead))}")
     results = "".join(source.expression(arg) + ", " for arg in outputs)
@@ -146,13 +146,13 @@ def compile_lines(
 def _prune(lines: Sequence[CodeLine], outputs: Sequence[Arg]) -> list[CodeLine]:
     """Return the lines whose results are used, in order. Writes to states and control flow always stay."""
     wanted = used(outputs)
-    kept: list[CodeLine] = []
+    live: list[CodeLine] = []
     for line in reversed(lines):
         writes = line.state is not None and bool(line.args)
         if writes or line.needs_states or wanted & set(line.targets):
-            kept.append(line)
+            live.append(line)
             wanted |= used(line.args)
-    return kept[::-1]
+    return live[::-1]
 
 
 _Fast = tuple[Callable[..., Any], tuple[Arg, ...]]
@@ -238,16 +238,16 @@ def _posts(step: LoweredStep, raw: Any, half: bool) -> tuple[Callable[[Tensor], 
         if not isinstance(out.type, TensorType) or not isinstance(value, Tensor):
             posts.append(None)  # a class label or its probabilities
             continue
-        held = BY_NAME[out.type.dtype].torch
-        if half and out.type.dtype == "fp16" and not (step.kernel.exact and value.dtype == held):
+        dtype = BY_NAME[out.type.dtype].torch
+        if half and out.type.dtype == "fp16" and not (step.kernel.exact and value.dtype == dtype):
             posts.append(round_half)
         else:
-            posts.append(None if value.dtype == held else _caster(held))
+            posts.append(None if value.dtype == dtype else _caster(dtype))
     return tuple(posts)
 
 
-def _caster(held: torch.dtype) -> Callable[[Tensor], Tensor]:
-    return lambda value: value.to(held)
+def _caster(dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda value: value.to(dtype)
 
 
 def _view(values: dict[str, Any], args: dict[str, Arg], results: Sequence[Tensor]) -> _Fast | None:

@@ -131,11 +131,11 @@ def _stored_product(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
         rows = to_fixed_point(x.t())
         if rows is not None:
             return matrix_in_fixed_point(matrix, rows).t()
-    found = _in_fp16(matrix, x) if _has_fp16_weights(matrix) and may_be_copied(matrix.packed) else None
-    if found is None:
-        found = _blockwise(matrix, x, steady)
+    product = _in_fp16(matrix, x) if _has_fp16_weights(matrix) and may_be_copied(matrix.packed) else None
+    if product is None:
+        product = _blockwise(matrix, x, steady)
         matrix.packed.give_back()
-    return found
+    return product
 
 
 def _has_fp16_weights(matrix: StoredMatrix) -> bool:
@@ -165,11 +165,11 @@ class _Scratch(threading.local):
     def get(self, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
         """Return [rows, columns] of any contents, which this thread's next call gives away again."""
         size = rows * columns
-        kept = self.kept.get(dtype)
-        if kept is None or len(kept) < size:
+        buffer = self.kept.get(dtype)
+        if buffer is None or len(buffer) < size:
             with torch.inference_mode(False):  # what is made in that mode can't be written outside it
-                kept = self.kept[dtype] = torch.empty(max(size, BLOCK), dtype=dtype)
-        return kept[:size].view(rows, columns)
+                buffer = self.kept[dtype] = torch.empty(max(size, BLOCK), dtype=dtype)
+        return buffer[:size].view(rows, columns)
 
 
 _scratch = _Scratch()
@@ -197,8 +197,8 @@ def _blockwise(matrix: StoredMatrix, x: Tensor, steady: bool) -> Tensor:
 def _in_fp16(matrix: StoredMatrix, x: Tensor) -> Tensor | None:
     """Return the product with a matrix whose weights are fp16 numbers; None if one of them is not finite."""
     rows = _by_fours(x.t()).contiguous()
-    found = fp16_product(rows, len(matrix.values), partial(_expanded, matrix), matrix.packed)
-    return None if found is None else found[: x.shape[1]].t()
+    product = fp16_product(rows, len(matrix.values), partial(_expanded, matrix), matrix.packed)
+    return None if product is None else product[: x.shape[1]].t()
 
 
 def _expanded(matrix: StoredMatrix, first: int, last: int) -> Tensor:

@@ -65,19 +65,19 @@ class Signature:
         self, names: Sequence[str], values: Sequence[Tensor], kinds: Mapping[str, TensorType]
     ) -> dict[str, Any]:
         """Return arrays (or images) for the function's outputs, as the model's description declares them."""
-        found: dict[str, Any] = {}
+        arrays: dict[str, Any] = {}
         for name, value in zip(names, values, strict=True):
             if name in self.image_outputs:
-                found[name] = _pictures(name).array_to_image(value.numpy(), self.image_outputs[name])
+                arrays[name] = _pictures(name).array_to_image(value.numpy(), self.image_outputs[name])
                 continue
             if not isinstance(value, Tensor):
-                found[name] = value
+                arrays[name] = value
                 continue
             declared = self.outputs[name].dtype if name in self.outputs else kinds[name].dtype
             array = np.atleast_1d(value.numpy())  # Core ML has no outputs of rank 0
             wanted = np.dtype(np.float16) if self.half and declared == "fp16" else _NUMPY_OUT.get(declared, array.dtype)
-            found[name] = array.astype(wanted, copy=not value.is_contiguous())
-        return found
+            arrays[name] = array.astype(wanted, copy=not value.is_contiguous())
+        return arrays
 
 
 def _pictures(name: str) -> Any:
@@ -95,20 +95,20 @@ def to_tensor(array: np.ndarray, kind: TensorType, name: str, half: bool) -> Ten
     """
     if array.dtype.kind not in "fiub":
         raise InputError(f"input '{name}' holds {array.dtype}; the model takes {kind.dtype}")
-    held = BY_NAME[kind.dtype].torch
-    if array.dtype.kind == "f" and not held.is_floating_point and held != torch.bool:
+    dtype = BY_NAME[kind.dtype].torch
+    if array.dtype.kind == "f" and not dtype.is_floating_point and dtype != torch.bool:
         if not np.array_equal(array, np.trunc(array)):
             raise InputError(f"input '{name}' holds fractions; the model takes {kind.dtype}")
         _check_range(array, kind, name)
         array = array.astype(np.int64)
-    if array.dtype.kind in "iu" and not held.is_floating_point and held != torch.bool:
+    if array.dtype.kind in "iu" and not dtype.is_floating_point and dtype != torch.bool:
         _check_range(array, kind, name)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     if not array.flags.writeable or not _is_dense(array) or not array.dtype.isnative:
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
     tensor = torch.from_numpy(array)
-    tensor = tensor if tensor.dtype == held else tensor.to(held)
+    tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
     return round_half(tensor) if half and kind.dtype == "fp16" else tensor
 
 

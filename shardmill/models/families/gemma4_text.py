@@ -43,7 +43,7 @@ def describe(config: Any, context: int) -> ModelDescription:
 
 
 def layers(config: Any, context: int) -> ModelDescription:
-    """Return the same without what lies outside the layers; also of an assistant, all of whose layers share."""
+    """Return the description of the layers alone; also of an assistant, all of whose layers share caches."""
     tables = rotary_tables(config, context)
     return decoder(
         config,

@@ -35,11 +35,11 @@ def share(store: Path, hashes: Mapping[Path, str]) -> None:
             if file.stat().st_size < LEAST:
                 continue
             pool.mkdir(exist_ok=True)
-            kept = pool / sha256
-            if not kept.exists():
-                _replace(kept, file)
-            elif not kept.samefile(file):  # between two links to one file a rename does nothing
-                _replace(*((file, kept) if hash_file(kept) == sha256 else (kept, file)))
+            pooled = pool / sha256
+            if not pooled.exists():
+                _replace(pooled, file)
+            elif not pooled.samefile(file):  # between two links to one file a rename does nothing
+                _replace(*((file, pooled) if hash_file(pooled) == sha256 else (pooled, file)))
 
 
 def _replace(target: Path, source: Path) -> None:
@@ -80,8 +80,8 @@ def scratch_folder(store: Path) -> Iterator[Path]:
     _sweep(store)
     outer = aside(store)
     outer.mkdir()  # not mkdtemp, whose folders nobody else may read: builds may be shared
-    with interrupt.scratch(outer), (outer / "new").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with interrupt.scratch(outer), (outer / "new").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         (outer / "new").rename(outer / LOCK)  # locked before anybody looks for it
         inner = outer / "entry"
         inner.mkdir()
@@ -192,8 +192,8 @@ def files_of(entry: Path) -> list[Path]:
 
 def stamps(entry: Path) -> dict[str, list[int]]:
     """Return size and modification time of every file of an entry, with its record. Hard links change neither."""
-    found = {file.relative_to(entry).as_posix(): file.stat() for file in files_of(entry)}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in found.items()}
+    stats = {file.relative_to(entry).as_posix(): file.stat() for file in files_of(entry)}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
 def stored(name: str, path: Path) -> str:

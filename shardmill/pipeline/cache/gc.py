@@ -25,7 +25,7 @@ USERS = "users"  # the folder in which older versions noted the checkouts that s
 
 @dataclass(frozen=True)
 class Collected:
-    """Counts of removed entries and bytes, or of those to be removed."""
+    """Counts of the entries and bytes that were removed, or that would be."""
 
     entries: int
     bytes: int  # of files that no build links to; removing other files frees nothing

@@ -52,8 +52,8 @@ def join_build(build: str) -> None:
     """
     jobs = _opened(build, ".jobs.lock")
     _flock(jobs, fcntl.LOCK_SH)
-    own, mark = os.environ.get(RUN), Path(build) / MARK
-    if own and mark.is_file() and mark.read_text() != own:
+    run, mark = os.environ.get(RUN), Path(build) / MARK
+    if run and mark.is_file() and mark.read_text() != run:
         jobs.close()
         raise ShardmillError(f"{build}: this job is of a build that was killed, and another was begun since; not run")
     _held.append(jobs)

@@ -226,8 +226,8 @@ def _bound(name: str, size: int | None) -> Callback:
         def relative_update(self, inc: int = 1) -> None:
             self.absolute_update(self.value + inc)
 
-        def _check(self, held: int) -> None:
-            if size is not None and held > size:
+        def _check(self, received: int) -> None:
+            if size is not None and received > size:
                 raise RemoteRefusal(f"{name} has more than the {size} bytes that are listed")
 
     return Bound()
@@ -257,19 +257,19 @@ def _listed(name: str, key: str, text: bytes) -> dict[str, Listed]:
 def _targets(files: Mapping[str, Listed], made: Mapping[str, Path]) -> dict[Path, Listed]:
     """Return the files by the paths to write them to. Raise RemoteRefusal if an entry has other files."""
     known = {path.name: path for path in made.values()}
-    found = {}
+    targets = {}
     for file, listed in files.items():
         first, *inner = PurePosixPath(file).parts or ("",)
         if first not in known or ".." in inner or not _can_be(file):
             raise RemoteRefusal(f"{printable(file)} is no output of this step")
-        found[known[first].joinpath(*inner)] = listed
-    both = next((path.name for path in found if not found.keys().isdisjoint(path.parents)), None)
+        targets[known[first].joinpath(*inner)] = listed
+    both = next((path.name for path in targets if not targets.keys().isdisjoint(path.parents)), None)
     if both is not None:
         raise RemoteRefusal(f"{printable(both)} is in a folder that is a file, too")
     lacking = set(known) - {PurePosixPath(file).parts[0] for file in files}
     if lacking:
         raise RemoteRefusal(f"{min(lacking)} is not in it")
-    return found
+    return targets
 
 
 def _can_be(path: str) -> bool:
@@ -278,10 +278,10 @@ def _can_be(path: str) -> bool:
     return b"\0" not in whole and len(whole) <= LONGEST_PATH and all(len(part) <= LONGEST for part in whole.split(b"/"))
 
 
-def _is_here(held: Path, target: Path, sha256: str) -> bool:
+def _is_here(local: Path, target: Path, sha256: str) -> bool:
     """Return whether a file was here already, and now is at `target` too."""
     with contextlib.suppress(OSError):
-        os.link(held, target)
+        os.link(local, target)
         if hash_file(target) == sha256:
             return True
         target.unlink()

@@ -150,20 +150,20 @@ class Store:
 
     def reason(self, action: Action, receipt: Path) -> str:
         """Return the reason for work: the ingredients of the key that changed since the last time."""
-        found = self.changes(action, receipt)
-        return "not made before" if found is None else ", ".join(found) or "its entry is gone or damaged"
+        changes = self.changes(action, receipt)
+        return "not made before" if changes is None else ", ".join(changes) or "its entry is gone or damaged"
 
 
 def key_differences(before: Mapping[str, Any], after: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Return dotted names of the leaves in which two actions differ."""
-    found = []
+    names = []
     for name in sorted({*before, *after}):
         old, new = before.get(name), after.get(name)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += key_differences(old, new, f"{prefix}{name}.")
+            names += key_differences(old, new, f"{prefix}{name}.")
         elif old != new:
-            found.append(f"{prefix}{name}")
-    return found
+            names.append(f"{prefix}{name}")
+    return names
 
 
 def write_receipt(

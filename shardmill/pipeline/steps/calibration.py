@@ -33,8 +33,8 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
                     f"convert.calibration.text: half of {file} gives {len(cut)} windows of {size} tokens; "
                     f"calibration.{name} asks for {settings[name]}"
                 )
-        seen, held = first[: settings["seen"]], second[: settings["held"]]
-        write_edges(original(source, plan), seen, held, wanted, made["edges"])
+        seen, held_out = first[: settings["seen"]], second[: settings["held"]]
+        write_edges(original(source, plan), seen, held_out, wanted, made["edges"])
 
     inputs = {"source": plan["source"], "text": hashlib.sha256(file.read_bytes()).hexdigest()}
     params = {"context": plan["context"], "layers": wanted, **{k: settings[k] for k in ("seen", "held", "window")}}

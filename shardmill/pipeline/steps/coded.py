@@ -11,5 +11,5 @@ from shardmill.checkpoint.headers import read_header
 def has_codes(file: Path, forms: Mapping[str, str]) -> bool:
     """Return whether a file has codes of a matrix in its chosen form; INT8, for example, never has codes."""
     real = file.resolve()  # a forecast of the work (`why`) passes a link
-    held = {info.name for info in read_header(real.parent, real.name)}
-    return any(f"{path}.{name}.codes" in held for path, name in forms.items())
+    names = {info.name for info in read_header(real.parent, real.name)}
+    return any(f"{path}.{name}.codes" in names for path, name in forms.items())

@@ -52,8 +52,8 @@ def task(
         for place, part in enumerate(programs):
             stored = PackageWeights(paths[part.name], part, plan["prefix"])
             record_decoder(recording, part, place, plan, reference, known, source, stored)
-        own = {part.name: (part, paths[part.name]) for part in programs if not part.is_apart}
-        whole = stored_model(reference, own, embedding, source, plan["prefix"])
+        chain = {part.name: (part, paths[part.name]) for part in programs if not part.is_apart}
+        whole = stored_model(reference, chain, embedding, source, plan["prefix"])
         recording.about["answer"] = greedy(whole, known["tokens"].tolist(), tables[EMBEDDING], tables.get(PER_LAYER))
 
     def encoder(recording: Any, source: Path, known: Mapping[str, Any], tables: Mapping[str, Any]) -> None:

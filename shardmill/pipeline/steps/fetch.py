@@ -33,7 +33,7 @@ def task(
         from shardmill.checkpoint.fetch import fetch  # brings in a hub's client, which other jobs need not load
 
         def fetched(one: Mapping[str, str | None], rows: Sequence[Row] | None, dest: Path) -> dict[str, Any]:
-            found = fetch(
+            description = fetch(
                 path=Path(one["path"]) if one["path"] else None,
                 repo=one["repo"],
                 revision=one["revision"],
@@ -43,8 +43,8 @@ def task(
                 adapter=Path(one["adapter"]) if one["adapter"] else None,
                 locked=rows,
             )
-            log.info("%d files at %s", len(found["files"]), found["commit"])
-            return found
+            log.info("%d files at %s", len(description["files"]), description["commit"])
+            return description
 
         dest = source_folder(made["record"])
         content = fetched(source, locked[0], dest)

@@ -74,7 +74,7 @@ def described(
 ) -> dict[str, Any]:
     """Return model.json's content but for sizes of files and what gates measured; `task` explains the arguments."""
     root, plan, source = summary.parent, read_json(summary), read_json(record)
-    held = _described(table, root) | ({"form": form} if form != "fp16" else {})
+    tables = _described(table, root) | ({"form": form} if form != "fp16" else {})
     compilers = {bundle.path.stem: _compiler(bundle.path) for bundle in bundles}
     programs = {
         name: program | _bundles(program) | {COMPILER: compilers[name]}
@@ -85,7 +85,7 @@ def described(
         {"path": f"{SOURCE}/{one['file']}", "sha256": hashes[one["file"]], "activation": one["activation"]}
         for one in plan.get("dense", ())
     ]
-    content = runtime_manifest(plan, programs, held, reshape, dense)
+    content = runtime_manifest(plan, programs, tables, reshape, dense)
     # Compiled bundles last as long as their operating system; on a newer one the packages are compiled again.
     content["packages"] = _by_part(packages, root)
     content["tokenizer"] = {"path": f"{SOURCE}/{TOKENIZER}", "sha256": hashes[TOKENIZER]}
@@ -112,8 +112,8 @@ def _compiler(bundle: Path) -> dict[str, str]:
 def _bundles(program: Mapping[str, Any]) -> dict[str, Any]:
     """Return where each function's bundle lies; empty if the program is one bundle."""
     names = sorted({file.partition("/")[0] for file in program["files"]})
-    found = {name.removesuffix(BUNDLE): f"{program['path']}/{name}" for name in names if name.endswith(BUNDLE)}
-    return {"bundles": found} if found else {}
+    bundles = {name.removesuffix(BUNDLE): f"{program['path']}/{name}" for name in names if name.endswith(BUNDLE)}
+    return {"bundles": bundles} if bundles else {}
 
 
 def _described(artifact: Artifact, root: Path) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def _described(artifact: Artifact, root: Path) -> dict[str, Any]:
 
 def _requires(packages: Sequence[Artifact]) -> dict[str, Any]:
     """Return the oldest systems that load every package; empty if a package has an unknown specification version."""
-    found = {_specification(artifact) for artifact in packages}
-    return {"requires": SYSTEMS[max(found)]} if found and found <= SYSTEMS.keys() else {}
+    versions = {_specification(artifact) for artifact in packages}
+    return {"requires": SYSTEMS[max(versions)]} if versions and versions <= SYSTEMS.keys() else {}
 
 
 def _specification(package: Artifact) -> int:
@@ -147,22 +147,22 @@ def _sampling(source: Path) -> dict[str, Any]:
     said = load_json(file) if file.is_file() else {}
     if not isinstance(said, dict) or said.get("do_sample") is not True:
         return {}
-    found = {
+    options = {
         name: said[name]
         for name, (least, most) in SAMPLING.items()
         if type(said.get(name)) in ((int,) if name == "top_k" else (int, float)) and least <= said[name] <= most
     }
-    return {"sampling": {"temperature": 1.0, **found}}
+    return {"sampling": {"temperature": 1.0, **options}}
 
 
 def _chat(source: Path, eos: Sequence[int], vocab: int) -> dict[str, Any]:
     """Return how a conversation becomes text; empty if no plain form is proven equal to the checkpoint's template."""
     try:
-        there, why = has_template(source), "the checkpoint has no chat template"
+        templated, why = has_template(source), "the checkpoint has no chat template"
     except ShardmillError as error:  # a damaged tokenizer_config.json; whoever chats is told
-        there, why = False, str(error)
-    found, why = chat_format(source) if there else (None, why)
-    if found is None:
+        templated, why = False, str(error)
+    form, why = chat_format(source) if templated else (None, why)
+    if form is None:
         log.info("no `chat` in model.json: %s", why)
         return {}
-    return {"chat": found | {"stop": [token for token in found["stop"] if token < vocab and token not in eos]}}
+    return {"chat": form | {"stop": [token for token in form["stop"] if token < vocab and token not in eos]}}

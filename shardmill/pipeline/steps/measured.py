@@ -35,12 +35,12 @@ def task(
         from shardmill.precision.part_codes import FormWeights
 
         source, prefix = source_folder(record), content["prefix"]
-        held = [
+        weights = [
             FormWeights(piece, source, one.path, known["forms"], prefix)
             for piece, one in zip(pieces, codes, strict=True)
         ]
-        found = measured_forms(original(source, content), states.path, held)
-        write_json(made["figures"], {"foreseen": known["estimate"], "measured": found})
+        figures = measured_forms(original(source, content), states.path, weights)
+        write_json(made["figures"], {"foreseen": known["estimate"], "measured": figures})
 
     inputs = {
         "parts": digest([piece.content for piece in pieces]),

@@ -27,13 +27,13 @@ def task(summary: Path, record: Path, text: list[Path], settings: Mapping[str, A
         from shardmill.precision.windows import halves
 
         source, size = source_folder(record), min(settings["window"], plan["context"])
-        _, found = halves(source, file.read_text(encoding="utf-8"), size)
-        if len(found) < skipped + count:
+        _, windows = halves(source, file.read_text(encoding="utf-8"), size)
+        if len(windows) < skipped + count:
             raise ConfigError(
-                f"convert.search.windows: half of {file} gives {len(found)} windows of {size} tokens; the "
+                f"convert.search.windows: half of {file} gives {len(windows)} windows of {size} tokens; the "
                 f"config asks for {count} more than the first {skipped}, on which costs are measured"
             )
-        write_original(original(source, plan), found[skipped : skipped + count], made["states"])
+        write_original(original(source, plan), windows[skipped : skipped + count], made["states"])
 
     inputs = {"source": plan["source"], "text": hashlib.sha256(file.read_bytes()).hexdigest()}
     return Task(work, Action("original", inputs, {"context": plan["context"], **settings}, **tools))

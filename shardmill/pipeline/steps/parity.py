@@ -63,8 +63,8 @@ def task(
         stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
         source = source_folder(record)
         with reshaping(told.get("reshape_frequency", "")):
-            found = measurements(bundle.path, piece, plan, load_file(states.path), source, stored, forms)
-            content = parity_verdict(piece.name, engine, found, judged, partial(furthest, [stored], source)) | told
+            measured = measurements(bundle.path, piece, plan, load_file(states.path), source, stored, forms)
+            content = parity_verdict(piece.name, engine, measured, judged, partial(furthest, [stored], source)) | told
         write_verdict(f"parity {piece.name}", content, made["verdict"])
 
     inputs = {
@@ -114,13 +114,13 @@ def measurements(
     if piece.spec.encodes:
         classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
         texts = passages(known["tokens"].tolist(), piece.spec.tokens, plan["task"])
-        given = encoder.encoder_case(piece, plan, classes, texts, encoder.known_of(piece, known), stored, weights)
+        part_case = encoder.encoder_case(piece, plan, classes, texts, encoder.known_of(piece, known), stored, weights)
     elif piece.drafter:
-        given = drafters.drafter_case(piece, plan, known, source, stored)
+        part_case = drafters.drafter_case(piece, plan, known, source, stored)
     else:
         reference = Reference(source, plan["context"], carried_channels(plan))
-        given = case.part_case(piece, reference, known, source, stored)
-    yield from parity.part_parity(runner, given)
+        part_case = case.part_case(piece, reference, known, source, stored)
+    yield from parity.part_parity(runner, part_case)
     if piece.spec.calls.adapters:
         yield from adapters.adapter_parity(runner, known["hidden"][piece.start], reference, stored)
 
@@ -137,9 +137,9 @@ def drafter_files(record: Path) -> str:
 def host_side(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return plan entries that decide, beside the part, the host's arrays and the use of an encoder's outputs."""
     shared = ("rope", "window", "window_slots")
-    own = ("band", "causal", "task", "labels") if plan["buckets"] else ()
+    of_encoder = ("band", "causal", "task", "labels") if plan["buckets"] else ()
     scale = {"embedding_scale": plan["architecture"]["embedding_scale"]} if plan["buckets"] else {}
-    return {key: plan[key] for key in (*shared, *own)} | scale
+    return {key: plan[key] for key in (*shared, *of_encoder)} | scale
 
 
 def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:
@@ -151,7 +151,7 @@ def hint(pieces: Iterable[Part], reshape: str) -> dict[str, str]:
 def parity_verdict(
     name: str,
     engine: Mapping[str, str],
-    found: Iterable[Measurement | NotRun | Margin | Stretch],
+    measured: Iterable[Measurement | NotRun | Margin | Stretch],
     judged: Mapping[str, Any],
     worst: Callable[[], str],
 ) -> dict[str, Any]:
@@ -160,13 +160,13 @@ def parity_verdict(
     Args:
         name: the part's name.
         engine: the engine that ran the part.
-        found: the measurements.
+        measured: the measurements.
         judged: names the limits, see gates/by_bits.py; empty for the INT8 limits.
         worst: names the matrix to look at if precision missed a limit.
     """
     from shardmill.gates import measurement, parity, rounding
 
-    answers = list(found)
+    answers = list(measured)
     numbers = [a for a in answers if isinstance(a, measurement.Measurement)]
     gate = rounding.name_worst_matrix(measurement.compare(numbers, by_bits.thresholds_of(judged)), worst)
     margin = [("margin", a.value) for a in answers if isinstance(a, measurement.Margin)]

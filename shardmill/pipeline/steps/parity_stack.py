@@ -69,10 +69,10 @@ def task(
         compiled = {name: bundle.path for name, bundle in zip(paths, bundles, strict=True)}
         manifest = in_place(plan, compiled, table.path, reshape)
         source = source_folder(record)
-        found = _measured(manifest, chain, paths, embedding, plan, source, states.path)
+        measured = _measured(manifest, chain, paths, embedding, plan, source, states.path)
         whole = table_parity(embedding, source, table.path)
         worst = partial(_worst, [(p, paths[p.name]) for p in pieces], plan["prefix"], source, search)
-        content = parity_verdict("stack", engine, [*whole, *found], judged, worst) | told
+        content = parity_verdict("stack", engine, [*whole, *measured], judged, worst) | told
         write_verdict("parity stack", content, made["verdict"])
 
     inputs = {f"package {i}": package.sha256 for i, package in enumerate(packages)}
@@ -135,9 +135,9 @@ def _encoder(
     from shardmill.gates.weights import PackageWeights
     from shardmill.runtime.encoder import Encoder
 
-    held = [PackageWeights(package, part, plan["prefix"]) for part, package in zip(parts, packages, strict=True)]
+    stored = [PackageWeights(package, part, plan["prefix"]) for part, package in zip(parts, packages, strict=True)]
     classes = EncoderReference(source, plan["task"])
-    return encoder.encoder_stack_parity(lambda: Encoder(manifest, Path("/")), classes, held, plan, load_file(states))
+    return encoder.encoder_stack_parity(lambda: Encoder(manifest, Path("/")), classes, stored, plan, load_file(states))
 
 
 def _decoder(
@@ -164,8 +164,8 @@ def _decoder(
     if machine.is_portable():
         manifest["widths"] = [1, *compared_widths(plan["verify"], plan["tokens_max"])]
     reference = Reference(source, plan["context"], carried_channels(plan))
-    own = {name: held for name, held in packed.items() if not held[0].drafter}
-    stored = stack.stored_model(reference, own, embedding, source, plan["prefix"])
+    chain = {name: pair for name, pair in packed.items() if not pair[0].drafter}
+    stored = stack.stored_model(reference, chain, embedding, source, plan["prefix"])
     drafter = [PackageWeights(path, part, plan["prefix"]) for part, path in packed.values() if part.drafter]
     drafts = partial(reference_drafts, stored, drafter, plan, source, Path(manifest["embedding"]["path"]))
     load = partial(Engine, manifest, Path("/"))
@@ -174,7 +174,7 @@ def _decoder(
 
 def reference_drafts(
     stored: StoredModel,
-    held: list[PackageWeights],
+    all_stored: list[PackageWeights],
     plan: Mapping[str, Any],
     source: Path,
     table: Path,
@@ -184,7 +184,7 @@ def reference_drafts(
 
     Args:
         stored: transformers' model with the packages' weights.
-        held: the weights of the drafter's packages.
+        all_stored: the weights of the drafter's packages.
         plan: plan.json's content.
         source: the checkpoint's folder.
         table: the file of the host's tables.
@@ -207,5 +207,5 @@ def reference_drafts(
     def hidden() -> Tensor:
         return stored.run(tokens, tables[EMBEDDING], tables.get(PER_LAYER))["hidden"]
 
-    drafter = drafters.reference_drafter(plan, source, held, embed, stored.weights)
+    drafter = drafters.reference_drafter(plan, source, all_stored, embed, stored.weights)
     return drafts.expected_drafts(drafter, hidden, stored.reference.model, tokens, plan["verify"], scale)

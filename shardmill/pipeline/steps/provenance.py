@@ -142,8 +142,8 @@ def provenance(records: Records, results: Path) -> dict[str, Any]:
 
 def _source_files(source: Mapping[str, Any], folder: str = SOURCE) -> Iterator[tuple[str, str]]:
     """Yield (path, sha256) of the source.json in a checkpoint's folder, and in the folder of its drafter."""
-    own = {key: value for key, value in source.items() if key != "drafter"}
-    yield f"{folder}/{RECORD_FILE}", hashlib.sha256(dumps(own).encode()).hexdigest()
+    content = {key: value for key, value in source.items() if key != "drafter"}
+    yield f"{folder}/{RECORD_FILE}", hashlib.sha256(dumps(content).encode()).hexdigest()
     if "drafter" in source:
         yield from _source_files(source["drafter"], f"{folder}/{FOLDER.rstrip('/')}")
 

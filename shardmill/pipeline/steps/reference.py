@@ -79,8 +79,8 @@ def task(summary: Path, record: Path, text: Path, parity: Mapping[str, Any], too
             hidden = model.first(longer, lambda ids: table[ids], weights)
             for index in range(plan["architecture"]["layers"]):  # one by one: a call returns what every layer gives
                 hidden = model.layers(hidden, [index], weights)[-1]
-            kept = hidden[sampled(len(longer))]
-            trace["long_logits"] = model.logits(kept, reference.mapped_rows(weights, head), weights)
+            chosen = hidden[sampled(len(longer))]
+            trace["long_logits"] = model.logits(chosen, reference.mapped_rows(weights, head), weights)
             trace["long_tokens"] = torch.tensor(longer)
         save_file(trace, made["states"])
 
@@ -108,14 +108,14 @@ def seen(states: Path, part: Part) -> str:
         part: the part.
     """
     states = states.resolve()
-    held = {tensor.name: tensor for tensor in read_header(states.parent, states.name)}
+    tensors = {tensor.name: tensor for tensor in read_header(states.parent, states.name)}
     if part.spec.encodes:
-        edges = [held[name] for name in map(part.edge, (part.start, part.end)) if name in held]
-        output, tokens = held[f"output_{part.spec.tokens}"], held["tokens"]
-        ends = [output] if part.edge(part.end) not in held else []
-        found = [tokens, *ends, *edges]
-        return _hashed(states, [(each.start, each.end) for each in found], repr(output.shape))
-    hidden, logits = held["hidden"], held["logits"]
+        edges = [tensors[name] for name in map(part.edge, (part.start, part.end)) if name in tensors]
+        output, tokens = tensors[f"output_{part.spec.tokens}"], tensors["tokens"]
+        ends = [output] if part.edge(part.end) not in tensors else []
+        values = [tokens, *ends, *edges]
+        return _hashed(states, [(each.start, each.end) for each in values], repr(output.shape))
+    hidden, logits = tensors["hidden"], tensors["logits"]
     if part.drafter:
         return _hashed(states, [(hidden.start, hidden.end)], repr(hidden.shape))
     edge = (hidden.end - hidden.start) // hidden.shape[0]  # bytes
@@ -124,11 +124,11 @@ def seen(states: Path, part: Part) -> str:
     spans = [(hidden.start + first * edge, hidden.start + (last + 1) * edge)]
     spans += [(hidden.start + i * edge, hidden.start + (i + 2) * edge) for i, _ in part.spec.lent]
     spans += [(logits.start, logits.end)] if first == end else []
-    if "experts" in held and part.spec.layers:
-        row = (held["experts"].end - held["experts"].start) // held["experts"].shape[0]
-        spans.append((held["experts"].start + first * row, held["experts"].start + last * row))
-    if "rows" in held and part.spec.layers:  # and the first layer's input, which every part takes, too
-        spans += [(hidden.start, hidden.start + edge), (held["rows"].start, held["rows"].end)]
+    if "experts" in tensors and part.spec.layers:
+        row = (tensors["experts"].end - tensors["experts"].start) // tensors["experts"].shape[0]
+        spans.append((tensors["experts"].start + first * row, tensors["experts"].start + last * row))
+    if "rows" in tensors and part.spec.layers:  # and the first layer's input, which every part takes, too
+        spans += [(hidden.start, hidden.start + edge), (tensors["rows"].start, tensors["rows"].end)]
     return _hashed(states, spans, repr((hidden.shape[1:], logits.shape)))
 
 
@@ -139,13 +139,13 @@ def _outputs(
     from shardmill.gates.encoder_reference import EncoderReference, answer_rows, passages
 
     model = EncoderReference(source, plan["task"])
-    found, head = {}, answer_rows(plan, weights)
+    tensors, head = {}, answer_rows(plan, weights)
     for bucket in plan["buckets"]:
         texts = passages(tokens, bucket, plan["task"])
         seen, outputs = model.traced(cuts, texts, weights, plan["tables"]["embedding"], head)
-        found[f"output_{bucket}"] = outputs.contiguous()
-        found |= {f"hidden_{bucket}_{layer}": rows.contiguous() for layer, rows in seen.items()}
-    return found
+        tensors[f"output_{bucket}"] = outputs.contiguous()
+        tensors |= {f"hidden_{bucket}_{layer}": rows.contiguous() for layer, rows in seen.items()}
+    return tensors
 
 
 def _hashed(states: Path, spans: list[tuple[int, int]], shapes: str) -> str:
@@ -169,8 +169,8 @@ def _check_tokens(source: Path, text: Path) -> None:
     """
     file, theirs = source / TOKENIZER, transformers_tokenizer(source)
     texts = [text.read_text(encoding="utf-8"), every_added_token(theirs), *ODD_TEXTS]
-    if found := difference(file, read_tokenizer(file), theirs, texts):
-        raise CheckpointError(found)
+    if problem := difference(file, read_tokenizer(file), theirs, texts):
+        raise CheckpointError(problem)
 
 
 def encode(source: Path, text: Path) -> list[int]:

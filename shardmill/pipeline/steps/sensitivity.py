@@ -23,8 +23,8 @@ def task(
 
         source = source_folder(record)
         originals = partial(original, source, content, often=True)
-        found = part_costs(piece, source, originals, edges.path, codes.path, made["costs"].parent, threads)
-        write_json(made["costs"], {"matrices": found})
+        matrices = part_costs(piece, source, originals, edges.path, codes.path, made["costs"].parent, threads)
+        write_json(made["costs"], {"matrices": matrices})
 
     inputs = {"part": digest(piece.content), "source": content["source"], "edges": edges.sha256, "codes": codes.sha256}
     return Task(work, Action("sensitivity", inputs, {}, **tools))

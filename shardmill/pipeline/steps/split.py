@@ -222,19 +222,19 @@ def read_out(settings: Config, model: ModelDescription, source: Path) -> dict[st
     if a.ends is None:
         return {}
     embeds = a.task == EMBED
-    found = read_modules(source, a.ends.project or a.graph.hidden) if embeds else Modules()
+    modules = read_modules(source, a.ends.project or a.graph.hidden) if embeds else Modules()
     if embeds:
         check_text_settings(source, settings.sizes)
-    if found.pooling and settings.pooling not in (None, found.pooling):
+    if modules.pooling and settings.pooling not in (None, modules.pooling):
         raise ConfigError(
-            f"pooling: {settings.pooling}, but the checkpoint's modules say {found.pooling}; leave it out"
+            f"pooling: {settings.pooling}, but the checkpoint's modules say {modules.pooling}; leave it out"
         )
-    pooling = settings.pooling or found.pooling or ("last" if a.task == RANK else "mean")
+    pooling = settings.pooling or modules.pooling or ("last" if a.task == RANK else "mean")
     file = source / "tokenizer.json"
     if embeds and pooling == "last" and file.is_file() and not read_tokenizer(file).encode("a").special_tokens_mask[-1]:
         raise CheckpointError(f"{file}: puts no token after a text, whose row `pooling: last` takes; fetch another one")
-    dense = [{"file": one.file, "activation": one.activation} for one in found.dense]
-    said = {"pooling": pooling, "dense": dense, "prompts": dict(found.prompts), "default_prompt": found.prompt}
+    dense = [{"file": one.file, "activation": one.activation} for one in modules.dense]
+    said = {"pooling": pooling, "dense": dense, "prompts": dict(modules.prompts), "default_prompt": modules.prompt}
     if a.task != RANK:
         return said
     rows = blocks(model.sources["classifier.weight"])[: len(a.labels)]
@@ -244,11 +244,11 @@ def read_out(settings: Config, model: ModelDescription, source: Path) -> dict[st
 def answer_tokens(source: Path, answers: Sequence[str]) -> list[int]:
     """Return the token of each answer. Raises ConfigError if an answer is several tokens."""
     tokenizer = read_tokenizer(source / "tokenizer.json")
-    found = [tokenizer.encode(answer, add_special_tokens=False).ids for answer in answers]
-    for answer, ids in zip(answers, found, strict=True):
+    tokens = [tokenizer.encode(answer, add_special_tokens=False).ids for answer in answers]
+    for answer, ids in zip(answers, tokens, strict=True):
         if len(ids) != 1:
             raise ConfigError(f"answers: {answer!r} is {len(ids)} tokens; each answer must be one token")
-    return [ids[0] for ids in found]
+    return [ids[0] for ids in tokens]
 
 
 def _label_tokens(source: Path, settings: Config, vocab: int) -> Sequence[int]:
@@ -285,20 +285,20 @@ def _read_drafter(
     if settings.drafter is None:
         return None, {}
     folder, target = source / FOLDER, model.architecture
-    found: Mapping[str, TensorInfo] = {}
+    headers: Mapping[str, TensorInfo] = {}
     if settings.drafter == MTP:
         vocab = settings.head.draft_vocab_size
         drafter = mtp.describe(hf, tensors, target, settings.length, model.prefix, vocab)
     else:
-        found = read_tensors(folder)
-        drafter = describe_checkpoint(folder, found, target, settings.length, hosted=settings.program.state == HOST)
+        headers = read_tensors(folder)
+        drafter = describe_checkpoint(folder, headers, target, settings.length, hosted=settings.program.state == HOST)
     for problem in topology.overweight_drafter(settings, target, drafter):
         raise ConfigError(problem)
-    own = {FOLDER + name: replace(info, name=FOLDER + name, file=FOLDER + info.file) for name, info in found.items()}
+    renamed = {FOLDER + n: replace(info, name=FOLDER + n, file=FOLDER + info.file) for n, info in headers.items()}
     shapes = plan.drafter_shapes(settings, target, drafter)
     inner = {name: info for name, info in tensors.items() if name in shapes or name.startswith(f"{MTP}.")}
-    check_tensors(own or inner, shapes, optional=drafter.model.ignored)
-    return drafter, own
+    check_tensors(renamed or inner, shapes, optional=drafter.model.ignored)
+    return drafter, renamed
 
 
 def _host_side(drafter: DrafterDescription, source: Path, vocab: int) -> dict[str, Any]:
@@ -372,8 +372,8 @@ def _check_fixed(model: ModelDescription, tensors: Mapping[str, TensorInfo], sou
     for name in sorted(model.fixed.keys() & tensors.keys()):
         wanted, values = model.fixed[name], read_info(tensors[name], source).flatten().tolist()
         if len(values) != 1 or not isclose(values[0], wanted, rel_tol=BF16_STEP, abs_tol=FP16_STEP / 2):
-            found = ", ".join(f"{value:.3g}" for value in values[:2])
-            raise CheckpointError(f"tensor {printable(name)} is {found}: programs have {wanted} in its place")
+            numbers = ", ".join(f"{value:.3g}" for value in values[:2])
+            raise CheckpointError(f"tensor {printable(name)} is {numbers}: programs have {wanted} in its place")
 
 
 def _refuse_foreign(model: ModelDescription, tensors: Iterable[str]) -> None:

@@ -39,8 +39,8 @@ def task(
 
         installed.check_runtime(runtime)
         stored = PackageWeights(package.path, piece, plan["prefix"])
-        found = witness_measurements(piece, bundle.path, plan, load_file(states.path), source_folder(record), stored)
-        content = witness_verdict(piece.name, engine, runtime, found)
+        measured = witness_measurements(piece, bundle.path, plan, load_file(states.path), source_folder(record), stored)
+        content = witness_verdict(piece.name, engine, runtime, measured)
         write_verdict(f"witness {piece.name}", content, made["verdict"])
 
     inputs = {

@@ -27,7 +27,7 @@ def rules_page() -> str:
 
 
 def _section(rule: Rule) -> str:
-    scope = "".join(f"; {name}: {held}" for name, held in (("systems", rule.systems), ("chips", rule.chips)) if held)
+    scope = "".join(f"; {name}: {names}" for name, names in (("systems", rule.systems), ("chips", rule.chips)) if names)
     lines = [
         f"\n## {rule.id}: {rule.title}\n",
         f"- severity: {rule.severity}; confidence: {rule.confidence}{scope}",
@@ -36,8 +36,8 @@ def _section(rule: Rule) -> str:
     ]
     for limit in (limit for limit in (*WEIGHT_BYTES, *SCORES) if limit.rule == rule.id):
         said = f"; {limit.remark}" if limit.remark else ""
-        held = f"{listed(limit.systems)}: {limit.most} {'scores' if limit in SCORES else 'bytes'}"
-        lines.append(f"- {held}; confidence: {limit.confidence} ({'; '.join(limit.sources)}{said})")
+        told = f"{listed(limit.systems)}: {limit.most} {'scores' if limit in SCORES else 'bytes'}"
+        lines.append(f"- {told}; confidence: {limit.confidence} ({'; '.join(limit.sources)}{said})")
     if rule.contested:
         lines.append(f"- contested: {rule.contested}")
     return "\n".join(lines) + "\n"

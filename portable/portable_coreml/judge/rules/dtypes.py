@@ -120,9 +120,9 @@ M6 = "751K, M6 report at 0dccf2e, notes/numerics.md"
 )
 def _fixed_point(subject: Subject) -> Iterator[Breach]:
     """Yield one breach for all products of a function."""
-    found = [op for op in subject.runtime_ops if op.kind in ("conv", "linear", "matmul")]
-    if found:
-        yield Breach(label(found[0]), f"product, {len(found)} in this function; this is the first")
+    products = [op for op in subject.runtime_ops if op.kind in ("conv", "linear", "matmul")]
+    if products:
+        yield Breach(label(products[0]), f"product, {len(products)} in this function; this is the first")
 
 
 @rule(
@@ -186,9 +186,9 @@ def _infinite_mask(subject: Subject) -> Iterator[Breach]:
 )
 def _table_of_silu(subject: Subject) -> Iterator[Breach]:
     """Yield one breach for all of a function's SiLUs: a model has one in every layer."""
-    found = [op for op in subject.runtime_ops if op.kind == "silu" or _is_silu(subject, op)]
-    if found:
-        yield Breach(label(found[0]), f"SiLU, {len(found)} in this function; this is the first")
+    silus = [op for op in subject.runtime_ops if op.kind == "silu" or _is_silu(subject, op)]
+    if silus:
+        yield Breach(label(silus[0]), f"SiLU, {len(silus)} in this function; this is the first")
 
 
 def _is_silu(subject: Subject, op: Op) -> bool:
@@ -212,9 +212,9 @@ def _is_silu(subject: Subject, op: Op) -> bool:
 def _small_probabilities(subject: Subject) -> Iterator[Breach]:
     """Yield one breach for all products of a softmax and a matrix in a function."""
     softmax = {out.name for op in subject.runtime_ops if op.kind == "softmax" for out in op.outputs}
-    found = [op for op in subject.runtime_ops if op.kind == "matmul" and softmax & set(input_names(op))]
-    if found:
-        yield Breach(label(found[0]), f"product with a softmax, {len(found)} in this function; this is the first")
+    products = [op for op in subject.runtime_ops if op.kind == "matmul" and softmax & set(input_names(op))]
+    if products:
+        yield Breach(label(products[0]), f"product with a softmax, {len(products)} in this function; this is the first")
 
 
 @rule(
@@ -228,6 +228,6 @@ def _small_probabilities(subject: Subject) -> Iterator[Breach]:
 )
 def _tables(subject: Subject) -> Iterator[Breach]:
     """Yield one breach for all of a function's operations that are read from a table, except SiLU."""
-    found = [op for op in subject.runtime_ops if op.kind in ("erf", "gelu", "sigmoid", "tanh")]
-    if found:
-        yield Breach(label(found[0]), f"{found[0].kind}, {len(found)} of a table in this function; this is the first")
+    ops = [op for op in subject.runtime_ops if op.kind in ("erf", "gelu", "sigmoid", "tanh")]
+    if ops:
+        yield Breach(label(ops[0]), f"{ops[0].kind}, {len(ops)} of a table in this function; this is the first")

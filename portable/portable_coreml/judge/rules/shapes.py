@@ -169,9 +169,9 @@ def _unaligned_io(subject: Subject) -> Iterator[Breach]:
 )
 def _many_scores(subject: Subject) -> Iterator[Breach]:
     most = strictest(subject.target.systems).scores.most
-    found = [op for op in subject.runtime_ops if op.kind == "softmax"]
-    shapes = _largest_shapes(subject) if found else {}
-    for op in found:
+    softmaxes = [op for op in subject.runtime_ops if op.kind == "softmax"]
+    shapes = _largest_shapes(subject) if softmaxes else {}
+    for op in softmaxes:
         rows = [shapes.get(name, ())[-2:] for name, _ in subject.operands(op)]
         if (count := max(map(prod, rows), default=0)) > most:
             yield Breach(label(op), f"softmax over {count} scores of one product; the engine computes them wrongly")
@@ -195,9 +195,9 @@ def _largest_shapes(subject: Subject) -> dict[str, tuple[int, ...]]:
 def _tokens(subject: Subject) -> int:
     """Return the tokens of a pass of an encoder, which has no states and takes [1, channels, tokens, 1]; else 0."""
     shapes = [feature.shape for feature in subject.inputs if not feature.ranges and not feature.choices]
-    found = [shape[2] for shape in shapes if len(shape) == _TOKENS_AXES and shape[0] == shape[3] == 1]
+    counts = [shape[2] for shape in shapes if len(shape) == _TOKENS_AXES and shape[0] == shape[3] == 1]
     attends = any(op.kind == "softmax" for op in subject.runtime_ops)
-    return max(found, default=0) if attends and not subject.states else 0
+    return max(counts, default=0) if attends and not subject.states else 0
 
 
 @rule(

@@ -112,10 +112,10 @@ def threshold(x: Tensor, alpha: float) -> Tensor:
 
 @kernel("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
-    held = BY_NAME[dtype].torch
+    target = BY_NAME[dtype].torch
     if dtype in ("int8", "uint8", "int16", "uint16") and x.is_floating_point():
-        return x.to(torch.int64).to(held)
-    return x.to(held)
+        return x.to(torch.int64).to(target)
+    return x.to(target)
 
 
 @kernel("select", exact=True)

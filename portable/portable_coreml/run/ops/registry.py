@@ -129,5 +129,5 @@ def elementwise(table: dict[str, Callable[..., Any]], *names: str, exact: bool =
 
 def _params(call: Callable[..., Any]) -> tuple[Param, ...]:
     hints = get_type_hints(call)
-    found = inspect.signature(call).parameters.values()
-    return tuple(Param(p.name, _Kinds[hints[p.name]], p.default) for p in found)
+    parameters = inspect.signature(call).parameters.values()
+    return tuple(Param(p.name, _Kinds[hints[p.name]], p.default) for p in parameters)

@@ -20,8 +20,8 @@ def shape(x: Tensor) -> Tensor:
 @kernel("reshape", exact=True)
 def reshape(x: Tensor, shape: Ints) -> Tensor:
     """Reshape; a 0 keeps the extent at its place, counted from the last axis, or is 1 before the first (iOS17)."""
-    kept = [1] * (len(shape) - x.dim()) + list(x.shape)[max(x.dim() - len(shape), 0) :]
-    return x.reshape([k if s == 0 and x.numel() else int(s) for s, k in zip(shape, kept, strict=True)])
+    extents = [1] * (len(shape) - x.dim()) + list(x.shape)[max(x.dim() - len(shape), 0) :]
+    return x.reshape([k if s == 0 and x.numel() else int(s) for s, k in zip(shape, extents, strict=True)])
 
 
 @kernel("reshape_like", exact=True)
@@ -122,16 +122,16 @@ def _apply_slices(x: Tensor, index: list[slice | int]) -> Tensor:
     """Slice an axis of negative step forwards and flip it, since torch has no negative steps."""
     forward: list[slice | int] = []
     flipped: list[int] = []
-    kept = 0
+    position = 0
     for axis, item in enumerate(index):
         if isinstance(item, slice) and item.step is not None and item.step < 0:
             picked = range(x.shape[axis])[item]
             last = picked[-1] if len(picked) else 0
             forward.append(slice(last, (picked[0] + 1) if len(picked) else 0, -item.step))
-            flipped.append(kept)
+            flipped.append(position)
         else:
             forward.append(item)
-        kept += not isinstance(item, int)
+        position += not isinstance(item, int)
     out = x[tuple(forward)]
     return torch.flip(out, flipped) if flipped else out
 

@@ -1,0 +1,164 @@
+"""Where a server listens: a file, what systemd passes on, and what is told before anything large is imported."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import plistlib
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from patience import PATIENCE, wait_until
+from programs import skip_or_fail
+
+from shardmill.errors import ShardmillError
+from shardmill.serve.listening import listening
+
+from .running import ask
+
+TESTS = Path(__file__).parent.parent
+SERVICE = TESTS.parent / "docs" / "service"
+FAKE = [sys.executable, "-m", "serve.process", "0", "-1"]
+FORGED = {"Host": "evil.example", "Content-Type": "application/json"}
+LARGE = ("uvicorn", "fastapi", "torch", "transformers")  # the error itself takes numpy and pydantic
+
+
+@contextmanager
+def started(*command: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of the tests' server."""
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", "PYTHONUNBUFFERED": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    server = subprocess.Popen(command, cwd=TESTS, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+    try:
+        yield server
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def asked(address: str | int) -> tuple[int, str]:
+    """Status and text of a completion, asked for at a file or a port under a name that no server has."""
+    kind, where = (socket.AF_UNIX, address) if isinstance(address, str) else (socket.AF_INET, ("127.0.0.1", address))
+    connection = http.client.HTTPConnection("localhost")
+    connection.sock = socket.socket(kind, socket.SOCK_STREAM)
+    connection.sock.settimeout(PATIENCE)
+    connection.sock.connect(where)
+    headers = FORGED if kind == socket.AF_UNIX else {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/completions", json.dumps(ask()), headers)
+    answer = connection.getresponse()
+    content = json.loads(answer.read())
+    connection.close()
+    return answer.status, content["choices"][0]["text"]
+
+
+def test_a_file_is_a_socket_of_its_user_alone(tmp_path: Path) -> None:
+    """No page can reach it under any name, so it asks for none; it is gone when the server is."""
+    file = tmp_path / "model.sock"
+    with started(*FAKE, "--socket", str(file)) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == f"serving fake on the scripted engine at unix:{file}\n"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        status, text = asked(str(file))
+        assert status == 200 and text
+        server.terminate()
+        out, errors = server.communicate(timeout=PATIENCE)
+        assert (server.returncode, out, errors) == (0, "", "")
+    assert not file.exists()
+
+
+def test_a_file_that_a_killed_server_left_is_taken_over(tmp_path: Path) -> None:
+    file = tmp_path / "model.sock"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(file))
+    with listening("", 0, file) as listener:
+        listener.listen()
+        with pytest.raises(ShardmillError, match=f"{file}: another server listens there; choose another --socket"):
+            next(iter(listening("", 0, file).gen))
+    assert not file.exists()
+    file.write_text("mine")
+    for other in (file, tmp_path / "no" / "folder", tmp_path / ("x" * 200)):
+        with pytest.raises(ShardmillError, match="can't listen at .*; choose another --socket"):
+            next(iter(listening("", 0, other).gen))
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("options", [("--port",), ("--socket", "/no/such/folder/file")])
+def test_an_address_in_use_is_told_before_anything_large_is_imported(options: tuple[str, ...]) -> None:
+    watched = f"try:\n    cli.main()\nfinally:\n    print([one for one in {LARGE} if one in sys.modules])"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        given = [*options, str(taken.getsockname()[1])] if options == ("--port",) else [*options]
+        code = f"import sys\nfrom shardmill import cli\nsys.argv[1:] = ['serve', 'no-build', *{given}]\n{watched}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stdout == "[]\n"
+    assert done.stderr.startswith("shardmill: can't listen at") and len(done.stderr.splitlines()) == 1
+
+
+def test_a_socket_that_systemd_passes_on_is_served(tmp_path: Path) -> None:
+    """Connections that came first are answered; the address is systemd's, whatever the options say."""
+    program = shutil.which("systemd-socket-activate") or skip_or_fail("systemd is not installed")
+    file = tmp_path / "given.sock"
+    options = [f"--setenv={name}" for name in ("PYTHONPATH", "PATH", "PYTHONUNBUFFERED")]
+    with started(program, "-l", str(file), *options, *FAKE, "--port", "1", "--socket", "/no/such") as server:
+        wait_until(file.exists)
+        assert asked(str(file))[0] == 200
+        assert server.stdout is not None
+        assert server.stdout.readline() == f"serving fake on the scripted engine at unix:{file}\n"
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=PATIENCE)
+        assert server.returncode == 0 and file.exists()  # it is systemd's
+
+
+def test_two_sockets_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
+    monkeypatch.setenv("LISTEN_FDS", "2")
+    with pytest.raises(ShardmillError, match="systemd passes on 2 sockets: give the socket's unit one ListenStream"):
+        next(iter(listening("127.0.0.1", 0, None).gen))
+    assert not {"LISTEN_PID", "LISTEN_FDS"} & os.environ.keys()
+    monkeypatch.setenv("LISTEN_PID", "1")  # another process'
+    monkeypatch.setenv("LISTEN_FDS", "1")
+    with listening("127.0.0.1", 0, None) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+
+
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    """As they stand in the docs, but for the program's place."""
+    program = shutil.which("systemd-analyze") or skip_or_fail("systemd is not installed")
+    for file in SERVICE.glob("shardmill.s*"):
+        text = file.read_text().replace("/opt/shardmill/bin/shardmill", sys.executable)
+        (tmp_path / file.name).write_text(text)
+    units = [str(tmp_path / f"shardmill.{kind}") for kind in ("service", "socket")]
+    done = subprocess.run([program, "verify", *units], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "shardmill" not in done.stderr, done.stderr
+    assert re.search(r"^Restart=on-failure$", (SERVICE / "shardmill.service").read_text(), re.MULTILINE)
+
+
+KEYS = {  # of launchd.plist(5), with their types
+    "Label": str,
+    "ProgramArguments": list,
+    "RunAtLoad": bool,
+    "KeepAlive": dict,
+    "ExitTimeOut": int,
+    "ProcessType": str,
+    "StandardOutPath": str,
+    "StandardErrorPath": str,
+}
+
+
+def test_launchd_s_keys_have_their_types() -> None:
+    """No launchd has read it: this is what its manual page says."""
+    read = plistlib.loads((SERVICE / "shardmill.plist").read_bytes())
+    assert {name: type(value) for name, value in read.items()} == KEYS
+    assert read["KeepAlive"] == {"SuccessfulExit": False} and all(type(one) is str for one in read["ProgramArguments"])
+    assert read["ProcessType"] in ("Background", "Standard", "Adaptive", "Interactive")
