@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EMPTY_NAMES = {"found", "held", "kept", "own", "given", "there"}
-NOT_YET = ("shardmill/serve/", "swift/")
+NOT_YET = ("shardmill/serve/answer.py", "shardmill/serve/prepare.py")
 SOURCE = '''"""Says what it does.
 
 In three lines.

@@ -34,7 +34,7 @@ def write_answer(answer: str, thought_end: str, special: Mapping[str, int]) -> s
 
 def regex_answer(regex: str) -> str:
     """Return the expression of a text that a regular expression matches as a whole."""
-    escaped = re.sub(r"\\.|/", lambda found: "\\/" if found[0] == "/" else found[0], regex, flags=re.DOTALL)
+    escaped = re.sub(r"\\.|/", lambda match: "\\/" if match[0] == "/" else match[0], regex, flags=re.DOTALL)
     return f"/{escaped}/"
 
 
@@ -86,19 +86,19 @@ def closed(schema: Schema) -> dict[str, Any]:
         together = together or _describing(value) > 1 or place in shared
         if together and isinstance(value.get("$ref"), str):
             shared.add(value["$ref"])
-        found = _mapped(
+        mapped = _mapped(
             value, lambda key, part: walk(part, f"{place}/{key}", together=together and key in _ALTERNATIVES)
         )
-        return found if together or not _names_all(value) else {**found, "additionalProperties": False}
+        return mapped if together or not _names_all(value) else {**mapped, "additionalProperties": False}
 
     while True:  # a definition may come before the schema that shares it
         before = len(shared)
         try:
-            found: dict[str, Any] = walk(schema, "#")
+            narrowed: dict[str, Any] = walk(schema, "#")
         except RecursionError:
             raise invalid("a JSON schema is nested too deeply: flatten it by $defs") from None
         if len(shared) == before:
-            return found
+            return narrowed
 
 
 def _describing(value: Schema) -> int:

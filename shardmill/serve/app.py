@@ -37,7 +37,7 @@ from shardmill.serve.stream import EventStream, take_all, while_connected
 
 def add_pages(
     app: FastAPI,
-    own: str,
+    model_name: str,
     is_well: Callable[[], bool],
     metrics: Metrics,
     settings: Settings,
@@ -49,7 +49,7 @@ def add_pages(
 
     Args:
         app: the application.
-        own: the model's name for clients.
+        model_name: the model's name for clients.
         is_well: returns whether requests are accepted.
         metrics: the counters for /metrics.
         settings: the server's settings.
@@ -59,21 +59,21 @@ def add_pages(
     """
     add_browser_pages(app, locked=settings.api_key is not None)
     get = partial(app.api_route, methods=["GET", "HEAD"], response_model=None)
-    card = {"id": own, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
+    card = {"id": model_name, "object": "model", "created": int(time.time()), "owned_by": "shardmill"}
     card |= {"shardmill": facts}
 
     @get("/v1/models")
     @get("/v1/models/", include_in_schema=False)
     async def models() -> Response:
         """Name the model and its adapters, and say what the model does."""
-        others = [{**card, "id": f"{own}:{name}", "parent": own} for name in adapters()]
+        others = [{**card, "id": f"{model_name}:{name}", "parent": model_name} for name in adapters()]
         return json_response({"object": "list", "data": [card, *others]})
 
     @get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
-        """Say the same of one of them."""
-        adapted = check_model_name(name, own, adapters()) is not None
-        return json_response({**card, "id": name, "parent": own} if adapted else card)
+        """Name one of these, and say what it does."""
+        adapted = check_model_name(name, model_name, adapters()) is not None
+        return json_response({**card, "id": name, "parent": model_name} if adapted else card)
 
     @get("/health")
     async def health() -> Response:
@@ -140,8 +140,8 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
     @app.post("/v1/decide", response_model=None)
     async def decide(body: DecideRequest, request: Request) -> Response:
         """Give the probabilities of labels after a text or a conversation."""
-        found = await while_connected(request.receive, scored(body, _asker(body, request)))
-        return json_response(decided(body.model, body.labels, found, model.calibration))
+        scores = await while_connected(request.receive, scored(body, _asker(body, request)))
+        return json_response(decided(body.model, body.labels, scores, model.calibration))
 
     async def scored(body: DecideRequest, client: str) -> list[LabelScores]:
         """Run a request's texts one by one, so that other requests may run between them.
@@ -149,14 +149,14 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
         A text is tokenised once for each label, which takes long for many. So it is done at the text's turn, after the
         queue has been asked, and in a thread of its own, which no other request needs. It ends when the client leaves.
         """
-        loop, gone, found = asyncio.get_running_loop(), threading.Event(), list[LabelScores]()
+        loop, gone, scores = asyncio.get_running_loop(), threading.Event(), list[LabelScores]()
         try:
             worker.check_room()
             chat = await loop.run_in_executor(chats, decided_chat, body, model) if body.messages else ""
             works = prepare_decisions(body, chat, model, settings, gone.is_set)
             while (work := await loop.run_in_executor(splitting, next, works, None)) is not None:
-                found.append(await score(Job(work, client), follows=bool(found)))
-            return found
+                scores.append(await score(Job(work, client), follows=bool(scores)))
+            return scores
         finally:
             gone.set()
 
@@ -236,9 +236,9 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
         """Answer a conversation in the form of OpenAI's Responses API, without stored answers."""
         chat = body.as_chat()
         make = partial(ResponsesAnswer, body, chat, model)
-        found = await answer(chat, request, chats, make, _asker(body, request))
-        found.headers.update(body.headers)
-        return found
+        response = await answer(chat, request, chats, make, _asker(body, request))
+        response.headers.update(body.headers)
+        return response
 
     async def answer(
         body: CompletionRequest | ChatRequest,

@@ -41,18 +41,18 @@ def object_call(text: str) -> Call | None:
         return None
 
 
-def _named_call(found: Any) -> Call | None:
+def _named_call(content: Any) -> Call | None:
     """Return the call that an object describes.
 
     Some models write the arguments as a text of JSON, or leave them out where there are none. Some write OpenAI's
     spelling, in which the object `function` has the name, and some write the name itself as `function`.
     """
-    if isinstance(found, dict) and isinstance(found.get("function"), dict):
-        found = found["function"]
-    if not isinstance(found, dict):
+    if isinstance(content, dict) and isinstance(content.get("function"), dict):
+        content = content["function"]
+    if not isinstance(content, dict):
         return None
-    name = found.get("name", found.get("function"))
-    arguments = found.get("arguments", found.get("parameters"))
+    name = content.get("name", content.get("function"))
+    arguments = content.get("arguments", content.get("parameters"))
     if isinstance(arguments, str):
         arguments = parsed(arguments)
         arguments = [] if arguments is None else arguments  # a text that is no JSON is not the same as none
@@ -108,28 +108,28 @@ class _Python:
     def calls(self) -> list[Call]:
         """Return the calls that are the whole text, between brackets or not."""
         closing = "]" if self._skips("[") else ""
-        found: list[Call] = []
-        while not found or (self._skips(",") and not (closing and self._next() == closing)):
+        calls: list[Call] = []
+        while not calls or (self._skips(",") and not (closing and self._next() == closing)):
             name = self._match(_NAME)
             self._expect("(")
-            found.append((name, self._arguments()))
+            calls.append((name, self._arguments()))
         if closing:
             self._expect(closing)
         self._end()
-        return found
+        return calls
 
     def _arguments(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         while not self._skips(")"):
             key = self._match(_KEY)
             self._expect("=")
-            if key in found:
+            if key in arguments:
                 raise ValueError(f"{key} is given twice")
-            found[key] = self._value(0)
+            arguments[key] = self._value(0)
             if not self._skips(","):
                 self._expect(")")
                 break
-        return found
+        return arguments
 
     def _value(self, depth: int) -> Any:
         first = self._next()
@@ -189,9 +189,9 @@ class _Python:
         return self._text[self._at : self._at + 1]
 
     def _skips(self, character: str) -> bool:
-        found = self._next() == character
-        self._at += found
-        return found
+        is_next = self._next() == character
+        self._at += is_next
+        return is_next
 
     def _expect(self, character: str) -> None:
         if not self._skips(character):
@@ -199,11 +199,11 @@ class _Python:
 
     def _match(self, pattern: re.Pattern[str]) -> str:
         self._next()
-        found = pattern.match(self._text, self._at)
-        if not found:
+        match = pattern.match(self._text, self._at)
+        if not match:
             raise ValueError("something else")
-        self._at = found.end()
-        return found[0]
+        self._at = match.end()
+        return match[0]
 
     def _end(self) -> None:
         if self._next():

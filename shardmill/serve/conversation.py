@@ -131,8 +131,8 @@ class Talk:
         form, channels = self._model.thoughts, self._model.channels
         thoughts = ThoughtReader(form, opened=thinks) if form else None
         reader = CallReader(channels, {}) if channels else None
-        kept = (*((form.begin, form.end) if form else ()), *(channels.tokens if channels else ()))
-        decode = self._model.decoder(kept) if kept else self._model.decode
+        written = (*((form.begin, form.end) if form else ()), *(channels.tokens if channels else ()))
+        decode = self._model.decoder(written) if written else self._model.decode
         seed = (self._sampling.seed + self._turns) % SEEDS  # otherwise equal turns get equal answers
         self._turns += 1
         events = generate(

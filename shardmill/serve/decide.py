@@ -105,17 +105,17 @@ def _too_long(what: str, most: int) -> ApiError:
 
 
 def decided(
-    name: str, labels: Sequence[str], found: Sequence[LabelScores], calibration: LabelCalibration | None
+    name: str, labels: Sequence[str], scored: Sequence[LabelScores], calibration: LabelCalibration | None
 ) -> dict[str, Any]:
     """Return the answer for texts in OpenAI's form of a list, each with its labels, the likeliest first."""
-    prompt = sum(scores.prompt_tokens for scores in found)
+    prompt = sum(scores.prompt_tokens for scores in scored)
     usage = {
         "prompt_tokens": prompt,
         "total_tokens": prompt,
-        "prompt_tokens_details": {"cached_tokens": sum(scores.reused_tokens for scores in found)},
+        "prompt_tokens_details": {"cached_tokens": sum(scores.reused_tokens for scores in scored)},
     }
     rows = [
-        {"object": "decision", "index": i, **_decision(labels, scores, calibration)} for i, scores in enumerate(found)
+        {"object": "decision", "index": i, **_decision(labels, scores, calibration)} for i, scores in enumerate(scored)
     ]
     return {"object": "list", "model": name, "data": rows, "usage": usage}
 

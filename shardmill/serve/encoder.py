@@ -197,8 +197,8 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
             raise invalid(f"{name} labels whole texts and finds no spans in them: leave out redact", "redact")
         texts = [body.input] if isinstance(body.input, str) else body.input
         work = _answered(desk, lambda some: _read(reader, some, body.redact), texts)
-        found = await while_connected(request.receive, work)
-        return json_response(_listed(name, [{"index": i, **row} for i, row in enumerate(found)], found))
+        rows = await while_connected(request.receive, work)
+        return json_response(_listed(name, [{"index": i, **row} for i, row in enumerate(rows)], rows))
 
     @app.post("/v1/embeddings", response_model=None)
     async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
@@ -208,14 +208,14 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
         if body.dimensions and body.dimensions > reader.width:
             raise invalid(f"dimensions: {name} gives {reader.width} numbers, {body.dimensions} are asked", "dimensions")
         several = isinstance(body.input, list) and not isinstance(body.input[0], int)  # not the tokens of one text
-        given = _prompted(reader, body.input if several else [body.input], body.prompt_name)
-        work = _answered(desk, partial(_embedded, reader, body.dimensions), given)
-        found = await while_connected(request.receive, work)
+        inputs = _prompted(reader, body.input if several else [body.input], body.prompt_name)
+        work = _answered(desk, partial(_embedded, reader, body.dimensions), inputs)
+        embedded = await while_connected(request.receive, work)
         rows = [
             {"object": "embedding", "index": i, "embedding": _spelled(row, body.encoding_format)}
-            for i, (row, _) in enumerate(found)
+            for i, (row, _) in enumerate(embedded)
         ]
-        return json_response(_listed(name, rows, [{"tokens": count} for _, count in found]))
+        return json_response(_listed(name, rows, [{"tokens": count} for _, count in embedded]))
 
     @app.post("/v1/rerank", response_model=None)
     async def rerank(body: RerankRequest, request: Request) -> Response:
@@ -224,14 +224,14 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
         _check_address(reader, name, "/v1/rerank")
         texts = [one if isinstance(one, str) else one.text for one in body.documents]
         work = _answered(desk, partial(_ranked, reader, body.query, body.instruction), texts)
-        found = await while_connected(request.receive, work)
-        best = sorted(range(len(found)), key=lambda i: -found[i][0])[: body.top_n or len(found)]
+        ranked = await while_connected(request.receive, work)
+        best = sorted(range(len(ranked)), key=lambda i: -ranked[i][0])[: body.top_n or len(ranked)]
         results = [
-            {"index": i, "relevance_score": found[i][0]}
+            {"index": i, "relevance_score": ranked[i][0]}
             | ({"document": {"text": texts[i]}} if body.return_documents else {})
             for i in best
         ]
-        tokens = sum(count for _, count in found)
+        tokens = sum(count for _, count in ranked)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return json_response({"id": f"rerank-{uuid4().hex}", "model": name, "results": results, "usage": usage})
 
@@ -240,24 +240,24 @@ def create_encoder_app(reader: Reader, desk: EncoderWorker, metrics: Metrics, se
 
 def _check_address(reader: Reader, name: str, address: str) -> None:
     """Raise ApiError if the model answers at another address."""
-    own, does = ("/v1/label", "labels texts")
+    right, does = ("/v1/label", "labels texts")
     if reader.embeds:
-        own, does = ("/v1/embeddings", "embeds texts")
+        right, does = ("/v1/embeddings", "embeds texts")
     elif reader.ranks:
-        own, does = ("/v1/rerank", "ranks documents")
-    if address != own:
-        raise invalid(f"{name} {does}: ask {own}", "model")
+        right, does = ("/v1/rerank", "ranks documents")
+    if address != right:
+        raise invalid(f"{name} {does}: ask {right}", "model")
 
 
-def _prompted(reader: Reader, given: Sequence[Any], name: str | None) -> Sequence[Any]:
+def _prompted(reader: Reader, inputs: Sequence[Any], name: str | None) -> Sequence[Any]:
     """Return the inputs with a prompt before each text: the named one, or the checkpoint's default; tokens stay."""
     chosen = name or reader.encoder.manifest.get("default_prompt")
     if chosen is None:
-        return given
+        return inputs
     if chosen not in reader.prompts:
         has = ", ".join(reader.prompts) or "none"
         raise invalid(f"prompt_name: the model has no prompt {chosen!r}; it has {has}", "prompt_name")
-    return [reader.prompts[chosen] + text if isinstance(text, str) else text for text in given]
+    return [reader.prompts[chosen] + text if isinstance(text, str) else text for text in inputs]
 
 
 async def _answered(desk: EncoderWorker, read: Callable[[Sequence[T]], list[Row]], texts: Sequence[T]) -> list[Row]:
@@ -278,9 +278,9 @@ def _read(reader: Reader, texts: Sequence[str], redact: bool) -> list[dict[str, 
                 }
                 for one in classify(reader, texts)
             ]
-        found = zip(texts, label_all(reader, texts), strict=True)
+        labelled = zip(texts, label_all(reader, texts), strict=True)
         return [
-            as_object(text, one) | ({"redacted": redacted(text, one.spans)} if redact else {}) for text, one in found
+            as_object(text, one) | ({"redacted": redacted(text, one.spans)} if redact else {}) for text, one in labelled
         ]
 
 

@@ -130,9 +130,9 @@ class AdmissionMiddleware:
 
     def _may_enter(self, authorization: str) -> bool:
         key = self._settings.api_key
-        scheme, _, given = authorization.partition(" ")
+        scheme, _, token = authorization.partition(" ")
         return key is None or (
-            scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), key.encode())
+            scheme.lower() == "bearer" and hmac.compare_digest(token.encode("latin-1"), key.encode())
         )
 
     async def _read(self, receive: Receive) -> bytes:
@@ -171,13 +171,13 @@ def admitted(app: ASGIApp, settings: Settings, metrics: Metrics) -> ASGIApp:
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
     """Return a `receive` that returns the body, then all later messages."""
-    given = False
+    replayed = False
 
     async def again() -> Message:
-        nonlocal given
-        if given:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        given = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return again

@@ -23,11 +23,11 @@ class _PrefixCounts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the counts as they are now."""
-        found, name = self._prefixes, "shardmill_prefix_cache"
-        yield GaugeMetricFamily(f"{name}_bytes", "Bytes of kept prefixes.", found.bytes)
-        yield CounterMetricFamily(f"{name}_hits", "Prompts that went on from a kept prefix.", found.hits)
-        yield CounterMetricFamily(f"{name}_tokens", "Tokens of prompts that kept prefixes saved.", found.recalled)
-        yield CounterMetricFamily(f"{name}_evictions", "Copies that were freed for others.", found.evicted)
+        prefixes, name = self._prefixes, "shardmill_prefix_cache"
+        yield GaugeMetricFamily(f"{name}_bytes", "Bytes of kept prefixes.", prefixes.bytes)
+        yield CounterMetricFamily(f"{name}_hits", "Prompts that went on from a kept prefix.", prefixes.hits)
+        yield CounterMetricFamily(f"{name}_tokens", "Tokens of prompts that kept prefixes saved.", prefixes.recalled)
+        yield CounterMetricFamily(f"{name}_evictions", "Copies that were freed for others.", prefixes.evicted)
 
 
 class Metrics:

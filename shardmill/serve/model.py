@@ -255,10 +255,10 @@ class Model:
         text: str = self.tokenizer.decode(tokens)
         return text
 
-    def decoder(self, kept: Sequence[str]) -> Detokenize:
-        """Return a function that decodes tokens, and writes the special tokens in the texts `kept` as text."""
+    def decoder(self, written: Sequence[str]) -> Detokenize:
+        """Return a function that decodes tokens, and writes the special tokens in the texts `written` as text."""
         added = self.tokenizer.get_added_tokens_decoder().items()
-        dropped = {i for i, token in added if token.special and not any(token.content in text for text in kept)}
+        dropped = {i for i, token in added if token.special and not any(token.content in text for text in written)}
 
         def decode(tokens: Sequence[int]) -> str:
             shown = [token for token in tokens if token not in dropped]
@@ -277,9 +277,9 @@ def read_decide_calibration(file: Path) -> LabelCalibration:
         ShardmillError: the file is no calibration.
     """
     try:
-        found = load_json(file)["operating_points"]["default"]
-        biases = {str(label): float(bias) for label, bias in found.get("biases", {}).items()}
-        calibration = LabelCalibration(float(found.get("temperature", 1.0)), biases)
+        point = load_json(file)["operating_points"]["default"]
+        biases = {str(label): float(bias) for label, bias in point.get("biases", {}).items()}
+        calibration = LabelCalibration(float(point.get("temperature", 1.0)), biases)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ShardmillError(f"{file}: no calibration of decisions: {error}; correct it, and build again") from error
     if not (0 < calibration.temperature < float("inf") and all(abs(bias) < float("inf") for bias in biases.values())):

@@ -43,8 +43,8 @@ HEADERS = {
 @cache
 def page_files() -> Mapping[str, bytes]:
     """Return the page and its parts by their addresses."""
-    found = {one.name: one.read_bytes() for one in files("shardmill.serve").joinpath("page").iterdir()}
-    return {"/": found.pop("index.html")} | {f"{FOLDER}/{name}": text for name, text in found.items()}
+    contents = {one.name: one.read_bytes() for one in files("shardmill.serve").joinpath("page").iterdir()}
+    return {"/": contents.pop("index.html")} | {f"{FOLDER}/{name}": text for name, text in contents.items()}
 
 
 def page_at(path: str) -> Response | None:
@@ -69,9 +69,9 @@ def add_browser_pages(app: FastAPI, *, locked: bool) -> None:
     described = cache(lambda: _describe(app, locked=locked))  # takes half a second, so it is made when it is asked for
 
     async def page(request: Request) -> Response:
-        found = page_at(request.scope["path"])
-        assert found is not None
-        return found
+        response = page_at(request.scope["path"])
+        assert response is not None
+        return response
 
     async def openapi(_: Request) -> Response:
         return Response(json.dumps(described()).encode(), headers=HEADERS, media_type="application/json")
@@ -118,23 +118,23 @@ def _describe(app: FastAPI, *, locked: bool) -> Json:
             shown = copy(route)
             shown.methods = (route.methods or set()) - {"HEAD"}
             routes.append(shown)
-    found = get_openapi(title="shardmill", version=__version__, routes=routes)
+    description = get_openapi(title="shardmill", version=__version__, routes=routes)
     for name in ("HTTPValidationError", "ValidationError"):
-        found.get("components", {}).get("schemas", {}).pop(name, None)
-    parts = found.setdefault("components", {})
+        description.get("components", {}).get("schemas", {}).pop(name, None)
+    parts = description.setdefault("components", {})
     parts.setdefault("schemas", {})["Error"] = ERROR
     error = {
         "description": "An error in OpenAI's form",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
-    for path, operations in found["paths"].items():
+    for path, operations in description["paths"].items():
         for operation in operations.values():
             operation["responses"] = {"200": {"description": "The answer"}, "default": error}
             if locked and not is_open(path):
                 operation["security"] = [{"key": []}]
     if locked:
         parts["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    return found
+    return description
 
 
 DOCS = """<!DOCTYPE html>

@@ -179,12 +179,12 @@ class CompletionRequest(GenerationRequest):
         return max((top for top in asked if top is not None), default=None)
 
 
-def _checked_variables(given: dict[str, JsonValue]) -> dict[str, JsonValue]:
+def _checked_variables(variables: dict[str, JsonValue]) -> dict[str, JsonValue]:
     """Return a template's variables. A template would take the text "false" for true."""
     for name in ("enable_thinking", "thinking"):
-        if not isinstance(given.get(name, True), bool):
+        if not isinstance(variables.get(name, True), bool):
             raise ValueError(f"{name} must be true or false")
-    return given
+    return variables
 
 
 TemplateVariables = Annotated[dict[str, JsonValue], AfterValidator(_checked_variables)]
@@ -271,8 +271,8 @@ class ChatRequest(GenerationRequest):
         """Return the messages as templates expect them; a tool's message gets the name of the function called."""
         names = {call.id: call.function.name for message in self.messages for call in message.tool_calls or ()}
         messages = [message.as_template_input() for message in self.messages]
-        for given, message in zip(self.messages, messages, strict=True):
-            if given.role == "tool" and (name := given.name or names.get(given.tool_call_id or "")):
+        for original, message in zip(self.messages, messages, strict=True):
+            if original.role == "tool" and (name := original.name or names.get(original.tool_call_id or "")):
                 message["name"] = name
         return messages
 

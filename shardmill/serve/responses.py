@@ -183,10 +183,10 @@ class ResponsesRequest(Strict):
             return handler(body)
         if len(tools) > MOST_TOOLS:
             raise ValueError(f"tools: there are {len(tools)}, at most {MOST_TOOLS} are allowed")
-        found = handler(body | {"tools": [tool for tool in tools if not _is_other(tool)]})
+        request = handler(body | {"tools": [tool for tool in tools if not _is_other(tool)]})
         names = (":".join(filter(None, (one["type"], one.get("name")))) for one in filter(_is_other, tools))
-        found._left_out = [_ODD.sub("?", name) for name in names]
-        return found
+        request._left_out = [_ODD.sub("?", name) for name in names]
+        return request
 
     @model_validator(mode="before")
     @classmethod
@@ -227,8 +227,8 @@ class ResponsesRequest(Strict):
             "shardmill": self.shardmill,
         }
         if form.type != "text":
-            given = {"name": form.name, "schema": form.schema_, "strict": form.strict}
-            schema = given if form.type == "json_schema" and form.schema_ is not None else None
+            described = {"name": form.name, "schema": form.schema_, "strict": form.strict}
+            schema = described if form.type == "json_schema" and form.schema_ is not None else None
             body["response_format"] = {"type": form.type, "json_schema": schema}
         try:
             return ChatRequest.model_validate(body)

@@ -137,10 +137,10 @@ class FunctionReader:
             self.arguments = {key: _typed(text, self._schemas.get(key)) for key, text in self._texts.items()}
         elif not self._texts:  # some models write an object in place of the parameters
             try:
-                found = loose(outside)
+                content = loose(outside)
             except ValueError:
-                found = None
-            self.arguments = found if isinstance(found, dict) else None
+                content = None
+            self.arguments = content if isinstance(content, dict) else None
 
 
 def _half(text: str) -> int:

@@ -103,9 +103,9 @@ class ThoughtReader:
 
     def _spaced(self, text: str) -> str:
         """Return text after the white space before it."""
-        found = "".join([*self._space, text])
+        spaced = "".join([*self._space, text])
         self._space.clear()
-        return found
+        return spaced
 
     def _thought(self, ended: bool) -> str:
         """Return what became certain of the thought. White space at its end waits for the next text."""
@@ -136,7 +136,7 @@ def answer_deltas(
         ended: whether the answer ends with it.
     """
     thought, text = thoughts.push(text, ended=ended) if thoughts else ("", text)
-    found = [AnswerDelta("thought", thought)] if thought else []
+    deltas = [AnswerDelta("thought", thought)] if thought else []
     if calls is not None:
-        return found + calls.push(text) + (calls.finish() if ended else [])
-    return found + ([AnswerDelta("content", text)] if text else [])
+        return deltas + calls.push(text) + (calls.finish() if ended else [])
+    return deltas + ([AnswerDelta("content", text)] if text else [])

@@ -61,8 +61,8 @@ class _Writer:
     def __init__(self, form: ToolFormat, special: Mapping[str, int]) -> None:
         self._form, self._special = form, special
         self._rules: dict[str, str] = {}
-        found = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
-        self._cut = re.compile(f"({found})") if found else None
+        pattern = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
+        self._cut = re.compile(f"({pattern})") if pattern else None
 
     def written(
         self,
@@ -230,9 +230,9 @@ class _Writer:
                     "rename it, or leave out strict and tool_choice",
                     "tools",
                 )
-        given = {name: field(name, _with_definitions(value, schema)) for name, value in fields.items()}
-        needed = [given[name] for name in given if name in (schema.get("required") or ())]
-        others = [given[name] for name in given if name not in (schema.get("required") or ())]
+        by_name = {name: field(name, _with_definitions(value, schema)) for name, value in fields.items()}
+        needed = [by_name[name] for name in by_name if name in (schema.get("required") or ())]
+        others = [by_name[name] for name in by_name if name not in (schema.get("required") or ())]
         return f"({_sequence(needed, others, json.dumps(separator) if separator else '')})"
 
 

@@ -164,8 +164,8 @@ class CallReader:
     def _pass_on(self, kind: Literal["content", "thought", "kept", "nothing"], *marks: str) -> Steps:
         """Add text until the rest begins with one of `marks`; return False if the answer ends before."""
         while True:
-            found = [at for mark in marks if (at := self._text.find(mark)) >= 0]
-            end = min(found, default=len(self._text) - (0 if self._ended else mark_begun(self._text, marks)))
+            places = [at for mark in marks if (at := self._text.find(mark)) >= 0]
+            end = min(places, default=len(self._text) - (0 if self._ended else mark_begun(self._text, marks)))
             text, self._text = self._text[:end], self._text[end:]
             if kind == "content":
                 self._tell(text)
@@ -173,8 +173,8 @@ class CallReader:
                 self._kept.append(text)
             elif kind == "thought" and text:
                 self._pieces.append(AnswerDelta("thought", text))
-            if found or self._ended:
-                return bool(found)
+            if places or self._ended:
+                return bool(places)
             yield
 
     def _tell(self, text: str) -> None:
@@ -220,10 +220,10 @@ class CallReader:
             self._text = rest
             title = _TITLE.match(rest) if form.titled else None
             if rest.startswith("{"):
-                found = yield from self._object("".join(skipped), end, marked)
+                goes_on = yield from self._object("".join(skipped), end, marked)
             elif title:
                 self._text = rest[title.end() :]
-                found = yield from self._arguments_of(title[1])
+                goes_on = yield from self._arguments_of(title[1])
             elif end and rest.startswith(end):
                 self._text = rest.removeprefix(end)
                 skipped.append(end)
@@ -236,7 +236,7 @@ class CallReader:
                 continue
             else:
                 break
-            if not found:
+            if not goes_on:
                 return False
             skipped = []
         if self.calls == before:

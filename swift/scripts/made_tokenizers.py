@@ -245,8 +245,8 @@ def _words(tokenizer: Tokenizer) -> Counter[str]:
 def _merges(words: Counter[str], count: int) -> list[tuple[str, str]]:
     """Return the pairs to merge: each the most frequent one of its time, of equals the first by its letters."""
     split = {word: list(word) for word in words}
-    found: list[tuple[str, str]] = []
-    while len(found) < count:
+    merges: list[tuple[str, str]] = []
+    while len(merges) < count:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, symbols in split.items():
             for pair in itertools.pairwise(symbols):
@@ -254,14 +254,14 @@ def _merges(words: Counter[str], count: int) -> list[tuple[str, str]]:
         if not pairs:
             break
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
-        found.append(best)
+        merges.append(best)
         for symbols in split.values():
             at = 0
             while at + 1 < len(symbols):
                 if (symbols[at], symbols[at + 1]) == best:
                     symbols[at : at + 2] = ["".join(best)]
                 at += 1
-    return found
+    return merges
 
 
 def _byte_letters() -> list[str]:
@@ -409,9 +409,9 @@ def nasty_texts(count: int, seed: int = 7) -> Iterator[str]:
         if rng.random() < 0.55:
             return rng.choice(WORDS)
         while True:
-            found = chr(rng.randrange(*rng.choice(RANGES)))
-            if unicodedata.category(found) not in ("Cn", "Cs", "Co"):
-                return found
+            character = chr(rng.randrange(*rng.choice(RANGES)))
+            if unicodedata.category(character) not in ("Cn", "Cs", "Co"):
+                return character
 
     for _ in range(count):
         yield "".join(piece() for _ in range(rng.randrange(14)))

@@ -69,8 +69,8 @@ class Server:
     def write(self, header: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
         """Replace one state."""
         state = self.states[header["state"]]
-        held = state.read_state(header["name"])
-        state.write_state(header["name"], arrays[header["name"]].astype(held.dtype))
+        before = state.read_state(header["name"])
+        state.write_state(header["name"], arrays[header["name"]].astype(before.dtype))
         return {}, {}
 
 
@@ -89,10 +89,10 @@ def receive(pipe: BinaryIO) -> tuple[dict[str, Any], Arrays] | None:
 
 def send(pipe: BinaryIO, header: dict[str, Any], arrays: Arrays) -> None:
     """Write an answer."""
-    found = {name: np.ascontiguousarray(array, "<f4") for name, array in arrays.items()}
-    text = json.dumps(header | {"arrays": [[name, list(array.shape)] for name, array in found.items()]}).encode()
+    contiguous = {name: np.ascontiguousarray(array, "<f4") for name, array in arrays.items()}
+    text = json.dumps(header | {"arrays": [[name, list(array.shape)] for name, array in contiguous.items()]}).encode()
     pipe.write(struct.pack("<I", len(text)) + text)
-    for array in found.values():
+    for array in contiguous.values():
         pipe.write(array.tobytes())
     pipe.flush()
 

@@ -80,18 +80,18 @@ def layouts() -> Iterator[dict[str, Any]]:
 
 def _stepped(step: Sequence[Any], layout: KVLayout) -> dict[str, Any]:
     """Run one step of a script; return it with its result."""
-    name, *given = step
-    found: dict[str, Any] = {"step": name, "given": given}
+    name, *arguments = step
+    record: dict[str, Any] = {"step": name, "given": arguments}
     if name == "pass":
         try:
-            arrays = layout.arrays(*given)
+            arrays = layout.arrays(*arguments)
         except ValueError as error:
-            return found | {"error": str(error)}
-        return found | {"arrays": {key: [list(a.shape), a.ravel().tolist()] for key, a in arrays.items()}}
+            return record | {"error": str(error)}
+        return record | {"arrays": {key: [list(a.shape), a.ravel().tolist()] for key, a in arrays.items()}}
     if name in ("rewindable", "undoable"):
-        return found | {"result": getattr(layout, name)(*given)}
-    getattr(layout, name)(*given)
-    return found
+        return record | {"result": getattr(layout, name)(*arguments)}
+    getattr(layout, name)(*arguments)
+    return record
 
 
 def samplers() -> Iterator[dict[str, Any]]:
@@ -289,16 +289,16 @@ def chats() -> Iterator[dict[str, Any]]:
         ("<s>", "", "[{}] ", "</s>", False, False, ""),
     ):
         around = {role: Around(before.format(role), after, strip) for role in ("system", "user", "assistant")}
-        found = ChatFormat(
+        chat_format = ChatFormat(
             begin, instead, around["system"] if system else None, around["user"], around["assistant"], generate
         )
         talks = [[("user", text)] for text in ODD_TEXTS]
         talks.append([("assistant" if turn % 2 else "user", text) for turn, text in enumerate(ODD_TEXTS[:-1])])
         talks += [[("system", text), *talks[-1][:3]] for text in ODD_TEXTS if system]
         yield {
-            "format": found.as_json() | {"stop": []},
+            "format": chat_format.as_json() | {"stop": []},
             "talks": [
-                {"messages": talk, "text": found.text([{"role": role, "content": text} for role, text in talk])}
+                {"messages": talk, "text": chat_format.text([{"role": role, "content": text} for role, text in talk])}
                 for talk in talks
             ],
         }
@@ -317,10 +317,10 @@ def encoders() -> Iterator[dict[str, Any]]:
         (33, [1], [], 32, 12),
     ):
         tokens = list(range(100, 100 + count))
-        found = text_windows(tokens, (before, after), longest, reach)
-        given = {"count": count, "before": before, "after": after, "longest": longest, "reach": reach}
-        taken = [[own.start, own.stop] for own in found.taken]
-        yield {"windows": given, "tokens": [list(one) for one in found.tokens], "taken": taken, "exact": found.exact}
+        read = text_windows(tokens, (before, after), longest, reach)
+        asked = {"count": count, "before": before, "after": after, "longest": longest, "reach": reach}
+        taken = [[span.start, span.stop] for span in read.taken]
+        yield {"windows": asked, "tokens": [list(one) for one in read.tokens], "taken": taken, "exact": read.exact}
     rng = random.Random(5)
     for longest in (8, 20):
         counts = [rng.randrange(1, 9) for _ in range(30)]
@@ -354,8 +354,8 @@ def expected() -> Iterator[dict[str, Any]]:
     """Yield seeds, with the numbers and the rows that they give; integers as text, which JSON readers round."""
     for seed, exponent in ((0, -8), (7, -2), (2**53 - 1, 8)):
         integers = [str(number) for number in numbers(seed, 20).tolist()]
-        found = rows(seed, exponent, 4, 5).ravel().tolist()
-        yield {"seed": str(seed), "exponent": exponent, "numbers": integers, "rows": found}
+        row_numbers = rows(seed, exponent, 4, 5).ravel().tolist()
+        yield {"seed": str(seed), "exponent": exponent, "numbers": integers, "rows": row_numbers}
 
 
 WRITERS = {
