@@ -66,7 +66,7 @@ class _AfterGates:
 
 
 def failed_jobs(scheduler: Any) -> list[Any]:
-    """Return the jobs of a run that have failed; those of a group (for a cluster) count one by one."""
+    """Return the jobs of a run that have failed; the jobs of a group (for a cluster) count one by one."""
     return [job for one in scheduler.failed for job in getattr(one, "jobs", [one])]
 
 
@@ -79,9 +79,9 @@ def say_in_one_line() -> None:
     def shorten(record: logging.LogRecord) -> bool:
         if record.getMessage().startswith(EACH_RULE):
             return False
-        found = SAID.search(record.getMessage()) if record.levelno >= logging.ERROR else None
-        if found:
-            record.msg, record.args = f"shardmill: {found[1]}", ()
+        match = SAID.search(record.getMessage()) if record.levelno >= logging.ERROR else None
+        if match:
+            record.msg, record.args = f"shardmill: {match[1]}", ()
         return True
 
     logging.getLogger(LOGGER).addFilter(shorten)
@@ -152,15 +152,15 @@ def _declared(step: str, known: resources.Known, limit: int | None, beside: int)
 
 
 def that_fit(batch: Batch, workflow: Any) -> Batch:
-    """Return a list's models without those that need more memory than the run may use, once its rules are read.
+    """Return a list's models without models that need more memory than the run may use, once its rules are read.
 
     If no model is left, the run ends with one line.
     """
     if not (batch.listed and workflow.is_main_process):
         return batch
-    found = {model: too_large(config, workflow) for model, config in batch.models.items()}
-    misfits = {batch.files[model]: f"{batch.files[model]}: {error}" for model, error in found.items() if error}
-    models = {model: config for model, config in batch.models.items() if not found[model]}
+    errors = {model: too_large(config, workflow) for model, config in batch.models.items()}
+    misfits = {batch.files[model]: f"{batch.files[model]}: {error}" for model, error in errors.items() if error}
+    models = {model: config for model, config in batch.models.items() if not errors[model]}
     if misfits and not models:
         sys.exit(f"shardmill: {next(iter(misfits.values()))}")
     rules = {model: one.rule for one in alike(batch, SPLIT) for model in one.models}  # which have been read
@@ -177,10 +177,10 @@ def too_large(config: Config, workflow: Any) -> TooLarge | None:
     theirs = workflow.resource_settings.overwrite_resources or {}
     known = cache(_known(config))  # no plan.json appears while the rules are read
 
-    def ask(rule: Any, own: dict[str, str]) -> None:
+    def ask(rule: Any, wildcards: dict[str, str]) -> None:
         declared = _declared(step_of(rule.name), known, limit, beside)
         if not isinstance(declared, int):
-            declared(SimpleNamespace(get=own.get), [f"build/{config.model}"])
+            declared(SimpleNamespace(get=wildcards.get), [f"build/{config.model}"])
 
     rules = (rule for rule in of_steps(workflow) if has(config, rule))
     return _largest(
