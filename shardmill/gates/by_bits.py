@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardmill.forms.form import form
-from shardmill.gates.thresholds import COST, FOUR, SIX, THRESHOLDS, Threshold
+from shardmill.gates.thresholds import COST, FEWER, FOUR, THRESHOLDS, Threshold
 
 if TYPE_CHECKING:
     from shardmill.forms.recipe import Recipe
@@ -23,7 +23,7 @@ MOST = 4  # one matrix of a part may have this many times the noise of an averag
 BUDGETED = ("perplexity_ratio", "kl")  # the measurements that a budget limits: see `budget`
 # Limits by the fewest bits of a weight, each with its reason. A measurement without an entry keeps INT8's limit.
 COSTS: Mapping[str, Mapping[str, tuple[float, str]]] = {
-    key: {name: row.fewer[key] for name, row in THRESHOLDS.items() if key in row.fewer} for key in (FOUR, SIX)
+    key: {name: row.fewer[key] for name, row in THRESHOLDS.items() if key in row.fewer} for key in FEWER.values()
 }
 
 
@@ -38,7 +38,7 @@ def bits(numbers: Mapping[str, int], share: float = 0.0) -> str:
     for count, weights in sorted((form(name).bits, number) for name, number in numbers.items()):
         counted += weights
         if counted > least:
-            return f"{count} bits" if count < 8 else ""
+            return FEWER.get(count, "")
     return ""
 
 
@@ -51,7 +51,11 @@ def shares(forms: Mapping[str, str]) -> dict[str, float]:
     Args:
         forms: the form of each matrix of the part.
     """
+<<<<<<< HEAD
     numbers = {key: sum(form(name).bits == count for name in forms.values()) for count, key in ((4, FOUR), (6, SIX))}
+=======
+    found = {key: sum(form(name).bits == count for name in forms.values()) for count, key in FEWER.items()}
+>>>>>>> a41d7c8891b58c2f5be4b2c287badbf67a2bf7cf
     left: float = 1.0
     shared: dict[str, float] = {}
     for key, number in numbers.items():

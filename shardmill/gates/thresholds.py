@@ -51,6 +51,7 @@ ROUNDING = (
     "tenth of the result"
 )
 FOUR, SIX = "4 bits", "6 bits"
+FEWER = {4: FOUR, 6: SIX}  # by the bits of a form, the fewest first; other forms are judged as INT8 is
 LOUDER = "a bit less is 6 dB more noise: the limit of INT8, less {} dB"
 SAME = "follows from the limit on perplexity: a loss of 20 % is 0.18 nat a token"
 APPLE = "Apple's own models of 4 to 6 bits lose 14.6 to 18.1 % in perplexity on WikiText-2 (coreai-models 86b363d)"

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from shardmill.gates.by_bits import COSTS, FEW, FOUR, SIX, bits, budget, limits_table, shares, thresholds_of
+from shardmill.gates.by_bits import COSTS, FEW, bits, budget, limits_table, shares, thresholds_of
 from shardmill.gates.measurement import Measurement, compare
-from shardmill.gates.thresholds import COST, THRESHOLDS
+from shardmill.gates.thresholds import COST, FOUR, SIX, THRESHOLDS
 
 
 def test_int8_and_fp16_are_judged_by_the_table() -> None:

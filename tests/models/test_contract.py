@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,8 @@ from shardmill.models.architecture import LOCAL_ROPE, SLIDING_MASK, Graph, Layer
 from shardmill.models.caches import RING, T
 from shardmill.models.contract import GraphSpec, has_positions, rope_inputs, states, window_slots
 from shardmill.models.layer_constants import layer_constants
-from shardmill.models.part_kinds import constants, inputs, output, stem
+from shardmill.models.part_kinds import PART_KINDS, constants, inputs, output, stem
+from shardmill.models.parts import MODULES
 from shardmill.models.recurrences import RECURRENCES, Mamba2, written
 
 GRAPH = Graph(hidden=64, heads=4, kv_heads=2, head_dim=32, rope_dim=24, ffn=96, rms_norm_eps=1e-5, conv_taps=3)
@@ -75,6 +78,13 @@ def test_a_head_has_one_input_one_output_and_no_state() -> None:
     head = GraphSpec("head", GRAPH, rows=200)
     assert (inputs(head), states(head), output(head)) == ({"hidden": (1, 64, T, 1)}, {}, "logits")
     assert list(constants(head).items()) == [("norm.weight", (64,)), ("lm_head.weight", (200, 64))]
+
+
+def test_every_kind_of_part_has_its_module_and_is_in_the_published_schema() -> None:
+    """A new one is in three places; an encoder's parts have a schema of their own."""
+    schema = json.loads((Path(__file__).parents[2] / "docs/model.schema.json").read_text())
+    kinds = schema["properties"]["parts"]["items"]["properties"]["kind"]["enum"]
+    assert PART_KINDS.keys() == MODULES.keys() == {*kinds, "encoder"}
 
 
 def test_the_narrowest_state_is_as_wide_as_the_neural_engine_asks() -> None:

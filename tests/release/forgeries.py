@@ -19,8 +19,8 @@ from pipeline.made_forms import FORMS
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import read_json, sealed, write_json
-from shardmill.gates.by_bits import COSTS, FOUR, SIX
-from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.gates.by_bits import COSTS
+from shardmill.gates.thresholds import FOUR, SIX, THRESHOLDS
 from shardmill.release.sign import sign_build
 
 LAYERS, HEAD, STACK = "parity/layers_00_02", "parity/head_0", "parity/stack"
