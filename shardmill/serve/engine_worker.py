@@ -356,7 +356,7 @@ class Worker:
             if isinstance(event, GenerationResult | LabelScores):
                 self._metrics.request_seconds.observe(time.perf_counter() - job.submitted)
                 if isinstance(job.work, Work) and isinstance(event, GenerationResult):
-                    self._metrics.completed(job.work.drafter, event)
+                    self._metrics.completed(job.work.drafter, event, job.work.adapter)
                 elif isinstance(event, LabelScores):
                     self._metrics.decided(event)
                 job.put(event)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import time
 from http import HTTPStatus
 from typing import Any
 
@@ -19,6 +21,7 @@ from shardmill.serve.model import Limits, Settings
 from shardmill.serve.pages import is_open
 from shardmill.serve.protocol import ApiError, ClientGoneError, invalid, shutting_down, too_busy
 
+log = logging.getLogger(__name__)
 _LOCALHOST = ("localhost", "localhost.")
 
 
@@ -76,6 +79,7 @@ class AdmissionMiddleware:
         """Handle one request."""
         if scope["type"] != "http":
             return
+        start = time.perf_counter()
         status = 499  # a client never sees it: it left before its answer began
 
         async def counted(message: Message) -> None:
@@ -94,7 +98,9 @@ class AdmissionMiddleware:
             pass
         finally:
             self._open -= counts
-            self._metrics.requests.labels(_endpoint(scope["path"]), str(status)).inc()
+            endpoint = _endpoint(scope["path"])  # the path and the query themselves may hold anything
+            self._metrics.requests.labels(endpoint, str(status)).inc()
+            log.info("%s %s %d in %.3f s", scope["method"], endpoint, status, time.perf_counter() - start)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -100,6 +100,12 @@ class Renderer:
         listed = [dict(tool) for tool in tools or ()]
         return str(self._ask(([dict(message) for message in messages], listed, dict(variables or {}))))
 
+    @property
+    def pid(self) -> int | None:
+        """Return the number of the process that renders; None while there is none."""
+        running = self._running
+        return running[0].pid if running else None
+
     def facts(self) -> TemplateFacts:
         """Return what is known of the template; nothing if that takes too much time or memory."""
         try:
