@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -195,9 +196,10 @@ def serve(
     warming = programs(build, draft_build) if warm else None
 
     def announce(greeting: str) -> None:
-        typer.echo(greeting)
-        if not host.startswith(UNIX):
-            typer.echo(f"the page to try it in a browser: {greeting.rpartition(' ')[2].removesuffix('v1')}")
+        with suppress(OSError):  # a log on a full disk is no reason to serve nobody
+            typer.echo(greeting)
+            if not host.startswith(UNIX):
+                typer.echo(f"the page to try it in a browser: {greeting.rpartition(' ')[2].removesuffix('v1')}")
 
     load = loading(build, draft_build, precision, context_policy, chat_template, no_check)
     run_server(load, settings, listener, announce, warming)

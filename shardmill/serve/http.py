@@ -106,7 +106,7 @@ class AdmissionMiddleware:
         try:
             self._check(scope)
             async with asyncio.timeout(self._limits.body_seconds):
-                body = await self._read(receive) if scope["method"] == "POST" else b""
+                body = await self._read(Headers(scope=scope), receive) if scope["method"] == "POST" else b""
         except TimeoutError:
             seconds = self._limits.body_seconds
             await respond(ApiError(408, f"the request took over {seconds:g} s to arrive"))(scope, receive, send)
@@ -141,9 +141,12 @@ class AdmissionMiddleware:
             scheme.lower() == "bearer" and hmac.compare_digest(given.encode("latin-1"), key.encode())
         )
 
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
         most, body, size = self._limits.body_bytes, bytearray(), 0
         more = True
+        too_large = ApiError(413, f"the request's body is longer than {most} bytes", code="body_too_large")
+        if "expect" in headers and int(headers.get("content-length", 0)) > most:  # the client waits before it sends
+            raise too_large
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -154,7 +157,7 @@ class AdmissionMiddleware:
             if size <= most:
                 body += chunk
         if size > most:
-            raise ApiError(413, f"the request's body is longer than {most} bytes", code="body_too_large")
+            raise too_large
         return bytes(body)
 
 

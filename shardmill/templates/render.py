@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -62,7 +63,9 @@ SECONDS = 5.0  # for one conversation; templates in use take milliseconds
 MEMORY = 1 << 30  # bytes, beyond the memory of the process when it is ready
 LONGEST = 1 << 24  # characters of a rendered conversation
 START_SECONDS = 300.0  # for importing transformers and reading a tokenizer on a busy machine
+LEAN = "shardmill.templates.lean"
 IMPORTED = [
+    LEAN,
     "transformers.models.auto.tokenization_auto",
     "transformers.tokenization_utils_tokenizers",
     __name__,
@@ -173,6 +176,7 @@ def _work(pipe: Connection, source: Path, text: str | None) -> None:
     A conversation is messages, tools and variables; None asks for `facts`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server, which closes the pipe
+    import_module(LEAN)  # a process that was spawned has not imported it
     try:
         from transformers import AutoTokenizer
 
