@@ -293,11 +293,11 @@ def _prefill(request: _Request, prompt: Sequence[int]) -> Generator[PrefillEvent
 
 def _scored(prompt: Sequence[int], first: int, rows: Logits, top: int) -> tuple[PromptLogprob, ...]:
     """Return how likely the prompt's tokens are after position `first` and later ones, given the logits [V] there."""
-    found = [PromptLogprob(prompt[0])] if first == 0 else []
+    scored = [PromptLogprob(prompt[0])] if first == 0 else []
     for token, row in zip(prompt[first + 1 :], rows, strict=False):  # nothing follows the last token
         logprob, likeliest = log_probabilities(row, token, top)
-        found.append(PromptLogprob(token, logprob, 1 + int(np.count_nonzero(row > row[token])), likeliest))
-    return tuple(found)
+        scored.append(PromptLogprob(token, logprob, 1 + int(np.count_nonzero(row > row[token])), likeliest))
+    return tuple(scored)
 
 
 def _decode_pass(request: _Request) -> Verified:

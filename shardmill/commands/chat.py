@@ -9,6 +9,7 @@ With --web a browser shows the server's page instead, which has settings of its 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -186,6 +187,8 @@ def _talk_until_left(console: Console, talk: Talk, conversation: Conversation, c
             return
         if line == "/new":
             conversation.clear()
+        elif re.fullmatch(r"/[a-z]+", line):  # a path or a comment has more
+            console.print(f"no such command: {line}; there are /new and /exit", style="dim")
         elif line:
             _say(console, talk, conversation, line, cost)
 

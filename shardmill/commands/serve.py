@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -99,6 +101,10 @@ Grace = Annotated[
     float,
     typer.Option(min=0, max=LONGEST_GRACE, help="Seconds that the running request has left at shutdown."),
 ]
+LogLevel = Annotated[
+    Literal["info", "warning", "error"],
+    typer.Option(help="How much goes to standard error. info has a line for each request, and no texts."),
+]
 Warm = Annotated[
     bool, typer.Option("--warm", help="Listen at once, while programs are still loading; /health reports the progress.")
 ]
@@ -131,6 +137,7 @@ def serve(
     max_body_bytes: LongestBody = 1 << 20,
     grace_seconds: Grace = 10.0,
     precision: Precision = "fp32",
+    log_level: LogLevel = "warning",
     warm: Warm = False,
     no_check: NoCheck = False,
     guard_margin: GuardMargin = 0.0,
@@ -183,12 +190,16 @@ def serve(
     if settings.api_key is None and (allowed or not private) and not host.startswith(UNIX):
         reached = ", ".join(allowed) or host
         typer.echo(f"shardmill: anyone who reaches {reached} may use this server: set SHARDMILL_API_KEY", err=True)
+    if log_level != "warning":
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("shardmill").setLevel(log_level.upper())
     warming = programs(build, draft_build) if warm else None
 
     def announce(greeting: str) -> None:
-        typer.echo(greeting)
-        if not host.startswith(UNIX):
-            typer.echo(f"the page to try it in a browser: {greeting.rpartition(' ')[2].removesuffix('v1')}")
+        with suppress(OSError):  # a log on a full disk is no reason to serve nobody
+            typer.echo(greeting)
+            if not host.startswith(UNIX):
+                typer.echo(f"the page to try it in a browser: {greeting.rpartition(' ')[2].removesuffix('v1')}")
 
     load = loading(build, draft_build, precision, context_policy, chat_template, no_check)
     run_server(load, settings, listener, announce, warming)

@@ -51,11 +51,7 @@ def shares(forms: Mapping[str, str]) -> dict[str, float]:
     Args:
         forms: the form of each matrix of the part.
     """
-<<<<<<< HEAD
-    numbers = {key: sum(form(name).bits == count for name in forms.values()) for count, key in ((4, FOUR), (6, SIX))}
-=======
-    found = {key: sum(form(name).bits == count for name in forms.values()) for count, key in FEWER.items()}
->>>>>>> a41d7c8891b58c2f5be4b2c287badbf67a2bf7cf
+    numbers = {key: sum(form(name).bits == count for name in forms.values()) for count, key in FEWER.items()}
     left: float = 1.0
     shared: dict[str, float] = {}
     for key, number in numbers.items():

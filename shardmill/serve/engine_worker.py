@@ -334,7 +334,7 @@ class Worker:
     def _finish(self, job: Job, result: GenerationResult | LabelScores) -> None:
         self._metrics.request_seconds.observe(time.perf_counter() - job.submitted)
         if isinstance(job.work, Work) and isinstance(result, GenerationResult):
-            self._metrics.completed(job.work.drafter, result)
+            self._metrics.completed(job.work.drafter, result, job.work.adapter)
         elif isinstance(result, LabelScores):
             self._metrics.decided(result)
         job.put(result)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import time
 from http import HTTPStatus
 from typing import Any
 
@@ -19,6 +21,7 @@ from shardmill.serve.model import Limits, Settings
 from shardmill.serve.pages import is_open
 from shardmill.serve.protocol import ApiError, ClientGoneError, invalid, shutting_down, too_busy
 
+log = logging.getLogger(__name__)
 _LOCALHOST = ("localhost", "localhost.")
 
 
@@ -76,6 +79,7 @@ class AdmissionMiddleware:
         """Handle one request."""
         if scope["type"] != "http":
             return
+        start = time.perf_counter()
         status = 499  # a client never sees it: it left before its answer began
 
         async def counted(message: Message) -> None:
@@ -94,13 +98,15 @@ class AdmissionMiddleware:
             pass
         finally:
             self._open -= counts
-            self._metrics.requests.labels(_endpoint(scope["path"]), str(status)).inc()
+            endpoint = _endpoint(scope["path"])  # the path and the query themselves may hold anything
+            self._metrics.requests.labels(endpoint, str(status)).inc()
+            log.info("%s %s %d in %.3f s", scope["method"], endpoint, status, time.perf_counter() - start)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check(scope)
             async with asyncio.timeout(self._limits.body_seconds):
-                body = await self._read(receive) if scope["method"] == "POST" else b""
+                body = await self._read(Headers(scope=scope), receive) if scope["method"] == "POST" else b""
         except TimeoutError:
             seconds = self._limits.body_seconds
             await respond(ApiError(408, f"the request took over {seconds:g} s to arrive"))(scope, receive, send)
@@ -135,9 +141,12 @@ class AdmissionMiddleware:
             scheme.lower() == "bearer" and hmac.compare_digest(token.encode("latin-1"), key.encode())
         )
 
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, headers: Headers, receive: Receive) -> bytes:
         most, body, size = self._limits.body_bytes, bytearray(), 0
         more = True
+        too_large = ApiError(413, f"the request's body is longer than {most} bytes", code="body_too_large")
+        if "expect" in headers and int(headers.get("content-length", 0)) > most:  # the client waits before it sends
+            raise too_large
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -148,7 +157,7 @@ class AdmissionMiddleware:
             if size <= most:
                 body += chunk
         if size > most:
-            raise ApiError(413, f"the request's body is longer than {most} bytes", code="body_too_large")
+            raise too_large
         return bytes(body)
 
 

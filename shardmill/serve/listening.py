@@ -47,11 +47,11 @@ def listening(host: str, port: int, file: Path | None) -> Iterator[socket.socket
     Raises:
         ShardmillError: the address can't be used, or systemd passes on several sockets.
     """
-    given = _given()
-    listener = given or (bind(host, port) if file is None else _bind_file(file))
+    passed_on = _given()
+    listener = passed_on or (bind(host, port) if file is None else _bind_file(file))
     with listener:
         yield listener
-    if file is not None and given is None:
+    if file is not None and passed_on is None:
         file.unlink(missing_ok=True)
 
 

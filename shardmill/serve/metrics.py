@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from drafted_decoding import GenerationResult, LabelScores, PrefixCache
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+
+from shardmill import __version__
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 PER_TOKEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -28,6 +33,30 @@ class _PrefixCounts(Collector):
         yield CounterMetricFamily(f"{name}_hits", "Prompts that went on from a kept prefix.", prefixes.hits)
         yield CounterMetricFamily(f"{name}_tokens", "Tokens of prompts that kept prefixes saved.", prefixes.recalled)
         yield CounterMetricFamily(f"{name}_evictions", "Copies that were freed for others.", prefixes.evicted)
+
+
+class _Memory(Collector):
+    """The resident memory of processes, whose numbers are asked for each time."""
+
+    def __init__(self, processes: Callable[[], Mapping[str, int]]) -> None:
+        self._processes = processes
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the memory of the processes that are there."""
+        found = GaugeMetricFamily("shardmill_memory_bytes", "Resident memory of a process.", labels=["process"])
+        for name, process in self._processes().items():
+            if size := resident(process):
+                found.add_metric([name], size)
+        yield found
+
+
+def resident(process: int) -> int:
+    """Return how many bytes a process has in memory; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # no Linux, or no such process
+        said = subprocess.run(["ps", "-o", "rss=", "-p", str(process)], capture_output=True, text=True, check=False)
+        return int(said.stdout.strip() or 0) * 1024
 
 
 class Metrics:
@@ -56,6 +85,9 @@ class Metrics:
         self.accepted = Counter(
             "shardmill_accepted_tokens", "Drafted tokens accepted.", ("drafter",), registry=registry
         )
+        self.adapters = Counter(
+            "shardmill_adapter_requests", "Requests completed, by adapter.", ("adapter",), registry=registry
+        )
         self.decisions = Counter("shardmill_decisions", "Texts whose labels were scored.", registry=registry)
         self.verified_again = Counter(
             "shardmill_tokens_verified_again",
@@ -78,8 +110,9 @@ class Metrics:
             "shardmill_token_seconds", "Decoding time per token after the first.", buckets=PER_TOKEN, registry=registry
         )
 
-    def completed(self, drafter: str, result: GenerationResult) -> None:
-        """Count a completed request."""
+    def completed(self, drafter: str, result: GenerationResult, adapter: str | None = None) -> None:
+        """Count a completed request, which an adapter has answered or the bare model."""
+        self.adapters.labels(adapter or "").inc()
         self.tokens.labels("prefilled").inc(result.prompt_tokens - result.reused_tokens)
         self.tokens.labels("reused").inc(result.reused_tokens)
         self.tokens.labels("generated").inc(len(result.tokens))
@@ -103,6 +136,13 @@ class Metrics:
     def watch(self, prefixes: PrefixCache) -> None:
         """Report the counts of kept prefixes."""
         self.registry.register(_PrefixCounts(prefixes))
+
+    def describe(self, model: str, engine: str, processes: Callable[[], Mapping[str, int]]) -> None:
+        """Report what is served, and the memory of processes by their names and numbers."""
+        Info("shardmill_build", "What is served.", registry=self.registry).info(
+            {"version": __version__, "model": model, "engine": engine}
+        )
+        self.registry.register(_Memory(processes))
 
     def text(self) -> bytes:
         """Return the page."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import resource
 import signal
 import socket
@@ -37,6 +38,7 @@ from shardmill.serve.model import Limits, Model, Settings
 from shardmill.serve.opening import opening_of
 from shardmill.serve.pages import page_at
 from shardmill.serve.protocol import ApiError
+from shardmill.templates.render import Renderer
 
 log = logging.getLogger(__name__)
 RETRY_AFTER = 5  # seconds
@@ -282,9 +284,20 @@ def serve(
 def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: socket.socket) -> LoadedApp:
     """Load a model, and run every width of a decoder once."""
     model, metrics = load(), Metrics()
+    engines = {"engine": model.encoder if isinstance(model, Reader) else model.engine}
+    renderer = None if isinstance(model, Reader) else model.template
+    if not isinstance(model, Reader) and model.draft_session is not None:
+        engines["draft_engine"] = model.draft_session.engine
+
+    def processes() -> dict[str, int]:
+        found = {name: one.process.child.pid for name, one in engines.items() if isinstance(one, Remote)}
+        templates = {"templates": renderer.pid} if isinstance(renderer, Renderer) and renderer.pid else {}
+        return {"server": os.getpid(), **found, **templates}
+
+    metrics.describe(*_served(model), processes)
     if isinstance(model, Reader):
         encoder, desk = model.encoder, EncoderWorker(metrics, settings.limits.queue)
-        greeting = _greeting(encoder.manifest["model"], machine.engine_name(), encoder.threads, settings, listener)
+        greeting = _greeting(*_served(model), encoder.threads, settings, listener)
         return LoadedApp(create_encoder_app(model, desk, metrics, settings), desk, greeting, encoder)
     report_load(FIRST_PASSES)
     worker = Worker(
@@ -297,8 +310,15 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
         prefix_cache=settings.prefix_cache,
         opening=opening_of(model, settings.system_prompt) if settings.system_prompt else (),
     )
-    greeting = _greeting(model.name, model.engine_name, model.threads, settings, listener)
+    greeting = _greeting(*_served(model), model.threads, settings, listener)
     return LoadedApp(create_app(model, worker, metrics, settings), worker, greeting, model.engine)
+
+
+def _served(model: Model | Reader) -> tuple[str, str]:
+    """Return the names of a model and of the engine that runs it."""
+    if isinstance(model, Reader):
+        return str(model.encoder.manifest["model"]), machine.engine_name()
+    return model.name, model.engine_name
 
 
 def _serve_until_signal(server: Server, worker: Worker | EncoderWorker | LoadingApp, listener: socket.socket) -> None:

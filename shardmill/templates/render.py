@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -63,7 +64,9 @@ SECONDS = 5.0  # for one conversation; templates in use take milliseconds
 MEMORY = 1 << 30  # bytes, beyond the memory of the process when it is ready
 LONGEST = 1 << 24  # characters of a rendered conversation
 START_SECONDS = 300.0  # for importing transformers and reading a tokenizer on a busy machine
+LEAN = "shardmill.templates.lean"
 IMPORTED = [
+    LEAN,
     "transformers.models.auto.tokenization_auto",
     "transformers.tokenization_utils_tokenizers",
     __name__,
@@ -100,6 +103,12 @@ class Renderer:
         """Return the text of a conversation, up to where the answer begins. Raises RenderError."""
         listed = [dict(tool) for tool in tools or ()]
         return str(self._ask(([dict(message) for message in messages], listed, dict(variables or {}))))
+
+    @property
+    def pid(self) -> int | None:
+        """Return the number of the process that renders; None while there is none."""
+        running = self._running
+        return running[0].pid if running else None
 
     def facts(self) -> TemplateFacts:
         """Return what is known of the template; nothing if that takes too much time or memory."""
@@ -168,6 +177,7 @@ def _work(pipe: Connection, source: Path, text: str | None) -> None:
     A conversation is messages, tools and variables; None asks for `facts`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server, which closes the pipe
+    import_module(LEAN)  # a process that was spawned has not imported it
     try:
         from transformers import AutoTokenizer
 

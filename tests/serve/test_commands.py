@@ -306,6 +306,11 @@ def test_an_error_ends_the_turn_not_the_talk(build: Path) -> None:
     assert "the prompt has 600 tokens" in result.stdout and "[5 tokens" in result.stdout
 
 
+def test_a_mistyped_command_is_no_text(build: Path) -> None:
+    result = shardmill("chat", build, "--max-new-tokens", 5, keys="/help\n/exit\n")
+    assert result.exit_code == 0 and result.stdout.count("no such command: /help; there are /new and /exit") == 1
+
+
 def test_a_line_that_is_no_text_ends_the_turn_only(build: Path) -> None:
     """A terminal may send bytes that are no UTF-8."""
     model = load_model(build, None, "fp32")

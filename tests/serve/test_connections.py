@@ -117,6 +117,15 @@ def test_an_answer_may_take_longer(server: Running) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize(("length", "says"), [(900_000_000_000, b"HTTP/1.1 413 "), (20, b"HTTP/1.1 100 ")])
+def test_a_client_that_waits_is_told_before_it_sends_too_much(server: Running, length: int, says: bytes) -> None:
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: {length}\r\n\r\n"
+    )
+    with connect(server, head.encode()) as connection:
+        assert connection.recv(13) == says
+
+
 def test_a_body_that_nobody_needs_is_not_waited_for(server: Running) -> None:
     """Those who only look are not counted, so they must not be able to linger."""
     request = HEALTH[:-2] + b"Content-Length: 100\r\n\r\n{"

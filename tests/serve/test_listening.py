@@ -162,3 +162,32 @@ def test_launchd_s_keys_have_their_types() -> None:
     assert {name: type(value) for name, value in read.items()} == KEYS
     assert read["KeepAlive"] == {"SuccessfulExit": False} and all(type(one) is str for one in read["ProgramArguments"])
     assert read["ProcessType"] in ("Background", "Standard", "Adaptive", "Interactive")
+
+
+@pytest.mark.parametrize(("level", "lines"), [("info", 3), ("warning", 0), ("error", 0)])
+def test_a_log_of_requests_has_no_texts(tmp_path: Path, level: str, lines: int) -> None:
+    """Not of a body, a path, a query or a key; each line has its time and level, and how the request ended."""
+    file, pieces = tmp_path / "model.sock", []
+    environment = {"SHARDMILL_API_KEY": "secret-key"}
+    with started(
+        "env", *(f"{k}={v}" for k, v in environment.items()), *FAKE, "--socket", str(file), "--log-level", level
+    ) as server:
+        assert server.stdout is not None and server.stdout.readline()
+        for path, key in (
+            ("/v1/completions?q=secret", "secret-key"),
+            ("/secret", "secret-key"),
+            ("/v1/models/secret", "x"),
+        ):
+            connection = http.client.HTTPConnection("localhost")
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.connect(str(file))
+            body = json.dumps(ask(prompt="secret", user="secret"))
+            connection.request("POST", path, body, FORGED | {"Authorization": f"Bearer {key}"})
+            pieces.append(connection.getresponse().status)
+            connection.close()
+        server.terminate()
+        _, errors = server.communicate(timeout=PATIENCE)
+    assert pieces == [200, 404, 401] and "secret" not in errors
+    told = [re.fullmatch(r"[\d-]+ [\d:,]+ INFO POST (\S+) (\d+) in \d+\.\d{3} s", line) for line in errors.splitlines()]
+    expected = [("/v1/completions", "200"), ("other", "404"), ("/v1/models", "401")]
+    assert [one.groups() for one in told if one] == expected[:lines] and len(told) == lines

@@ -48,6 +48,14 @@ def render(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     return Renderer(folder, None)
 
 
+def test_the_process_has_no_pytorch(render: Renderer) -> None:
+    """Which takes 180 MB, and no template needs it."""
+    assert render(HELLO) == "hi" and render.pid is not None
+    if Path(f"/proc/{render.pid}/maps").exists():  # only Linux tells
+        assert "libtorch" not in Path(f"/proc/{render.pid}/maps").read_text()
+    assert psutil.Process(render.pid).memory_info().rss < 150 << 20
+
+
 @pytest.mark.parametrize("said", HOSTILE)
 def test_what_costs_too_much_is_ended(render: Renderer, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     """In one line that says why; and the next conversation is rendered."""
