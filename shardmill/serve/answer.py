@@ -84,7 +84,7 @@ class LogprobLog:
 
     def release(self, length: float) -> list[TokenLogprob]:
         """Release the tokens of the answer's first `length` characters, which are final."""
-        count = sum(1 for held in self._held if held.offset < length and held.end <= length)  # neither ever falls
+        count = sum(1 for token in self._held if token.offset < length and token.end <= length)  # neither ever falls
         out, self._held = self._held[:count], self._held[count:]
         return out
 
@@ -96,8 +96,8 @@ class LogprobLog:
 
     def _alternative(self, token: int, logprob: float | None) -> Json:
         finite = None if logprob is None else max(logprob, LEAST)  # JSON has no infinities
-        text, own = self._vocabulary.text(token), self._vocabulary.bytes(token)
-        return {"token": text, "logprob": finite, "bytes": list(own)}
+        text, content = self._vocabulary.text(token), self._vocabulary.bytes(token)
+        return {"token": text, "logprob": finite, "bytes": list(content)}
 
 
 @dataclass(frozen=True)
@@ -265,11 +265,11 @@ class Choice:
             text = self._vocabulary.text(token)
             return str(token), {"logprob": max(logprob, LEAST), "rank": rank, "decoded_token": text}
 
-        found: list[Json | None] = []
+        entries: list[Json | None] = []
         for one in self._prompt:
             others = [entry(token, logprob, rank) for rank, (token, logprob) in enumerate(one.top[:top], 1)]
-            found.append(None if one.logprob is None else dict([entry(one.token, one.logprob, one.rank), *others]))
-        return found
+            entries.append(None if one.logprob is None else dict([entry(one.token, one.logprob, one.rank), *others]))
+        return entries
 
     @property
     def reasoning(self) -> int:

@@ -245,14 +245,14 @@ class Worker:
             except NotFiniteError as error:
                 log.error("a request failed: %s", error)
                 job.put(broken())
-                self._start_afresh()
+                self._start_afresh(job)
             except DecodeError as error:  # in mid-answer: foreseeable errors are reported before queueing
                 job.put(invalid(str(error)))
-                self._start_afresh()
+                self._start_afresh(job)
             except Exception:
                 log.exception("a request failed")
                 job.put(broken())
-                self._start_afresh()
+                self._start_afresh(job)
             finally:
                 self._stop(job, goes_on, time.perf_counter() - start)
 
@@ -403,10 +403,12 @@ class Worker:
         if self._opening and self._prefixes is not None:
             keep_opening(self._model, self._session, self._prefixes, self._opening)
 
-    def _start_afresh(self) -> None:
-        """Drop all state of a failed request; end the server if that is impossible."""
+    def _start_afresh(self, job: Job) -> None:
+        """Drop all state of a failed job; end the server if that is impossible."""
         try:
             self._idle.clear()
+            if job in self._turns:
+                self._turns[job].helpers = None
             if self._prefixes is not None:
                 self._prefixes.clear()
             self._session.clear()

@@ -99,7 +99,7 @@ def ending(items: list[Item]) -> GenerationResult | LabelScores | ApiError | Non
 
 
 class FairQueue:
-    """Waiting jobs: clients take turns, and the jobs of one client run in their order."""
+    """Waiting jobs: clients take turns, and in the turns of a client its jobs do."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()  # by client, whose turn is next first

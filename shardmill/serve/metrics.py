@@ -43,11 +43,11 @@ class _Memory(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the memory of the processes that are there."""
-        found = GaugeMetricFamily("shardmill_memory_bytes", "Resident memory of a process.", labels=["process"])
+        memory = GaugeMetricFamily("shardmill_memory_bytes", "Resident memory of a process.", labels=["process"])
         for name, process in self._processes().items():
             if size := resident(process):
-                found.add_metric([name], size)
-        yield found
+                memory.add_metric([name], size)
+        yield memory
 
 
 def resident(process: int) -> int:

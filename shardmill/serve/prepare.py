@@ -31,15 +31,15 @@ from shardmill.serve.tool_grammar import write_grammar
 from shardmill.serve.tools import FORMATS
 
 
-def check_model_name(name: str, own: str, adapters: Sequence[str] = ()) -> str | None:
+def check_model_name(name: str, served_name: str, adapters: Sequence[str] = ()) -> str | None:
     """Return the adapter that a model's name asks for, as vLLM spells it: MODEL:ADAPTER; None for the bare model.
 
     Raises:
         ApiError: 404 for any other model than the served one, or for an adapter that the model lacks.
     """
     model, _, adapter = name.partition(":")
-    if model != own or (adapter not in adapters if ":" in name else False):
-        served = " and ".join(map(repr, [own, *(f"{own}:{one}" for one in adapters)]))
+    if model != served_name or (adapter not in adapters if ":" in name else False):
+        served = " and ".join(map(repr, [served_name, *(f"{served_name}:{one}" for one in adapters)]))
         message = f"the model {name!r} is not served here; {served} {'are' if adapters else 'is'}"
         raise ApiError(404, message, param="model", code="model_not_found")
     return adapter or None
@@ -85,16 +85,16 @@ def prepare(request: CompletionRequest | ChatRequest, model: Model, settings: Se
                 raise (error if len(request.prompts) == 1 else place_of(error, "prompt", i)) from error
     drafter = _drafter(request, model, settings)
     tools = model.tools_of(request)
-    kept = [] if tools is None else [*tools.tokens]
+    written = [] if tools is None else [*tools.tokens]
     if isinstance(request, ChatRequest) and model.thoughts is not None:
-        kept += [model.thoughts.begin, model.thoughts.end]
+        written += [model.thoughts.begin, model.thoughts.end]
     try:
         sampling = _sampling(request, model)
         sampling.check_vocab(model.engine.vocab)
         options = [
             Options(
                 sampling=replace(sampling, seed=(sampling.seed + i) % SEEDS),
-                detokenize=model.decoder(kept) if kept else model.decode,
+                detokenize=model.decoder(written) if written else model.decode,
                 stop=request.stops,
                 keep_stop=bool(request.include_stop_str_in_output),
                 constraint=_constraint(request, model, thinks),
@@ -134,17 +134,17 @@ def _chat_text(request: ChatRequest, model: Model) -> str:
         known = ", ".join(form.name for form in FORMATS)
         message = f"the chat template of {model.name!r} teaches no calls in a known format ({known}): leave out tools"
         raise invalid(message, "tools")
-    given = request.chat_template_kwargs or {}
-    for name in given:
+    variables = request.chat_template_kwargs or {}
+    for name in variables:
         if name not in model.template_variables:
             known = ", ".join(sorted(model.template_variables)) or "none"
             message = f"chat_template_kwargs: the chat template has no variable {name!r}; it has {known}"
             raise invalid(message, "chat_template_kwargs")
     effort = EFFORTS.get(request.reasoning_effort or "")
     if effort and "reasoning_effort" in model.template_variables:
-        given = {"reasoning_effort": effort, **given}
-    given = {**given, **request.ending}
-    more: dict[str, Any] = {"variables": given} if given else {}
+        variables = {"reasoning_effort": effort, **variables}
+    variables = {**variables, **request.ending}
+    more: dict[str, Any] = {"variables": variables} if variables else {}
     if request.functions:
         more["tools"] = [tool.as_template_input() for tool in request.usable]
     try:
@@ -211,18 +211,18 @@ def _sampling(request: GenerationRequest, model: Model) -> Sampling:
 
 def _constraint(request: CompletionRequest | ChatRequest, model: Model, thinks: bool) -> Constraint | None:
     """Return the grammar that an answer must obey; None if it may be any text. A thought that was opened stays free."""
-    form, given = request.response_format, request.structured_outputs
+    form, structured = request.response_format, request.structured_outputs
     schema: dict[str, Any] | None = None
     if form is not None and form.type != "text":
         schema = form.json_schema.schema_ if form.json_schema else {"type": "object"}
-    field = "response_format" if given is None else "structured_outputs"
-    if given is not None:
-        schema = given.schema_
+    field = "response_format" if structured is None else "structured_outputs"
+    if structured is not None:
+        schema = structured.schema_
     answer = "" if schema is None else json_value(schema, COMPACT)
-    if given is not None and given.regex is not None:
-        answer = regex_answer(given.regex)
-    elif given is not None and given.choice is not None:
-        answer = choice_answer(given.choice)
+    if structured is not None and structured.regex is not None:
+        answer = regex_answer(structured.regex)
+    elif structured is not None and structured.choice is not None:
+        answer = choice_answer(structured.choice)
     functions = request.functions if isinstance(request, ChatRequest) else []
     required = isinstance(request, ChatRequest) and request.must_call
     calls = bool(functions) and (required or bool(answer) or any(function.strict for function in functions))
@@ -267,8 +267,8 @@ def _blame(
     for where, place, schema in [(field, f"{field}: ", answer), *schemas]:
         try:
             JsonSchema(closed(schema or {}), tokenizer)
-        except DecodeError as found:
-            return invalid(f"{place}{found}", where)
+        except DecodeError as refusal:
+            return invalid(f"{place}{refusal}", where)
     where = "tools" if functions else field
     return invalid(f"{where}: {str(error).partition(chr(10))[0]}", where)
 
@@ -324,7 +324,7 @@ def prepare_decisions(
     for i, text in enumerate(texts):
         special = request.messages is None
         try:
-            found = split_labels(model, text, request.labels, special=special, most=most, gone=gone)
+            work = split_labels(model, text, request.labels, special=special, most=most, gone=gone)
         except ApiError as error:
             raise (place_of(error, "input", i) if isinstance(request.input, list) else error) from error
-        yield replace(found, adapter=adapter, logprobs=request.logprobs)
+        yield replace(work, adapter=adapter, logprobs=request.logprobs)

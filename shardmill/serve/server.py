@@ -290,9 +290,9 @@ def _ready(load: Callable[[], Model | Reader], settings: Settings, listener: soc
         engines["draft_engine"] = model.draft_session.engine
 
     def processes() -> dict[str, int]:
-        found = {name: one.process.child.pid for name, one in engines.items() if isinstance(one, Remote)}
+        loaded = {name: one.process.child.pid for name, one in engines.items() if isinstance(one, Remote)}
         templates = {"templates": renderer.pid} if isinstance(renderer, Renderer) and renderer.pid else {}
-        return {"server": os.getpid(), **found, **templates}
+        return {"server": os.getpid(), **loaded, **templates}
 
     metrics.describe(*_served(model), processes)
     if isinstance(model, Reader):
