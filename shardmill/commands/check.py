@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -111,5 +112,6 @@ def check_once(build: Path, model: Any, precision: str, skip: bool) -> str:
     ended = checks.verdict(checked)
     if ended == checks.WRONG:
         raise ShardmillError(checks.told(build, checked))
-    typer.echo(one_line(f"shardmill: {checks.told(build, checked)}"), err=True)
+    with suppress(OSError):  # a full disk at the end of standard error makes no program wrong
+        typer.echo(one_line(f"shardmill: {checks.told(build, checked)}"), err=True)
     return ended

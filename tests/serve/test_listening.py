@@ -120,6 +120,25 @@ def test_a_socket_that_systemd_passes_on_is_served(tmp_path: Path) -> None:
         assert server.returncode == 0 and file.exists()  # it is systemd's
 
 
+@pytest.mark.parametrize("which", ["stdout", "stderr"])
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
+def test_a_full_disk_behind_its_output_ends_no_server(tmp_path: Path, which: str) -> None:
+    file = tmp_path / "model.sock"
+    with started("bash", "-c", f'exec "$@" {"" if which == "stdout" else "2"}> /dev/full', "bash", *FAKE, "--socket",
+                 str(file), "--log-level", "info") as server:  # fmt: skip
+        wait_until(lambda: server.poll() is not None or answers(str(file)))
+        assert asked(str(file))[0] == 200
+        server.terminate()
+        server.communicate(timeout=PATIENCE)
+        assert server.returncode == 0
+
+
+def answers(file: str) -> bool:
+    """Whether a server listens on a file."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(file) == 0
+
+
 def test_two_sockets_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTEN_PID", str(os.getpid()))
     monkeypatch.setenv("LISTEN_FDS", "2")

@@ -200,7 +200,16 @@ def test_every_chunk_has_the_usage_so_far(rendering: Running, path: str) -> None
     """Of all choices; the last chunk has the whole usage, which the one before already told."""
     prompt = {"messages": [{"role": "user", "content": "Hi"}]} if "chat" in path else {"prompt": ["Hi", "Ho"]}
     options = {"include_usage": True, "continuous_usage_stats": True}
-    body = {"model": NAME, **prompt, "max_tokens": 5, "n": 2, "stream": True, "stream_options": options}
+    body = {
+        "model": NAME,
+        **prompt,
+        "temperature": 0,
+        "ignore_eos": True,
+        "max_tokens": 5,
+        "n": 2,
+        "stream": True,
+        "stream_options": options,
+    }
     *_, streamed = rendering.request("POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"})
     chunks = [json.loads(event[6:])["usage"] for event in streamed.decode().split("\n\n")[:-2]]
     told = [one["completion_tokens"] for one in chunks]
