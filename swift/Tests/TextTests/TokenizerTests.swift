@@ -232,7 +232,7 @@ func drawnExpressions() throws {
             let bytes = Array(text.utf8)[...]
             var found: [Pattern.Piece]?
             let time = clock.measure { found = try? pattern.split(bytes) }
-            #expect(time < .seconds(10), "\(regex)")
+            #expect(time < .seconds(60), "\(regex)")  // without a count it takes years; a busy machine, 20 s
             if let found {
                 #expect(found.map { bytes[$0.range] }.joined().elementsEqual(bytes), "\(regex)")
             } else {
