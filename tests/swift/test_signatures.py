@@ -21,7 +21,9 @@ def declarations(text: str) -> Iterator[tuple[str, str]]:
     """Yield the enclosing type's name and the declaration, for every declaration in a stub."""
     scope: list[str] = []
     for line in (line.split("//")[0].strip() for line in text.splitlines()):
-        if (found := TYPE.match(line)) is not None:
+        if line.startswith("@available(*, unavailable) extension "):
+            yield ".".join(scope), line
+        elif (found := TYPE.match(line)) is not None:
             yield ".".join(scope), line
             if not line.endswith("{}"):
                 scope.append(found.group(1))
@@ -48,6 +50,8 @@ def normal(declaration: str) -> str:
     if property_ and "{" not in text:
         text += " { get }" if text.startswith("let ") else " { get set }"
     text = re.sub(r"^let ", "var ", text)
+    if text.startswith("@available"):
+        return text.removesuffix("{}").strip()
     if re.match(r"(enum|struct|class|protocol) (?!func)", text):
         text = re.sub(r"\s*\{\}?$", "", text)
         if not text.startswith("protocol "):
@@ -72,6 +76,35 @@ def test_every_signature_names_its_page_and_who_read_it() -> None:
             assert entry["source"], entry
         else:
             assert re.fullmatch(r"\d{4}-\d\d-\d\d", entry["read"]), entry
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split("."))
+
+
+def test_a_stub_is_as_open_and_as_sendable_as_apple_s_interface_says() -> None:
+    text = (STUBS / "CoreML" / "CoreML.swift").read_text(encoding="utf-8")
+    declared = {(where, normal(line)): line for where, line in declarations(text)}
+    known = [entry for entry in ENTRIES if "sendable" in entry]
+    assert {entry["sendable"] for entry in known} == {"yes", "unavailable"}
+    for entry in known:
+        line = declared[entry["in"], normal(entry["apple"])]
+        assert (": Sendable" in line or ", Sendable" in line) == (entry["sendable"] == "yes"), line
+        assert ("@frozen" in line) == entry.get("frozen", False), line
+        name = entry["apple"].split()[-1]
+        refused = f"@available(*, unavailable) extension {name}: Sendable {{}}" in text
+        assert refused == (entry["sendable"] == "unavailable"), line
+
+
+def test_what_the_package_uses_is_there_from_its_oldest_systems_on() -> None:
+    manifest = (STUBS.parents[1] / "Package.swift").read_text(encoding="utf-8")
+    oldest = {name: version(number) for name, number in re.findall(r"\.(macOS|iOS|visionOS)\(\.v(\d+)\)", manifest)}
+    known = [entry for entry in ENTRIES if "available" in entry]
+    assert set(oldest) == {"macOS", "iOS", "visionOS"} and known
+    for entry in known:
+        assert entry["interface"], entry
+        for system, since in re.findall(r"(\w+) ([\d.]+)", entry["available"]):
+            assert version(since) <= (*oldest[system], 0), (entry["apple"], since)
 
 
 @pytest.mark.parametrize(

@@ -139,8 +139,14 @@ private func fingerprint(_ text: String) -> String {
 public enum System {
     /// The build of the system, for example 24F74.
     public static var build: String {
-        let text = ProcessInfo.processInfo.operatingSystemVersionString  // "Version 15.5 (Build 24F74)"
-        guard let start = text.range(of: "(Build ") else { return text.filter { $0 != "/" } }
-        return String(text[start.upperBound...].dropLast())
+        #if canImport(Darwin)
+        // `operatingSystemVersionString` has the build too, but in the language of the user.
+        var text = [CChar](repeating: 0, count: 64)
+        var size = text.count
+        if sysctlbyname("kern.osversion", &text, &size, nil, 0) == 0 {
+            return String(decoding: text.prefix { $0 != 0 }.map { UInt8(bitPattern: $0) }, as: UTF8.self)
+        }
+        #endif
+        return ProcessInfo.processInfo.operatingSystemVersionString.filter { $0 != "/" }
     }
 }

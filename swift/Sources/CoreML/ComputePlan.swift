@@ -28,6 +28,7 @@ public struct ComputePlan: Sendable {
                 case .neuralEngine: "neuralEngine"
                 case .gpu: "gpu"
                 case .cpu: "cpu"
+                @unknown default: "other"  // a kind of device that Apple adds later
                 }
             operations[device, default: 0] += 1
             if device != "neuralEngine" { elsewhere.append(operation.operatorName) }

@@ -88,7 +88,7 @@ public struct EncoderManifest: Sendable {
         }
         let raw: Raw
         do {
-            raw = try JSONDecoder().decode(Raw.self, from: data)
+            raw = try decoded(Raw.self, from: data)
         } catch {
             throw ShardmillError(.build, "\(file.path) is no encoder's, or damaged: \(describe(error))")
         }

@@ -1,5 +1,7 @@
+import Foundation
+
 /// An error that an app can show: what is wrong, and what helps.
-public struct ShardmillError: Error, Equatable, Sendable, CustomStringConvertible {
+public struct ShardmillError: LocalizedError, Equatable, Sendable, CustomStringConvertible {
     /// What an error is about.
     public enum Kind: String, Sendable {
         /// model.json, or a file that it names, is missing, damaged or not supported.
@@ -30,4 +32,6 @@ public struct ShardmillError: Error, Equatable, Sendable, CustomStringConvertibl
     }
 
     public var description: String { message }
+    /// What an alert shows.
+    public var errorDescription: String? { message }
 }

@@ -62,7 +62,7 @@ public struct Expected: Sendable {
         file = try TensorFile(url)
         let about: About
         do {
-            about = try JSONDecoder().decode(About.self, from: Data((file.metadata["about"] ?? "").utf8))
+            about = try decoded(About.self, from: Data((file.metadata["about"] ?? "").utf8))
         } catch {
             throw file.refusal("it holds no expected results: \(describe(error))")
         }

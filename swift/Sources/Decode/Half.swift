@@ -1,8 +1,8 @@
 /// Numbers of half precision (IEEE 754, 16 bits) by their bits.
 ///
-/// Swift has no Float16 on a Mac with an Intel processor. The package can't run programs there, but an app is often
-/// built for both processors, and must compile. Elsewhere an Intel processor has it, but converts by a call for each
-/// number.
+/// Swift has no Float16 on a Mac with an Intel processor, nor for Catalyst there. The package can't run programs there,
+/// but an app is often built for both processors, and must compile. Elsewhere an Intel processor has it, but converts
+/// by a call for each number.
 public enum Half {
     /// Return the number that 16 bits stand for.
     @inlinable
@@ -17,7 +17,7 @@ public enum Half {
     /// Return the bits of the nearest number of half precision; among two the even one.
     @inlinable
     public static func bits(_ value: Float) -> UInt16 {
-        #if os(macOS) && arch(x86_64)
+        #if arch(x86_64) && (os(macOS) || targetEnvironment(macCatalyst))
         return computedBits(value)
         #else
         return Float16(value).bitPattern

@@ -97,7 +97,7 @@ public struct Manifest: Sendable {
         }
         let raw: RawManifest
         do {
-            raw = try JSONDecoder().decode(RawManifest.self, from: data)
+            raw = try decoded(RawManifest.self, from: data)
         } catch let error as ShardmillError {
             throw error
         } catch {

@@ -1,3 +1,5 @@
+import Foundation
+
 /// The numbers of a recurrence (gated DeltaNet, Mamba-2).
 public struct Recurrence: Decodable, Sendable {
     /// B, the most tokens that are folded at once, and the most by which its state may lag behind the text.
@@ -158,19 +160,36 @@ extension Part.Extent: Decodable {
     }
 }
 
+/// Return what JSON says, and of a key that stands twice the last, as Python does.
+///
+/// Foundation's decoder ends the process where a key is no text ("\ud800", bytes that are no UTF-8, a raw newline). The
+/// other reader of Foundation refuses these, so it reads first, and the decoder gets what it wrote.
+func decoded<Content: Decodable>(_ type: Content.Type, from data: Data) throws -> Content {
+    let read: Any
+    do { read = try JSONSerialization.jsonObject(with: data) } catch {
+        let context = DecodingError.Context(codingPath: [], debugDescription: "it is no JSON")
+        throw DecodingError.dataCorrupted(context)
+    }
+    guard JSONSerialization.isValidJSONObject(read) else {
+        throw DecodingError.dataCorrupted(.init(codingPath: [], debugDescription: "a number in it has no end"))
+    }
+    return try JSONDecoder().decode(type, from: JSONSerialization.data(withJSONObject: read))
+}
+
 /// Return where JSON does not have the shape that is expected, in one line.
 public func describe(_ error: any Error) -> String {
     guard let error = error as? DecodingError else { return "\(error)" }
     func place(_ context: DecodingError.Context, _ last: String? = nil) -> String {
         let path = context.codingPath.map { step in step.intValue.map { "[\($0)]" } ?? step.stringValue }
         let steps = path + (last.map { [$0] } ?? [])
-        return steps.joined(separator: ".")
+        return steps.isEmpty ? "it" : steps.joined(separator: ".")
     }
     switch error {
     case .keyNotFound(let key, let context): return "\(place(context, key.stringValue)) is missing"
     case .typeMismatch(let type, let context): return "\(place(context)) is no \(type)"
     case .valueNotFound(_, let context): return "\(place(context)) is null"
-    case .dataCorrupted(let context): return place(context).isEmpty ? "it is no JSON" : "\(place(context)) is not valid"
+    case .dataCorrupted(let context) where context.codingPath.isEmpty: return context.debugDescription
+    case .dataCorrupted(let context): return "\(place(context)) is not valid"
     @unknown default: return "\(error)"
     }
 }

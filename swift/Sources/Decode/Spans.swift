@@ -73,7 +73,7 @@ struct Transitions {
     init(_ file: URL, labels: [String]) throws {
         let biases: [String: Double]
         do {
-            biases = try JSONDecoder().decode(File.self, from: Data(contentsOf: file)).operating_points.default.biases
+            biases = try decoded(File.self, from: Data(contentsOf: file)).operating_points.default.biases
         } catch {
             throw ShardmillError(.build, "\(file.path): no calibration of transitions: \(describe(error))")
         }

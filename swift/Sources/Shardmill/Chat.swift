@@ -1,7 +1,8 @@
 import ShardmillDecode
 
-/// A text as it comes, in whole characters. If its reader stops or its task is cancelled, the generation ends.
-public typealias TextPieces = AsyncThrowingStream<String, any Error>
+/// A text as it comes, in whole characters. If its reader stops, the generation ends; if its task is cancelled, reading
+/// throws a `CancellationError` too.
+public typealias TextPieces = Streamed<String>
 
 /// A message of a conversation.
 public struct Message: Equatable, Sendable {
@@ -34,7 +35,7 @@ public actor Chat {
     public private(set) var messages: [Message]
     /// How the last answer ended, and what it took.
     public private(set) var last: GenerationSummary?
-    private var isAnswering = false
+    private let line = Line()
 
     init(_ model: ShardmillModel, _ messages: [Message]) {
         self.model = model
@@ -44,23 +45,24 @@ public actor Chat {
     /// Answer a message, and yield the answer piece by piece in whole characters.
     ///
     /// To cancel, cancel the task that reads the stream, or stop reading: the generation ends after a pass, and the
-    /// conversation goes on from before the message. A message that comes during an answer waits for the answer's end.
+    /// conversation goes on from before the message. A message that comes during an answer waits for the answer's end;
+    /// messages are answered in the order in which their streams were made.
     nonisolated public func stream(_ text: String, options: ShardmillOptions = .init()) -> TextPieces {
-        streaming { emit in try await self.answer(text, options, emit: emit) }
+        let place = line.join()
+        return streaming { emit in try await self.answer(text, options, place, emit: emit) }
     }
 
     /// Answer a message and return the whole answer.
-    public func respond(to text: String, options: ShardmillOptions = .init()) async throws -> String {
-        try await answer(text, options) { _ in }
+    nonisolated public func respond(to text: String, options: ShardmillOptions = .init()) async throws -> String {
+        try await answer(text, options, line.join()) { _ in }
     }
 
     @discardableResult
     private func answer(
-        _ text: String, _ options: ShardmillOptions, emit: @escaping @Sendable (String) -> Void
+        _ text: String, _ options: ShardmillOptions, _ place: Int, emit: @escaping @Sendable (String) -> Void
     ) async throws -> String {
-        while isAnswering { try await Task.sleep(for: .milliseconds(20)) }  // an actor is re-entered at every await
-        isAnswering = true
-        defer { isAnswering = false }
+        defer { line.leave(place) }
+        try await line.turn(place)
         let asked = messages + [Message(.user, text)]
         let prompt = try model.prompt(asked)
         let found = Pieces()

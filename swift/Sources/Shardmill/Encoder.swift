@@ -16,7 +16,7 @@ public actor ShardmillEncoder {
     private let otherBackend: (@Sendable (EncoderManifest) throws -> any Backend)?
     private let compiler: Compiler
     private var reader: Reader?
-    private var isLoading = false
+    private let loading = Line()
 
     /// Open a build; nothing is loaded yet.
     ///
@@ -64,10 +64,10 @@ public actor ShardmillEncoder {
     }
 
     private func ready() async throws -> Reader {
-        while isLoading { try await Task.sleep(for: .milliseconds(20)) }  // an actor is re-entered at every await
+        let place = loading.join()
+        defer { loading.leave(place) }
+        try await loading.turn(place)
         if let reader { return reader }
-        isLoading = true
-        defer { isLoading = false }
         let backend = try await makeBackend()
         let made = try Reader(try Encoder(manifest, backend: backend) { _, _ in try Task.checkCancellation() })
         reader = made

@@ -32,7 +32,7 @@ extension ShardmillModel {
     ///
     /// It takes minutes after an installation, and after each update of the system or the app; seconds otherwise.
     /// Cancelling the task that reads the stream stops it; what is finished stays.
-    nonisolated public func prewarm() -> AsyncThrowingStream<Step, any Error> {
+    nonisolated public func prewarm() -> Streamed<Step> {
         streaming { emit in try await self.load(emit) }
     }
 
@@ -40,12 +40,12 @@ extension ShardmillModel {
 
     /// Return the session, after loading the programs if necessary.
     func ready(_ progress: @Sendable (Step) -> Void = { _ in }) async throws -> Session {
-        while isLoading { try await Task.sleep(for: .milliseconds(20)) }  // an actor is re-entered at every await
+        let place = loading.join()
+        defer { loading.leave(place) }
+        try await loading.turn(place)
         let began = interrupt.began
         try check(began)
         if let session { return session }
-        isLoading = true
-        defer { isLoading = false }
         let bundles = try await compiled(progress)
         try check(began)
         try checkMemory(bundles)
@@ -99,7 +99,8 @@ extension ShardmillModel {
             throw ShardmillError(
                 .memory,
                 "\(manifest.model) takes about \(needed) MiB, and the system leaves the app \(available): "
-                    + "free memory, or take a smaller model or a shorter context")
+                    + "free memory, take a smaller model or a shorter context, give the app the entitlement "
+                    + "com.apple.developer.kernel.increased-memory-limit, or try with checksMemory: false")
         }
     }
 

@@ -28,7 +28,7 @@ public actor ShardmillModel {
     let interrupt = Interrupt()
     var session: Session?
     var head: (any Drafter)?
-    var isLoading = false
+    let loading = Line()
 
     /// Where programs may run.
     public enum Units: String, Sendable {
@@ -211,11 +211,32 @@ public struct GenerationSummary: Sendable, Equatable {
     public var tokensPerSecond: Double { decodeSeconds > 0 ? Double(max(0, tokens - 1)) / decodeSeconds : 0 }
 }
 
+/// What comes piece by piece, to be read once. Where a task that reads it is cancelled, reading throws a
+/// `CancellationError`: a stream of Swift's own would end as if it were finished.
+public struct Streamed<Element: Sendable>: AsyncSequence, Sendable {
+    let pieces: AsyncThrowingStream<Element, any Error>
+
+    /// What reads the pieces.
+    public struct AsyncIterator: AsyncIteratorProtocol {
+        var pieces: AsyncThrowingStream<Element, any Error>.Iterator
+
+        /// Return the next piece; nil at the end.
+        public mutating func next() async throws -> Element? {
+            if let piece = try await pieces.next() { return piece }
+            try Task.checkCancellation()
+            return nil
+        }
+    }
+
+    /// Begin to read.
+    public func makeAsyncIterator() -> AsyncIterator { AsyncIterator(pieces: pieces.makeAsyncIterator()) }
+}
+
 /// Return a stream of what `work` emits. If its reader stops or is cancelled, the work is cancelled.
 func streaming<Element: Sendable>(
     _ work: @escaping @Sendable (@escaping @Sendable (Element) -> Void) async throws -> Void
-) -> AsyncThrowingStream<Element, any Error> {
-    AsyncThrowingStream { stream in
+) -> Streamed<Element> {
+    let pieces = AsyncThrowingStream<Element, any Error> { stream in
         let task = Task {
             do {
                 try await work { stream.yield($0) }
@@ -226,6 +247,7 @@ func streaming<Element: Sendable>(
         }
         stream.onTermination = { _ in task.cancel() }
     }
+    return Streamed(pieces: pieces)
 }
 
 func seconds(_ duration: Duration) -> Double {

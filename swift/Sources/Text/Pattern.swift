@@ -81,13 +81,14 @@ enum Pattern: @unchecked Sendable {  // NSRegularExpression is immutable and saf
 /// Return the matches of a regular expression.
 ///
 /// ICU, which runs the expression, goes back without a limit: `(a+)+$` takes 2^n steps for n letters. It reports every
-/// 10,000 steps or so. An expression that divides a text into words takes a few steps for each character.
+/// 10,000 steps or so, and each place that it tries to begin a match at: one for each character between matches. An
+/// expression that divides a text into words takes a few steps for each character.
 private func matches(_ regex: NSRegularExpression, _ text: ArraySlice<UInt8>) throws -> [Range<Int>] {
     let string = string(text)
     let whole = NSRange(location: 0, length: string.utf16.count)
     let places = utf8Places(text, utf16Count: whole.length)
     var found: [Range<Int>] = []
-    var reports = 100 + whole.length / 50
+    var reports = 200 + 2 * whole.length
     var failed = false
     regex.enumerateMatches(in: string, options: [.reportProgress, .reportCompletion], range: whole) {
         match, flags, stop in

@@ -52,6 +52,9 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
     public init(data: Data) throws {
         let json = try JSON.parse([UInt8](data))
         guard let model = json["model"] else { throw ShardmillError(.tokenizer, "it has no model") }
+        if let kind = model["type"]?.text, !["BPE", "WordPiece"].contains(kind) {
+            throw ShardmillError(.tokenizer, "a model of the type '\(kind.prefix(40))' is not supported")
+        }
         guard case .vocabulary(let listed)? = model["vocab"]?.node else {
             throw ShardmillError(.tokenizer, "the model has no vocab")
         }

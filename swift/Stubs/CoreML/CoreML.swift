@@ -74,6 +74,8 @@ open class MLModel: NSObject {
     open func makeState() -> MLState { fatalError() }
     open func prediction(from input: any MLFeatureProvider, options: MLPredictionOptions) throws -> any MLFeatureProvider { fatalError() }
     open func prediction(from inputFeatures: any MLFeatureProvider, using state: MLState, options: MLPredictionOptions) throws -> any MLFeatureProvider { fatalError() }
+    public func prediction(from input: any MLFeatureProvider, options: MLPredictionOptions = MLPredictionOptions()) async throws -> any MLFeatureProvider { fatalError() }
+    public func prediction(from input: any MLFeatureProvider, using state: MLState, options: MLPredictionOptions = MLPredictionOptions()) async throws -> any MLFeatureProvider { fatalError() }
 }
 
 public enum MLComputeDevice: Sendable {
@@ -107,7 +109,7 @@ public enum MLModelStructure: Sendable {
     }
 }
 
-public final class MLComputePlan: @unchecked Sendable {
+public class MLComputePlan {
     public struct DeviceUsage: Sendable {
         public var preferred: MLComputeDevice { fatalError() }
     }
@@ -116,3 +118,5 @@ public final class MLComputePlan: @unchecked Sendable {
     public var modelStructure: MLModelStructure { fatalError() }
     public func deviceUsage(for operation: MLModelStructure.Program.Operation) -> MLComputePlan.DeviceUsage? { fatalError() }
 }
+
+@available(*, unavailable) extension MLComputePlan: Sendable {}

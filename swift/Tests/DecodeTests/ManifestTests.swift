@@ -408,3 +408,32 @@ func heads() throws {
     ]
     try spoil(withHead(), refused)
 }
+
+@Test("no byte of model.json ends the app, and of a key that stands twice the last counts")
+func brokenKeys() throws {
+    let build = try ToyBuild()
+    let file = build.folder.appendingPathComponent("model.json")
+    let whole = [UInt8](try Data(contentsOf: file))
+    func read(_ bytes: [UInt8]) throws -> Manifest? {
+        try Data(bytes).write(to: file)
+        do { return try Manifest(folder: build.folder) } catch {
+            #expect((error as? ShardmillError)?.kind == .build, "\(error)")
+            return nil
+        }
+    }
+    for key in [[0xFF], [0x0A], Array(#"\ud800"#.utf8), Array(#"\u0000"#.utf8), Array(#"\x"#.utf8)] as [[UInt8]] {
+        _ = try read(Array(#"{"k"#.utf8) + key + Array(#"": 1, "#.utf8) + whole.dropFirst())
+        _ = try read(Array(#"{"k": {"a"#.utf8) + key + Array(#"": 1}, "#.utf8) + whole.dropFirst())
+    }
+    #expect(try read(Array(#"{"context": 32, "#.utf8) + whole.dropFirst())?.context == 64)
+    var seed: UInt64 = 1
+    func number(_ below: Int) -> Int {
+        seed = seed &* 6_364_136_223_846_793_005 &+ 1_442_695_040_888_963_407
+        return Int(seed >> 33) % below
+    }
+    for _ in 0..<1000 {
+        var bytes = whole
+        for _ in 0...number(3) { bytes[number(bytes.count)] = UInt8(number(256)) }
+        _ = try read(bytes)
+    }
+}

@@ -65,3 +65,44 @@ func messagesAtOnce() async throws {
     #expect(messages.map(\.role) == [.user, .assistant, .user, .assistant])
     #expect(Set(messages.map(\.content)) == Set(["A", "B"] + answers))
 }
+
+@Test("messages are answered in the order in which their streams were made, and one that is cancelled leaves the line")
+func messagesInLine() async throws {
+    let build = try ToyBuild { $0["chat"] = chat(system: false, strip: false) }
+    for _ in 0..<5 {
+        let talk = try ShardmillModel(at: build.folder, codec: Letters()) { _, _ in ToyBackend() }.chat()
+        let streams = "ABC".map { talk.stream(String($0), options: ShardmillOptions(maxTokens: 1)) }
+        try await withThrowingTaskGroup(of: Void.self) { group in
+            for (place, stream) in streams.enumerated().reversed() {
+                group.addTask {
+                    let reader = Task { for try await _ in stream {} }
+                    if place == 1 { reader.cancel() }
+                    do { try await reader.value } catch is CancellationError {}
+                }
+            }
+            try await group.waitForAll()
+        }
+        let asked = await talk.messages.filter { $0.role == .user }.map(\.content)
+        #expect(asked == ["A", "C"] || asked == ["A", "B", "C"])
+    }
+}
+
+@Test("a stream whose reader is cancelled does not look finished")
+func cancelledStreams() async throws {
+    let build = try ToyBuild()
+    let model = try ShardmillModel(at: build.folder, codec: Letters()) { _, _ in ToyBackend() }
+    for _ in 0..<40 {
+        let reader = Task {
+            for try await _ in model.complete("A", options: ShardmillOptions(maxTokens: 50)) {
+                withUnsafeCurrentTask { $0?.cancel() }
+            }
+        }
+        await #expect(throws: CancellationError.self) { try await reader.value }
+    }
+}
+
+@Test("what an alert shows is the error's own line")
+func alerts() {
+    let error: any Error = ShardmillError(.request, "shorten it")
+    #expect(error.localizedDescription == "shorten it")
+}
