@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shardmill import files
 from shardmill.errors import ShardmillError
 from shardmill.files import load_json, parse_json
-from shardmill.imports import quiet_transformers
 from shardmill.printable import first_line
 
 if TYPE_CHECKING:
@@ -177,12 +175,12 @@ def _work(pipe: Connection, source: Path, text: str | None) -> None:
     A conversation is messages, tools and variables; None asks for `facts`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the server, which closes the pipe
-    import_module(LEAN)  # a process that was spawned has not imported it
+    import shardmill.templates.lean  # noqa: F401 (a process that was spawned has not imported it)
+
     try:
         from transformers import AutoTokenizer
 
-        with quiet_transformers():  # of what config.json says that no template reads
-            tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # a checkpoint may cause any exception
         pipe.send((False, first_line(error)))
         return

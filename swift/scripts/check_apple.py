@@ -79,11 +79,11 @@ def holds(condition: str, platform: Platform) -> bool:
     if TERM.sub("", condition):
         raise ValueError(f"can't resolve '#if {condition.strip()}'")
 
-    def term(found: re.Match[str]) -> str:
-        kind, value = found.group(1), (found.group(2) or "").split(",")[0].strip()
+    def term(match: re.Match[str]) -> str:
+        kind, value = match.group(1), (match.group(2) or "").split(",")[0].strip()
         true_of = {"os": {platform.system}, "arch": {platform.processor}, "canImport": IMPORTABLE}
         if kind is None:
-            return {"&&": " and ", "||": " or ", "!": " not "}.get(found.group(), found.group())
+            return {"&&": " and ", "||": " or ", "!": " not "}.get(match.group(), match.group())
         return str(value in true_of.get(kind, {platform.environment}))
 
     return bool(eval(TERM.sub(term, condition).strip(), {"__builtins__": {}}))  # of nothing but what `term` wrote
@@ -173,10 +173,10 @@ def main() -> int:
                 archive.extractall(sources, filter="data")
         for name in arguments.platforms:
             start = time.monotonic()
-            found = problems(swift, sources, PLATFORMS[name], scratch)
-            failed = failed or bool(found)
-            print(f"{name}: {'wrong' if found else 'right'} ({time.monotonic() - start:.0f} s)", flush=True)
-            print("".join(f"  {line}\n" for line in found), end="")
+            errors = problems(swift, sources, PLATFORMS[name], scratch)
+            failed = failed or bool(errors)
+            print(f"{name}: {'wrong' if errors else 'right'} ({time.monotonic() - start:.0f} s)", flush=True)
+            print("".join(f"  {line}\n" for line in errors), end="")
     return 1 if failed else 0
 
 

@@ -194,7 +194,7 @@ def test_figures_are_marked_and_lie_beside_the_build(build: Path, finished: Proj
 
 def test_a_server_gets_the_marks(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Settings] = []
-    monkeypatch.setattr(server, "serve", lambda load, settings, announce, warming: started.append(settings))
+    monkeypatch.setattr(server, "serve", lambda load, settings, *_: started.append(settings))
     marked(shardmill("serve", build, "--ungated"))
     assert started[0].ungated == (MISSED, OPEN)
 
