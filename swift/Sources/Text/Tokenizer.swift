@@ -53,7 +53,7 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
         let json = try JSON.parse([UInt8](data))
         guard let model = json["model"] else { throw ShardmillError(.tokenizer, "it has no model") }
         if let kind = model["type"]?.text, !["BPE", "WordPiece"].contains(kind) {
-            throw ShardmillError(.tokenizer, "a model of the type '\(kind.prefix(40))' is not supported")
+            throw ShardmillError(.tokenizer, "the model '\(kind.prefix(40))' is not supported")
         }
         guard case .vocabulary(let listed)? = model["vocab"]?.node else {
             throw ShardmillError(.tokenizer, "the model has no vocab")
@@ -78,8 +78,7 @@ public final class Tokenizer: TextCodec, @unchecked Sendable {  // its one mutab
         scanner = preTokenizer?.scanner
         switch type {
         case "BPE": self.model = .bpe(try BPE(model, vocabulary: vocabulary, ofBytes: bytes != nil))
-        case "WordPiece": self.model = .wordPiece(try WordPiece(model, vocabulary: vocabulary))
-        default: throw ShardmillError(.tokenizer, "the model '\(type.prefix(40))' is not supported")
+        default: self.model = .wordPiece(try WordPiece(model, vocabulary: vocabulary))
         }
         decoder = try part("decoder", Decoder.init)
         trimsOffsets = try part("post_processor", Self.trimsOffsets) ?? false
