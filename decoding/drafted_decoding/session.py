@@ -69,12 +69,12 @@ class Prefill:
 
 @dataclass(frozen=True, eq=False)
 class SetAside:
-    """A text outside the slots, with copies of all that they held of it.
+    """A text that was set aside: its tokens, and copies of what the slots contained of them.
 
     Attributes:
         tokens: the committed tokens.
         keys: the engine's keys of the copies, in order.
-        bytes: their size.
+        bytes: the size of the copies.
         needed: slots that the engine needs, so that the next pass has the context that it would have had.
         private: whether a prefix cache may keep nothing of the text.
         weights: the engine's name for the weights that have computed it.
@@ -125,7 +125,7 @@ class Session:
         self._fed: list[int] = []
         self._first = self._layout.first_visible(0)  # first position, besides the sinks, that has not been evicted
         self._private, self._needed = False, 0
-        self._copied: SetAside | None = None  # a copy of the text in the slots, all of it
+        self._copied: SetAside | None = None  # a copy of the whole text that is in the slots
         self._weights = ""  # the engine's name for its adapter; texts of other weights are not reused
         self._engine.adapt(None)  # an earlier session may have left it with an adapter
         self._engine.reset()
@@ -357,7 +357,7 @@ class Session:
         return filled, beginning.known if filled < beginning.known else 0
 
     def _restart(self, length: int) -> tuple[int, int]:
-        """Make room for a prompt of `length` tokens of which nothing is reused; return what `_resume` does."""
+        """Empty the slots for a prompt of `length` tokens, and return the pair of numbers that `_resume` returns."""
         self.keep()
         self.truncate(0)
         self._fit(length)

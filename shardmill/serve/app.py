@@ -124,9 +124,9 @@ def json_response(content: dict[str, Any], status: int = 200) -> Response:
 
 
 def _asker(body: Strict, request: Request) -> str:
-    """Return who asks: the key and the user that the request names, of which one will do, otherwise the connection.
+    """Return who asks: the key with the user that the request names, one of both alone, or else the connection.
 
-    The user is in OpenAI's older or newer field.
+    OpenAI has an older and a newer field for the user.
     """
     named = body.__pydantic_extra__ or {}
     key, user = request.headers.get("authorization", ""), named.get("safety_identifier") or named.get("user")

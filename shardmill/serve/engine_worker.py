@@ -1,7 +1,7 @@
-"""One thread owns the engine: answers take turns of a few passes, and each goes to its job token by token.
+"""One thread owns the engine. Answers take turns of a few passes, and each answer goes to its job token by token.
 
-Between its turns the text of an answer is set aside: copies of what the slots held of it bring it back, so no token is
-run twice, and each answer is the one that the request would get alone.
+Between the turns of an answer its text is set aside: copies of the slots bring the text back, so no token is run twice.
+Each answer is the one that the request would get alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _CancelledError(Exception):
 
 
 @dataclass(eq=False)
-class _Turn:
+class _Answer:
     """An answer that has begun.
 
     Attributes:
@@ -122,8 +122,8 @@ class Worker:
         self._limit = queue
         self._waiting = FairQueue()
         self._running: Job | None = None
-        self._turns: dict[Job, _Turn] = {}
-        self._ended: list[_Turn] = []  # of jobs that were cancelled while they waited for a further turn
+        self._begun: dict[Job, _Answer] = {}
+        self._ended: list[_Answer] = []  # of jobs that were cancelled while they waited for a further turn
         self._closing = False
         self._changed = threading.Condition()
         self._seconds = 1.0  # of a request; a running average
@@ -191,8 +191,8 @@ class Worker:
             if job in self._waiting:
                 self._waiting.remove(job)
                 self._metrics.queued.set(len(self._waiting))
-                if job in self._turns:
-                    self._ended.append(self._turns.pop(job))
+                if job in self._begun:
+                    self._ended.append(self._begun.pop(job))
                     self._changed.notify()
                 job.put(reason)
 
@@ -200,7 +200,7 @@ class Worker:
         """Accept no more jobs and cancel the waiting ones; those that have begun continue."""
         with self._changed:
             self._closing = True
-            waiting = [job for job in self._waiting if job not in self._turns]
+            waiting = [job for job in self._waiting if job not in self._begun]
             self._changed.notify()
         for job in waiting:
             self.cancel(job, shutting_down())
@@ -226,7 +226,7 @@ class Worker:
     def cancel_running(self) -> None:
         """Stop what has begun; the running job after its current pass."""
         with self._changed:
-            begun = {*self._turns, *([self._running] if self._running else [])}
+            begun = {*self._begun, *([self._running] if self._running else [])}
         for job in begun:
             self.cancel(job, shutting_down())
 
@@ -237,7 +237,7 @@ class Worker:
         while (job := self._next()) is not None:
             start, goes_on = time.perf_counter(), False
             try:
-                goes_on = self._answer(job)
+                goes_on = self._take_turn(job)
             except _CancelledError:
                 job.put(job.cancelled or broken())
             except AdapterError as error:  # the session has changed nothing yet
@@ -265,12 +265,13 @@ class Worker:
                 if not ended and not self._waiting:
                     return None
                 if not ended:
-                    self._running = self._waiting.take()
+                    full = len(self._begun) > SET_ASIDE  # one more answer could not be set aside
+                    self._running = self._waiting.take(self._begun if full else ())
                     self._metrics.queued.set(len(self._waiting))
                     self._metrics.running.set(1)
                     return self._running
-            for turn in ended:
-                self._free(turn)
+            for answer in ended:
+                self._free(answer)
 
     def _stop(self, job: Job, goes_on: bool, seconds: float) -> None:
         """Let a job that goes on wait for its next turn, and free what another has left."""
@@ -278,56 +279,56 @@ class Worker:
             self._running = None
             self._metrics.running.set(0)
             if goes_on:
-                self._turns[job].seconds += seconds
+                self._begun[job].seconds += seconds
                 self._waiting.add(job)
                 self._metrics.queued.set(len(self._waiting))
                 return
-            turn = self._turns.pop(job, None)
-        self._seconds += 0.2 * (seconds + (turn.seconds if turn else 0.0) - self._seconds)
-        if turn is not None:
-            self._free(turn)
+            answer = self._begun.pop(job, None)
+        self._seconds += 0.2 * (seconds + (answer.seconds if answer else 0.0) - self._seconds)
+        if answer is not None:
+            self._free(answer)
 
-    def _free(self, turn: _Turn) -> None:
+    def _free(self, answer: _Answer) -> None:
         """Free the copies and the drafter of an answer that is over."""
         try:
-            turn.events.close()
-            for session, text in turn.copies.items():
+            answer.events.close()
+            for session, text in answer.copies.items():
                 session.drop(text)
             self._count_copies()
         except Exception as error:  # no pass: only an engine that is gone can't do that
             self.give_up(error)
-        if turn.helpers is not None:
-            self._idle[turn.helpers[0].name].append(turn.helpers)
+        if answer.helpers is not None:
+            self._idle[answer.helpers[0].name].append(answer.helpers)
 
-    def _answer(self, job: Job) -> bool:
-        """Run a job for a slice or to its end; return whether it goes on in a further turn."""
+    def _take_turn(self, job: Job) -> bool:
+        """Run a job for a slice or to its end; return whether it goes on in a further answer."""
         if job.cancelled is not None:
             raise _CancelledError
         self._session.use_adapter(job.work.adapter)
-        if job not in self._turns:
+        if job not in self._begun:
             self._metrics.queue_seconds.observe(time.perf_counter() - job.submitted)
             begun = self._begin(job.work)
             with self._changed:
-                self._turns[job] = begun
-        turn, passes = self._turns[job], 0
-        for session, text in turn.copies.items():
+                self._begun[job] = begun
+        answer, passes = self._begun[job], 0
+        for session, text in answer.copies.items():
             session.take_back(text)
-        for event in turn.events:
+        for event in answer.events:
             if isinstance(event, GenerationResult | LabelScores):
                 self._finish(job, event)
                 return False
             if isinstance(event, PrefillEvent) and event.scored:
                 job.put(event)
             if isinstance(event, TokenEvent):
-                if not turn.tokens:
+                if not answer.tokens:
                     self._metrics.first_token_seconds.observe(time.perf_counter() - job.submitted)
-                turn.tokens += 1
+                answer.tokens += 1
                 job.put(event)
             if job.cancelled is not None:
                 raise _CancelledError
             # A pass ends with a token of the model's own; the first comes from the prompt's last pass.
-            passes += not (isinstance(event, TokenEvent) and (event.from_draft or turn.tokens == 1))
-            if passes >= SLICE and not _ends(job.work, turn, event) and self._set_aside(job.work, turn):
+            passes += not (isinstance(event, TokenEvent) and (event.from_draft or answer.tokens == 1))
+            if passes >= SLICE and not _ends(job.work, answer, event) and self._set_aside(job.work, answer):
                 return True
         raise AssertionError("an answer without a result")
 
@@ -339,11 +340,11 @@ class Worker:
             self._metrics.decided(result)
         job.put(result)
 
-    def _begin(self, work: Work | DecideWork) -> _Turn:
+    def _begin(self, work: Work | DecideWork) -> _Answer:
         """Begin an answer; its events are what its passes give."""
         if isinstance(work, DecideWork):
             events: Events = score_labels(self._session, work.prompt, work.labels, logprobs=work.logprobs)
-            return _Turn(events, (self._session,))
+            return _Answer(events, (self._session,))
         drafter, policy = helpers = self._helpers_for(work.drafter)
         events = generate(
             self._session,
@@ -355,32 +356,32 @@ class Worker:
             options=work.options,
         )
         draft = self._model.draft_session if work.drafter == DRAFT_MODEL else None
-        return _Turn(events, (self._session, draft) if draft else (self._session,), helpers)
+        return _Answer(events, (self._session, draft) if draft else (self._session,), helpers)
 
-    def _set_aside(self, work: Work | DecideWork, turn: _Turn) -> bool:
+    def _set_aside(self, work: Work | DecideWork, answer: _Answer) -> bool:
         """Set an answer's texts aside if a job waits; return whether that was done."""
         with self._changed:
             if not self._waiting:
                 return False
-            others = [one.copies for one in self._turns.values() if one is not turn and one.copies]
+            others = [one.copies for one in self._begun.values() if one is not answer and one.copies]
         room = SET_ASIDE_BYTES - sum(text.bytes for copies in others for text in copies.values())
         possible = len(others) <= SET_ASIDE and not (isinstance(work, Work) and work.drafter in TRAINED)
-        for session in turn.sessions if possible else ():
-            text = session.set_aside(room, turn.copies.get(session))
+        for session in answer.sessions if possible else ():
+            text = session.set_aside(room, answer.copies.get(session))
             if text is None:
                 possible = False
                 break
-            turn.copies[session] = text
+            answer.copies[session] = text
             room -= text.bytes
         self._metrics.turns.inc(possible)
-        self._metrics.unsliced.inc(not possible and not turn.stays)
-        turn.stays |= not possible
+        self._metrics.unsliced.inc(not possible and not answer.stays)
+        answer.stays |= not possible
         self._count_copies()
         return possible
 
     def _count_copies(self) -> None:
         with self._changed:
-            copies = [text.bytes for turn in self._turns.values() for text in turn.copies.values()]
+            copies = [text.bytes for answer in self._begun.values() for text in answer.copies.values()]
         self._metrics.set_aside_bytes.set(sum(copies))
 
     def _helpers_for(self, name: str) -> tuple[Drafter, DraftPolicy]:
@@ -407,8 +408,8 @@ class Worker:
         """Drop all state of a failed job; end the server if that is impossible."""
         try:
             self._idle.clear()
-            if job in self._turns:
-                self._turns[job].helpers = None
+            if job in self._begun:
+                self._begun[job].helpers = None
             if self._prefixes is not None:
                 self._prefixes.clear()
             self._session.clear()
@@ -421,8 +422,8 @@ class Worker:
             self.give_up(error)
 
 
-def _ends(work: Work | DecideWork, turn: _Turn, event: PrefillEvent | TokenEvent) -> bool:
+def _ends(work: Work | DecideWork, answer: _Answer, event: PrefillEvent | TokenEvent) -> bool:
     """Return whether an answer is known to need no further pass."""
     if not isinstance(work, Work) or not isinstance(event, TokenEvent):
         return False
-    return turn.tokens >= work.max_new_tokens or event.token in work.eos
+    return answer.tokens >= work.max_new_tokens or event.token in work.eos

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -114,10 +114,14 @@ class FairQueue:
         """Add a job as the last of its client's; a client without jobs gets the last turn."""
         self._waiting.setdefault(job.client, deque()).append(job)
 
-    def take(self) -> Job:
-        """Remove and return the next job; its client gets the last turn."""
+    def take(self, first: Collection[Job] = ()) -> Job:
+        """Remove and return the next client's next job, or its next job of those to come first, if it has one.
+
+        The client gets the last turn.
+        """
         client, jobs = self._waiting.popitem(last=False)
-        job = jobs.popleft()
+        job = next((job for job in jobs if job in first), jobs[0])
+        jobs.remove(job)
         if jobs:
             self._waiting[client] = jobs
         return job

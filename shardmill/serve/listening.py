@@ -49,10 +49,12 @@ def listening(host: str, port: int, file: Path | None) -> Iterator[socket.socket
     """
     passed_on = _given()
     listener = passed_on or (bind(host, port) if file is None else _bind_file(file))
-    with listener:
-        yield listener
-    if file is not None and passed_on is None:
-        file.unlink(missing_ok=True)
+    try:
+        with listener:
+            yield listener
+    finally:
+        if file is not None and passed_on is None:
+            file.unlink(missing_ok=True)
 
 
 def host_of(listener: socket.socket, host: str) -> str:

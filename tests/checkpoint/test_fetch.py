@@ -154,10 +154,10 @@ def test_files_of_a_checkpoint_come_side_by_side(case: Case) -> None:
 def test_the_first_file_that_can_not_be_had_is_the_error_and_ends_the_others(
     case: Case,
 ) -> None:
-    """At once, however long they would take. What they have is kept, and the next run asks for the rest."""
+    """After the piece that arrives, however long they would take. What came is kept; the next run asks for the rest."""
     good, bad = WEIGHTS
     case.hub.served[bad] = bytes(len(case.hub.files[bad]))
-    case.hub.rates[good] = len(case.hub.files[good]) / 20  # seconds
+    case.hub.rates[good] = len(case.hub.files[good]) / 20  # bytes a second, so that it would take 20 s
     blobs = case.cache_dir / "models--acme--tiny/blobs"
     blobs.mkdir(parents=True)
     partial = blobs / f"{sha256(case.hub.files[good]).hexdigest()}.shardmill.incomplete"

@@ -46,13 +46,13 @@ def test_a_client_with_many_requests_does_not_hold_up_another(by: str) -> None:
     """Its second request waits until everybody else had a turn; so do the choices of one request."""
     engine, order = Speaker(), list[str]()
     with running(fake_model(engine)) as server, ThreadPoolExecutor(12) as pool:
-        run = server.worker._answer
+        run = server.worker._take_turn
 
         def noted(job: Job) -> bool:
             order.append(byte_tokenizer().decode(job.work.prompt).split()[0])
             return run(job)
 
-        server.worker._answer = noted  # type: ignore[method-assign]
+        server.worker._take_turn = noted  # type: ignore[method-assign]
 
         def post(name: str, i: int) -> int:
             given = {by: name} if by != "connection" else {"n": 5 if name == "greedy" else 1}

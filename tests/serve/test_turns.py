@@ -122,6 +122,22 @@ def test_long_answers_take_turns_until_all_are_over() -> None:
     assert len(engine.turns) <= sum(1 + LONG for _ in range(3)) and not engine.copies
 
 
+def test_of_many_requests_of_a_client_further_ones_begin_as_others_end() -> None:
+    """Otherwise those that wait set aside would stand still until the rest, which can't be set aside, is over."""
+    engine = Copier()
+    names = "abcdefghijklm"
+    with running(fake_model(engine), Settings(port=0, prefix_cache=0, drafter="none")) as server:
+        engine.turns = ""
+        crowd = Crowd(server, engine)
+        for name in names:
+            crowd.add(name, user="L", max_tokens=3 * SLICE)
+        texts = crowd.texts()
+        assert server.metric("shardmill_unsliced_total") == 0
+    assert texts == [alone("Long", LONG), *(alone(name, 3 * SLICE) for name in names)]
+    firsts = [engine.turns.index(name) for name in names]
+    assert firsts == sorted(firsts) and engine.turns.rindex("a") < engine.turns.index("m")
+
+
 @pytest.mark.parametrize("why", ["no copies", "no memory", "slid", "full"])
 def test_an_answer_that_cannot_be_held_is_not_sliced_and_counted(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Speaker() if why == "no copies" else Copier(slots=64 if why == "slid" else 256)
