@@ -118,6 +118,7 @@ TEXT_BYTES = 512_000_000  # of all text files of a repository together
 _Result = TypeVar("_Result")
 
 
+_thread = threading.local()  # of `within`: `late`, set once nobody waits for its work
 _answered: set[str] = set()  # hosts that this process has had an answer from
 _silent: set[str] = set()  # hosts that gave no first answer: they are not waited for again
 _UNASKED = "/api/agent-harnesses"  # the hub's client asks for it unbidden, and needs no answer
@@ -137,8 +138,11 @@ class _Client(httpx2.Client):
         What writes is not sent again here: a second commit would be another one, and a file that was read to its end
         is put back to its beginning by the hub's client alone.
 
-        Raises CheckpointError if a host that has never answered can't be reached, or if it stays busy.
+        Raises CheckpointError if a host that has never answered can't be reached, if it stays busy, or in work that is
+        late: its further tries would close connections of others, as the hub client shares them.
         """
+        if hasattr(_thread, "late") and _thread.late.is_set():
+            raise CheckpointError(f"{request.url.host}: nobody waits for the answer any more")
         waited, begun = 0.0, time.monotonic()
         for attempt in count():
             response = self._once(request, **options)
@@ -228,11 +232,13 @@ def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
     """Return what `work` returns; raises CheckpointError, beginning with `what`, if it takes longer than `seconds`.
 
     No socket timeout does this: each byte of a slow answer restarts the timeout. Late work is left behind in a daemon
-    thread, which ends with the process.
+    thread, which sends no further request and ends with the process.
     """
     outcome: Future[_Result] = Future()
+    late = threading.Event()
 
     def run() -> None:
+        _thread.late = late
         try:
             outcome.set_result(work())
         except BaseException as error:
@@ -245,6 +251,8 @@ def within(seconds: float, work: Callable[[], _Result], what: str) -> _Result:
         if outcome.done():
             raise
         raise _Late(f"{what}: no complete answer within {seconds:.0f} s; run again later") from None
+    finally:
+        late.set()
 
 
 class BoundedFile(io.BufferedWriter):

@@ -6,11 +6,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from queue import Queue
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import httpx2
 import pytest
+from patience import PATIENCE
 
 from shardmill.checkpoint import hub_limits
 from shardmill.errors import CheckpointError
@@ -137,3 +140,20 @@ def test_what_the_client_asks_of_its_own_accord_is_not_waited_for(monkeypatch: p
     monkeypatch.setattr(httpx2.Client, "send", lambda self, request, **_: httpx2.Response(503, request=request))
     with hub_limits.client() as asking:
         assert asking.get("http://127.0.0.1:9/api/agent-harnesses").status_code == 503
+
+
+def test_late_work_asks_no_more() -> None:
+    """Its tries would close connections that other requests of the process use."""
+    goes_on, refused = Event(), Queue[str]()
+
+    def work() -> None:
+        assert goes_on.wait(PATIENCE)
+        try:
+            hub_limits.client().get("http://127.0.0.1:9/")
+        except CheckpointError as error:
+            refused.put(str(error))
+
+    with pytest.raises(CheckpointError, match="no complete answer"):
+        hub_limits.within(0.01, work, "the hub")
+    goes_on.set()
+    assert refused.get(timeout=PATIENCE) == "127.0.0.1: nobody waits for the answer any more"

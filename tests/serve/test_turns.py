@@ -7,11 +7,13 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import adapters
 import pytest
 import tiny
+from drafted_decoding import Session
 from drafted_decoding.prefixes import BLOCK
 from numpy.typing import NDArray
 from patience import PATIENCE, wait_until
@@ -32,6 +34,7 @@ class Copier(Broken):
     """Can copy its slots, and notes whose text each pass is by the text's first letter."""
 
     size = 1  # bytes of a position's copy
+    stops_at = ""  # the letter of a text before whose first pass it stops
 
     def __init__(self, **more: Any) -> None:
         self.copies: dict[int, dict[int, tuple[int, int]]] = {}
@@ -39,6 +42,8 @@ class Copier(Broken):
         super().__init__(**more)
 
     def forward(self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]) -> NDArray[Any]:
+        if positions[0] == 0 and byte_tokenizer().decode([tokens[0]]) == self.stops_at:
+            self.hold()
         found = super().forward(tokens, slots, positions)
         self.turns += byte_tokenizer().decode([self._held[0][1]])
         return found
@@ -138,13 +143,15 @@ def test_of_many_requests_of_a_client_further_ones_begin_as_others_end() -> None
     assert firsts == sorted(firsts) and engine.turns.rindex("a") < engine.turns.index("m")
 
 
-@pytest.mark.parametrize("why", ["no copies", "no memory", "slid", "full"])
+@pytest.mark.parametrize("why", ["no copies", "no memory", "slid", "full", "trained"])
 def test_an_answer_that_cannot_be_held_is_not_sliced_and_counted(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Speaker() if why == "no copies" else Copier(slots=64 if why == "slid" else 256)
     if isinstance(engine, Copier) and why == "no memory":
         engine.size = SET_ASIDE_BYTES
     if why == "full":
         monkeypatch.setattr("shardmill.serve.engine_worker.SET_ASIDE", -1)
+    if why == "trained":  # a drafter that reads what a copy leaves out
+        monkeypatch.setattr("shardmill.serve.engine_worker.TRAINED", {"ngram": ""})
     if why == "slid":
         monkeypatch.setattr("shardmill.serve.engine_worker.SLICE", 30)  # the prompt's 13 passes, and until it has slid
     policy: Any = "slide" if why == "slid" else "stop"
@@ -169,10 +176,12 @@ def test_a_client_that_leaves_between_its_slices_leaves_no_copy() -> None:
         with ThreadPoolExecutor(1) as pool:
             other = pool.submit(server.post, ask(prompt="a", max_tokens=SLICE))
             wait_until(lambda: server.metric("shardmill_queue_length") == 1)
-            passes = engine.passes
+            engine.stops_at = "a"
             engine.free.set()
-            wait_until(lambda: engine.passes > passes and server.metric("shardmill_set_aside_bytes") > 0)
+            wait_until(lambda: server.metric("shardmill_set_aside_bytes") > 0)
             link.close()
+            wait_until(lambda: server.metric("shardmill_queue_length") == 0)  # the long one waits no more
+            engine.free.set()
             assert other.result()[0] == 200
         wait_until(lambda: server.metric("shardmill_running") == server.metric("shardmill_queue_length") == 0)
         assert not engine.copies and server.metric("shardmill_set_aside_bytes") == 0
@@ -185,9 +194,23 @@ def test_the_failure_of_another_leaves_a_sliced_answer_as_it_is() -> None:
         crowd = Crowd(server, engine)
         crowd.add("~", max_tokens=4)
         failed = crowd.answers.pop()
-        crowd.add("a")
-        assert crowd.texts() == [alone("Long", LONG), alone("a", 8)]
+        crowd.add("a", max_tokens=LONG)
+        assert crowd.texts() == [alone("Long", LONG), alone("a", LONG)]
         assert failed.result()[0] == 500
+
+
+def test_a_draft_model_s_text_waits_with_the_answer() -> None:
+    """It is the model itself, so all its drafts are right unless it reads another answer's text."""
+    model = replace(fake_model(Copier()), draft_session=Session(Copier()))
+    with running(model, Settings(port=0, prefix_cache=0, drafter="draft_model", policy="always")) as server:
+        crowd = Crowd(server, model.engine)
+        crowd.add("a", max_tokens=LONG)
+        assert crowd.texts() == [alone("Long", LONG), alone("a", LONG)]
+        drafted, accepted = (
+            server.metric(f'shardmill_{kind}_tokens_total{{drafter="draft_model"}}') for kind in ("drafted", "accepted")
+        )
+        assert server.metric("shardmill_turns_total") >= 2
+    assert drafted == accepted > 0
 
 
 def test_a_server_that_ends_finishes_what_has_begun() -> None:

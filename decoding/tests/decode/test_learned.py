@@ -79,6 +79,16 @@ def test_a_private_request_is_neither_learned_nor_informed() -> None:
     assert proposal(drafter, [10, 11, 12]) == (13, 14, 15)
 
 
+def test_drafters_side_by_side_learn_from_each_other() -> None:
+    first = LearnedDrafter()
+    second = first.sibling()
+    second.reset([1, 2, 3, 4] * 4)
+    second.finish()
+    assert first.pairs == second.pairs > 0
+    first.reset([9, 1, 2, 3])
+    assert first.propose([9, 1, 2, 3], 1).tokens == (4,)
+
+
 def test_an_unfinished_request_is_not_learned() -> None:
     drafter = LearnedDrafter()
     drafter.reset(STORY)

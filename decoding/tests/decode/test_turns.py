@@ -7,12 +7,33 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from drafted_decoding import GenerationResult, PrefixCache, Session, SetAside, create_drafter, generate, score_labels
+from drafted_decoding import (
+    DecodeError,
+    GenerationResult,
+    PrefixCache,
+    Session,
+    SetAside,
+    create_drafter,
+    generate,
+    run,
+    score_labels,
+)
 from drafted_decoding.decide import LabelScores
 from drafted_decoding.policies import AlwaysDraft
 
 from .scripted import ScriptedEngine
-from .test_prefixes import A_POSITION, KINDS, NEW, PLENTY, REST, SLOTS, CopyingEngine, RingEngine, said_alone, system
+from .test_prefixes import (
+    A_POSITION,
+    KINDS,
+    NEW,
+    PLENTY,
+    REST,
+    SLOTS,
+    CopyingEngine,
+    RingEngine,
+    said_alone,
+    system,
+)
 
 
 class Text:
@@ -111,6 +132,92 @@ def test_a_text_that_is_still_there_is_not_copied_back() -> None:
     session.feed([4])
     with pytest.raises(TypeError):  # the slots hold one token more
         session.take_back(copies)
+
+
+def test_a_text_that_was_cut_is_taken_back_whole() -> None:
+    session = Session(CopyingEngine(slots=SLOTS))
+    session.prefill([1, 2, 3])
+    copies = session.set_aside(PLENTY)
+    assert copies is not None
+    session.truncate(1)
+    session.take_back(copies)
+    assert list(session.tokens) == [1, 2, 3]
+
+
+def test_what_took_the_place_of_a_text_s_end_is_copied() -> None:
+    """As between two labels: earlier copies of the text have other tokens there."""
+    engine = CopyingEngine(slots=SLOTS)
+    session = Session(engine)
+    session.prefill(system)
+    before = session.set_aside(PLENTY)
+    session.truncate(9)
+    text = [*system[:9], *system[:20]]
+    session.prefill(text)
+    copies = session.set_aside(PLENTY, before)
+    assert copies is not None
+    session.prefill([9] * 50)
+    session.take_back(copies)
+    assert run(session, text, max_new_tokens=NEW).tokens == said_alone("slots", text)
+
+
+def test_a_text_of_other_weights_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CopyingEngine, "adapt", lambda _, name: name or "", raising=False)
+    session = Session(CopyingEngine(slots=SLOTS))
+    session.prefill([1, 2, 3])
+    copies = session.set_aside(PLENTY)
+    assert copies is not None
+    session.use_adapter("a")
+    with pytest.raises(DecodeError, match="the adapter was replaced"):
+        session.take_back(copies)
+    session.use_adapter(None)
+    session.take_back(copies)
+    assert list(session.tokens) == [1, 2, 3]
+
+
+def test_a_text_has_the_context_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the one that a prompt of as many tokens would get: a longer one could round otherwise."""
+    fitted: list[int] = []
+    monkeypatch.setattr(CopyingEngine, "fit", lambda _, slots: fitted.append(slots))
+    session = Session(CopyingEngine(slots=SLOTS, widths=(1, 4)))
+    session.prefill([1] * 10)
+    for _ in range(3):
+        session.feed([1])
+        session.commit(1)
+    copies = session.set_aside(PLENTY)
+    assert copies is not None
+    session.prefill([2] * 40)
+    session.take_back(copies)
+    assert fitted == [14, 44, 14]
+
+
+def test_a_set_aside_text_leaves_no_end_among_kept_prefixes() -> None:
+    """It goes on, so nobody would ask for that end, which has a rest."""
+    engine = RingEngine(slots=SLOTS)
+    session = Session(engine, prefixes=PrefixCache(engine, PLENTY))
+    text = Text(session, system)
+    text.turn(len(system) // 4 + 5)  # its prompt and a few tokens
+    assert text.result is None and len(session.tokens) > len(system)
+    session.prefill([1, 2, 3])
+    assert sum(rest is not None for key, (*_, rest) in engine.copies.items() if key > 0) == 2  # of the two prompts
+
+
+def test_a_drafter_s_text_goes_on_too() -> None:
+    """Drafts of the same model stay right, whatever ran between."""
+    rng = random.Random(3)
+    session, drafts = (Session(CopyingEngine(slots=SLOTS, widths=(1, 4))) for _ in range(2))
+    prompts = [[rng.randrange(50) for _ in range(30)] for _ in range(3)]
+    texts = [Text(session, p, drafter=create_drafter("draft_model", draft_session=drafts)) for p in prompts]
+    kept: dict[int, SetAside | None] = dict.fromkeys(range(3))
+    while any(text.result is None for text in texts):
+        for i, text in enumerate(texts):
+            if text.result is None:
+                if (copies := kept[i]) is not None:
+                    drafts.take_back(copies)
+                text.turn(3)
+                kept[i] = drafts.set_aside(PLENTY, kept[i])
+    for text in texts:
+        assert text.result is not None and text.result.accepted == text.result.drafted
+        assert sum(text.result.drafted) > 0
 
 
 def test_a_private_text_stays_private() -> None:
