@@ -151,7 +151,7 @@ def test_what_took_the_place_of_a_text_s_end_is_copied() -> None:
     session.prefill(system)
     before = session.set_aside(PLENTY)
     session.truncate(9)
-    text = [*system[:9], *system[:20]]
+    text = [*system[:9], *range(20)]
     session.prefill(text)
     copies = session.set_aside(PLENTY, before)
     assert copies is not None
