@@ -115,7 +115,7 @@ def keeping(engine: CopyingEngine, budget: int = PLENTY, policy: ContextPolicy =
 
 
 KINDS = {"slots": CopyingEngine, "rings": RingEngine}
-system = [random.Random(0).randrange(50) for _ in range(2 * BLOCK + 9)]
+system = random.Random(0).choices(range(50), k=2 * BLOCK + 9)
 
 
 def said_alone(kind: str, prompt: Sequence[int], policy: ContextPolicy = "stop") -> tuple[int, ...]:
