@@ -10,8 +10,8 @@ from drafted_decoding.generate import agreement
 from pydantic import Field, model_validator
 
 from shardmill.checkpoint.tokenizer import unknown_token
-from shardmill.serve.answer import LEAST
 from shardmill.serve.jobs import DecideWork
+from shardmill.serve.logprobs import LEAST
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import MOST_TEXTS, NO_EFFECT, ApiError, ChatMessage, Strict, client_gone, invalid
 from shardmill.serve.requests import ChatRequest, TemplateVariables

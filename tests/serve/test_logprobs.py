@@ -8,7 +8,7 @@ from drafted_decoding import TokenEvent
 from drafted_decoding.text import TextStream
 from tokenizers import Tokenizer, decoders, models
 
-from shardmill.serve.answer import LogprobLog, TokenLogprob
+from shardmill.serve.logprobs import LogprobLog, TokenLogprob
 from shardmill.serve.model import Vocabulary
 
 WORDS = ["▁two", "three", "a", "▁", "é", "st", "op", "stop"]
