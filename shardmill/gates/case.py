@@ -162,7 +162,7 @@ def _experts_case(
 
 
 def experts_contribution(
-    reference: Reference, part: Part, x: Tensor, weights: Weights, given: Tensor | None = None
+    reference: Reference, part: Part, x: Tensor, weights: Weights, fed: Tensor | None = None
 ) -> tuple[Call, Tensor]:
     """Return the call of the layer's experts, and the contribution of the group's experts to the layer's output [n, d].
 
@@ -173,7 +173,7 @@ def experts_contribution(
         part: the group.
         x: the layer's input, [n, d].
         weights: the weights of the whole layer.
-        given: [n, d], what the experts read in place of what the layer makes of x, if anything.
+        fed: [n, d], what the experts read in place of what the layer makes of x, if anything.
     """
     assert part.layer is not None
     layer = part.layer
@@ -183,7 +183,7 @@ def experts_contribution(
 
     with choosing(reference.model, layer, none_taken):
         without = run()
-    with choosing(reference.model, layer, taken_in_turn(part.start, part.end), given) as calls:
+    with choosing(reference.model, layer, taken_in_turn(part.start, part.end), fed) as calls:
         difference = run() - without
     return calls[0], difference[:, : part.spec.graph.hidden]
 
