@@ -202,7 +202,6 @@ IMAGES = {
         "RegNet", {"embedding_size": 16, "hidden_sizes": [16, 32], "depths": [1, 1], "groups_width": 8}, image
     ),
     "bit": _of("Bit", {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "num_groups": 4}, image),
-    "cvt": _of("Cvt", {"embed_dim": [16, 32, 48], "num_heads": [1, 2, 3], "depth": [1, 1, 1]}, image),
     "mobilevit": _of(
         "MobileViT",
         {
