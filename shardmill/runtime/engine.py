@@ -37,6 +37,7 @@ from shardmill.runtime.manifest import (
     verify_width,
 )
 from shardmill.runtime.program import Program
+from shardmill.runtime.rows import Grid, HeldRows
 
 EMBEDDING, SCALE = "embedding", ".scale"
 
@@ -113,8 +114,8 @@ class Engine:
         self.tokens_max: int = manifest["tokens_max"]
         self.pads = folds_blocks(manifest)
         tables = read_tables(root / manifest["embedding"]["path"])
-        self.table = tables[EMBEDDING]  # [vocab, d]
-        self.rows = tables.get(PER_LAYER)  # [vocab * layers, P]
+        self.table, self.rows = tables[EMBEDDING], tables.get(PER_LAYER)  # [vocab, d], [vocab * layers, P]
+        self.shown = HeldRows(self.vocab, self.slots)
         self.host = KVLayout(manifest)
         self._adapter = ""  # the sha256 of the present adapter's matrices
         self.host.resize(self.lengths[0])
@@ -146,6 +147,11 @@ class Engine:
         # Parts up to the last that keeps something for later passes, or gives a drafter what it reads.
         keeping = (i for i, part in enumerate(self.layers, start=1) if part.program.caches)
         self.keeping = len(self.layers) if self.read else max(keeping, default=0)
+
+    @property
+    def beyond(self) -> bool:
+        """Return whether a text may have rows of pictures, which `hold` was given."""
+        return "tower" in self.manifest
 
     @property
     def programs(self) -> list[Program]:
@@ -208,6 +214,14 @@ class Engine:
             self._adapter = sha256
         return self._adapter
 
+    def hold(self, numbers: Sequence[int], rows: Floats, grid: Grid) -> None:
+        """Take the rows of a picture, see `HeldRows.hold`."""
+        self.shown.hold(numbers, rows, grid)
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Give up rows that were taken, once."""
+        self.shown.release(numbers)
+
     def forget(self, slots: Sequence[int]) -> None:
         """Hide slots until they are written again."""
         self.host.forget(slots)
@@ -232,7 +246,15 @@ class Engine:
                 were after `stop` positions.
         """
         made = {
-            key: Copy(start, stop, {}, self.taps[start:stop].copy(), {}, self.host.rings() if key == rest else None)
+            key: Copy(
+                start,
+                stop,
+                {},
+                self.taps[start:stop].copy(),
+                {},
+                self.host.rings() if key == rest else None,
+                self.shown.after(start, stop),
+            )
             for key, (start, stop) in spans.items()
         }
         for i, part in enumerate(self.layers):
@@ -258,6 +280,7 @@ class Engine:
                     part.program.write(name, pieces)
         for one in copies:
             self.taps[one.start : one.stop] = one.taps
+            self.shown.restore(one.start, one.stop, one.shifts)
             self.host.restore(one.start, one.stop, one.rings)
 
     def drop_copies(self, keys: Sequence[int]) -> None:
@@ -330,7 +353,7 @@ class Engine:
         self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]
     ) -> tuple[Floats, dict[str, Floats]]:
         """Return the first part's x [1, channels, T, 1], and all other inputs that tokens decide."""
-        x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
+        x = self.shown.look_up(tokens, self.table).T[None, :, :, None]  # [1, d, T, 1]
         x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
         if self.rows is None:
             return x, {}
@@ -343,7 +366,8 @@ class Engine:
         x, by_token = self.fed(tokens, slots, positions)
         if max(slots) >= self.host.length:
             self.fit(max(slots) + 1)
-        arrays, tapped = self.host.arrays(slots, positions) | by_token, dict[int, Floats]()
+        turned = self.shown.turned(tokens, positions) if len(self.host.axes) and positions[-1] < self.slots else None
+        arrays, tapped = self.host.arrays(slots, positions, turned) | by_token, dict[int, Floats]()
         for part in self.layers[:parts]:
             width, arrays["x"] = x.shape[1], x
             tapped[part.start] = x
