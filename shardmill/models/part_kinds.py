@@ -19,12 +19,14 @@
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
             attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
             embedded [1, d, T, 1]
+    tower   x [1, ., T, 1], positions [1, ., T, 1]                      none                 hidden [1, d, T / ., 1]
+            rope_cos, rope_sin [T, rope_dim / 2], key_mask [1, 1, 1, T]
 
 contract.py says what the letters and the arrays mean. A part of kind "fuse" projects the n taps of a token to d
 channels. A part of kind "join" makes the stream of a drafter of another width than the model's m. Its x has a token's
 embedding, then the model's last hidden state, then the drafter's own: the host gives zeros for one of the two, which
 adds nothing. A part of kind "mtp" takes the same x for a drafter of the model's width, and norms and projects it in
-another way. A part of kind "labels" is a head.
+another way. A part of kind "labels" is a head. A tower's inputs have their sizes in numbers (models/tower.py).
 
 Planning reads this table without torch. The modules themselves are in parts.py; `parts.MODULES` has them by the same
 keys.
@@ -56,6 +58,7 @@ from shardmill.models.contract import (
 from shardmill.models.interface import LABELS
 from shardmill.models.layer_constants import group_constants, layer_constants, mixer_constants, norm_constants
 from shardmill.models.mixers import projection_constants
+from shardmill.models.tower import TOWER, tower_constants, tower_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -190,6 +193,7 @@ PART_KINDS = {
     ),
     "join": PartKind(lambda spec: {"x": (1, 2 * spec.rows + spec.graph.hidden, T, 1)}, _join_constants, joins=True),
     "mtp": PartKind(lambda spec: {"x": (1, 3 * spec.graph.hidden, T, 1)}, _mtp_constants, joins=True),
+    TOWER: PartKind(tower_inputs, tower_constants, holds="layers", streams=(False, False)),
 }
 
 
