@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardmill.models.adapters import adapted_layers, adapter_inputs, slices
-from shardmill.models.architecture import Architecture, EncoderIO
+from shardmill.models.architecture import OF_TOWER, Architecture, EncoderIO
 from shardmill.models.caches import RING, Shape, T
 from shardmill.models.contract import (
     BLOCK,
@@ -58,7 +58,7 @@ from shardmill.models.contract import (
 from shardmill.models.interface import LABELS
 from shardmill.models.layer_constants import group_constants, layer_constants, mixer_constants, norm_constants
 from shardmill.models.mixers import projection_constants
-from shardmill.models.tower import TOWER, tower_constants, tower_inputs
+from shardmill.models.tower import TOWER, TowerArchitecture, tower_constants, tower_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -273,6 +273,11 @@ def encoder_spec(a: Architecture, start: int, end: int) -> GraphSpec:
     return replace(whole, layers=whole.layers[start:end], ends=ends)
 
 
+def tower_spec(tower: TowerArchitecture, patches: int) -> GraphSpec:
+    """Return the spec of a tower's program for a bucket of patches."""
+    return GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=patches)
+
+
 def table_constants(a: Architecture) -> Shapes:
     """Return the host's tables by path, with their shapes; row `token * layers + i` of PER_LAYER is for layer i."""
     rows = {"embedding": a.vocab, "positions": a.positions, "types": a.types}
@@ -289,7 +294,9 @@ def model_constants(a: Architecture) -> Shapes:
         for i, kind in enumerate(a.kinds)
         for role, shape in layer_constants(a.graph, kind).items()
     }
-    return constants(whole_spec(a)) | layers | head | table_constants(a)
+    tower = constants(tower_spec(a.tower, a.tower.io.merged)) if a.tower else {}
+    of_tower = {f"{OF_TOWER}{path}": shape for path, shape in tower.items()}
+    return constants(whole_spec(a)) | layers | head | table_constants(a) | of_tower
 
 
 def computed(spec: GraphSpec) -> dict[str, NDArray[np.float32]]:

@@ -62,30 +62,39 @@ class TowerIO:
 
 
 @dataclass(frozen=True)
-class TowerDescription:
-    """A tower and its checkpoint.
+class TowerArchitecture:
+    """A whole tower.
 
     Attributes:
         graph: the options of the layers.
-        layers: how many layers there are, all of one kind.
+        layers: how many there are, all of one kind.
         io: what stands around them.
-        sources: the origin of each constant, by its path in the program.
+        turned: whether heads are turned by a patch's row and column.
         host: what the host needs to make the inputs, as model.json has it under `tower`.
-        rope: whether heads are turned by a patch's row and column.
     """
 
     graph: Graph
     layers: int
     io: TowerIO
-    sources: Mapping[str, Sources]
+    turned: bool = False
     host: Mapping[str, Any] = field(default_factory=dict)
-    rope: bool = True
 
     @property
     def kinds(self) -> tuple[tuple[int, LayerSpec], ...]:
         """Return the layers by their index."""
-        kind = LayerSpec(mask=KEY_MASK) if self.rope else LayerSpec(mask=KEY_MASK, rope=None)
+        kind = LayerSpec(mask=KEY_MASK) if self.turned else LayerSpec(mask=KEY_MASK, rope=None)
         return tuple((i, kind) for i in range(self.layers))
+
+
+@dataclass(frozen=True)
+class TowerDescription:
+    """A tower and its checkpoint: `sources` maps the path of every constant in the program to the checkpoint's tensors.
+
+    The names of tensors are the whole model's, also where the decoder's have a prefix.
+    """
+
+    architecture: TowerArchitecture
+    sources: Mapping[str, Sources]
 
 
 def tower_inputs(spec: GraphSpec) -> dict[str, Shape]:

@@ -7,16 +7,18 @@ model.json has under `tower`, and knows no family: runtime/tower.py explains the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
 from shardmill.errors import CheckpointError
-from shardmill.models.architecture import Graph, Sources, TensorSource
-from shardmill.models.contract import GraphSpec
+from shardmill.models.architecture import OF_TOWER, Graph, ModelDescription, Sources, TensorSource
 from shardmill.models.encoder import encoder_activation
-from shardmill.models.tower import TABLE, TOWER, Step, TowerDescription, TowerIO, tower_constants
+from shardmill.models.hf_config import load_whole_config
+from shardmill.models.part_kinds import tower_spec
+from shardmill.models.tower import TABLE, Step, TowerArchitecture, TowerDescription, TowerIO, tower_constants
 
 COLOURS = 3
 QKV = "qkv"
@@ -48,9 +50,23 @@ def describe_tower(config: Any) -> TowerDescription:
     return tower
 
 
-def tower_spec(tower: TowerDescription, patches: int) -> GraphSpec:
-    """Return the spec of the program for a bucket of patches."""
-    return GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=patches)
+def with_tower(model: ModelDescription, folder: Path) -> ModelDescription:
+    """Return a model with the tower of its checkpoint, whose config.json lies in `folder`.
+
+    Raises:
+        CheckpointError: if no tower of such a model can be built, or its rows are no embeddings of this decoder.
+    """
+    a, tower = model.architecture, describe_tower(load_whole_config(folder))
+    if tower.architecture.io.width != a.graph.hidden:
+        rows, width = tower.architecture.io.width, a.graph.hidden
+        raise CheckpointError(f"vision_config: the tower gives rows of {rows}, the decoder's width is {width}")
+    host = {**tower.architecture.host, "scale": a.graph.stream_scale}
+    sources = {f"{OF_TOWER}{path}": each for path, each in tower.sources.items()}
+    return replace(
+        model,
+        architecture=replace(a, tower=replace(tower.architecture, host=host)),
+        sources={**model.sources, **sources},
+    )
 
 
 def encoder_tower(
@@ -111,7 +127,9 @@ def encoder_tower(
     )  # fmt: skip
     column = max(frames, 1) * COLOURS * patch * patch
     io = TowerIO(column, places, merged=merge * merge, connector=tuple(connector))
-    tower = TowerDescription(graph, layers, io, {}, rope=rope is not None)
+    host_rules = {"patch": patch, "frames": max(frames, 1), "merge": merge, "positions": {"side": side, "rule": rule}}
+    host_rules |= {**({"rope": dict(rope)} if rope else {}), **(host or {})}
+    tower = TowerArchitecture(graph, layers, io, rope is not None, host_rules)
     kernel = (v.hidden_size, COLOURS, *([frames] if frames else []), patch, patch)
 
     def source(path: str) -> Sources:
@@ -129,10 +147,7 @@ def encoder_tower(
             return TensorSource(f"{begin}{names[QKV]}.{kind}", rows=rows, shape=(3 * v.hidden_size, *of_matrix))
         return TensorSource(f"{prefix}{names[module]}.{kind}", shape=kernel if path == "patch.weight" else None)
 
-    known = {"patch": patch, "frames": max(frames, 1), "merge": merge, "positions": {"side": side, "rule": rule}}
-    known |= {"rope": dict(rope)} if rope else {}
-    sources = {path: source(path) for path in tower_constants(tower_spec(tower, merge * merge))}
-    return TowerDescription(graph, layers, io, sources, known | dict(host or {}), rope is not None)
+    return TowerDescription(tower, {path: source(path) for path in tower_constants(tower_spec(tower, io.merged))})
 
 
 def axial_rope(v: Any) -> dict[str, Any]:
