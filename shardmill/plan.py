@@ -32,11 +32,10 @@ from shardmill.models.architecture import (
 )
 from shardmill.models.caches import Shape
 from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, caches, window_slots
-from shardmill.models.interface import APART, DRAFT_PARTS, LABELS
+from shardmill.models.interface import DRAFT_PARTS, LABELS, TOWER, is_apart
 from shardmill.models.layer_constants import role_in_layer
 from shardmill.models.part_kinds import constants, encoder_spec, model_constants, table_constants, tower_spec
 from shardmill.models.recurrences import written
-from shardmill.models.tower import TOWER
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
     from shardmill.config import Config
@@ -122,7 +121,7 @@ class Part:
     @property
     def is_apart(self) -> bool:
         """Return whether a pass of the model leaves the part out."""
-        return self.name in APART or self.kind == TOWER
+        return is_apart(self.name)
 
     @property
     def row_tokens(self) -> list[int]:

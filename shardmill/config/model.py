@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal, get_args
 
 from portable_coreml.judge.limits import SYSTEMS, System, between
@@ -14,8 +15,7 @@ from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
 from shardmill.models.adapters import MOST_RANK
-from shardmill.models.interface import DRAFT_PARTS, LABELS, RANGE, EntryPoints
-from shardmill.models.tower import TOWER
+from shardmill.models.interface import DRAFT_PARTS, LABELS, RANGE, TOWER, EntryPoints
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
@@ -409,6 +409,11 @@ class Config:
     def sources(self) -> tuple[Source, ...]:
         """Return the checkpoints: the model's, then the drafter's if the drafter has a separate one."""
         return (self.source, self.drafter) if isinstance(self.drafter, Source) else (self.source,)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return the forms used to plan a build, with a tower's."""
+        return replace(self.convert.recipe, towers=self.images.form) if self.images else self.convert.recipe
 
     @property
     def kind(self) -> str:

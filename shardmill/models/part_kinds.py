@@ -55,10 +55,10 @@ from shardmill.models.contract import (
     states,
     tap_name,
 )
-from shardmill.models.interface import LABELS
+from shardmill.models.interface import LABELS, TOWER
 from shardmill.models.layer_constants import group_constants, layer_constants, mixer_constants, norm_constants
 from shardmill.models.mixers import projection_constants
-from shardmill.models.tower import TOWER, TowerArchitecture, tower_constants, tower_inputs
+from shardmill.models.tower import TowerArchitecture, constants_of_tower, inputs_of_tower
 
 if TYPE_CHECKING:
     import numpy as np
@@ -193,7 +193,7 @@ PART_KINDS = {
     ),
     "join": PartKind(lambda spec: {"x": (1, 2 * spec.rows + spec.graph.hidden, T, 1)}, _join_constants, joins=True),
     "mtp": PartKind(lambda spec: {"x": (1, 3 * spec.graph.hidden, T, 1)}, _mtp_constants, joins=True),
-    TOWER: PartKind(tower_inputs, tower_constants, holds="layers", streams=(False, False)),
+    TOWER: PartKind(inputs_of_tower, constants_of_tower, holds="layers", streams=(False, False)),
 }
 
 
@@ -278,6 +278,12 @@ def tower_spec(tower: TowerArchitecture, patches: int) -> GraphSpec:
     return GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=patches)
 
 
+def tower_constants(a: Architecture) -> Shapes:
+    """Return the weights of a model's tower by their paths in the model; empty without one."""
+    shapes = constants(tower_spec(a.tower, a.tower.io.merged)) if a.tower else {}
+    return {f"{OF_TOWER}{path}": shape for path, shape in shapes.items()}
+
+
 def table_constants(a: Architecture) -> Shapes:
     """Return the host's tables by path, with their shapes; row `token * layers + i` of PER_LAYER is for layer i."""
     rows = {"embedding": a.vocab, "positions": a.positions, "types": a.types}
@@ -294,9 +300,7 @@ def model_constants(a: Architecture) -> Shapes:
         for i, kind in enumerate(a.kinds)
         for role, shape in layer_constants(a.graph, kind).items()
     }
-    tower = constants(tower_spec(a.tower, a.tower.io.merged)) if a.tower else {}
-    of_tower = {f"{OF_TOWER}{path}": shape for path, shape in tower.items()}
-    return constants(whole_spec(a)) | layers | head | table_constants(a) | of_tower
+    return constants(whole_spec(a)) | layers | head | table_constants(a) | tower_constants(a)
 
 
 def computed(spec: GraphSpec) -> dict[str, NDArray[np.float32]]:

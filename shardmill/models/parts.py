@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from shardmill.models.blocks import Layer, Weights, create_layer, norm
 from shardmill.models.contract import MODEL_NORM, GraphSpec, caches, new_name, new_rows, states
-from shardmill.models.interface import LABELS
+from shardmill.models.interface import LABELS, TOWER
 from shardmill.models.low_rank import layer_adapter
 from shardmill.models.mixture import RoutedExperts
 from shardmill.models.part_kinds import computed, inputs, traced_inputs
 from shardmill.models.primitives import ACTIVATIONS, LayerNorm, RMSNorm, cap, multiply, projection, scale, unquantized
 from shardmill.models.shared import LayerCaches, Shared
-from shardmill.models.tower import TABLE, TOWER, Step
+from shardmill.models.tower import TABLE, Step
 
 
 def _register_computed(part: nn.Module, spec: GraphSpec) -> None:

@@ -29,10 +29,8 @@ from shardmill.models.mixers import projection_constants
 if TYPE_CHECKING:
     from shardmill.models.contract import GraphSpec
 
-TOWER = "tower"  # the kind of the part; its name is this, an underscore and the patches of its bucket
 KEY_MASK = "key_mask"
 TABLE = "position_table"
-NEIGHBOURS = "neighbours"  # the name of a norm that a connector has after the merging
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class TowerDescription:
     sources: Mapping[str, Sources]
 
 
-def tower_inputs(spec: GraphSpec) -> dict[str, Shape]:
+def inputs_of_tower(spec: GraphSpec) -> dict[str, Shape]:
     """Return the inputs of a tower's program by name, in order."""
     io, patches = spec.tower, spec.tokens
     assert io is not None
@@ -110,7 +108,7 @@ def tower_inputs(spec: GraphSpec) -> dict[str, Shape]:
     }
 
 
-def tower_constants(spec: GraphSpec) -> dict[str, Shape]:
+def constants_of_tower(spec: GraphSpec) -> dict[str, Shape]:
     """Return the weights of a tower's program by path, in order; the table of positions stays in fp16."""
     io, g = spec.tower, spec.graph
     assert io is not None

@@ -22,7 +22,7 @@ from shardmill.models.adapters import adapter_inputs
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
 from shardmill.models.caches import Shape
 from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, lent_caches
-from shardmill.models.interface import APART, FIXED
+from shardmill.models.interface import FIXED, is_apart
 from shardmill.models.mixers import MIXERS
 from shardmill.models.part_kinds import table_constants
 from shardmill.pipeline.costs import Costs, costs
@@ -49,7 +49,7 @@ class PlannedProgram:
 
     Attributes:
         name: of the part.
-        kind: "layers", "experts", "head" or "encoder".
+        kind: "layers", "experts", "head", "encoder" or "tower".
         start: the first layer, expert or row.
         end: the index after the last layer, expert or row.
         layers: the number of layers of each kind.
@@ -180,9 +180,9 @@ def preview(config: Config) -> Preview:
     drafter = describe_drafter(config, a)
     parts = empty_parts(chosen, a, drafter)
     programs = [_program(part, config) for part in parts[:-1]]  # the last one is the host's table
-    by_form = stored_weights([part for part in parts if not part.is_apart], config.convert.recipe)
+    by_form = stored_weights([part for part in parts if not part.is_apart], config.recipe)
     weights, states = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
-    read = sum(p.weight_bytes + p.state_bytes for p in programs if p.name not in APART)
+    read = sum(p.weight_bytes + p.state_bytes for p in programs if not is_apart(p.name))
     each = pass_traffic(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), read)
     tables = {
@@ -268,7 +268,7 @@ def _windows(a: Architecture, buckets: Sequence[int]) -> str:
 
 
 def _program(part: Part, config: Config) -> PlannedProgram:
-    chosen, shapes = config.convert.recipe, part.named_shapes
+    chosen, shapes = config.recipe, part.named_shapes
     size = file_bytes(shapes, chosen)
     return PlannedProgram(
         name=part.name,

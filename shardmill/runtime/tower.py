@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardmill.errors import ShardmillError
-from shardmill.models.tower import KEY_MASK, TOWER
+from shardmill.models.interface import TOWER
+from shardmill.models.tower import KEY_MASK
 from shardmill.runtime.kv import MASKED, Floats
 from shardmill.runtime.pack import bucket_for
 from shardmill.runtime.program import Program

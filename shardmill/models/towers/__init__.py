@@ -18,7 +18,7 @@ from shardmill.models.architecture import OF_TOWER, Graph, ModelDescription, Sou
 from shardmill.models.encoder import encoder_activation
 from shardmill.models.hf_config import load_whole_config
 from shardmill.models.part_kinds import tower_spec
-from shardmill.models.tower import TABLE, Step, TowerArchitecture, TowerDescription, TowerIO, tower_constants
+from shardmill.models.tower import TABLE, Step, TowerArchitecture, TowerDescription, TowerIO, constants_of_tower
 
 COLOURS = 3
 QKV = "qkv"
@@ -147,7 +147,7 @@ def encoder_tower(
             return TensorSource(f"{begin}{names[QKV]}.{kind}", rows=rows, shape=(3 * v.hidden_size, *of_matrix))
         return TensorSource(f"{prefix}{names[module]}.{kind}", shape=kernel if path == "patch.weight" else None)
 
-    return TowerDescription(tower, {path: source(path) for path in tower_constants(tower_spec(tower, io.merged))})
+    return TowerDescription(tower, {path: source(path) for path in constants_of_tower(tower_spec(tower, io.merged))})
 
 
 def axial_rope(v: Any) -> dict[str, Any]:

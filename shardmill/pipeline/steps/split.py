@@ -30,7 +30,7 @@ from shardmill.models.contract import window_slots
 from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
 from shardmill.models.end_tokens import eos_token_ids
-from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE
+from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE, TOWER
 from shardmill.models.part_kinds import interface
 from shardmill.models.recurrences import written
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
@@ -89,6 +89,7 @@ def task(
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
     known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}
     relevant |= {"drafter": MTP} if settings.get("drafter") == MTP else {}
+    relevant |= {"images": asked} if (asked := settings.get("images")) else {}
     return Task(work, Action("split", known, relevant, **tools))
 
 
@@ -101,12 +102,12 @@ def split(
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
     from shardmill.models import family
     from shardmill.models.hf_config import load_hf_config, model_description
+    from shardmill.models.towers import with_tower
     from shardmill.pipeline import traffic
 
     hf = load_hf_config(source)
-    model = topology.as_configured(
-        settings, model_description(family(hf.model_type, settings.kind), hf, settings.length)
-    )
+    model = model_description(family(hf.model_type, settings.kind), hf, settings.length)
+    model = topology.as_configured(settings, with_tower(model, source) if settings.images else model)
     if settings.answers:
         model = with_answers(model, settings.answers, answer_tokens(source, settings.answers))
     architecture = model.architecture
@@ -155,7 +156,7 @@ def _warn(settings: Config, parts: Iterable[plan.Part]) -> None:
     from shardmill.topology import file_bytes, warnings
 
     programs = [part for part in parts if part.kind != "embedding"]
-    for line in warnings(settings, {p.name: file_bytes(p.named_shapes, settings.convert.recipe) for p in programs}):
+    for line in warnings(settings, {p.name: file_bytes(p.named_shapes, settings.recipe) for p in programs}):
         log.warning("%s", line)
 
 
@@ -166,6 +167,7 @@ def _plan_json(
 
     `drafter` is what the host needs of a drafter.
     """
+    tower = model.architecture.tower
     rows = [
         {
             "name": p.name,
@@ -200,6 +202,7 @@ def _plan_json(
         "window": model.architecture.window,
         "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),
         **({"drafter": dict(drafter)} if drafter else {}),
+        **({TOWER: dict(tower.host), "images": {"most": config.images.most}} if tower and config.images else {}),
         "parts": rows,
     }
 
