@@ -13,7 +13,7 @@ from shardmill.models.interface import LABELS, TOWER
 from shardmill.models.low_rank import layer_adapter
 from shardmill.models.mixture import RoutedExperts
 from shardmill.models.part_kinds import computed, inputs, traced_inputs
-from shardmill.models.primitives import ACTIVATIONS, LayerNorm, RMSNorm, cap, multiply, projection, scale, unquantized
+from shardmill.models.primitives import ACTIVATIONS, LayerNorm, RMSNorm, cap, projection, scale, unquantized
 from shardmill.models.shared import LayerCaches, Shared
 from shardmill.models.tower import TABLE, Step
 
@@ -198,7 +198,8 @@ class TowerPart(nn.Module):
         shared = Shared(self.spec, arrays, {})
         x = self.patch(x)
         if self.io.places:
-            x = x + multiply(self.position_table, arrays["positions"])
+            rows = arrays["positions"].reshape(1, 1, self.io.places, -1)
+            x = x + torch.matmul(self.position_table, rows).reshape(1, self.hidden, -1, 1)
         for layer in self.layers.values():
             x = layer(x, shared)
         x = self.norm(x)

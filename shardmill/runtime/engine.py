@@ -21,11 +21,18 @@ from shardmill.errors import LoadError, ShardmillError
 from shardmill.files import digest
 from shardmill.machine import load_programs_as
 from shardmill.models.contract import PER_LAYER
-from shardmill.models.interface import LABELS
+from shardmill.models.interface import LABELS, TOWER
 from shardmill.runtime.adapters import adapter_digest, load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.copies import Copy, engine_identity, load_copies, save_copies
-from shardmill.runtime.expected import Expected, decoder_errors, first_answer, planned_operations, read_expected
+from shardmill.runtime.expected import (
+    Expected,
+    decoder_errors,
+    first_answer,
+    planned_operations,
+    read_expected,
+    tower_errors,
+)
 from shardmill.runtime.kv import Floats, KVLayout, token_rows
 from shardmill.runtime.manifest import (
     EXPECTED,
@@ -38,6 +45,7 @@ from shardmill.runtime.manifest import (
 )
 from shardmill.runtime.program import Program
 from shardmill.runtime.rows import Grid, HeldRows
+from shardmill.runtime.tower import Tower
 
 EMBEDDING, SCALE = "embedding", ".scale"
 
@@ -121,6 +129,7 @@ class Engine:
         self.host.resize(self.lengths[0])
         # Channels that a token carries beside the residual stream: the first part's x has them, the table does not.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
+        self.tower = Tower(manifest, root) if TOWER in manifest else None
         self.copies: dict[int, Copy] = {}  # by key
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
@@ -131,7 +140,7 @@ class Engine:
         self.taps = np.zeros((self.slots, len(self.read) * self.table.shape[1]), np.float16)
         self.last: dict[int, Floats] = {}  # the last layer's output [d] for each position of the last pass
         for part in manifest["parts"]:
-            if part.get("drafter"):
+            if part.get("drafter") or part["kind"] == TOWER:
                 continue
             with reshaping(reshape_frequency(manifest)):
                 program = Program(root / part["program"]["path"], part, self.slots)
@@ -305,6 +314,9 @@ class Engine:
 
     def errors(self, part: str) -> dict[str, float]:
         """Return how far a part is from what the build says that it must give, see `expected.decoder_errors`."""
+        entry = next(each for each in self.manifest["parts"] if each["name"] == part)
+        if self.tower and entry["kind"] == TOWER:
+            return dict(tower_errors(self.tower, entry, self._expected.parts[part]))
         return dict(decoder_errors(self, part, self._expected.parts[part]))
 
     def first_answer(self) -> str:
@@ -320,7 +332,8 @@ class Engine:
 
     def operations(self, part: str) -> list[dict[str, Any]]:
         """Return Core ML's plan for each operation of a part, see `expected.planned_operations`."""
-        return planned_operations({program.name: program for program in (*self.programs, *self.label_heads)}[part])
+        towers = self.tower.programs.values() if self.tower else ()
+        return planned_operations({each.name: each for each in (*self.programs, *self.label_heads, *towers)}[part])
 
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at an earlier position, or at the end."""

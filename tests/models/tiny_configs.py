@@ -343,14 +343,18 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
+OUTER = ("tie_word_embeddings", "vision_config", "image_token_id")  # of a multimodal model's config
+
+
 def tiny_config(model_type: str, **changes: Any) -> Any:
     """transformers' config of a family's tiny model; the changes go into its text tower where it has one."""
     from transformers import AutoConfig
 
     content = TINY[model_type]
     if "text_config" in content:
-        tied = {name: value for name, value in changes.items() if name == "tie_word_embeddings"}
-        content = content | tied | {"text_config": content["text_config"] | changes}  # the outer one decides there
+        outer = {name: value for name, value in changes.items() if name in OUTER}
+        inner = {name: value for name, value in changes.items() if name not in OUTER or name == "tie_word_embeddings"}
+        content = content | outer | {"text_config": content["text_config"] | inner}  # the outer one decides there
     else:
         content = content | changes
     return AutoConfig.for_model(model_type, **content)

@@ -1,0 +1,67 @@
+"""Small models with a tower for images, in which everything a tower could get wrong matters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+from models.tiny_families import tensors_of, tiny_model
+from safetensors.torch import save_file
+
+PATCH, SIDE, MERGE = 8, 6, 2
+WIDTH = 64
+VISION: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "depth": 3,
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_heads": 2,
+        "num_position_embeddings": SIDE * SIDE,
+        "out_hidden_size": 64,
+        "patch_size": PATCH,
+    },
+}
+FREE = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+
+def pictured(kind: str = "qwen3_5", **changes: Any) -> Any:
+    """transformers' tiny model, whose tower has drawn weights that fp16 holds."""
+    model = tiny_model(kind, vision_config=VISION[kind], image_token_id=250, **{**FREE, **changes})
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if _of_tower(name):
+                weight.copy_(_drawn(name, weight, generator))
+            weight.copy_(weight.half().float())
+    return model
+
+
+def _of_tower(name: str) -> bool:
+    return "visual." in name or "vision_model." in name or "connector." in name
+
+
+def _drawn(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Gains around one, and projections with which attention is peaked and every branch counts."""
+    noise = torch.rand(weight.shape, generator=generator) * 2 - 1
+    if weight.ndim == 1:
+        return 0.3 * noise + float("norm" in name and name.endswith("weight"))
+    if "pos_embed" in name or "position_embedding" in name:
+        return noise
+    gain = 2.5 if "qkv" in name or "q_proj" in name or "k_proj" in name else 1.5
+    return gain * noise / weight[0].numel() ** 0.5
+
+
+def write_pictured(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
+    """Writes a checkpoint in fp16 with config, tokenizer and the settings of its image processor."""
+    model = pictured(kind, **changes)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = json.loads(json.dumps(model.config.to_dict(), default=str))
+    (folder / "config.json").write_text(json.dumps(content))
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    held = {name: each for name, each in tensors_of(model).items() if name not in tied}
+    save_file({name: each.half().contiguous() for name, each in held.items()}, folder / "model.safetensors")
+    tiny.train_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
