@@ -24,6 +24,7 @@ VISION: dict[str, dict[str, Any]] = {
         "patch_size": PATCH,
     },
 }
+BUCKETS = {"qwen3_5": [32, 64]}
 FREE = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 
 
