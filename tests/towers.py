@@ -25,6 +25,17 @@ VISION: dict[str, dict[str, Any]] = {
     },
 }
 BUCKETS = {"qwen3_5": [32, 64]}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 4 * (PATCH * MERGE) ** 2, "longest_edge": 64 * (PATCH * MERGE) ** 2},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    },
+}
 FREE = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 
 
@@ -61,6 +72,7 @@ def write_pictured(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     content = json.loads(json.dumps(model.config.to_dict(), default=str))
     (folder / "config.json").write_text(json.dumps(content))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[kind]))
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     held = {name: each for name, each in tensors_of(model).items() if name not in tied}
     save_file({name: each.half().contiguous() for name, each in held.items()}, folder / "model.safetensors")
