@@ -97,6 +97,10 @@ def _render_plan(plan: Preview) -> Iterator[str | Table]:
         yield "weights: all buckets have the same weight files, which are stored once"
     else:
         yield _pass(plan)
+        if plan.images:
+            most, rows = plan.images
+            each = f"an image takes {rows} tokens of the context at most, and is made smaller for that"
+            yield f"images: {most} in a request; {each}"
         if plan.passes:
             yield _by_form(plan)
             yield UNIFORM

@@ -28,7 +28,7 @@ from shardmill.models.part_kinds import table_constants
 from shardmill.pipeline.costs import Costs, costs
 from shardmill.pipeline.resolve import check_labels, describe_drafter, described_to_fit, fitted, plan_sizes
 from shardmill.pipeline.snakefile import file_problems
-from shardmill.pipeline.steps.split import answer_tokens, ignored, read_out
+from shardmill.pipeline.steps.split import answer_tokens, ignored, image_rules, read_out
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.windows import is_exact
@@ -100,6 +100,7 @@ class Preview:
         expert_groups: how many programs hold a layer's experts; 0 if the experts are in the layer's program.
         head_slices: how many programs hold the LM head; 0 for an encoder.
         buckets: tokens of each of an encoder's programs; empty for a decoder.
+        images: the most images of a request, then the rows of the largest image; empty for a build without images.
         task: what the model is for, as the hub calls it.
         windows: how an encoder that labels tokens reads texts longer than its buckets: "exact" or "approximate", see
             runtime/windows.py; "" for other models.
@@ -142,6 +143,7 @@ class Preview:
     expert_groups: int
     head_slices: int
     buckets: tuple[int, ...]
+    images: tuple[int, ...]
     task: str
     windows: str
     weight_file_limit: int
@@ -198,7 +200,7 @@ def preview(config: Config) -> Preview:
     stored = sum(p.weight_bytes for p in programs[: len(chosen.ranges)]) if a.ends else weights
     heavy = [*overweight(config, a), *(overweight_drafter(config, a, drafter) if drafter else ())]
     fault = _tensor_fault(config, model)
-    refused = (*heavy, *file_problems(config), *filter(None, [fault, _read_out_fault(config, model)]))
+    refused = (*heavy, *file_problems(config), *filter(None, [fault, _file_fault(config, model)]))
     return Preview(
         model=config.model,
         source=config.source.path or f"{config.source.repo}@{config.source.revision}",
@@ -221,6 +223,7 @@ def preview(config: Config) -> Preview:
         expert_groups=chosen.groups,
         head_slices=0 if a.ends else chosen.slices,
         buckets=chosen.sizes,
+        images=(config.images.most, config.images.sizes[-1] // a.tower.io.merged) if config.images and a.tower else (),
         task=a.task,
         windows=_windows(a, chosen.sizes),
         weight_file_limit=limit.most,
@@ -308,13 +311,17 @@ def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
     return ""
 
 
-def _read_out_fault(config: Config, model: ModelDescription) -> str:
-    """Return why no result can be made of a local encoder's rows, as far as its files are there, or ''."""
+def _file_fault(config: Config, model: ModelDescription) -> str:
+    """Return what a local checkpoint's files lack beside its weights, as far as the folder is there, or ''.
+
+    An encoder's say what becomes of its rows, and an image processor's what becomes of images.
+    """
     source = Path(config.source.path or "")
     if config.source.path is None or not source.is_dir():
         return ""
     try:
         read_out(config, model, source)
+        image_rules(config, model, source)
         if config.answers and (source / "tokenizer.json").is_file():
             answer_tokens(source, config.answers)
     except (CheckpointError, ConfigError) as error:

@@ -147,7 +147,7 @@ def split(
         "lengths": [asdict(one) for one in traffic.traffic_lengths(settings, architecture)],
     }
     drafting = _host_side(drafter, source, architecture.vocab) if drafter else None
-    result = _plan_json(settings, model, parts, drafting) | host | derived | _image_rules(settings, model, source)
+    result = _plan_json(settings, model, parts, drafting) | host | derived | image_rules(settings, model, source)
     return parts, result | read_out(settings, model, source)
 
 
@@ -207,22 +207,22 @@ def _plan_json(
     }
 
 
-def _image_rules(config: Config, model: ModelDescription, source: Path) -> dict[str, Any]:
+def image_rules(config: Config, model: ModelDescription, source: Path) -> dict[str, Any]:
     """Return what the host does with images, as plan.json has it; nothing for a build without images.
 
     Raises:
         CheckpointError: if there are no rules for the checkpoint's image processor, or they contradict its tower.
     """
-    from shardmill.media.processors import checkpoint_image_rules
+    from shardmill.media.processors import checkpointimage_rules
 
     tower = model.architecture.tower
     if tower is None or config.images is None:
         return {}
-    rules = checkpoint_image_rules(source, config.images.sizes[-1])
+    rules = checkpointimage_rules(source, config.images.sizes[-1])
     if (rules.patch, rules.merge) != (tower.host["patch"], tower.host["merge"]):
-        ours, theirs = (f"{patch} pixels, {merge} a side" for patch, merge in (
-            (tower.host["patch"], tower.host["merge"]), (rules.patch, rules.merge)))
-        raise CheckpointError(f"its image processor has patches of {theirs} of a row, config.json {ours}")
+        theirs = f"patches of {rules.patch} pixels, {rules.merge} a side of a row"
+        ours = f"{tower.host['patch']} and {tower.host['merge']}"
+        raise CheckpointError(f"{source}: its image processor has {theirs}; config.json says {ours}")
     return {"images": {**rules.written(), "most": config.images.most}}
 
 
