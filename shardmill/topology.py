@@ -256,7 +256,7 @@ def misfits(config: Config, a: Architecture) -> list[str]:
         return [f"program.adapters: {why}; leave it out"]
     if ranges != "auto" and (problem := _parted(config, a)):
         return [problem]
-    if problem := _unfit_states(config, a) or _too_many_scores(config, a):
+    if problem := _unfit_states(config, a) or _too_many_scores(config, a) or _unfit_tower(config, a.tower):
         return [problem]
     if a.graph.conv_taps and config.tokens.max > (most := most_tokens(a.graph.conv_taps)):
         ring = f"a pass over convolutions of {a.graph.conv_taps} taps, whose ring has {RING} slots"
@@ -264,8 +264,6 @@ def misfits(config: Config, a: Architecture) -> list[str]:
     if short := [n for n in config.program.contexts if _ring_of(config, a, n) != _ring_of(config, a, config.length)]:
         least = f"the window of {a.window}, for which sliding layers keep {_ring_of(config, a, config.length)} slots"
         return [f"program.contexts: {short[0]} is too short for {least}; name longer ones"]
-    if config.images and a.tower and (problem := _unfit_tower(config, a.tower)):
-        return [problem]
     if config.experts != "dense" and (problem := _unroutable(config, a)):
         return [problem]
     if count != "auto" and a.vocab % count:
@@ -277,9 +275,10 @@ def misfits(config: Config, a: Architecture) -> list[str]:
     return []
 
 
-def _unfit_tower(config: Config, tower: TowerArchitecture) -> str:
+def _unfit_tower(config: Config, tower: TowerArchitecture | None) -> str:
     """Return why the tower's programs can't be built as the config wants them, or ''."""
-    assert config.images is not None
+    if config.images is None or tower is None:
+        return ""
     merged, sides = tower.io.merged, tower.host["merge"]
     if uneven := [size for size in config.images.sizes if size % merged]:
         near = max(uneven[0] // merged, 1) * merged

@@ -97,10 +97,6 @@ def _render_plan(plan: Preview) -> Iterator[str | Table]:
         yield "weights: all buckets have the same weight files, which are stored once"
     else:
         yield _pass(plan)
-        if plan.images:
-            most, rows = plan.images
-            each = f"an image takes {rows} tokens of the context at most, and is made smaller for that"
-            yield f"images: {most} in a request; {each}"
         if plan.passes:
             yield _by_form(plan)
             yield UNIFORM
@@ -152,8 +148,16 @@ def _pass(plan: Preview) -> str:
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(chain)} dispatches; "
         f"a pass of one token reads {'at most ' if plan.weights == SEARCH else ''}{size(plan.bytes_per_token)}{hint}"
-        f"{draft_costs(plan)}{_adapter(plan)}"
+        f"{draft_costs(plan)}{_adapter(plan)}{_images(plan)}"
     )
+
+
+def _images(plan: Preview) -> str:
+    """Return what images take of the context; empty for a build without images."""
+    if not plan.images:
+        return ""
+    most, rows = plan.images
+    return f"\nimages: {most} in a request, each of {rows} tokens at most, and made smaller for that"
 
 
 def _adapter(plan: Preview) -> str:

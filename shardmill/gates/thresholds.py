@@ -106,8 +106,8 @@ THRESHOLDS = {
         PROGRAM,
         1e-5,
         "relative error of a tower's program in fp32 against transformers with the same dequantised weights, worst row",
-        "a tenth of program_error: towers have fewer layers and shorter sums, and ones of 27 layers are off by 2e-6. GELU "
-        "by tanh in place of itself moves rows by 6e-5, a wrong position by 1e-2",
+        "a tenth of program_error: towers have fewer layers and shorter sums, and ones of 27 layers are off by 2e-6. "
+        "GELU by tanh in place of itself moves rows by 6e-5, a wrong position by 1e-2",
         PICTURED,
     ),
     "faint_error": Threshold(

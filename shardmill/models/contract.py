@@ -115,7 +115,7 @@ class GraphSpec:
     tower: TowerIO | None = None  # of a tower
     taps: tuple[int, ...] = ()  # layers of the part, but not its first, whose input is a further output
     lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers of other parts, whose caches this part reads
-    tokens: int = 0  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json; of an encoder or a tower, T
+    tokens: int = 0  # at most in a pass, the upper bound of T: tokens_max of model.json; of an encoder or a tower, T
     calls: EntryPoints = EntryPoints()
 
     @property

@@ -145,7 +145,7 @@ LATER = ("tower",)  # fields that files of older builds lack, and that only part
 
 
 def written(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a dataclass as files have them, for `asdict`: without what is LATER or of another recurrence.
+    """Return the fields of a dataclass as files have them, for `asdict`: without LATER ones and recurrences it lacks.
 
     So a further kind of recurrence changes the files, and with them the keys, of no model that lacks it.
     """

@@ -3,10 +3,10 @@
 The rules by which the host makes a program's inputs are in model.json, under `tower`:
 
     patch      pixels of a patch's side
-    frames     how many times a patch's column is taken, one after the other for each colour
+    frames     how many times the pixels of a colour are taken, one after the other
     merge      patches a side of the block that becomes one row
-    positions  the table of positions has `side` rows of as many columns. By the rule "bilinear" the corners of the image
-               lie on the corners of the table, and a patch between four of its positions takes their mean by distance.
+    positions  the table of positions has `side` rows of as many columns. By the rule "bilinear" the corners of an image
+               lie on the corners of the table, and a patch between four positions takes their mean by distance.
     rope       of each frequency, radians for each row or column, and which of the two (0 or 1)
     scale      what rows are multiplied by, as the embedding table is
     axes       which axis of a row's position turns each frequency of the decoder: time, height or width (0 to 2)

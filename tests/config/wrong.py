@@ -51,7 +51,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "images of no patches": ({"images": {"patches": []}}, "images.patches: tuple should have at least 1 item"),
     "images of one size twice": ({"images": {"patches": [64, 64]}}, "images.patches: names one size twice"),
-    "images in another form": ({"images": {"form": "int4"}}, "images.form: input should be 'fp16' or 'int8', is 'int4'"),
+    "images in another form": (
+        {"images": {"form": "int4"}},
+        "images.form: input should be 'fp16' or 'int8', is 'int4'",
+    ),
     "images beside a drafter": (
         {"images": {}, "drafter": "mtp"},
         "images: a build has them without `drafter`; leave one of the two out",

@@ -135,6 +135,10 @@ def _rope(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[
     return lambda rules: rules | {"rope": rules["rope"] | change(rules["rope"])}
 
 
+def _positions(rule: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda rules: rules | {"positions": rules["positions"] | {"rule": rule}}
+
+
 def _as_patch(weight: Tensor) -> Tensor:
     """[d, colours, frames, P, P]"""
     return weight.reshape(len(weight), 3, 2, towers.PATCH, towers.PATCH)
@@ -208,14 +212,14 @@ MUTANTS = {
         Mutant(weights=_spoilt("linear_fc1.weight", lambda w: _neighbours(w, lambda n: n.permute(0, 3, 1, 2)))),
         "tower_error",
     ),
-    "rows turned as columns": (Mutant(rules=_rope(lambda r: {"axes": [1 - axis for axis in r["axes"]]})), "tower_error"),
+    "rows turned as columns": (Mutant(rules=_rope(lambda r: {"axes": [1 - a for a in r["axes"]]})), "tower_error"),
     "no rotation": (Mutant(rules=_rope(lambda r: {"inv_freq": [0.0 for _ in r["inv_freq"]]})), "tower_error"),
     "another base of the rotation": (
         Mutant(rules=_rope(lambda r: {"inv_freq": [f**1.5 for f in r["inv_freq"]]})),
         "tower_error",
     ),
-    "positions of the nearest patch": (Mutant(rules=lambda r: r | {"positions": {"side": 6, "rule": "nearest"}}), "tower_error"),
-    "corners not aligned": (Mutant(rules=lambda r: r | {"positions": {"side": 6, "rule": "unaligned"}}), "tower_error"),
+    "positions of the nearest patch": (Mutant(rules=_positions("nearest")), "tower_error"),
+    "corners not aligned": (Mutant(rules=_positions("unaligned")), "tower_error"),
     "positions row by row": (Mutant(arrays=_raster("positions")), "tower_error"),
     "patches row by row": (Mutant(arrays=_raster("x")), "tower_error"),
     "rotation row by row": (Mutant(arrays=_raster("rope_cos")), "tower_error"),

@@ -143,7 +143,10 @@ def encoder_tower(
             begin, which = f"{prefix}{layer.format(i=index)}", QKV.find(role.removesuffix("_proj")[-1])
             if role in names:
                 return TensorSource(f"{begin}{names[role]}.{kind}")
-            rows, of_matrix = (which * v.hidden_size, (which + 1) * v.hidden_size, 1), [v.hidden_size] * (kind == "weight")
+            rows, of_matrix = (
+                (which * v.hidden_size, (which + 1) * v.hidden_size, 1),
+                [v.hidden_size] * (kind == "weight"),
+            )
             return TensorSource(f"{begin}{names[QKV]}.{kind}", rows=rows, shape=(3 * v.hidden_size, *of_matrix))
         return TensorSource(f"{prefix}{names[module]}.{kind}", shape=kernel if path == "patch.weight" else None)
 

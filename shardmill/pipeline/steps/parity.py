@@ -92,7 +92,7 @@ def measurements(
     stored: PackageWeights,
     forms: Mapping[str, str],
 ) -> Iterator[Measurement | NotRun]:
-    """Yield the measurements of a program of layers, of experts, of an LM head, of an encoder, of a tower, or of a drafter.
+    """Yield the measurements of a program: layers, experts, an LM head, an encoder, a tower, or a drafter.
 
     Measurements of weights come first: coremltools holds a matrix twice while reading it, so the transformers model is
     loaded later.

@@ -100,14 +100,11 @@ def split(
     from shardmill import topology
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
-    from shardmill.models import family
-    from shardmill.models.hf_config import load_hf_config, model_description
-    from shardmill.models.towers import with_tower
+    from shardmill.models.hf_config import load_hf_config
     from shardmill.pipeline import traffic
 
     hf = load_hf_config(source)
-    model = model_description(family(hf.model_type, settings.kind), hf, settings.length)
-    model = topology.as_configured(settings, with_tower(model, source) if settings.images else model)
+    model = topology.as_configured(settings, _described(settings, hf, source))
     if settings.answers:
         model = with_answers(model, settings.answers, answer_tokens(source, settings.answers))
     architecture = model.architecture
@@ -149,6 +146,16 @@ def split(
     drafting = _host_side(drafter, source, architecture.vocab) if drafter else None
     result = _plan_json(settings, model, parts, drafting) | host | derived | image_rules(settings, model, source)
     return parts, result | read_out(settings, model, source)
+
+
+def _described(settings: Config, hf: Any, source: Path) -> ModelDescription:
+    """Return the description of a checkpoint's model, with its tower if the config has images."""
+    from shardmill.models import family
+    from shardmill.models.hf_config import model_description
+    from shardmill.models.towers import with_tower
+
+    model = model_description(family(hf.model_type, settings.kind), hf, settings.length)
+    return with_tower(model, source) if settings.images else model
 
 
 def _warn(settings: Config, parts: Iterable[plan.Part]) -> None:
