@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tiny
 import torch
 from models.tiny_families import tensors_of, tiny_model
+from mtp_layers import halved
 from safetensors.torch import save_file
 
 PATCH, SIDE, MERGE = 8, 6, 2
@@ -47,7 +49,7 @@ def pictured(kind: str = "qwen3_5", **changes: Any) -> Any:
         for name, weight in model.state_dict().items():
             if _of_tower(name):
                 weight.copy_(_drawn(name, weight, generator))
-            weight.copy_(weight.half().float())
+            weight.copy_(halved(name, weight))
     return model
 
 
@@ -78,3 +80,17 @@ def write_pictured(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
     save_file({name: each.half().contiguous() for name, each in held.items()}, folder / "model.safetensors")
     tiny.train_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
+
+
+KEYS = {"qwen3_5": ("image_grid_thw", "mm_token_type_ids")}  # what transformers' model takes beside pixels
+
+
+def given(model: Any, shown: Sequence[Any], rules: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The arguments of transformers' model for images, given their views in order."""
+    columns = [torch.from_numpy(view.columns) for view in shown]
+    if "image_grid_thw" in KEYS[model.config.model_type]:
+        flat = [
+            each.T.reshape(len(each.T), 3, 1, -1).expand(-1, -1, rules["frames"], -1).flatten(1) for each in columns
+        ]
+        return {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor([[1, *view.grid] for view in shown])}
+    raise NotImplementedError

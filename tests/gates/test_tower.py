@@ -264,7 +264,7 @@ NO_FAULTS = {
 
 
 @IN_FP32
-@pytest.mark.parametrize("name", ["nothing"])
+@pytest.mark.parametrize("name", NO_FAULTS)
 def test_what_is_no_mistake_passes(name: str, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert computed(made, NO_FAULTS[name], monkeypatch)
 
