@@ -280,6 +280,9 @@ def _unfit_tower(config: Config, tower: TowerArchitecture | None) -> str:
     if config.images is None or tower is None:
         return ""
     merged, sides = tower.io.merged, tower.host["merge"]
+    if "grid" in tower.host and config.images.sizes != (prod(tower.host["grid"]),):
+        only = prod(tower.host["grid"])
+        return f"images.patches: {[*config.images.sizes]}, but the tower's images have {only} patches; write [{only}]"
     if uneven := [size for size in config.images.sizes if size % merged]:
         near = max(uneven[0] // merged, 1) * merged
         return f"images.patches: {uneven[0]} is no multiple of the {sides} x {sides} patches of a row; {near} is"

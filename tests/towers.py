@@ -13,6 +13,8 @@ from models.tiny_families import tensors_of, tiny_model
 from mtp_layers import halved
 from safetensors.torch import save_file
 
+from shardmill.runtime.tower import places
+
 PATCH, SIDE, MERGE = 8, 6, 2
 WIDTH = 64
 VISION: dict[str, dict[str, Any]] = {
@@ -25,8 +27,16 @@ VISION: dict[str, dict[str, Any]] = {
         "out_hidden_size": 64,
         "patch_size": PATCH,
     },
+    "smolvlm": {
+        "num_hidden_layers": 3,
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "image_size": SIDE * PATCH,
+        "patch_size": PATCH,
+    },
 }
-BUCKETS = {"qwen3_5": [32, 64]}
+BUCKETS = {"qwen3_5": [32, 64], "smolvlm": [SIDE * SIDE]}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "qwen3_5": {
         "image_processor_type": "Qwen2VLImageProcessor",
@@ -34,6 +44,14 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "merge_size": MERGE,
         "temporal_patch_size": 2,
         "size": {"shortest_edge": 4 * (PATCH * MERGE) ** 2, "longest_edge": 64 * (PATCH * MERGE) ** 2},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    },
+    "smolvlm": {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "do_image_splitting": True,
+        "size": {"longest_edge": 2 * SIDE * PATCH},
+        "max_image_size": {"longest_edge": SIDE * PATCH},
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     },
@@ -82,7 +100,10 @@ def write_pictured(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
     return folder
 
 
-KEYS = {"qwen3_5": ("image_grid_thw", "mm_token_type_ids")}  # what transformers' model takes beside pixels
+KEYS = {
+    "qwen3_5": ("image_grid_thw", "mm_token_type_ids"),
+    "smolvlm": (),
+}  # what transformers' model takes beside pixels
 
 
 def given(model: Any, shown: Sequence[Any], rules: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -93,4 +114,10 @@ def given(model: Any, shown: Sequence[Any], rules: Mapping[str, Any]) -> dict[st
             each.T.reshape(len(each.T), 3, 1, -1).expand(-1, -1, rules["frames"], -1).flatten(1) for each in columns
         ]
         return {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor([[1, *view.grid] for view in shown])}
-    raise NotImplementedError
+    images = []
+    for view, each in zip(shown, columns, strict=True):
+        pixels = torch.empty(*view.grid, 3, PATCH, PATCH)
+        at = torch.from_numpy(places(view.grid, rules["merge"]))
+        pixels[at[:, 0], at[:, 1]] = each.T.reshape(-1, 3, PATCH, PATCH)
+        images.append(pixels.permute(2, 0, 3, 1, 4).reshape(3, view.grid[0] * PATCH, view.grid[1] * PATCH))
+    return {"pixel_values": torch.stack(images)[None]}

@@ -38,6 +38,7 @@ from shardmill.runtime.program import Program, reused
 from shardmill.runtime.tower import Grid, places, tower_arrays
 
 COLOURS = 3
+KIND = "AutoModelForImageTextToText"
 FAINT, FAINTNESS = "faint", 0.1  # an image, and what is left of its patches in shares of what the table gives
 LOUD = 10.0  # noise in what fills a bucket up
 
@@ -52,7 +53,7 @@ class TowerReference:
         config = load_whole_config(source)
         options = {"attn_implementation": "eager", "dtype": torch.float32}
         with without_weights():
-            model: Any = transformers.AutoModelForImageTextToText.from_config(config, **options)
+            model = getattr(transformers, KIND).from_config(config, **options)
         self.model = model.model.eval()
         self.origins = checkpoint_origins(model, source)
         decoder = self.model.get_decoder()
@@ -72,8 +73,8 @@ class TowerReference:
         with loading(self.modules, self.origins, weights, return_heap):
             given = self._given(torch.from_numpy(columns), grid, rules)
             found: Any = self.model.get_image_features(**given, return_dict=True).pooler_output
-        found = torch.cat([*found]) if not isinstance(found, Tensor) else found
-        return found.reshape(-1, found.shape[-1])
+        whole: Tensor = found if isinstance(found, Tensor) else torch.cat([*found])
+        return whole.reshape(-1, whole.shape[-1])
 
     def _given(self, columns: Tensor, grid: Grid, rules: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the arguments of `get_image_features`, by whether it takes patches or pixels."""

@@ -6,7 +6,9 @@ The rules by which the host makes a program's inputs are in model.json, under `t
     frames     how many times the pixels of a colour are taken, one after the other
     merge      patches a side of the block that becomes one row
     positions  the table of positions has `side` rows of as many columns. By the rule "bilinear" the corners of an image
-               lie on the corners of the table, and a patch between four positions takes their mean by distance.
+               lie on the corners of the table, and a patch between four positions takes their mean by distance. By
+               the rule "whole" the table has a position for each patch of an image.
+    grid       the rows and columns of every image, if the tower takes one size alone
     rope       of each frequency, radians for each row or column, and which of the two (0 or 1)
     scale      what rows are multiplied by, as the embedding table is
     axes       which axis of a row's position turns each frequency of the decoder: time, height or width (0 to 2)
@@ -50,7 +52,12 @@ def _bilinear(at: NDArray[np.int64], extent: int, side: int) -> Floats:
     return weights
 
 
-RULES: Mapping[str, Callable[[NDArray[np.int64], int, int], Floats]] = {"bilinear": _bilinear}
+def _whole(at: NDArray[np.int64], extent: int, side: int) -> Floats:
+    """Return the weights of a table's `side` places, of which each patch has its own: [n, side]."""
+    return np.eye(side, dtype=np.float32)[at]
+
+
+RULES: Mapping[str, Callable[[NDArray[np.int64], int, int], Floats]] = {"bilinear": _bilinear, "whole": _whole}
 
 
 def tower_arrays(tower: Mapping[str, Any], bucket: int, columns: Floats, grid: Grid) -> dict[str, Floats]:

@@ -326,6 +326,12 @@ TINY: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-3,  # large enough to show
     },
     "seed_oss": BASE | {"head_dim": 32},
+    "smolvlm": {
+        "text_config": BASE | {"model_type": "llama", "head_dim": 32},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "scale_factor": 2,
+        "image_token_id": 250,
+    },
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     "stablelm": BASE | WIDE | {"use_qkv_bias": True, "layer_norm_eps": 1e-3},
     "starcoder2": BASE | WIDE | {"sliding_window": WINDOW, "norm_epsilon": 1e-3},

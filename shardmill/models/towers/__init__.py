@@ -115,7 +115,8 @@ def encoder_tower(
         if not 1 <= size <= MOST[name]:
             raise CheckpointError(f"vision_config: {name} is {size}: it must be 1 to {MOST[name]}")
     patch, side = v.patch_size, isqrt(places)
-    if not isinstance(patch, int) or side * side != places or getattr(v, "in_channels", COLOURS) != COLOURS:
+    colours = getattr(v, "in_channels", None) or getattr(v, "num_channels", COLOURS)
+    if not isinstance(patch, int) or side * side != places or colours != COLOURS:
         raise CheckpointError("vision_config: programs have square patches of three colours, and a square of positions")
     if v.hidden_size % heads or merge < 1:
         raise CheckpointError(f"vision_config: {heads} heads do not divide hidden_size {v.hidden_size}")
@@ -151,6 +152,28 @@ def encoder_tower(
         return TensorSource(f"{prefix}{names[module]}.{kind}", shape=kernel if path == "patch.weight" else None)
 
     return TowerDescription(tower, {path: source(path) for path in constants_of_tower(tower_spec(tower, io.merged))})
+
+
+def check_fractions(side: int) -> int:
+    """Return the patches a side of a full tile, if each has the position of its own number.
+
+    transformers finds a patch's position by fractions in fp32, and some sides have two patches with one position. Which
+    these are depends on how many numbers a processor adds at once, so nobody else can know them.
+
+    Raises:
+        CheckpointError: if some way of adding gives other positions.
+    """
+    import numpy as np
+
+    fractions = np.arange(1, side, dtype=np.float32) * (np.float32(1) / np.float32(max(side, 1)))
+    for lanes in (1, 4, 8, 16):  # torch.arange: exact where a group of numbers begins, then from there
+        place = np.arange(side - 1)
+        begins = (1 / max(side, 1) * (1 + place // lanes * lanes)).astype(np.float32)
+        if ((begins + 1 / max(side, 1) * (place % lanes)).astype(np.float32) > fractions).any():
+            raise CheckpointError(
+                f"vision_config: images of {side} patches a side have positions that depend on how fp32 rounds"
+            )
+    return side
 
 
 def axial_rope(v: Any) -> dict[str, Any]:
