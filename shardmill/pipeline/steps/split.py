@@ -220,12 +220,12 @@ def image_rules(config: Config, model: ModelDescription, source: Path) -> dict[s
     Raises:
         CheckpointError: if there are no rules for the checkpoint's image processor, or they contradict its tower.
     """
-    from shardmill.media.processors import checkpointimage_rules
+    from shardmill.media.processors import checkpoint_image_rules
 
     tower = model.architecture.tower
     if tower is None or config.images is None:
         return {}
-    rules = checkpointimage_rules(source, config.images.sizes[-1])
+    rules = checkpoint_image_rules(source, config.images.sizes[-1])
     if (rules.patch, rules.merge) != (tower.host["patch"], tower.host["merge"]):
         theirs = f"patches of {rules.patch} pixels, {rules.merge} a side of a row"
         ours = f"{tower.host['patch']} and {tower.host['merge']}"
