@@ -79,6 +79,7 @@ use rule step as precision with:
         "build/{model}/logs/precision.log",
     params:
         precision=OF(options.option, "convert.precision"),
+        towers=OF(options.tower_form),
         tools=TOOLS["precision"],
 
 

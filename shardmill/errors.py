@@ -41,3 +41,7 @@ class ProgramError(ShardmillError):
 
 class UnreadableError(ShardmillError):
     """A record written by shardmill that is missing, damaged or not JSON."""
+
+
+class MediaError(ShardmillError):
+    """A picture or a sound that can't be used."""

@@ -20,6 +20,7 @@ from shardmill.checkpoint.headers import TensorInfo
 from shardmill.errors import UnreadableError
 from shardmill.files import read_json, write_json
 from shardmill.models.architecture import (
+    OF_TOWER,
     Architecture,
     Graph,
     LayerSpec,
@@ -31,9 +32,9 @@ from shardmill.models.architecture import (
 )
 from shardmill.models.caches import Shape
 from shardmill.models.contract import BLOCK, LABEL_STEP, MODEL_NORM, GraphSpec, caches, window_slots
-from shardmill.models.interface import APART, DRAFT_PARTS, LABELS
+from shardmill.models.interface import DRAFT_PARTS, LABELS, TOWER, is_apart
 from shardmill.models.layer_constants import role_in_layer
-from shardmill.models.part_kinds import constants, encoder_spec, model_constants, table_constants
+from shardmill.models.part_kinds import constants, encoder_spec, model_constants, table_constants, tower_spec
 from shardmill.models.recurrences import written
 
 if TYPE_CHECKING:  # a job that finds its work done reads a part, and no config
@@ -120,7 +121,7 @@ class Part:
     @property
     def is_apart(self) -> bool:
         """Return whether a pass of the model leaves the part out."""
-        return self.name in APART
+        return is_apart(self.name)
 
     @property
     def row_tokens(self) -> list[int]:
@@ -157,8 +158,10 @@ class Part:
     def in_model(self, path: str) -> str:
         """Return the constant's path in the model, as recipes use it: a group of experts counts its experts from 0.
 
-        The paths of a drafter's constants begin with `drafter.`.
+        The paths of a drafter's constants begin with `drafter.`, of a tower's with `tower.`.
         """
+        if self.kind == TOWER:
+            return f"{OF_TOWER}{path}"
         if self.drafter:
             return f"{DRAFTER}{path}"
         if self.layer is None:
@@ -235,7 +238,7 @@ def write_part(path: Path, part: Part) -> None:
 
 
 def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | None = None) -> tuple[Part, ...]:
-    """Return all parts without their tensors, in the order of the pass; then the labels', the drafter's, the embedding.
+    """Return all parts without their tensors, in the order of the pass; then those apart, and the embedding.
 
     The host's table, the embedding, comes last.
     """
@@ -274,6 +277,8 @@ def empty_parts(config: Config, a: Architecture, drafter: DrafterDescription | N
         chain = layers(0, of.layers, of, a.layers if drafter.lent else 0)
         specs = (spec(*drafter.first, of), replace(chain, lent=drafter.lent), spec("head", of.vocab, of))
         parts += [Part(name, each, drafter=True) for name, each in zip(DRAFT_PARTS, specs, strict=True)]
+    if config.images and a.tower:
+        parts += [Part(f"{TOWER}_{size}", tower_spec(a.tower, size)) for size in config.images.sizes]
     return (*parts, table)
 
 
@@ -341,6 +346,8 @@ def _drafted(
         )
         info = tensors[source.tensor]
         if part.kind == HOST_TABLE:  # whose rows may be pieces of the tensor's rows
+            info = replace(info, shape=shape)
+        if part.kind == TOWER and len(info.shape) > len(shape):  # a convolution's kernel is a patch's column
             info = replace(info, shape=shape)
         block = replace(_placed(path, source, info, rows), at=(down, across), beside=beside)
         yield block

@@ -38,8 +38,9 @@ from shardmill.models.architecture import (
 from shardmill.models.caches import RING, Shape
 from shardmill.models.contract import BLOCK, GraphSpec, most_tokens, window_slots
 from shardmill.models.encoder import with_answers
-from shardmill.models.interface import FIXED, HOST, TANH
-from shardmill.models.part_kinds import constants, encoder_spec, whole_spec
+from shardmill.models.interface import FIXED, HOST, TANH, TOWER
+from shardmill.models.part_kinds import constants, encoder_spec, tower_constants, whole_spec
+from shardmill.models.tower import TowerArchitecture
 from shardmill.plan import empty_parts
 
 if TYPE_CHECKING:
@@ -255,7 +256,7 @@ def misfits(config: Config, a: Architecture) -> list[str]:
         return [f"program.adapters: {why}; leave it out"]
     if ranges != "auto" and (problem := _parted(config, a)):
         return [problem]
-    if problem := _unfit_states(config, a) or _too_many_scores(config, a):
+    if problem := _unfit_states(config, a) or _too_many_scores(config, a) or _unfit_tower(config, a.tower):
         return [problem]
     if a.graph.conv_taps and config.tokens.max > (most := most_tokens(a.graph.conv_taps)):
         ring = f"a pass over convolutions of {a.graph.conv_taps} taps, whose ring has {RING} slots"
@@ -272,6 +273,25 @@ def misfits(config: Config, a: Architecture) -> list[str]:
             f"head.slices: {count} does not divide the vocabulary of {a.vocab}; {' or '.join(map(str, near))} would"
         ]
     return []
+
+
+def _unfit_tower(config: Config, tower: TowerArchitecture | None) -> str:
+    """Return why the tower's programs can't be built as the config wants them, or ''."""
+    if config.images is None or tower is None:
+        return ""
+    merged, sides = tower.io.merged, tower.host["merge"]
+    if "grid" in tower.host and config.images.sizes != (prod(tower.host["grid"]),):
+        only = prod(tower.host["grid"])
+        return f"images.patches: {[*config.images.sizes]}, but the tower's images have {only} patches; write [{only}]"
+    if uneven := [size for size in config.images.sizes if size % merged]:
+        near = max(uneven[0] // merged, 1) * merged
+        return f"images.patches: {uneven[0]} is no multiple of the {sides} x {sides} patches of a row; {near} is"
+    whole = GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=config.images.sizes[-1])
+    size = file_bytes(constants(whole), Recipe(config.images.form))
+    if size > _refusing(config).most:
+        remedy = "`form: int8` halves it" if config.images.form == FP16 else "this tower can't be built"
+        return _refusal(config, "images", "the tower", size, remedy)
+    return ""
 
 
 def _too_many_scores(config: Config, a: Architecture) -> str:
@@ -328,7 +348,8 @@ def _matrix_rows(a: Architecture, slices: int | str) -> dict[str, Shape]:
     """Return the constants of all programs; for the LM head, of one slice if the number of slices is known."""
     rows = a.vocab // (slices if isinstance(slices, int) else 1)
     whole = with_experts(a, routed=False) if a.graph.experts else a
-    return constants(whole_spec(whole)) | ({} if a.ends else constants(GraphSpec("head", a.graph, rows=rows)))
+    head = {} if a.ends else constants(GraphSpec("head", a.graph, rows=rows))
+    return constants(whole_spec(whole)) | head | tower_constants(a)
 
 
 def _unroutable(config: Config, a: Architecture) -> str:

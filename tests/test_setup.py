@@ -145,7 +145,7 @@ def imported(folder: str) -> set[str]:
 @pytest.mark.parametrize(
     ("folder", "extras"),
     [
-        ("shardmill", ["coreai", "grammar", "sign"]),
+        ("shardmill", ["audio", "coreai", "grammar", "sign"]),
         ("decoding/drafted_decoding", ["grammar"]),
         ("kit/kit_runner", []),
         ("lab/shardmill_lab", []),

@@ -26,7 +26,8 @@ from shardmill.models.architecture import SLIDING_MASK, Architecture, Experts, G
 from shardmill.models.contract import cache_bytes
 from shardmill.models.eagle3 import DrafterDescription
 from shardmill.models.hf_config import load_hf_config
-from shardmill.models.part_kinds import constants, model_constants, table_constants, whole_spec
+from shardmill.models.part_kinds import constants, model_constants, table_constants, tower_spec, whole_spec
+from shardmill.models.tower import Step, TowerArchitecture, TowerIO
 
 PHI = Architecture("phi3", Graph(3072, 24, 8, 128, 96, 8192, 1e-5, fused=True), (LayerSpec(),) * 32, 200064, True, {})
 COMMIT = "0" * 40
@@ -566,3 +567,56 @@ def test_a_single_layer_of_an_encoder_may_be_too_large(monkeypatch: pytest.Monke
     limited(monkeypatch, 1 << 27)
     with pytest.raises(ConfigError, match=r"^topology: layer \d alone holds \d+ bytes .*; INT8 halves them$"):
         topology.resolve_topology(encoder(convert={"precision": "fp16"}), privacy_filter())
+
+
+def pictured() -> Architecture:
+    """Phi-4-mini with a tower of 27 layers at the widths of SigLIP-so400m."""
+    biases = {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "gated": False, "norm": "layer"}
+    graph = Graph(1152, 16, 16, 72, 72, 4304, 1e-6, **biases)
+    connector = (Step("linear_fc1", 4608, activation="gelu"), Step("linear_fc2", PHI.graph.hidden))
+    io = TowerIO(1536, places=2304, merged=4, connector=connector)
+    return replace(PHI, tower=TowerArchitecture(graph, 27, io, turned=True, host={"merge": 2}))
+
+
+def test_a_tower_obeys_the_limits_as_any_part_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """903 MB in fp16 and half of that in INT8; the decoder's parts are as they were."""
+    a, images = pictured(), {"patches": [256, 1024]}
+    assert a.tower is not None
+    plain, both = (topology.resolve_topology(settings(**more), a) for more in ({}, {"images": images}))
+    assert both.parts == (*plain.parts, "tower_256", "tower_1024") and both.ranges == plain.ranges
+    shapes = constants(tower_spec(a.tower, 256))
+    assert [round(topology.file_bytes(shapes, recipe(form)) / 1e6) for form in ("fp16", "int8")] == [903, 455]
+    limited(monkeypatch, 500_000_000)
+    assert topology.resolve_topology(settings(images=images), a)
+    said = refusal(a, images={**images, "form": "fp16"})
+    assert said.startswith("images: the tower holds 9") and "`form: int8` halves it" in said
+
+
+@pytest.mark.parametrize(
+    ("host", "patches", "said"),
+    [
+        ({"merge": 2}, [250], "images.patches: 250 is no multiple of the 2 x 2 patches of a row; 248 is"),
+        ({"merge": 2}, [6, 1024], "images.patches: 6 is no multiple of the 2 x 2 patches of a row; 4 is"),
+        (
+            {"merge": 2, "grid": [32, 32]},
+            [256, 1024],
+            "images.patches: [256, 1024], but the tower's images have 1024 patches; write [1024]",
+        ),
+    ],
+)
+def test_buckets_that_the_tower_can_t_have_are_refused(host: dict[str, Any], patches: list[int], said: str) -> None:
+    a = pictured()
+    assert a.tower is not None
+    assert refusal(replace(a, tower=replace(a.tower, host=host)), images={"patches": patches}) == said
+
+
+def test_a_form_of_its_own_is_the_tower_s_alone() -> None:
+    """A recipe of few bits, or of fp16, leaves the tower to `images.form`; a named matrix has its own."""
+    chosen = settings(images={"form": "fp16"}).recipe
+    assert {chosen.form("layers.0.mlp.up_proj.weight"), chosen.form("tower.layers.0.mlp.up_proj.weight")} == {
+        "int8",
+        "fp16",
+    }
+    named = replace(chosen, matrices={"tower.patch.weight": "int8"})
+    assert (named.form("tower.patch.weight"), named.form("tower.linear_fc1.weight")) == ("int8", "fp16")
+    assert settings().recipe == settings().convert.recipe

@@ -36,6 +36,7 @@ BESIDE = {"drafted_decoding", "kit_runner", "portable", "transformers_coreml"}
 MAY_USE: dict[str, set[str]] = {
     "checkpoint": set(),
     "forms": set(),
+    "media": set(),
     "models": {"checkpoint"},
     "config": {"checkpoint", "forms", "models"},
     "plan": {"checkpoint", "config", "forms", "models"},
@@ -53,7 +54,7 @@ MAY_USE: dict[str, set[str]] = {
     "report": {"evidence", "forms", "gates"},
     "pipeline": {
         "bench", "checkpoint", "config", "convert", "drafted_decoding", "evidence", "forms", "gates", "kit_runner",
-        "models", "plan", "precision", "records", "report", "runtime", "serve", "templates", "topology",
+        "media", "models", "plan", "precision", "records", "report", "runtime", "serve", "templates", "topology",
         "witness",
     },
     "release": {"checkpoint", "forms", "gates", "pipeline", "plan", "records", "runtime"},

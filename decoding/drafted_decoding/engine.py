@@ -52,6 +52,15 @@ class Engine(Protocol):
         """Return the numbers of tokens that a call may have; they include 1."""
 
     @property
+    def beyond(self) -> bool:
+        """Return whether the engine takes tokens beyond the vocabulary in a prompt.
+
+        They name vectors that it was given, such as the rows of a picture, and stand for nothing else: two that differ
+        are never the same token. The engine raises an exception for one that it does not know. It has no logits of
+        them, so none is ever generated.
+        """
+
+    @property
     def verify(self) -> int:
         """Return the most tokens of a decode pass; wider calls are for prompts."""
 
@@ -132,6 +141,7 @@ class PlainEngine:
     slots: int
     vocab: int
     widths: Sequence[int]
+    beyond: bool = False
     verify: int = sys.maxsize  # no width is for prompts only
     pads: bool = False
     labels: Sequence[int] = ()

@@ -171,7 +171,8 @@ class _Request:
     sampler: Sampler
     options: Options
     eos: Collection[int]
-    context: list[int]
+    context: list[int]  # what the drafter sees: the text, perhaps without tokens beyond the vocabulary
+    begin: int  # length of the context before the first emitted token
     prompt_tokens: int
     end: int  # length of the context after max_new_tokens
     drafting: bool
@@ -215,24 +216,31 @@ def generate(
     Raises:
         DecodeError: an empty prompt, a prompt that is longer than the context, or invalid settings.
     """
+    drafter = drafter or NoDrafter()
     prompt, options = [int(t) for t in prompt], options or Options()  # also for arrays: drafters compare token types
     session.check_prompt(prompt)
     if max_new_tokens < 0:
         raise DecodeError(f"max_new_tokens is {max_new_tokens}: it must be at least 0")
     if options.stop and options.detokenize is None:
         raise DecodeError("stop strings need a detokeniser")
+    # Tokens beyond the vocabulary have no text and no logits: only the session sees them, and drafters that ask to.
+    words = [t for t in prompt if t < session.engine.vocab]
+    if len(words) < len(prompt) and options.prompt_logprobs is not None:
+        raise DecodeError("log-probabilities of a prompt with pictures or sounds can't be had: ask for the answer's")
+    context = list(prompt) if getattr(drafter, "beyond", False) else words
     request = _Request(
         session=session,
-        drafter=drafter or NoDrafter(),
+        drafter=drafter,
         policy=policy or create_policy("cost_model", session.widths),
-        sampler=Sampler(options.sampling, prompt, session.engine.vocab, options.constraint),
+        sampler=Sampler(options.sampling, words, session.engine.vocab, options.constraint),
         options=options,
         eos=eos,
-        context=list(prompt),
+        context=context,
+        begin=len(context),
         prompt_tokens=len(prompt),
-        end=len(prompt) + max_new_tokens,
+        end=len(context) + max_new_tokens,
         drafting=worth_drafting(max_new_tokens, options.sampling.temperature),
-        stream=TextStream(options.detokenize, options.stop, prompt, keep_stop=options.keep_stop)
+        stream=TextStream(options.detokenize, options.stop, words, keep_stop=options.keep_stop)
         if options.detokenize
         else None,
     )
@@ -258,15 +266,16 @@ def run(
 
 
 def _events(request: _Request, prompt: Sequence[int]) -> Events:
-    request.policy.start(request.end - request.prompt_tokens)
+    request.policy.start(request.end - request.begin)
     prefill, seconds = yield from _prefill(request, prompt)
-    if request.end == len(prompt):
+    if request.end == request.begin:
         yield _result(request, prefill, "length", seconds, 0.0)
         return
     first = Verified((request.sampler.next(prefill.row),), (prefill.row,), 0)
     start = time.perf_counter()
     sampling = request.options.sampling
-    request.drafter.reset(prompt, RequestInfo(request.options.private, sampling.temperature, sampling.seed))
+    info = RequestInfo(request.options.private, sampling.temperature, sampling.seed)
+    request.drafter.reset(list(request.context), info)
     request.drafter.observe(first.tokens, 0)
     request.drafter_seconds = time.perf_counter() - start
     reason = yield from _emit(request, first)
@@ -391,13 +400,12 @@ def _result(
     request: _Request, prefill: Prefill, reason: FinishReason, prefill_seconds: float, decode_seconds: float
 ) -> GenerationResult:
     tail = request.stream.flush() if request.stream else ""
-    prompt_tokens = request.prompt_tokens
     return GenerationResult(
-        tokens=tuple(request.context[prompt_tokens:]),
+        tokens=tuple(request.context[request.begin :]),
         text=request.text + tail,
         tail=tail,
         finish_reason=reason,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=request.prompt_tokens,
         reused_tokens=prefill.reused,
         prefill_passes=prefill.passes,
         accepted=tuple(request.accepted),

@@ -23,13 +23,14 @@ Result = TypeVar("Result")
 _PASS = 16  # cost of a call in tokens, added to its width; lab/benchmarks.md has the time of calls by width
 
 
-def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None:
+def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None, beyond: bool = False) -> None:
     """Raise an error for a prompt that a model can't accept; only the model's sizes are needed.
 
     Args:
         prompt: the prompt's tokens.
         vocab: the model's vocabulary size.
         room: tokens that fit into the context; None: any number.
+        beyond: whether the engine knows tokens beyond the vocabulary.
 
     Raises:
         DecodeError: the prompt is empty or contains tokens of another vocabulary.
@@ -37,7 +38,7 @@ def check_prompt(prompt: Sequence[int], *, vocab: int, room: int | None) -> None
     """
     if not prompt:
         raise DecodeError("the prompt is empty: give at least one token, e.g. the beginning-of-text token")
-    if not 0 <= min(prompt) <= max(prompt) < vocab:
+    if min(prompt) < 0 or (max(prompt) >= vocab and not beyond):
         raise DecodeError(f"the prompt holds a token outside the vocabulary of {vocab}: is it another model's?")
     if room is not None and len(prompt) > room:
         raise PromptTooLongError(
@@ -191,7 +192,8 @@ class Session:
             DecodeError: the prompt is empty or contains tokens of another vocabulary.
             PromptTooLongError: the prompt does not fit.
         """
-        check_prompt(prompt, vocab=self._engine.vocab, room=self._layout.room(0))
+        engine = self._engine
+        check_prompt(prompt, vocab=engine.vocab, room=self._layout.room(0), beyond=engine.beyond)
 
     def prefill(self, prompt: Sequence[int]) -> Prefill:
         """Make the committed tokens equal to `prompt`, and run only the tokens after a shared prefix.

@@ -14,7 +14,7 @@ from shardmill.commands.arguments import make_table
 from shardmill.errors import ConfigError, ShardmillError
 from shardmill.files import load_json
 from shardmill.forms.recipe import SEARCH
-from shardmill.models.interface import APART, DRAFT_PARTS, FIXED, RANGE
+from shardmill.models.interface import DRAFT_PARTS, FIXED, RANGE, is_apart
 from shardmill.models.part_kinds import PART_KINDS
 from shardmill.pipeline.words import size
 
@@ -144,12 +144,20 @@ def _pass(plan: Preview) -> str:
     if plan.shapes != RANGE:
         counts = " or ".join(map(str, plan.widths)) + (" (a function each)" if plan.shapes == FIXED else "")
     hint = f"; loaded with reshapeFrequency {plan.reshape_frequency}" if plan.reshape_frequency else ""
-    chain = [p for p in plan.programs if p.name not in APART]
+    chain = [p for p in plan.programs if not is_apart(p.name)]
     return (
         f"a pass: {counts} tokens{decoding}, {most}{len(chain)} dispatches; "
         f"a pass of one token reads {'at most ' if plan.weights == SEARCH else ''}{size(plan.bytes_per_token)}{hint}"
-        f"{draft_costs(plan)}{_adapter(plan)}"
+        f"{draft_costs(plan)}{_adapter(plan)}{_images(plan)}"
     )
+
+
+def _images(plan: Preview) -> str:
+    """Return what images take of the context; empty for a build without images."""
+    if not plan.images:
+        return ""
+    most, rows = plan.images
+    return f"\nimages: {most} in a request, each of {rows} tokens at most, and made smaller for that"
 
 
 def _adapter(plan: Preview) -> str:

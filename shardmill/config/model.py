@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal, get_args
 
 from portable_coreml.judge.limits import SYSTEMS, System, between
@@ -14,7 +15,7 @@ from shardmill.forms.form import FP16, INT4, INT8
 from shardmill.forms.recipe import SEARCH, Recipe, recipe
 from shardmill.models import DECODER, ENCODER
 from shardmill.models.adapters import MOST_RANK
-from shardmill.models.interface import DRAFT_PARTS, LABELS, RANGE, EntryPoints
+from shardmill.models.interface import DRAFT_PARTS, LABELS, RANGE, TOWER, EntryPoints
 
 STRICT = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
@@ -287,6 +288,23 @@ class Convert:
         return recipe(self.precision)
 
 
+@dataclass(frozen=True, config=STRICT)
+class Images:
+    """The images that a request may have, and the programs that turn them into rows."""
+
+    patches: Annotated[
+        tuple[Annotated[StrictInt, Field(ge=4, le=4096)], ...],
+        Field(min_length=1, max_length=8, description="Patches of each of the tower's programs, ascending."),
+    ] = (256, 1024)
+    form: Annotated[Literal["fp16", "int8"], Field(description="The form of the tower's matrices.")] = "int8"
+    most: Annotated[Positive, Field(le=64, description="Images in one request.")] = 8
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Return the patches of each program, ascending."""
+        return tuple(sorted(self.patches))
+
+
 Layers = Annotated[tuple[Index, Index], Field(description="Half-open range of layers: [first, last + 1].")]
 BUCKETS = (128, 512)  # of an encoder whose config leaves them open
 POINTS = ("chosen", INT4, INT8)  # sets of forms that are measured whatever the front is
@@ -370,6 +388,9 @@ class Config:
             "the MTP layer in Qwen3.5's own checkpoint."
         ),
     ] = None
+    images: Annotated[
+        Images | None, Field(description="Images beside text, for a model with a tower; without it, text alone.")
+    ] = None
     tokens: Tokens = Tokens()
     program: Program = Program()
     head: Head = Head()
@@ -388,6 +409,11 @@ class Config:
     def sources(self) -> tuple[Source, ...]:
         """Return the checkpoints: the model's, then the drafter's if the drafter has a separate one."""
         return (self.source, self.drafter) if isinstance(self.drafter, Source) else (self.source,)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Return the forms used to plan a build, with a tower's."""
+        return replace(self.convert.recipe, towers=self.images.form) if self.images else self.convert.recipe
 
     @property
     def kind(self) -> str:
@@ -453,7 +479,8 @@ class Config:
             names.append(f"layers_{start:02d}_{end:02d}")
             names += [f"experts_{end - 1:02d}_{j}" for j in range(self.groups)]
         labels, drafts = (LABELS,) if self.program.labels else (), DRAFT_PARTS if self.drafter else ()
-        return (*names, *(f"head_{j}" for j in range(self.slices)), *labels, *drafts)
+        towers = [f"{TOWER}_{size}" for size in self.images.sizes] if self.images else ()
+        return (*names, *(f"head_{j}" for j in range(self.slices)), *labels, *drafts, *towers)
 
     @property
     def systems(self) -> tuple[str, ...]:

@@ -47,6 +47,7 @@ def problems(config: Config, root: Path) -> Iterator[str]:
     yield from _systems_problems(config)
     yield from _adapters_problems(config)
     yield from _labels_problems(config)
+    yield from _images_problems(config)
     yield from _recipe_problems(config, root)
     yield from _search_problems(config)
     if config.source.path:
@@ -120,7 +121,7 @@ def _kind_problems(config: Config) -> list[str]:
         return ["pooling: a model with `answers` gives no embeddings; leave it out"]
     if config.answers and len({*config.answers}) != max(len(config.answers), 2):
         return ["answers: give two different words or more"]
-    neutral: dict[str, object] = {"context": None, "experts": "dense", "tokens": Tokens()}
+    neutral: dict[str, object] = {"context": None, "experts": "dense", "images": None, "tokens": Tokens()}
     neutral["drafter"] = None
     neutral |= {
         "program": Program(silu=config.program.silu, runs_on=config.program.runs_on),
@@ -261,6 +262,18 @@ def _labels_problems(config: Config) -> list[str]:
     if labels and config.convert.calibration:
         return ["program.labels: codes of a calibration are chosen for the whole LM head; leave one of the two out"]
     return []
+
+
+def _images_problems(config: Config) -> list[str]:
+    """Return settings that a build with images can't have, whatever its model."""
+    images = config.images
+    if images is None:
+        return []
+    if len({*images.patches}) < len(images.patches):
+        return ["images.patches: names one size twice"]
+    others = {"drafter": config.drafter, "convert.calibration": config.convert.calibration, "witness": config.witness}
+    strange = [key for key, value in others.items() if value]
+    return [f"images: a build has them without `{strange[0]}`; leave one of the two out"] if strange else []
 
 
 def _contexts_problems(config: Config) -> list[str]:

@@ -26,6 +26,7 @@ from shardmill.checkpoint.hashing import hash_file
 from shardmill.errors import ShardmillError, UnreadableError
 from shardmill.files import cache_folder, digest, dumps, read_sealed, replacing, sealed, write_json
 from shardmill.imports import quiet_coremltools
+from shardmill.models.interface import TOWER
 from shardmill.runtime.expected import NEAR_TIE, limit, read_expected
 from shardmill.runtime.manifest import COMPILER, COMPLETE, EXPECTED, MARK, bucket_of, read_manifest
 
@@ -123,7 +124,7 @@ def _placed(build: Path, manifest: Mapping[str, Any], place: int, model: Remote)
     if not package.is_dir():
         return []
     tokens = bucket_of(manifest, part) if MARK in manifest else manifest["tokens_max"]
-    fixed = MARK in manifest or any(part.get("functions", {}).values())
+    fixed = MARK in manifest or part["kind"] == TOWER or any(part.get("functions", {}).values())
     with quiet_coremltools():
         from shardmill.gates import residency  # imports coremltools, which commands that check nothing leave out
 

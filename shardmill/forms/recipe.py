@@ -99,15 +99,18 @@ class Recipe:
         default: of the matrices that are not named.
         matrices: forms by the matrices' paths.
         strict: whether each name has to be one of the model's.
+        towers: of a tower's matrices that are not named; "" for the default.
     """
 
     default: str
     matrices: Mapping[str, str] = field(default_factory=dict)
     strict: bool = True
+    towers: str = ""
 
     def form(self, path: str) -> str:
         """Return the form of a matrix."""
-        return self.matrices.get(path, self.default)
+        of_tower = self.towers if path.startswith("tower.") else ""
+        return self.matrices.get(path) or of_tower or self.default
 
     def forms(self, constants: Mapping[str, Shape]) -> dict[str, str]:
         """Return the form of each matrix among a program's constants."""

@@ -24,11 +24,12 @@ from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.stack import StoredModel
 from shardmill.gates.stored import StoredWeights
 from shardmill.gates.thresholds import THRESHOLDS
+from shardmill.gates.tower import TowerReference
 from shardmill.models.architecture import CLASSIFY
 from shardmill.models.part_kinds import PART_KINDS, pass_inputs
 from shardmill.plan import Part
 from shardmill.runtime.engine import Table
-from shardmill.runtime.expected import ABOUT, FORMAT, LARGEST, PLACES, ROWS, below, lengths_of, rows
+from shardmill.runtime.expected import ABOUT, FORMAT, LARGEST, PLACES, ROWS, below, grids, lengths_of, rows, spread
 
 MOST_BYTES = 1_000_000  # of all results of a build
 PROMPT, ANSWER = 16, 8  # tokens
@@ -249,6 +250,35 @@ def record_encoder(
             recording.add(part, {"seeds": seeds, "limits": limits}, results)
             return
     recording.add(part, {"why_not": UNMADE["choices"].partition(":")[0]}, {})
+
+
+def record_tower(
+    recording: Recording, part: Part, place: int, rules: Mapping[str, Any], source: Path, stored: StoredWeights
+) -> None:
+    """Record what a tower's program gives for images of some grids.
+
+    Args:
+        recording: what is written.
+        part: the part.
+        place: the part's number, which is the seed of its images.
+        rules: plan.json's `tower`.
+        source: the checkpoint's folder.
+        stored: the package's weights.
+    """
+    assert part.spec.tower is not None
+    reference, channels = TowerReference(source), part.spec.tower.column // rules["frames"]
+    every = grids(part.spec.tokens, rules)
+
+    def run() -> list[Tensor]:
+        made = [rows(place, 0, down * across, channels).T.copy() for down, across in every]
+        found = [reference.rows(each, grid, rules, stored) for each, grid in zip(made, every, strict=True)]
+        return [each[spread(len(each))] for each in found]
+
+    exact = run()
+    limits, _ = _limits(reference.tower, torch.cat(exact), lambda: torch.cat(run()))
+    limits |= {"fp32": THRESHOLDS["tower_error"].limit}
+    results = {f"rows/{down} x {across}": r.numpy() for (down, across), r in zip(every, exact, strict=True)}
+    recording.add(part, {"seeds": {"x": (place, 0)}, "limits": limits}, results)
 
 
 def greedy(stored: StoredModel, text: Sequence[int], table: Table, second: Table | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from shardmill.gates.passes import MOVING, REJECTED, at_lengths, compared_widths
 from shardmill.models.architecture import EMBED, LABEL
 from shardmill.models.caches import CacheKind, cache_kind
 from shardmill.models.contract import caches
+from shardmill.models.interface import TOWER
 from shardmill.plan import Part
 from shardmill.runtime.manifest import MARK, lengths, verify_width
 
@@ -54,6 +55,10 @@ def part_numbers(part: Part, verify: int, portable: bool, coded: bool) -> Iterat
         coded: whether its package was made of a quantiser's codes.
     """
     yield from map(Number, (*ROUNDED, *(CODED if coded else ())))
+    if part.kind == TOWER:
+        yield from map(Number, ("tower_error", "faint_error") if portable else ())
+        yield from map(Number, ("padding_error", "tower_cosine_fp16", "tower_cosine"))
+        return
     if portable:
         yield Number("program_error")
     if part.spec.encodes:

@@ -42,6 +42,7 @@ class Allowed:
 CLEAR_MARGIN = 0.1  # nat: below it the original's two best tokens, or labels, count as equal
 # Builds with a quantiser's codes, models with experts, and builds with a drafter or whose programs take adapters.
 CALIBRATED, MIXTURE, DRAFTED, ADAPTED = "calibrated", "mixture", "drafted", "adapted"
+PICTURED = "pictured"  # builds with images
 ORDER = (
     "only the order of sums may differ: twice the square root of the longest sum times what rounding to fp32 moves "
     "transformers' own result, and never more than the program's error may be"
@@ -100,6 +101,21 @@ THRESHOLDS = {
         "a unit of fp32, 2^-24, times the root of the longest sum and of the roundings in turn, 13 a layer, is 7e-5 "
         "for 24 layers with sums of 4,864 in the worst order; measured ones are a tenth of it. One layer in fp16 is "
         "off by 2e-4 and more, an epsilon of 1e-5 in place of 1e-3 by 1e-3, a wrong graph by 1e-2 and more",
+    ),
+    "tower_error": Threshold(
+        PROGRAM,
+        1e-5,
+        "relative error of a tower's program in fp32 against transformers with the same dequantised weights, worst row",
+        "a tenth of program_error: towers have fewer layers and shorter sums, and ones of 27 layers are off by 2e-6. "
+        "GELU by tanh in place of itself moves rows by 6e-5, a wrong position by 1e-2",
+        PICTURED,
+    ),
+    "faint_error": Threshold(
+        PROGRAM,
+        1e-4,
+        "the same error for an image of which little is left beside the table of positions, so that epsilons count",
+        "what cancels to a tenth leaves ten times the error. An epsilon of ten times the size moves rows by 1e-3",
+        PICTURED,
     ),
     "adapter_error": Threshold(
         PROGRAM,
@@ -303,6 +319,22 @@ THRESHOLDS = {
         ENCODER,
         at_least=True,
         fewer={FOUR: (0.9, "noise of a fifth of the signal's power leaves 0.9"), SIX: (0.97, BETWEEN)},
+    ),
+    "tower_cosine_fp16": Threshold(
+        COST,
+        0.9999,
+        "least cosine of a row as shipped with transformers' row with the same weights",
+        "rounding to fp16 costs a few 1e-6 in 27 layers",
+        PICTURED,
+        at_least=True,
+    ),
+    "tower_cosine": Threshold(
+        COST,
+        0.999,
+        "least cosine of a row as shipped with the original's",
+        "INT8 per channel costs 4e-4 in 27 layers",
+        PICTURED,
+        at_least=True,
     ),
     "ineligible": Threshold(
         PLACEMENT,

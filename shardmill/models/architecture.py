@@ -10,9 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from shardmill.errors import CheckpointError
 from shardmill.models.recurrences import RECURRENCES, DeltaNet, Mamba2, Recurrence, RgLru
+
+if TYPE_CHECKING:
+    from shardmill.models.tower import TowerArchitecture
 
 ROPE, LOCAL_ROPE = "rope", "rope_local"  # tables of rotary angles; the programs' inputs are named after them
 PREFIX, HEAD = "model.", "lm_head."  # of transformers' names: all but the LM head, and the LM head
@@ -21,6 +25,7 @@ GENERATE, LABEL, CLASSIFY, EMBED, RANK = (  # tasks, as the hub calls them
     "text-generation", "token-classification", "text-classification", "feature-extraction", "text-ranking",
 )  # fmt: skip
 MASK, SLIDING_MASK = "attn_mask", "attn_mask_sliding"
+OF_TOWER = "tower."  # begins the paths of a tower's constants in the model
 SILU, SILU_TANH = "silu", "silu_tanh"  # activations of models/primitives.py: one function, in two spellings
 XIELU = "xielu"  # an activation with two learned numbers
 
@@ -213,6 +218,7 @@ class Architecture:
     causal: bool = False  # whether an encoder's tokens see no later token
     template: str = ""  # how an encoder that ranks is asked, with {instruction}, {query} and {document}
     instruction: str = ""  # the instruction of a request that has none
+    tower: TowerArchitecture | None = None  # of a model that is built with images
 
     @property
     def layers(self) -> int:
@@ -302,7 +308,10 @@ class ModelDescription:
             return name_under(prefix, name_in_tower(self.prefix, name))
 
         sources, others = (
-            {path: all_renamed(tensor_sources, moved) for path, tensor_sources in each.items()}
+            {
+                path: tensor_sources if path.startswith(OF_TOWER) else all_renamed(tensor_sources, moved)
+                for path, tensor_sources in each.items()
+            }
             for each in (self.sources, self.others)
         )
         fixed = {moved(name): value for name, value in self.fixed.items()}

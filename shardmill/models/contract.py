@@ -39,6 +39,9 @@ In these parts T is the bucket, and the tokens see one another through the masks
 x. The last hidden states may be projected to another width than d (EncoderIO). If its layers have rows of P numbers,
 there is no second table: they are projections of the first part's x, which later parts take as `embedded`.
 
+A tower turns the patches of an image into rows of the decoder's width: models/tower.py has its inputs. It has a part of
+kind "tower" for each bucket, a number of patches, which is T there. A pass of the model leaves these parts out.
+
 No program has an index that depends on data: the host's masks decide what is written and what is seen. Token t sees
 slot s if and only if the position last written to s is not after t's position. So a rejected draft costs nothing: its
 slots are hidden by their positions until they are written again.
@@ -82,6 +85,7 @@ from shardmill.models.architecture import SLIDING_MASK, EncoderIO, Graph, LayerS
 from shardmill.models.caches import RING, CacheKind, Shape, T, cache_kind, new_shape
 from shardmill.models.interface import FIXED, HOST, EntryPoints
 from shardmill.models.mixers import MIXERS
+from shardmill.models.tower import TowerIO
 
 CACHE_ITEM_BYTES = 2  # states and the host's caches are fp16
 DECAY_SCALE = 64.0  # of a recurrence's decays or steps, wherever they are kept: a slow head's are subnormal in fp16
@@ -108,9 +112,10 @@ class GraphSpec:
     window_slots: int = 0  # W if sliding layers keep rings; 0 if they keep as many slots as the other layers
     rows: int = 0  # of the vocabulary, or experts, or taps, or the width of a join's model
     ends: EncoderIO | None = None  # of an encoder
+    tower: TowerIO | None = None  # of a tower
     taps: tuple[int, ...] = ()  # layers of the part, but not its first, whose input is a further output
     lent: tuple[tuple[int, LayerSpec], ...] = ()  # layers of other parts, whose caches this part reads
-    tokens: int = 0  # at most in a pass, the upper bound of T: tokens_max of plan.json and model.json; of an encoder, T
+    tokens: int = 0  # at most in a pass, the upper bound of T: tokens_max of model.json; of an encoder or a tower, T
     calls: EntryPoints = EntryPoints()
 
     @property
@@ -142,8 +147,8 @@ class GraphSpec:
 
     @property
     def encodes(self) -> bool:
-        """Return whether it is an encoder's: its tokens see one another, and nothing is kept from pass to pass."""
-        return self.ends is not None
+        """Return whether its tokens see one another, and nothing is kept from pass to pass: an encoder's, a tower's."""
+        return self.ends is not None or self.tower is not None
 
     @property
     def label_rows(self) -> int:

@@ -203,3 +203,18 @@ def config_problems(path: str, root: Path, length: int | None, kind: str = DECOD
         key = "context" if kind == DECODER else "buckets"
         return [f"{key}: {length} is over the model's {limit} positions"]
     return []
+
+
+def load_whole_config(folder: Path) -> Any:
+    """Return transformers' config of a checkpoint with all its towers, after the checks of `load_hf_config`.
+
+    Raises:
+        CheckpointError: as `load_hf_config` does.
+    """
+    from transformers import AutoConfig
+
+    load_hf_config(folder)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # transformers may raise any error
+        raise CheckpointError(f"{folder}/config.json can't be read as a model config: {first_line(error)}") from error

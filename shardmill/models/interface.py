@@ -15,7 +15,7 @@ ASSISTANT = "assistant"  # the drafter that reads the model's caches
 MTP = "mtp"  # the drafter that is a layer in the model's own checkpoint, and the kind of its first program
 DRAFT_PARTS = ("draft_fuse", "draft_layers", "draft_head")  # of a drafter, in the order in which a draft runs them
 LABELS = "labels"  # the name and the kind of the part with the labels' rows of the LM head
-APART = (LABELS, *DRAFT_PARTS)  # parts that a pass of the model leaves out
+TOWER = "tower"  # the kind of a tower's parts; a name has an underscore and the patches of its bucket after it
 MAIN = "main"  # what coremltools calls the only function of a program
 
 
@@ -67,3 +67,8 @@ class EntryPoints:
 def own_bundle(program: Path, function: str) -> Path:
     """Return where the bundle of a function lies if each function has a bundle: the program is a folder of bundles."""
     return program / f"{function}{BUNDLE}"
+
+
+def is_apart(part: str) -> bool:
+    """Return whether a pass of the model leaves out the part of this name."""
+    return part in (LABELS, *DRAFT_PARTS) or part.startswith(f"{TOWER}_")

@@ -19,12 +19,14 @@
             rope_cos, rope_sin [T, rope_dim / 2], rope_*_local                               or hidden [1, d, T, 1]
             attn_mask [1, 1, T, T], attn_mask_sliding [1, 1, T, T]
             embedded [1, d, T, 1]
+    tower   x [1, ., T, 1], positions [1, ., T, 1]                      none                 hidden [1, d, T / ., 1]
+            rope_cos, rope_sin [T, rope_dim / 2], key_mask [1, 1, 1, T]
 
 contract.py says what the letters and the arrays mean. A part of kind "fuse" projects the n taps of a token to d
 channels. A part of kind "join" makes the stream of a drafter of another width than the model's m. Its x has a token's
 embedding, then the model's last hidden state, then the drafter's own: the host gives zeros for one of the two, which
 adds nothing. A part of kind "mtp" takes the same x for a drafter of the model's width, and norms and projects it in
-another way. A part of kind "labels" is a head.
+another way. A part of kind "labels" is a head. A tower's inputs have their sizes in numbers (models/tower.py).
 
 Planning reads this table without torch. The modules themselves are in parts.py; `parts.MODULES` has them by the same
 keys.
@@ -37,7 +39,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shardmill.models.adapters import adapted_layers, adapter_inputs, slices
-from shardmill.models.architecture import Architecture, EncoderIO
+from shardmill.models.architecture import OF_TOWER, Architecture, EncoderIO
 from shardmill.models.caches import RING, Shape, T
 from shardmill.models.contract import (
     BLOCK,
@@ -53,9 +55,10 @@ from shardmill.models.contract import (
     states,
     tap_name,
 )
-from shardmill.models.interface import LABELS
+from shardmill.models.interface import LABELS, TOWER
 from shardmill.models.layer_constants import group_constants, layer_constants, mixer_constants, norm_constants
 from shardmill.models.mixers import projection_constants
+from shardmill.models.tower import TowerArchitecture, constants_of_tower, inputs_of_tower
 
 if TYPE_CHECKING:
     import numpy as np
@@ -190,6 +193,7 @@ PART_KINDS = {
     ),
     "join": PartKind(lambda spec: {"x": (1, 2 * spec.rows + spec.graph.hidden, T, 1)}, _join_constants, joins=True),
     "mtp": PartKind(lambda spec: {"x": (1, 3 * spec.graph.hidden, T, 1)}, _mtp_constants, joins=True),
+    TOWER: PartKind(inputs_of_tower, constants_of_tower, holds="layers", streams=(False, False)),
 }
 
 
@@ -269,6 +273,17 @@ def encoder_spec(a: Architecture, start: int, end: int) -> GraphSpec:
     return replace(whole, layers=whole.layers[start:end], ends=ends)
 
 
+def tower_spec(tower: TowerArchitecture, patches: int) -> GraphSpec:
+    """Return the spec of a tower's program for a bucket of patches."""
+    return GraphSpec(TOWER, tower.graph, tower.kinds, tower=tower.io, tokens=patches)
+
+
+def tower_constants(a: Architecture) -> Shapes:
+    """Return the weights of a model's tower by their paths in the model; empty without one."""
+    shapes = constants(tower_spec(a.tower, a.tower.io.merged)) if a.tower else {}
+    return {f"{OF_TOWER}{path}": shape for path, shape in shapes.items()}
+
+
 def table_constants(a: Architecture) -> Shapes:
     """Return the host's tables by path, with their shapes; row `token * layers + i` of PER_LAYER is for layer i."""
     rows = {"embedding": a.vocab, "positions": a.positions, "types": a.types}
@@ -285,7 +300,7 @@ def model_constants(a: Architecture) -> Shapes:
         for i, kind in enumerate(a.kinds)
         for role, shape in layer_constants(a.graph, kind).items()
     }
-    return constants(whole_spec(a)) | layers | head | table_constants(a)
+    return constants(whole_spec(a)) | layers | head | table_constants(a) | tower_constants(a)
 
 
 def computed(spec: GraphSpec) -> dict[str, NDArray[np.float32]]:

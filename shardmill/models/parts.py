@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from shardmill.models.blocks import Layer, Weights, create_layer, norm
 from shardmill.models.contract import MODEL_NORM, GraphSpec, caches, new_name, new_rows, states
-from shardmill.models.interface import LABELS
+from shardmill.models.interface import LABELS, TOWER
 from shardmill.models.low_rank import layer_adapter
 from shardmill.models.mixture import RoutedExperts
 from shardmill.models.part_kinds import computed, inputs, traced_inputs
-from shardmill.models.primitives import ACTIVATIONS, cap, projection, scale
+from shardmill.models.primitives import ACTIVATIONS, LayerNorm, RMSNorm, cap, projection, scale, unquantized
 from shardmill.models.shared import LayerCaches, Shared
+from shardmill.models.tower import TABLE, Step
 
 
 def _register_computed(part: nn.Module, spec: GraphSpec) -> None:
@@ -169,6 +170,47 @@ class EncoderPart(nn.Module):
         return out
 
 
+class TowerPart(nn.Module):
+    """What makes rows of the decoder's width of patches: the contract's part of kind "tower"."""
+
+    def __init__(self, spec: GraphSpec, weights: Weights) -> None:
+        super().__init__()
+        assert spec.tower is not None
+        g, self.io = spec.graph, spec.tower
+        self.spec, self.names, self.hidden = spec, list(inputs(spec)), g.hidden
+        self.patch = projection(weights["patch.weight"], weights.get("patch.bias"))
+        if self.io.places:
+            self.position_table = unquantized(weights[TABLE])
+        self.layers = nn.ModuleDict({str(i): Layer(g, kind, i, weights) for i, kind in spec.layers})
+        self.norm = norm(g, weights, "norm", g.rms_norm_eps)
+        for step in self.io.connector:
+            setattr(self, step.name, self._made(step, weights))
+
+    def _made(self, step: Step, weights: Weights) -> nn.Module:
+        weight, bias = weights[f"{step.name}.weight"], weights.get(f"{step.name}.bias")
+        if step.rows:
+            return projection(weight, bias)
+        eps = self.spec.graph.rms_norm_eps
+        return RMSNorm(weight, eps) if self.spec.graph.norm == "rms" else LayerNorm(weight, bias, eps)
+
+    def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+        arrays = dict(zip(self.names[1:], rest, strict=True))
+        shared = Shared(self.spec, arrays, {})
+        x = self.patch(x)
+        if self.io.places:
+            rows = arrays["positions"].reshape(1, 1, self.io.places, -1)
+            x = x + torch.matmul(self.position_table, rows).reshape(1, self.hidden, -1, 1)
+        for layer in self.layers.values():
+            x = layer(x, shared)
+        x = self.norm(x)
+        if (n := self.io.merged) > 1:  # the channels of neighbours side by side
+            x = x.reshape(1, self.hidden, -1, n).permute(0, 3, 1, 2).reshape(1, n * self.hidden, -1, 1)
+        for step in self.io.connector:
+            x = getattr(self, step.name)(x)
+            x = ACTIVATIONS[step.activation](x) if step.activation else x
+        return x
+
+
 MODULES: Mapping[str, type[nn.Module]] = {  # of each of PART_KINDS
     "layers": LayersPart,
     "experts": RoutedExperts,
@@ -178,6 +220,7 @@ MODULES: Mapping[str, type[nn.Module]] = {  # of each of PART_KINDS
     "fuse": FusePart,
     "join": JoinPart,
     "mtp": MtpPart,
+    TOWER: TowerPart,
 }
 
 

@@ -385,7 +385,7 @@ def attend(
         q: [1, kv_heads, group * T, head_dim], already scaled.
         k: [1, kv_heads, S, head_dim].
         v: [1, kv_heads, S, head_dim].
-        mask: [1, 1, group * T, S], additive.
+        mask: [1, 1, group * T, S], or [1, 1, 1, S] if all queries see the same; additive.
         limit: of the scores' magnitude, see `cap`.
         sinks: [1, heads, 1, 1], a logit of each head that takes part in the softmax and has no value.
         rows: how many queries of a key/value head are multiplied by the keys at once; 0 for all.
@@ -414,7 +414,9 @@ def _attend_in_pieces(
         of_rows = ((q[..., :1] * 0).reshape(1, sinks.shape[1], -1, 1) + sinks).reshape(1, kv_heads, -1, 1)
         columns = [*torch.split(of_rows, rows, dim=2)]
     outputs: list[Tensor] = []
-    for place, (some, seen) in enumerate(zip(torch.split(q, rows, dim=2), torch.split(mask, rows, dim=2), strict=True)):
+    pieces = torch.split(q, rows, dim=2)
+    masks = torch.split(mask, rows, dim=2) if mask.shape[2] > 1 else [mask] * len(pieces)  # one for every query
+    for place, (some, seen) in enumerate(zip(pieces, masks, strict=True)):
         scores = cap(torch.matmul(some, k.transpose(-1, -2)), limit) + seen
         column = columns[place] if columns else None
         shares = torch.softmax(scores if column is None else torch.cat([scores, column], dim=-1), dim=-1)

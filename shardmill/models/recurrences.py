@@ -141,16 +141,16 @@ class RgLru:
 
 RECURRENCES: Mapping[str, type] = {"delta": DeltaNet, "mamba": Mamba2, "rg_lru": RgLru}
 ALWAYS_WRITTEN = ("delta", "mamba")  # in the files of every build, null in those of a model without such layers
+LATER = ("tower",)  # fields that files of older builds lack, and that only parts which have them write
 
 
 def written(fields: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the fields of a dataclass as files have them, for `asdict`: without recurrences that a model lacks.
+    """Return the fields of a dataclass as files have them, for `asdict`: without LATER ones and recurrences it lacks.
 
     So a further kind of recurrence changes the files, and with them the keys, of no model that lacks it.
     """
-    return {
-        name: value for name, value in fields if value is not None or name not in RECURRENCES or name in ALWAYS_WRITTEN
-    }
+    optional = {*RECURRENCES, *LATER} - {*ALWAYS_WRITTEN}
+    return {name: value for name, value in fields if value is not None or name not in optional}
 
 
 def checked_mamba(mamba: Mamba2) -> Mamba2:

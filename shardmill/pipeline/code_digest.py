@@ -193,7 +193,7 @@ def _kept() -> dict[str, Any]:
 
 
 FAMILY = "shardmill.models.family"  # loads the module that is named after a model_type
-FAMILIES = ("shardmill.models.families", "shardmill.models.encoders")
+FAMILIES = ("shardmill.models.families", "shardmill.models.encoders", "shardmill.models.towers")
 RECORD = "source.receipt.json"  # a build's file with what was fetched
 FORM = 2  # version of the digest; 1 ignored some arguments, so results that were stored under it are not used
 

@@ -82,6 +82,11 @@ def recipe_files(config: Config) -> list[str]:
     return [] if precision in RULES else [precision]
 
 
+def tower_form(config: Config) -> str:
+    """Return the form of a tower's matrices; "" for a build without images."""
+    return config.images.form if config.images else ""
+
+
 def calibrates(config: Config) -> bool:
     """Return whether codes are fitted to a text."""
     return config.convert.calibration is not None

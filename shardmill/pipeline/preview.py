@@ -22,13 +22,13 @@ from shardmill.models.adapters import adapter_inputs
 from shardmill.models.architecture import LABEL, SLIDING_MASK, Architecture, LayerSpec, ModelDescription
 from shardmill.models.caches import Shape
 from shardmill.models.contract import BY_TOKEN, CACHE_ITEM_BYTES, PER_LAYER, cache_bytes, lent_caches
-from shardmill.models.interface import APART, FIXED
+from shardmill.models.interface import FIXED, is_apart
 from shardmill.models.mixers import MIXERS
 from shardmill.models.part_kinds import table_constants
 from shardmill.pipeline.costs import Costs, costs
 from shardmill.pipeline.resolve import check_labels, describe_drafter, described_to_fit, fitted, plan_sizes
 from shardmill.pipeline.snakefile import file_problems
-from shardmill.pipeline.steps.split import answer_tokens, ignored, read_out
+from shardmill.pipeline.steps.split import answer_tokens, ignored, image_rules, read_out
 from shardmill.pipeline.traffic import PassTraffic, TrafficLength, pass_traffic, stored_weights, traffic_lengths
 from shardmill.plan import Part, empty_parts, tensor_shapes
 from shardmill.runtime.windows import is_exact
@@ -49,7 +49,7 @@ class PlannedProgram:
 
     Attributes:
         name: of the part.
-        kind: "layers", "experts", "head" or "encoder".
+        kind: "layers", "experts", "head", "encoder" or "tower".
         start: the first layer, expert or row.
         end: the index after the last layer, expert or row.
         layers: the number of layers of each kind.
@@ -100,6 +100,7 @@ class Preview:
         expert_groups: how many programs hold a layer's experts; 0 if the experts are in the layer's program.
         head_slices: how many programs hold the LM head; 0 for an encoder.
         buckets: tokens of each of an encoder's programs; empty for a decoder.
+        images: the most images of a request, then the rows of the largest image; empty for a build without images.
         task: what the model is for, as the hub calls it.
         windows: how an encoder that labels tokens reads texts longer than its buckets: "exact" or "approximate", see
             runtime/windows.py; "" for other models.
@@ -142,6 +143,7 @@ class Preview:
     expert_groups: int
     head_slices: int
     buckets: tuple[int, ...]
+    images: tuple[int, ...]
     task: str
     windows: str
     weight_file_limit: int
@@ -180,9 +182,9 @@ def preview(config: Config) -> Preview:
     drafter = describe_drafter(config, a)
     parts = empty_parts(chosen, a, drafter)
     programs = [_program(part, config) for part in parts[:-1]]  # the last one is the host's table
-    by_form = stored_weights([part for part in parts if not part.is_apart], config.convert.recipe)
+    by_form = stored_weights([part for part in parts if not part.is_apart], config.recipe)
     weights, states = sum(p.weight_bytes for p in programs), sum(p.state_bytes for p in programs)
-    read = sum(p.weight_bytes + p.state_bytes for p in programs if p.name not in APART)
+    read = sum(p.weight_bytes + p.state_bytes for p in programs if not is_apart(p.name))
     each = pass_traffic(config, a)
     expected = next((p.bytes for p in each if p.groups and p.groups == chosen.groups), read)
     tables = {
@@ -198,7 +200,7 @@ def preview(config: Config) -> Preview:
     stored = sum(p.weight_bytes for p in programs[: len(chosen.ranges)]) if a.ends else weights
     heavy = [*overweight(config, a), *(overweight_drafter(config, a, drafter) if drafter else ())]
     fault = _tensor_fault(config, model)
-    refused = (*heavy, *file_problems(config), *filter(None, [fault, _read_out_fault(config, model)]))
+    refused = (*heavy, *file_problems(config), *filter(None, [fault, _file_fault(config, model)]))
     return Preview(
         model=config.model,
         source=config.source.path or f"{config.source.repo}@{config.source.revision}",
@@ -221,6 +223,7 @@ def preview(config: Config) -> Preview:
         expert_groups=chosen.groups,
         head_slices=0 if a.ends else chosen.slices,
         buckets=chosen.sizes,
+        images=(config.images.most, config.images.sizes[-1] // a.tower.io.merged) if config.images and a.tower else (),
         task=a.task,
         windows=_windows(a, chosen.sizes),
         weight_file_limit=limit.most,
@@ -268,7 +271,7 @@ def _windows(a: Architecture, buckets: Sequence[int]) -> str:
 
 
 def _program(part: Part, config: Config) -> PlannedProgram:
-    chosen, shapes = config.convert.recipe, part.named_shapes
+    chosen, shapes = config.recipe, part.named_shapes
     size = file_bytes(shapes, chosen)
     return PlannedProgram(
         name=part.name,
@@ -308,13 +311,17 @@ def _tensor_fault(config: Config, model: ModelDescription) -> str | None:
     return ""
 
 
-def _read_out_fault(config: Config, model: ModelDescription) -> str:
-    """Return why no result can be made of a local encoder's rows, as far as its files are there, or ''."""
+def _file_fault(config: Config, model: ModelDescription) -> str:
+    """Return what a local checkpoint's files lack beside its weights, as far as the folder is there, or ''.
+
+    An encoder's say what becomes of its rows, and an image processor's what becomes of images.
+    """
     source = Path(config.source.path or "")
     if config.source.path is None or not source.is_dir():
         return ""
     try:
         read_out(config, model, source)
+        image_rules(config, model, source)
         if config.answers and (source / "tokenizer.json").is_file():
             answer_tokens(source, config.answers)
     except (CheckpointError, ConfigError) as error:

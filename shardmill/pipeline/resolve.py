@@ -25,6 +25,7 @@ from shardmill.files import digest, load_json, write_json
 from shardmill.models import ENCODER, FOLDERS, family_modules, supported
 from shardmill.models.interface import HOST, MTP
 from shardmill.models.recurrences import RECURRENCES
+from shardmill.models.towers import supported_towers, with_tower
 from shardmill.pipeline.code_digest import code_digest, model_type_in
 from shardmill.pipeline.locks import with_locks
 from shardmill.pipeline.options import is_locked, locked, settings
@@ -131,6 +132,7 @@ CODE = (
     "shardmill.topology",
     "shardmill.checkpoint.tokenizer",
     *(m for kind in FOLDERS for name in supported(kind) for m in family_modules(name)),
+    *(f"shardmill.models.towers.{name}" for name in supported_towers()),
 )
 
 
@@ -236,6 +238,7 @@ def _described(config: Config, folder: Path) -> ModelDescription:
     with quiet_transformers():
         hf = load_hf_config(folder)
         model = model_description(family(hf.model_type, config.kind), hf, config.length)
+        model = with_tower(model, folder) if config.images else model
     return as_configured(config, model)
 
 

@@ -20,6 +20,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import kept_for, load_json, write_json
 from shardmill.gates.passes import LONG, sampled
 from shardmill.machine import is_portable, memory_bytes, torch_build
+from shardmill.models.interface import TOWER
 from shardmill.models.recurrences import RECURRENCES
 from shardmill.pipeline.storage import home_of
 
@@ -293,6 +294,7 @@ def job_sizes(plan: Mapping[str, Any], positions: int, part: str | None = None) 
     if any(map(shape["graph"].get, RECURRENCES)):  # which have a longer text, too
         positions += len(sampled(LONG))
     buckets = dict(zip(encoders, (size for size in sizes for _ in chain), strict=True))
+    buckets |= {name: int(name.rpartition("_")[2]) for name, row in rows.items() if row["kind"] == TOWER}
     return Sizes(
         part=of_job["parameters"] / MILLION,
         largest=of_job["largest_tensor"] / MILLION,

@@ -29,10 +29,10 @@ from shardmill.runtime.manifest import (
     COMPLETE,
     MARK,
     entries,
+    of_the_stack,
     own_chain,
     read_manifest,
     verify_width,
-    without_labels,
 )
 
 ATTESTATION, RESULTS = "provenance.json", "test-results.jsonl"
@@ -244,7 +244,7 @@ def _part_faults(records: Records, name: str) -> Iterator[Fault]:
     judged, used = (steps[f"{step}/{name}"]["inputs"].get("codes") for step in (PARITY, PACKAGES))
     if judged != used:
         yield f"{PARITY}/{name}.json", "judged other codes than the package was made of"
-    if name in {part["name"] for part in without_labels(model)["parts"]}:
+    if name in {part["name"] for part in of_the_stack(model)["parts"]}:
         whole = set(steps[f"{PARITY}/{STACK}"]["inputs"].values())
         if not whole >= set(hashes.values()):
             yield f"{PARITY}/{STACK}.json", f"judged a stack without {name}"
@@ -276,6 +276,7 @@ def _recipe_faults(records: Records) -> Iterator[Fault]:
             )
     if precision in RULES:
         wanted = replace(RULES[precision], matrices=search["forms"]) if search else RULES[precision]
+        wanted = replace(wanted, towers=(records.config.get("images") or {}).get("form", ""))
         asked = wanted.within({path: one for part in records.parts.values() for path, one in part.named_shapes.items()})
         if (records.recipe.default, records.recipe.matrices) != (asked["default"], asked["matrices"]):
             yield RECIPE, f"is not what convert.precision: {precision} gives"

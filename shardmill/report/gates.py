@@ -15,6 +15,7 @@ from shardmill.gates.thresholds import (
     COST,
     DRAFTED,
     MIXTURE,
+    PICTURED,
     PLACEMENT,
     PROGRAM,
     THRESHOLDS,
@@ -148,6 +149,7 @@ def _asked(key: str, build: Build) -> list[str]:
     kinds |= {CALIBRATED} if build.settings["convert"].get("calibration") else set()
     kinds |= {ADAPTED} if build.plan.get("adapters") else set()
     kinds |= {DRAFTED} if "drafter" in build.plan else set()
+    kinds |= {PICTURED} if "tower" in build.plan else set()
     kinds |= {MIXTURE} if build.plan["architecture"]["graph"].get("experts") else set()
     return [name for name, known in THRESHOLDS.items() if known.question == key and known.of in kinds]
 

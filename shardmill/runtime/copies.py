@@ -36,6 +36,7 @@ class Copy:
         rest: by program and cache, the content of the caches that have no slot for each position, after `stop`
             positions.
         rings: the positions in the slots of rings, see `KVLayout.rings`; None if `rest` was not copied.
+        shifts: of what follows each position, see `HeldRows.shifts`; None if no picture came before, as in a file.
     """
 
     start: int
@@ -44,6 +45,7 @@ class Copy:
     taps: NDArray[np.float16]
     rest: dict[tuple[int, str], NDArray[np.floating]]
     rings: Mapping[str, NDArray[np.int64]] | None
+    shifts: NDArray[np.int64] | None = None
 
     @property
     def nbytes(self) -> int:

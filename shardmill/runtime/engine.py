@@ -21,11 +21,18 @@ from shardmill.errors import LoadError, ShardmillError
 from shardmill.files import digest
 from shardmill.machine import load_programs_as
 from shardmill.models.contract import PER_LAYER
-from shardmill.models.interface import LABELS
+from shardmill.models.interface import LABELS, TOWER
 from shardmill.runtime.adapters import adapter_digest, load_adapter
 from shardmill.runtime.bundles import loadable, reshaping
 from shardmill.runtime.copies import Copy, engine_identity, load_copies, save_copies
-from shardmill.runtime.expected import Expected, decoder_errors, first_answer, planned_operations, read_expected
+from shardmill.runtime.expected import (
+    Expected,
+    decoder_errors,
+    first_answer,
+    planned_operations,
+    read_expected,
+    tower_errors,
+)
 from shardmill.runtime.kv import Floats, KVLayout, token_rows
 from shardmill.runtime.manifest import (
     EXPECTED,
@@ -37,6 +44,8 @@ from shardmill.runtime.manifest import (
     verify_width,
 )
 from shardmill.runtime.program import Program
+from shardmill.runtime.rows import Grid, HeldRows
+from shardmill.runtime.tower import Tower
 
 EMBEDDING, SCALE = "embedding", ".scale"
 
@@ -113,13 +122,14 @@ class Engine:
         self.tokens_max: int = manifest["tokens_max"]
         self.pads = folds_blocks(manifest)
         tables = read_tables(root / manifest["embedding"]["path"])
-        self.table = tables[EMBEDDING]  # [vocab, d]
-        self.rows = tables.get(PER_LAYER)  # [vocab * layers, P]
+        self.table, self.rows = tables[EMBEDDING], tables.get(PER_LAYER)  # [vocab, d], [vocab * layers, P]
+        self.shown = HeldRows(self.vocab, self.slots)
         self.host = KVLayout(manifest)
         self._adapter = ""  # the sha256 of the present adapter's matrices
         self.host.resize(self.lengths[0])
         # Channels that a token carries beside the residual stream: the first part's x has them, the table does not.
         self.carry: int = manifest["parts"][0]["inputs"]["x"][1] - self.table.shape[1]
+        self.tower = Tower(manifest, root) if TOWER in manifest else None
         self.copies: dict[int, Copy] = {}  # by key
         self.layers: list[Layers] = []
         self.heads: list[Program] = []
@@ -130,7 +140,7 @@ class Engine:
         self.taps = np.zeros((self.slots, len(self.read) * self.table.shape[1]), np.float16)
         self.last: dict[int, Floats] = {}  # the last layer's output [d] for each position of the last pass
         for part in manifest["parts"]:
-            if part.get("drafter"):
+            if part.get("drafter") or part["kind"] == TOWER:
                 continue
             with reshaping(reshape_frequency(manifest)):
                 program = Program(root / part["program"]["path"], part, self.slots)
@@ -146,6 +156,11 @@ class Engine:
         # Parts up to the last that keeps something for later passes, or gives a drafter what it reads.
         keeping = (i for i, part in enumerate(self.layers, start=1) if part.program.caches)
         self.keeping = len(self.layers) if self.read else max(keeping, default=0)
+
+    @property
+    def beyond(self) -> bool:
+        """Return whether a text may have rows of pictures, which `hold` was given."""
+        return "tower" in self.manifest
 
     @property
     def programs(self) -> list[Program]:
@@ -208,6 +223,14 @@ class Engine:
             self._adapter = sha256
         return self._adapter
 
+    def hold(self, numbers: Sequence[int], rows: Floats, grid: Grid) -> None:
+        """Take the rows of a picture, see `HeldRows.hold`."""
+        self.shown.hold(numbers, rows, grid)
+
+    def release(self, numbers: Sequence[int]) -> None:
+        """Give up rows that were taken, once."""
+        self.shown.release(numbers)
+
     def forget(self, slots: Sequence[int]) -> None:
         """Hide slots until they are written again."""
         self.host.forget(slots)
@@ -232,7 +255,15 @@ class Engine:
                 were after `stop` positions.
         """
         made = {
-            key: Copy(start, stop, {}, self.taps[start:stop].copy(), {}, self.host.rings() if key == rest else None)
+            key: Copy(
+                start,
+                stop,
+                {},
+                self.taps[start:stop].copy(),
+                {},
+                self.host.rings() if key == rest else None,
+                self.shown.after(start, stop),
+            )
             for key, (start, stop) in spans.items()
         }
         for i, part in enumerate(self.layers):
@@ -258,6 +289,7 @@ class Engine:
                     part.program.write(name, pieces)
         for one in copies:
             self.taps[one.start : one.stop] = one.taps
+            self.shown.restore(one.start, one.stop, one.shifts)
             self.host.restore(one.start, one.stop, one.rings)
 
     def drop_copies(self, keys: Sequence[int]) -> None:
@@ -282,6 +314,9 @@ class Engine:
 
     def errors(self, part: str) -> dict[str, float]:
         """Return how far a part is from what the build says that it must give, see `expected.decoder_errors`."""
+        entry = next(each for each in self.manifest["parts"] if each["name"] == part)
+        if self.tower and entry["kind"] == TOWER:
+            return dict(tower_errors(self.tower, entry, self._expected.parts[part]))
         return dict(decoder_errors(self, part, self._expected.parts[part]))
 
     def first_answer(self) -> str:
@@ -297,7 +332,8 @@ class Engine:
 
     def operations(self, part: str) -> list[dict[str, Any]]:
         """Return Core ML's plan for each operation of a part, see `expected.planned_operations`."""
-        return planned_operations({program.name: program for program in (*self.programs, *self.label_heads)}[part])
+        towers = self.tower.programs.values() if self.tower else ()
+        return planned_operations({each.name: each for each in (*self.programs, *self.label_heads, *towers)}[part])
 
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at an earlier position, or at the end."""
@@ -330,7 +366,7 @@ class Engine:
         self, tokens: Sequence[int], slots: Sequence[int], positions: Sequence[int]
     ) -> tuple[Floats, dict[str, Floats]]:
         """Return the first part's x [1, channels, T, 1], and all other inputs that tokens decide."""
-        x = self.table[list(tokens)].T[None, :, :, None]  # [1, d, T, 1]
+        x = self.shown.look_up(tokens, self.table).T[None, :, :, None]  # [1, d, T, 1]
         x = np.concatenate([x, np.zeros((1, self.carry, len(tokens), 1), np.float32)], axis=1) if self.carry else x
         if self.rows is None:
             return x, {}
@@ -343,7 +379,8 @@ class Engine:
         x, by_token = self.fed(tokens, slots, positions)
         if max(slots) >= self.host.length:
             self.fit(max(slots) + 1)
-        arrays, tapped = self.host.arrays(slots, positions) | by_token, dict[int, Floats]()
+        turned = self.shown.turned(tokens, positions) if len(self.host.axes) and positions[-1] < self.slots else None
+        arrays, tapped = self.host.arrays(slots, positions, turned) | by_token, dict[int, Floats]()
         for part in self.layers[:parts]:
             width, arrays["x"] = x.shape[1], x
             tapped[part.start] = x

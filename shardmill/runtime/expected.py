@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from shardmill.runtime.program import Program, function_location
 if TYPE_CHECKING:
     from shardmill.runtime.encoder import Encoder
     from shardmill.runtime.engine import Engine
+    from shardmill.runtime.tower import Tower
 
 ABOUT = "about"  # the file's one entry of metadata
 FORMAT = 1
@@ -107,6 +109,27 @@ def _wide_passes(count: int, widths: Sequence[int], slots: int, fills: bool = Tr
         fitting = (width for width in widths if fills and stop - start <= width <= slots - start)
         passes.append((start, stop, min(fitting, default=stop - start)))
     return passes
+
+
+def grids(bucket: int, rules: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """Return the grids of patches with which a tower's program is run: rows and columns of each.
+
+    The first does not fill the bucket and is not square, the second is the smallest, and the third fills it. A tower
+    that takes images of one size only has that grid alone.
+
+    Args:
+        bucket: patches of the program.
+        rules: model.json's `tower`.
+    """
+    if "grid" in rules:
+        return [tuple(rules["grid"])]
+    merge = rules["merge"]
+    room = bucket // merge**2
+    down = next((n for n in range(isqrt(max(room - 1, 1) // 2), 0, -1)), 1)
+    across = max((room - 1) // down, 1)
+    tall = next(n for n in range(isqrt(room), 0, -1) if room % n == 0)
+    chosen = dict.fromkeys([(down, across), (1, 1), (room // tall, tall)])
+    return [(rows_down * merge, columns * merge) for rows_down, columns in chosen]
 
 
 @dataclass(frozen=True)
@@ -249,8 +272,7 @@ def lengths_of(bucket: int) -> dict[str, list[int]]:
     The text of a way ends with its last row.
     """
     few = min(ROWS, bucket)
-    spread = [i * (bucket - 1) // max(few - 1, 1) for i in range(few)]
-    return {"one token": [0], f"{few} tokens": [*range(few)], FULL: spread}
+    return {"one token": [0], f"{few} tokens": [*range(few)], FULL: spread(bucket)}
 
 
 def encoder_errors(encoder: Encoder, name: str, recorded: Recorded) -> Iterator[tuple[str, float]]:
@@ -262,6 +284,22 @@ def encoder_errors(encoder: Encoder, name: str, recorded: Recorded) -> Iterator[
     for way, at in lengths_of(bucket).items():
         outputs = encoder.through_part(name, bucket, x[: at[-1] + 1], embedded[: at[-1] + 1])
         yield way, _error(outputs[at][: len(recorded.rows[way])], recorded, way)
+
+
+def tower_errors(tower: Tower, part: Mapping[str, Any], recorded: Recorded) -> Iterator[tuple[str, float]]:
+    """Do what `decoder_errors` does for a program of a tower; `part` is its entry in model.json."""
+    bucket, seed, rules = part["inputs"]["x"][2], recorded.seeds["x"], tower.rules
+    for grid in grids(bucket, rules):
+        count, channels = grid[0] * grid[1], part["inputs"]["x"][1] // rules["frames"]
+        found = tower.rows(rows(*seed, count, channels).T, grid, bucket) / np.float32(rules["scale"])
+        way = f"{grid[0]} x {grid[1]}"
+        yield way, _error(found[spread(len(found))], recorded, way)
+
+
+def spread(count: int) -> list[int]:
+    """Return which of an image's rows are compared: ROWS of them at most, from the first to the last."""
+    few = min(ROWS, count)
+    return [i * (count - 1) // max(few - 1, 1) for i in range(few)]
 
 
 def first_answer(engine: Engine, answer: Answer, margin: float) -> str:

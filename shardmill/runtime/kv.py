@@ -34,7 +34,8 @@ class KVLayout:
         """Make the rotary tables, with a row for each slot.
 
         Args:
-            runtime: settings of the model from model.json: context, rope, window, window_slots, conv_taps, recurrent.
+            runtime: settings of the model from model.json: context, rope, window, window_slots, conv_taps, recurrent,
+                tower.
         """
         self.slots: int = runtime["context"]
         self.length = self.slots  # the number of slots that the programs have now
@@ -42,6 +43,9 @@ class KVLayout:
         self.taps: int = runtime["conv_taps"]
         self.window_slots: int = runtime["window_slots"]
         self.rope: Mapping[str, Mapping[str, Any]] = runtime["rope"]
+        # By which axis of a position each frequency turns: time, height or width; empty where these are the same. A
+        # table with fewer frequencies has the first ones.
+        self.axes = np.asarray(runtime.get("tower", {}).get("axes", ()), np.int64)
         self.tables = {
             name: values
             for table, numbers in self.rope.items()
@@ -99,14 +103,21 @@ class KVLayout:
             for name in RINGS:
                 getattr(self, name)[:] = rings[name]
 
-    def arrays(self, slots: Sequence[int], positions: Sequence[int]) -> dict[str, Floats]:
+    def arrays(
+        self, slots: Sequence[int], positions: Sequence[int], turned: NDArray[np.int64] | None = None
+    ) -> dict[str, Floats]:
         """Return the arrays of a pass by the names of inputs, and mark its slots as written.
+
+        Args:
+            slots: of each token.
+            positions: of each token; everything but rotary rows goes by them.
+            turned: the positions by which tokens are turned, of time, height and width, [T, 3], see `axes`.
 
         Raises:
             ValueError: if a layer would need a token that its ring no longer holds.
         """
         at, where = np.asarray(positions), np.asarray(slots)
-        arrays = self._rotary(at)
+        arrays = self._rotary(at) if turned is None else self._rotary_by_axes(turned)
         if self.window_slots:  # first, since a ring may refuse: then no slot counts as written
             self._check_window(int(at[0]))
         if self.taps:
@@ -145,6 +156,14 @@ class KVLayout:
             for table, numbers in self.rope.items()
             for name, rows in zip(rope_inputs(table), rope_rows(numbers, at), strict=True)
         }
+
+    def _rotary_by_axes(self, turned: NDArray[np.int64]) -> dict[str, Floats]:
+        """Return rotary rows, each frequency turned by its axis of the positions [T, 3]."""
+        rows = {}
+        for name, table in self.tables.items():
+            frequencies = np.arange(table.shape[1])
+            rows[name] = table[turned[:, self.axes[frequencies]], frequencies]
+        return rows
 
     def rewindable(self, position: int) -> bool:
         """Return whether the next pass may start at a position, given what the rings still hold."""

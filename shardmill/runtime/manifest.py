@@ -10,7 +10,7 @@ from shardmill.errors import ShardmillError
 from shardmill.files import how_to_build, json_object, load_json
 from shardmill.models.architecture import MASK, RANK, SILU_TANH, SLIDING_MASK
 from shardmill.models.contract import rope_inputs
-from shardmill.models.interface import APART, INFREQUENT, LABELS, TANH
+from shardmill.models.interface import INFREQUENT, LABELS, TANH, TOWER, is_apart
 from shardmill.models.part_kinds import PART_KINDS
 from shardmill.printable import printable
 from shardmill.runtime.judged import failed_gates
@@ -62,8 +62,10 @@ FEATURES: dict[str, Callable[[Mapping[str, Any]], bool]] = {  # a name in `uses`
     "adapters": lambda content: "adapters" in content,
     "dense": lambda content: "dense" in content,
     "labels": lambda content: any(part["kind"] == LABELS for part in content["parts"]),
+    "images": lambda content: TOWER in content,
     UNGATED: lambda content: UNGATED in content,
 }
+OF_IMAGES = (TOWER, "images")  # keys that only builds with a tower have
 DISTANCES = {True: ("band", "reach"), False: ("window",)}  # numbers or null, by "is an encoder"
 COMPLETE: Keys = {**RUNTIME, "packages": dict, "texts": dict}  # the keys that `verify` reads
 COMPLETE_ENCODER: Keys = {**ENCODER, "packages": dict, "texts": dict}
@@ -235,13 +237,14 @@ def of_drafter(content: Mapping[str, Any]) -> dict[str, Any]:
 
 def own_chain(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return plan.json's or model.json's content with the programs of the model's passes only."""
-    parts = [part for part in content["parts"] if part["name"] not in APART]
-    return {**{key: value for key, value in content.items() if key != "drafter"}, "parts": parts}
+    parts = [part for part in content["parts"] if not is_apart(part["name"])]
+    return {**{key: value for key, value in content.items() if key not in ("drafter", *OF_IMAGES)}, "parts": parts}
 
 
-def without_labels(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return plan.json's or model.json's content without the program for labels."""
-    return {**content, "parts": [part for part in content["parts"] if part["name"] != LABELS]}
+def of_the_stack(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return plan.json's or model.json's content without the programs for labels and for images."""
+    rest = {key: value for key, value in content.items() if key not in OF_IMAGES}
+    return {**rest, "parts": [part for part in content["parts"] if part["kind"] not in (LABELS, TOWER)]}
 
 
 def label_tokens(content: Mapping[str, Any]) -> tuple[int, ...]:
@@ -401,6 +404,7 @@ def runtime_manifest(
         **({"recurrent": plan["recurrent"]} if "recurrent" in plan else {}),
         "eos_token_ids": plan["eos_token_ids"],
         **({"drafter": plan["drafter"]} if "drafter" in plan else {}),
+        **{key: plan[key] for key in OF_IMAGES if key in plan},
     }
     return decoder | {"uses": _used(decoder)}
 

@@ -44,7 +44,7 @@ from shardmill.runtime.threads import fastest_threads, seconds_for_passes
 MAIN = f"from {__name__} import main; main()"
 LOAD_DRAFTER, DRAFTER = "load_drafter", "drafter."  # a call that gives a model the attribute `drafter`, and its path
 # What is known here of an object in the child without a call.
-ENGINE = ("slots", "vocab", "widths", "verify", "pads", "labels")
+ENGINE = ("slots", "vocab", "beyond", "widths", "verify", "pads", "labels")
 FACTS = {
     Engine: ENGINE,
     DrafterEngine: (*ENGINE, "ids"),

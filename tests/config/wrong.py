@@ -49,6 +49,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"tokens": {"max": 4, "verify": 8}},
         "tokens.verify: 8 is over tokens.max, 4",
     ),
+    "images of no patches": ({"images": {"patches": []}}, "images.patches: tuple should have at least 1 item"),
+    "images of one size twice": ({"images": {"patches": [64, 64]}}, "images.patches: names one size twice"),
+    "images in another form": (
+        {"images": {"form": "int4"}},
+        "images.form: input should be 'fp16' or 'int8', is 'int4'",
+    ),
+    "images beside a drafter": (
+        {"images": {}, "drafter": "mtp"},
+        "images: a build has them without `drafter`; leave one of the two out",
+    ),
     "no decoding": ({"tokens": {"verify": 0}}, "tokens.verify: input should be greater than or equal to 1, is 0"),
     "a pass that no gate would see": (
         {"tokens": {"max": 64}, "parity": {"positions": 32}},

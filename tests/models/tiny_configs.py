@@ -326,6 +326,12 @@ TINY: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-3,  # large enough to show
     },
     "seed_oss": BASE | {"head_dim": 32},
+    "smolvlm": {
+        "text_config": BASE | {"model_type": "llama", "head_dim": 32},
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "scale_factor": 2,
+        "image_token_id": 250,
+    },
     "smollm3": BASE | WIDE | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
     "stablelm": BASE | WIDE | {"use_qkv_bias": True, "layer_norm_eps": 1e-3},
     "starcoder2": BASE | WIDE | {"sliding_window": WINDOW, "norm_epsilon": 1e-3},
@@ -343,14 +349,18 @@ TINY: dict[str, dict[str, Any]] = {
 }
 
 
+OUTER = ("tie_word_embeddings", "vision_config", "image_token_id")  # of a multimodal model's config
+
+
 def tiny_config(model_type: str, **changes: Any) -> Any:
     """transformers' config of a family's tiny model; the changes go into its text tower where it has one."""
     from transformers import AutoConfig
 
     content = TINY[model_type]
     if "text_config" in content:
-        tied = {name: value for name, value in changes.items() if name == "tie_word_embeddings"}
-        content = content | tied | {"text_config": content["text_config"] | changes}  # the outer one decides there
+        outer = {name: value for name, value in changes.items() if name in OUTER}
+        inner = {name: value for name, value in changes.items() if name not in OUTER or name == "tie_word_embeddings"}
+        content = content | outer | {"text_config": content["text_config"] | inner}  # the outer one decides there
     else:
         content = content | changes
     return AutoConfig.for_model(model_type, **content)

@@ -1,4 +1,4 @@
-"""Ten kinds of builds, each with its checkpoint and its config, and what must be seen of every one."""
+"""Kinds of builds, each with its checkpoint and its config, and what must be seen of every one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import assistants
 import heads
 import mtp_layers
 import tiny
+import towers
 import yaml
 from models import tiny_encoders, tiny_families
 from processes import succeeded
@@ -142,6 +143,12 @@ KINDS = {
     ),
     "mtp": Kind(
         _predicting, drafting("mtp", topology="auto", head={"draft_vocab_size": 128}), {}, ("draft_layers",)
+    ),
+    "images": Kind(
+        towers.write_pictured,
+        {**SETTINGS, "images": {"patches": [32, 64]}},
+        {"layers_00_04": 100, "tower_32": 50, "tower_64": 50},
+        ("tower_64", "tower_error", "faint_error"),
     ),
 }  # fmt: skip
 

@@ -18,7 +18,7 @@ class AssistantEngine(Protocol):
 class AssistantDrafter:
     """A drafter that proposes what an assistant finds likeliest. It keeps nothing: all it reads is the model's."""
 
-    name = "assistant"
+    name, beyond = "assistant", True
 
     def __init__(self, engine: AssistantEngine) -> None:
         self._engine = engine

@@ -53,7 +53,11 @@ PLAIN = RequestInfo()
 
 
 class Drafter(Protocol):
-    """A source of guesses for the model's next tokens."""
+    """A source of guesses for the model's next tokens.
+
+    Tokens beyond the vocabulary, see `Engine.beyond`, are left out of what it is told, unless it has an attribute
+    `beyond` that is True.
+    """
 
     @property
     def name(self) -> str:

@@ -43,6 +43,8 @@ class HeadDrafter(DraftModelDrafter):
         context_policy: the policy of the model's session, so that a position has the same slot in both.
     """
 
+    beyond = True  # its engine reads the model's rows of these tokens, and a position is the same in both
+
     def __init__(self, head: HeadEngine, name: str = EAGLE3, *, context_policy: ContextPolicy = "stop") -> None:
         super().__init__(Session(head, context_policy=context_policy), vocab=head.vocab, ids=head.ids)
         self.name, self._head = name, head

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardmill import plan as plans
 from shardmill.files import digest, read_json
+from shardmill.models.interface import TOWER
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 
 
@@ -41,7 +42,7 @@ def task(
         recording.write(made["expected"])
 
     def decoder(recording: Any, source: Path, known: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
-        from shardmill.gates.expected import greedy, record_decoder
+        from shardmill.gates.expected import greedy, record_decoder, record_tower
         from shardmill.gates.reference import Reference, carried_channels
         from shardmill.gates.stack import stored_model
         from shardmill.gates.weights import PackageWeights
@@ -50,6 +51,9 @@ def task(
 
         reference = Reference(source, plan["context"], carried_channels(plan))
         for place, part in enumerate(programs):
+            if part.kind == TOWER:
+                record_tower(recording, part, place, plan[TOWER], source, PackageWeights(paths[part.name], part))
+                continue
             stored = PackageWeights(paths[part.name], part, plan["prefix"])
             record_decoder(recording, part, place, plan, reference, known, source, stored)
         chain = {part.name: (part, paths[part.name]) for part in programs if not part.is_apart}

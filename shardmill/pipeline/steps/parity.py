@@ -12,7 +12,8 @@ from shardmill import plan as plans
 from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.gates import by_bits
-from shardmill.models.interface import FIXED
+from shardmill.models.architecture import PREFIX
+from shardmill.models.interface import FIXED, TOWER
 from shardmill.pipeline.steps.coded import has_codes
 from shardmill.pipeline.steps.reference import seen
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
@@ -60,7 +61,8 @@ def task(
         from shardmill.gates.weights import Chosen, PackageWeights
 
         chosen = Chosen(file, forms) if file else None
-        stored = PackageWeights(package.path, piece, plan["prefix"], chosen)
+        # The names of a tower's tensors are the whole model's.
+        stored = PackageWeights(package.path, piece, PREFIX if piece.kind == TOWER else plan["prefix"], chosen)
         source = source_folder(record)
         with reshaping(told.get("reshape_frequency", "")):
             measured = measurements(bundle.path, piece, plan, load_file(states.path), source, stored, forms)
@@ -72,10 +74,11 @@ def task(
         "forms": digest(forms),
         "package": package.sha256,
         "bundle": bundle.sha256,
-        "reference": seen(states.path, piece),
+        "reference": _config_of(record) if piece.kind == TOWER else seen(states.path, piece),
     } | ({"codes": codes[0].sha256} if file else {})
     inputs |= {"drafter": drafter_files(record)} if piece.drafter else {}
     of = {**host_side(of_drafter(plan)), "taps": plan["drafter"]["taps"]} if piece.drafter else host_side(plan)
+    of = {TOWER: plan[TOWER]} if piece.kind == TOWER else of
     params = {**of, "tokens": piece.spec.tokens, "verify": plan["verify"], "engine": engine, **judged, **told}
     return Task(work, Action("parity", inputs, params, **tools), {"engine": engine, **told})
 
@@ -89,7 +92,7 @@ def measurements(
     stored: PackageWeights,
     forms: Mapping[str, str],
 ) -> Iterator[Measurement | NotRun]:
-    """Yield the measurements of a program of layers, of experts, of an LM head, of an encoder, or of a drafter.
+    """Yield the measurements of a program: layers, experts, an LM head, an encoder, a tower, or a drafter.
 
     Measurements of weights come first: coremltools holds a matrix twice while reading it, so the transformers model is
     loaded later.
@@ -103,13 +106,16 @@ def measurements(
         stored: the package's weights.
         forms: the form that the recipe gives to each matrix, by its path in the program.
     """
-    from shardmill.gates import adapters, case, drafters, encoder, parity
+    from shardmill.gates import adapters, case, drafters, encoder, parity, tower
     from shardmill.gates.encoder_reference import EncoderReference, passages
     from shardmill.gates.reference import Reference, carried_channels, checkpoint_weights
     from shardmill.gates.rounding import weights_kept
     from shardmill.gates.runner import PartRunner
 
     yield from weights_kept(stored, source, forms)
+    if piece.kind == TOWER:
+        yield from tower.tower_parity(bundle, piece, plan[TOWER], source, stored)
+        return
     runner = PartRunner(bundle, piece, of_drafter(plan) if piece.drafter else plan)
     if piece.spec.encodes:
         classes, weights = EncoderReference(source, plan["task"]), checkpoint_weights(source, plan["prefix"])
@@ -123,6 +129,11 @@ def measurements(
     yield from parity.part_parity(runner, part_case)
     if piece.spec.calls.adapters:
         yield from adapters.adapter_parity(runner, known["hidden"][piece.start], reference, stored)
+
+
+def _config_of(record: Path) -> str:
+    """Return the sha256 of the checkpoint's config.json: with the tower's weights it decides transformers' rows."""
+    return str(read_json(record)["files"]["config.json"]["sha256"])
 
 
 def drafter_files(record: Path) -> str:

@@ -14,11 +14,11 @@ from shardmill.files import digest, read_json
 from shardmill.forms import recipe as recipes
 from shardmill.forms.recipe import costliest
 from shardmill.gates import by_bits
-from shardmill.models.interface import LABELS
+from shardmill.models.interface import LABELS, TOWER
 from shardmill.pipeline.steps.parity import drafter_files, hint, host_side, parity_verdict
 from shardmill.pipeline.task import Action, Artifact, Task, Tools, source_folder
 from shardmill.pipeline.verdict import write_verdict
-from shardmill.runtime.manifest import without_labels
+from shardmill.runtime.manifest import of_the_stack
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,12 +49,12 @@ def task(
     search, its estimate does. The packages' weights are read; the bundles run.
 
     The programs of a drafter draft for the model's. A program for labels is left out: a pass runs it in the LM head's
-    place.
+    place. So are a tower's programs, whose rows stand in the place of the embedding's.
     """
-    plan = without_labels(read_json(summary))
+    plan = of_the_stack(read_json(summary))
     search = read_json(chosen[0].path) if chosen else None
     *programs, embedding = [plans.load_part(part) for part in parts]
-    run = [piece.kind != LABELS for piece in programs]
+    run = [piece.kind not in (LABELS, TOWER) for piece in programs]
     chain = list(compress(programs, run))
     packages, bundles = (list(compress(each, run)) for each in (packages, bundles))
     pieces = [piece for piece in chain if not piece.drafter]

@@ -13,12 +13,15 @@ from shardmill.forms.recipe import recipe, recipe_misfits
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 
 
-def task(parts: list[Path], source: list[Path], chosen: list[Artifact], precision: str, tools: Tools) -> Task:
+def task(
+    parts: list[Path], source: list[Path], chosen: list[Artifact], precision: str, towers: str, tools: Tools
+) -> Task:
     """Describe a recipe, which depends on the config and on the matrices of the parts.
 
-    `precision` is the config's `convert.precision`, and `source` the file that it names, if it names one.
+    `precision` is the config's `convert.precision`, `source` the file that it names, if it names one, and `towers` the
+    config's `images.form`.
     """
-    wanted = recipe(str(source[0]) if source else precision)
+    wanted = replace(recipe(str(source[0]) if source else precision), towers=towers)
     if chosen:
         wanted = replace(wanted, matrices=read_json(chosen[0].path)["forms"])
     constants = {path: shape for part in parts for path, shape in plan.load_part(part).named_shapes.items()}

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shardmill.files import read_json, write_json
-from shardmill.models.interface import APART
 from shardmill.pipeline.steps.parity import host_side
 from shardmill.pipeline.task import Action, Artifact, Task, Tools
 from shardmill.runtime.manifest import own_chain
@@ -17,7 +16,8 @@ def task(
 ) -> Task:
     """Describe {"tokens": N, "costs": [...]}: the programs' cost in fp16 and in each of the precisions."""
     plan = own_chain(read_json(summary))
-    bundles = [bundle for bundle in bundles if bundle.path.stem not in APART]
+    chain = [row["name"] for row in plan["parts"]]
+    bundles = [bundle for bundle in bundles if bundle.path.stem in chain]
 
     def work(made: Mapping[str, Path]) -> None:
         from safetensors.torch import load_file

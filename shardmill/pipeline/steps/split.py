@@ -30,7 +30,7 @@ from shardmill.models.contract import window_slots
 from shardmill.models.eagle3 import FOLDER, TOKENS, DrafterDescription
 from shardmill.models.encoder import with_answers
 from shardmill.models.end_tokens import eos_token_ids
-from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE
+from shardmill.models.interface import GRAPH, HOST, LABELS, MTP, NATIVE, RANGE, TOWER
 from shardmill.models.part_kinds import interface
 from shardmill.models.recurrences import written
 from shardmill.pipeline.task import Action, Task, Tools, source_folder
@@ -89,6 +89,7 @@ def task(
     known = {"files": digest(files), "recipe": digest([hash_file(file) for file in recipe])}
     known |= {"drafter": digest(fetched["drafter"]["files"])} if "drafter" in fetched else {}
     relevant |= {"drafter": MTP} if settings.get("drafter") == MTP else {}
+    relevant |= {"images": asked} if (asked := settings.get("images")) else {}
     return Task(work, Action("split", known, relevant, **tools))
 
 
@@ -99,14 +100,11 @@ def split(
     from shardmill import topology
     from shardmill.checkpoint.hashing import scan_checkpoint
     from shardmill.checkpoint.headers import check_tensors, check_tied, read_tensors
-    from shardmill.models import family
-    from shardmill.models.hf_config import load_hf_config, model_description
+    from shardmill.models.hf_config import load_hf_config
     from shardmill.pipeline import traffic
 
     hf = load_hf_config(source)
-    model = topology.as_configured(
-        settings, model_description(family(hf.model_type, settings.kind), hf, settings.length)
-    )
+    model = topology.as_configured(settings, _described(settings, hf, source))
     if settings.answers:
         model = with_answers(model, settings.answers, answer_tokens(source, settings.answers))
     architecture = model.architecture
@@ -146,8 +144,18 @@ def split(
         "lengths": [asdict(one) for one in traffic.traffic_lengths(settings, architecture)],
     }
     drafting = _host_side(drafter, source, architecture.vocab) if drafter else None
-    result = _plan_json(settings, model, parts, drafting) | host | derived
+    result = _plan_json(settings, model, parts, drafting) | host | derived | image_rules(settings, model, source)
     return parts, result | read_out(settings, model, source)
+
+
+def _described(settings: Config, hf: Any, source: Path) -> ModelDescription:
+    """Return the description of a checkpoint's model, with its tower if the config has images."""
+    from shardmill.models import family
+    from shardmill.models.hf_config import model_description
+    from shardmill.models.towers import with_tower
+
+    model = model_description(family(hf.model_type, settings.kind), hf, settings.length)
+    return with_tower(model, source) if settings.images else model
 
 
 def _warn(settings: Config, parts: Iterable[plan.Part]) -> None:
@@ -155,7 +163,7 @@ def _warn(settings: Config, parts: Iterable[plan.Part]) -> None:
     from shardmill.topology import file_bytes, warnings
 
     programs = [part for part in parts if part.kind != "embedding"]
-    for line in warnings(settings, {p.name: file_bytes(p.named_shapes, settings.convert.recipe) for p in programs}):
+    for line in warnings(settings, {p.name: file_bytes(p.named_shapes, settings.recipe) for p in programs}):
         log.warning("%s", line)
 
 
@@ -166,6 +174,7 @@ def _plan_json(
 
     `drafter` is what the host needs of a drafter.
     """
+    tower = model.architecture.tower
     rows = [
         {
             "name": p.name,
@@ -200,8 +209,28 @@ def _plan_json(
         "window": model.architecture.window,
         "window_slots": window_slots(model.architecture.window, config.tokens.max, config.length),
         **({"drafter": dict(drafter)} if drafter else {}),
+        **({TOWER: dict(tower.host)} if tower else {}),
         "parts": rows,
     }
+
+
+def image_rules(config: Config, model: ModelDescription, source: Path) -> dict[str, Any]:
+    """Return what the host does with images, as plan.json has it; nothing for a build without images.
+
+    Raises:
+        CheckpointError: if there are no rules for the checkpoint's image processor, or they contradict its tower.
+    """
+    from shardmill.media.processors import checkpoint_image_rules
+
+    tower = model.architecture.tower
+    if tower is None or config.images is None:
+        return {}
+    rules = checkpoint_image_rules(source, config.images.sizes[-1])
+    if (rules.patch, rules.merge) != (tower.host["patch"], tower.host["merge"]):
+        theirs = f"patches of {rules.patch} pixels, {rules.merge} a side of a row"
+        ours = f"{tower.host['patch']} and {tower.host['merge']}"
+        raise CheckpointError(f"{source}: its image processor has {theirs}; config.json says {ours}")
+    return {"images": {**rules.written(), "most": config.images.most}}
 
 
 def read_out(settings: Config, model: ModelDescription, source: Path) -> dict[str, Any]:

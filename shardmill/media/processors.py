@@ -1,0 +1,198 @@
+"""The rules for a checkpoint's pictures, read from its image processor's settings. For builds: it needs transformers.
+
+transformers' own class reads the settings, so that its defaults and the old names of settings hold here as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmill.errors import CheckpointError
+from shardmill.files import load_json
+from shardmill.media.image_rules import (
+    Area,
+    Budget,
+    Color,
+    Filter,
+    Fixed,
+    ImageRules,
+    Placeholder,
+    Size,
+    Tiles,
+    Within,
+)
+from shardmill.media.layout import lay_out
+
+SETTINGS = "preprocessor_config.json"
+NESTED = "processor_config.json"  # where newer checkpoints keep them, under `image_processor`
+FILTERS: dict[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow counts
+LONGEST = 4096  # sides that Idefics3's processor allows; a constant there, too
+_AROUND = "<fake_token_around_image>"
+_TILED = Placeholder(
+    mark="<image>",
+    row="<image>",
+    after=_AROUND,
+    tile=_AROUND + "<row_{row}_col_{column}>",
+    tile_row_end="\n",
+    tiles_end="\n",
+    whole=_AROUND + "<global-img>",
+)
+
+
+@dataclass(frozen=True)
+class Processor:
+    """How an image processor of transformers is said in rules.
+
+    Attributes:
+        module: its module in transformers.models.
+        size: from the processor, the checkpoint's config and the most patches of a view to the rule for the size.
+        patch, merge: from the processor and the config.
+        text: what takes a picture's place, written in the code of transformers' processors, too.
+    """
+
+    module: str
+    size: Callable[[Any, Mapping[str, Any], int], Size]
+    patch: Callable[[Any, Mapping[str, Any]], int]
+    merge: Callable[[Any, Mapping[str, Any]], int]
+    text: Placeholder
+
+
+def _tiles(processor: Any, config: Mapping[str, Any], most: int) -> Tiles:
+    return Tiles(processor.size["longest_edge"], processor.max_image_size["longest_edge"], LONGEST)
+
+
+def _area(processor: Any, config: Mapping[str, Any], most: int) -> Area:
+    least, longest = processor.size["shortest_edge"], processor.size["longest_edge"]
+    most = min(longest, most * processor.patch_size**2)
+    return Area(min(least, most), most)
+
+
+def _fixed(processor: Any, config: Mapping[str, Any], most: int) -> Fixed:
+    return Fixed(processor.size["width"], processor.size["height"])
+
+
+def _gemma3_merge(processor: Any, config: Mapping[str, Any]) -> int:
+    rows = int(config.get("mm_tokens_per_image", 256) ** 0.5)
+    return int(processor.size["height"] // config["vision_config"]["patch_size"] // rows)
+
+
+def _vision_patch(processor: Any, config: Mapping[str, Any]) -> int:
+    return int(config["vision_config"]["patch_size"])
+
+
+_IDEFICS = (_tiles, _vision_patch, lambda processor, config: int(config["scale_factor"]), _TILED)
+PROCESSORS = {
+    "Qwen2VLImageProcessor": Processor(
+        "qwen2_vl",
+        _area,
+        lambda processor, config: int(processor.patch_size),
+        lambda processor, config: int(processor.merge_size),
+        Placeholder(mark="<|image_pad|>", row="<|image_pad|>"),
+    ),
+    "Idefics3ImageProcessor": Processor("idefics3", *_IDEFICS),
+    "SmolVLMImageProcessor": Processor("smolvlm", *_IDEFICS),
+    "Gemma3ImageProcessor": Processor(
+        "gemma3",
+        _fixed,
+        _vision_patch,
+        _gemma3_merge,
+        Placeholder(
+            mark="<start_of_image>",
+            row="<image_soft_token>",
+            before="\n\n<start_of_image>",
+            after="<end_of_image>\n\n",
+        ),
+    ),
+    "Gemma4ImageProcessor": Processor(
+        "gemma4",
+        lambda processor, config, most: Budget(min(most, processor.max_soft_tokens * processor.pooling_kernel_size**2)),
+        lambda processor, config: int(processor.patch_size),
+        lambda processor, config: int(processor.pooling_kernel_size),
+        Placeholder(mark="<|image|>", row="<|image|>", before="<|image>", after="<image|>"),
+    ),
+    "PixtralImageProcessor": Processor(
+        "pixtral",
+        lambda processor, config, most: Within(min(processor.size["longest_edge"], _square(config, most))),
+        _vision_patch,
+        lambda processor, config: int(config.get("spatial_merge_size", 1)),
+        Placeholder(mark="[IMG]", row="[IMG]", line_break="[IMG_BREAK]", after="[IMG_END]"),
+    ),
+}
+
+
+def _square(config: Mapping[str, Any], most: int) -> int:
+    """Return the side of the largest square of whole rows that `most` patches hold."""
+    side = config["vision_config"]["patch_size"] * config.get("spatial_merge_size", 1)
+    return int((most * config["vision_config"]["patch_size"] ** 2) ** 0.5 // side * side)
+
+
+def checkpoint_image_rules(source: Path, most: int) -> ImageRules:
+    """Return the rules for a checkpoint's pictures.
+
+    Args:
+        source: the folder with the checkpoint's settings.
+        most: the most patches of a view that a program takes. A picture that the processor would show larger is made
+            smaller, as far as the rules leave that open.
+
+    Raises:
+        CheckpointError: if the settings are missing, or of an image processor that has no rules here, or if no program
+            takes a picture.
+    """
+    config = load_json(source / "config.json")
+    settings = _settings(source)
+    name = str(settings.get("image_processor_type", "")).removesuffix("Fast").removesuffix("Pil")
+    if name not in PROCESSORS:
+        known = ", ".join(sorted(PROCESSORS))
+        raise CheckpointError(f"{source / SETTINGS}: no rules for the image processor {name!r}; known are {known}")
+    kind = PROCESSORS[name]
+    module = importlib.import_module(f"transformers.models.{kind.module}.image_processing_pil_{kind.module}")
+    rest = {key: value for key, value in settings.items() if key not in ("image_processor_type", "processor_class")}
+    processor = getattr(module, name + "Pil")(**rest)
+    for key in ("do_resize", "do_rescale", "do_convert_rgb"):
+        if getattr(processor, key, None) is False:
+            raise CheckpointError(f"{source / SETTINGS}: {key} is false, which no rules say")
+    if getattr(processor, "do_pan_and_scan", None):
+        raise CheckpointError(f"{source / SETTINGS}: do_pan_and_scan is true, which no rules say")
+    mean, std = _colors(processor, name)
+    rules = ImageRules(
+        patch=kind.patch(processor, config),
+        merge=kind.merge(processor, config),
+        filter=FILTERS[int(processor.resample)],
+        scale=float(processor.rescale_factor),
+        mean=mean,
+        std=std,
+        size=kind.size(processor, config, most),
+        text=kind.text,
+    )
+    needed = max(height * width for height, width in lay_out(rules, 1, 1).grids)
+    if needed > most:
+        raise CheckpointError(f"{source}: each picture takes {needed} patches, and the largest program {most}")
+    return rules
+
+
+def _settings(source: Path) -> Mapping[str, Any]:
+    """Return an image processor's settings.
+
+    Raises:
+        CheckpointError: if the checkpoint has none.
+    """
+    for file, key in ((SETTINGS, ""), (NESTED, "image_processor")):
+        if (source / file).is_file():
+            content: Mapping[str, Any] = load_json(source / file)
+            if not key or key in content:
+                return content[key] if key else content
+    raise CheckpointError(f"{source}: has neither {SETTINGS} nor {NESTED}, so nothing says what a picture becomes")
+
+
+def _colors(processor: Any, name: str) -> tuple[Color, Color]:
+    """Return mean and std. What Gemma 4's model does to pixels first, 2 (x - 0.5), belongs to the host as well."""
+    if name == "Gemma4ImageProcessor":
+        return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
+    if not processor.do_normalize:
+        return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    mean, std = ((*map(float, color),) for color in (processor.image_mean, processor.image_std))
+    return (mean[0], mean[1], mean[2]), (std[0], std[1], std[2])

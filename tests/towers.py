@@ -1,0 +1,123 @@
+"""Small models with a tower for images, in which everything a tower could get wrong matters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tiny
+import torch
+from models.tiny_families import tensors_of, tiny_model
+from mtp_layers import halved
+from safetensors.torch import save_file
+
+from shardmill.runtime.tower import places
+
+PATCH, SIDE, MERGE = 8, 6, 2
+WIDTH = 64
+VISION: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "depth": 3,
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_heads": 2,
+        "num_position_embeddings": SIDE * SIDE,
+        "out_hidden_size": 64,
+        "patch_size": PATCH,
+    },
+    "smolvlm": {
+        "num_hidden_layers": 3,
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_attention_heads": 2,
+        "image_size": SIDE * PATCH,
+        "patch_size": PATCH,
+    },
+}
+BUCKETS = {"qwen3_5": [32, 64], "smolvlm": [SIDE * SIDE]}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "qwen3_5": {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 4 * (PATCH * MERGE) ** 2, "longest_edge": 64 * (PATCH * MERGE) ** 2},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    },
+    "smolvlm": {
+        "image_processor_type": "SmolVLMImageProcessor",
+        "do_image_splitting": True,
+        "size": {"longest_edge": 2 * SIDE * PATCH},
+        "max_image_size": {"longest_edge": SIDE * PATCH},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    },
+}
+FREE = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+
+
+def pictured(kind: str = "qwen3_5", **changes: Any) -> Any:
+    """transformers' tiny model, whose tower has drawn weights that fp16 holds."""
+    model = tiny_model(kind, vision_config=VISION[kind], image_token_id=250, **{**FREE, **changes})
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in model.state_dict().items():
+            if _of_tower(name):
+                weight.copy_(_drawn(name, weight, generator))
+            weight.copy_(halved(name, weight))
+    return model
+
+
+def _of_tower(name: str) -> bool:
+    return "visual." in name or "vision_model." in name or "connector." in name
+
+
+def _drawn(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Gains around one, and projections with which attention is peaked and every branch counts."""
+    noise = torch.rand(weight.shape, generator=generator) * 2 - 1
+    if weight.ndim == 1:
+        return 0.3 * noise + float("norm" in name and name.endswith("weight"))
+    if "pos_embed" in name or "position_embedding" in name:
+        return noise
+    gain = 2.5 if "qkv" in name or "q_proj" in name or "k_proj" in name else 1.5
+    return gain * noise / weight[0].numel() ** 0.5
+
+
+def write_pictured(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
+    """Writes a checkpoint in fp16 with config, tokenizer and the settings of its image processor."""
+    model = pictured(kind, **changes)
+    folder.mkdir(parents=True, exist_ok=True)
+    content = json.loads(json.dumps(model.config.to_dict(), default=str))
+    (folder / "config.json").write_text(json.dumps(content))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[kind]))
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    held = {name: each for name, each in tensors_of(model).items() if name not in tied}
+    save_file({name: each.half().contiguous() for name, each in held.items()}, folder / "model.safetensors")
+    tiny.train_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+KEYS = {
+    "qwen3_5": ("image_grid_thw", "mm_token_type_ids"),
+    "smolvlm": (),
+}  # what transformers' model takes beside pixels
+
+
+def given(model: Any, shown: Sequence[Any], rules: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The arguments of transformers' model for images, given their views in order."""
+    columns = [torch.from_numpy(view.columns) for view in shown]
+    if "image_grid_thw" in KEYS[model.config.model_type]:
+        flat = [
+            each.T.reshape(len(each.T), 3, 1, -1).expand(-1, -1, rules["frames"], -1).flatten(1) for each in columns
+        ]
+        return {"pixel_values": torch.cat(flat), "image_grid_thw": torch.tensor([[1, *view.grid] for view in shown])}
+    images = []
+    for view, each in zip(shown, columns, strict=True):
+        pixels = torch.empty(*view.grid, 3, PATCH, PATCH)
+        at = torch.from_numpy(places(view.grid, rules["merge"]))
+        pixels[at[:, 0], at[:, 1]] = each.T.reshape(-1, 3, PATCH, PATCH)
+        images.append(pixels.permute(2, 0, 3, 1, 4).reshape(3, view.grid[0] * PATCH, view.grid[1] * PATCH))
+    return {"pixel_values": torch.stack(images)[None]}
