@@ -11,7 +11,6 @@ from portable_coreml.files.read_text import read_text
 from portable_coreml.judge.placement import (
     BYTES_PER_SECOND,
     OPERATIONS_PER_SECOND,
-    _seconds,
     arithmetic_operations,
     cost_shares,
 )
@@ -55,7 +54,7 @@ def test_arithmetic_and_bytes_are_counted_by_hand() -> None:
     assert arithmetic_operations(made, ops["e"], shapes) == 16
     moved = (64 * 4 + 32 * 4) * 2 + 32 * 64 + 32 * 2  # x and c in fp16, w in int8, its scales in fp16
     wanted = max(moved / BYTES_PER_SECOND, 2 * 32 * 64 * 4 / OPERATIONS_PER_SECOND)
-    assert _seconds(made, ops["c"], shapes) == pytest.approx(wanted)
+    assert work(made, shapes)["c"].seconds == pytest.approx(wanted)
 
 
 def test_attention_is_both_of_its_products() -> None:

@@ -1,0 +1,377 @@
+"""Where two programs part: a program against another, an exported program of PyTorch, or recorded arrays.
+
+Both compute in fp32, from the same inputs. A value of one has a counterpart in the other if some value there holds the
+same numbers, in the same order or with axes moved. If most names of one are names of the other too, the value of the
+same name is looked at first, and axes must not have moved. Programs part at an operation whose result has no
+counterpart although all that it takes has one, and from which an output follows that differs. So the same mathematics
+in other operations, which come together again, is no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from portable_coreml.errors import InputError, first_line
+from portable_coreml.files.arrays import SUFFIXES, read_arrays
+from portable_coreml.files.blob import WeightLoader
+from portable_coreml.files.bundle import load_model
+from portable_coreml.judge.drift import Case, gap
+from portable_coreml.judge.rule import input_names
+from portable_coreml.program import Op, Value
+
+_CANDIDATES = 16  # values of one size that are looked at, those of the nearest norm first
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What a program computed once.
+
+    Attributes:
+        path: the program's file.
+        kinds: name -> the type of the operation, "input" or "recorded", in program order.
+        values: name -> the numbers.
+        takes: name -> the names of the values that the operation takes; empty for recorded arrays.
+        outputs: the names of the values that the program returns.
+        ops: name -> the operation, of an ML Program.
+        constants: gives the array of a literal, of an ML Program.
+    """
+
+    path: str
+    kinds: Mapping[str, str]
+    values: Mapping[str, Tensor]
+    takes: Mapping[str, tuple[str, ...]]
+    outputs: tuple[str, ...]
+    ops: Mapping[str, Op] = field(default_factory=dict)
+    constants: Any = None
+
+    @property
+    def recorded(self) -> bool:
+        return "recorded" in self.kinds.values()
+
+    @cached_property
+    def by_size(self) -> Mapping[int, list[tuple[float, str]]]:
+        """Return number of elements -> (norm, name) of the values that have so many."""
+        sizes: dict[int, list[tuple[float, str]]] = {}
+        for name, value in self.values.items():
+            sizes.setdefault(value.numel(), []).append((_norm(value), name))
+        return sizes
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A value and its counterpart.
+
+    Attributes:
+        name: the value's name.
+        kind: the type of its operation.
+        other: the counterpart's name, or the name of what differs from it; "" if nothing is known.
+        difference: as `drift.gap`.
+        same: whether the difference is within the bound.
+    """
+
+    name: str
+    kind: str
+    other: str
+    difference: float
+    same: bool
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two programs part: an operation of each ("" where one has none), and what is not the same about them."""
+
+    name: str
+    kind: str
+    other: str
+    other_kind: str
+    difference: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Against:
+    """How two programs compare.
+
+    Attributes:
+        other: the file of the second one.
+        bound: the difference that is allowed.
+        outputs: the pairs of outputs.
+        partings: where they part, in program order; empty if all outputs are the same.
+        rows: every value of the first program, in program order.
+        alone: values of the second program that have no counterpart.
+    """
+
+    other: str
+    bound: float
+    outputs: tuple[Pair, ...]
+    partings: tuple[Parting, ...]
+    rows: tuple[Pair, ...]
+    alone: int
+
+    @property
+    def same(self) -> bool:
+        return all(pair.same for pair in self.outputs)
+
+
+def trace_of(case: Case, path: Path, data: Mapping[str, Any], constants: Any) -> Trace:
+    """Run a function once in fp32, from states of zeros."""
+    found = case.values(data, case.exact.new_state())
+    ops = {out.name: op for op in case.function.block.ops for out in op.outputs}
+    takes: dict[str, tuple[str, ...]] = {}
+    written: dict[str, str] = {}  # state -> the value that was written to it last
+    for op in case.function.block.ops:
+        names = [*input_names(op), *(name for block in op.blocks for inner in block.walk() for name in input_names(inner))]
+        names = [written.get(name, name) for name in names]
+        if op.kind == "write_state":
+            written[next(input_names(op))] = names[-1]
+        takes.update({out.name: tuple(name for name in names if name in found) for out in op.outputs})
+    kinds, values = ({name: item[i] for name, item in found.items()} for i in (0, 1))
+    return Trace(str(path), kinds, values, takes, case.outputs(), ops, constants)
+
+
+def trace_other(path: Path, case: Case, data: Mapping[str, Any]) -> Trace:
+    """Run what a program is compared with once, from the same inputs.
+
+    Args:
+        path: an .mlpackage, an .mlmodelc, a .pt2, an .npz or a .safetensors.
+        case: the first program's function.
+        data: its inputs, which are passed on by name, or in their order where names differ.
+
+    Raises:
+        PortableError: it can't be read or run, or takes other inputs.
+    """
+    if path.suffix == ".pt2":
+        return _exported(path, data)
+    if path.suffix in SUFFIXES:
+        return _recorded(path, case)
+    model = load_model(path)
+    names = [case.function.name] if case.function.name in model.program.functions else [""]
+    other = Case(model, names[0])
+    takes = [item.name for item in other.exact.inputs]
+    shapes = {m.name: tuple(m.type.multiArrayType.shape) for m in other.description.input}
+    fed = {name: _shaped(value, shapes.get(name, ()), path, name) for name, value in _named(data, takes, path).items()}
+    return trace_of(other, path, fed, WeightLoader(model.model_dir))
+
+
+def compare(one: Trace, two: Trace, bound: float) -> Against:
+    """Return where two programs part whose values differ by more than `bound`. Raises InputError without outputs."""
+    trusted = 2 * sum(name in two.values for name in one.values) >= len(one.values) or two.recorded
+    pairs = {name: _counterpart(one, name, two, bound, trusted) for name in one.values}
+    back = {name: _counterpart(two, name, one, bound, trusted) for name in two.values}
+    outputs = tuple(_outputs(one, two, bound))
+    if not outputs:
+        raise InputError(f"{two.path}: no array in it has the name of a value of {one.path}, such as '{one.outputs[0]}'")
+    ours = _roots(one, [pair.name for pair in outputs if not pair.same], pairs, two.recorded)
+    theirs = _roots(two, [pair.other for pair in outputs if not pair.same], back, False) if not two.recorded else ours
+    return Against(
+        two.path,
+        bound,
+        outputs,
+        tuple(_partings(one, two, ours, theirs)),
+        tuple(pairs[name] for name in one.values if one.kinds[name] != "input"),
+        sum(not pair.same for name, pair in back.items()),
+    )
+
+
+def _counterpart(one: Trace, name: str, two: Trace, bound: float, trusted: bool) -> Pair:
+    value, kind = one.values[name], one.kinds[name]
+    named = trusted and name in two.values or (kind == "input" and name in two.values)
+    best = Pair(name, kind, name if named else "", gap(value, two.values[name]) if named else float("inf"), kind == "input")
+    if best.difference <= bound or best.same or two.recorded:
+        return replace(best, same=best.same or best.difference <= bound)
+    norm = _norm(value)
+    near = sorted((abs(size - norm), other) for size, other in two.by_size.get(value.numel(), ()))
+    for distance, other in near[:_CANDIDATES]:
+        if distance > bound * norm:
+            break
+        difference = gap(value, two.values[other]) if named else _moved_gap(value, two.values[other], bound)
+        if difference <= bound and difference < best.difference:
+            best = Pair(name, kind, other, difference, True)
+    return best
+
+
+def _norm(value: Tensor) -> float:
+    numbers = value.double()
+    return float(numbers[numbers.isfinite()].norm())
+
+
+def _moved_gap(one: Tensor, two: Tensor, bound: float) -> float:
+    """Return the difference of two values of one size, with the axes of the second as they fit the first best.
+
+    Where the axes of one are products of axes of the other, the same numbers in any order count as the same.
+    """
+    least = gap(one, two)
+    shapes = [[size for size in value.shape if size != 1] for value in (one, two)]
+    if least <= bound or shapes[0] == shapes[1]:
+        return least
+    if sorted(shapes[0]) == sorted(shapes[1]):
+        bare = two.reshape(shapes[1])
+        turned = (bare.permute(axes) for axes in permutations(range(bare.ndim)))
+        return min((gap(one, other) for other in turned if list(other.shape) == shapes[0]), default=least)
+    return min(least, gap(*(value.reshape(-1).double().sort().values for value in (one, two))))
+
+
+def _outputs(one: Trace, two: Trace, bound: float) -> Iterator[Pair]:
+    """Yield pairs of outputs: by name, the others in their order; of recorded arrays all that have a value's name."""
+    if two.recorded:
+        names = [(name, name) for name in one.values if name in two.values and one.kinds[name] != "input"]
+    else:
+        names = [(name, name) for name in one.outputs if name in two.outputs]
+        rest = [[name for name in trace.outputs if (name, name) not in names] for trace in (one, two)]
+        names += zip(*rest, strict=False)
+        if len(one.outputs) != len(two.outputs):
+            counts = f"{len(one.outputs)} outputs, {two.path} has {len(two.outputs)}"
+            raise InputError(f"{one.path}: it has {counts}; programs with different outputs can't be compared")
+    for name, other in names:
+        mine, its = one.values[name], two.values[other]
+        difference = _moved_gap(mine, its, bound) if mine.numel() == its.numel() else float("inf")
+        yield Pair(name, one.kinds[name], other, difference, difference <= bound)
+
+
+def _roots(trace: Trace, differing: list[str], pairs: Mapping[str, Pair], sparse: bool) -> list[str]:
+    """Return the first values on the way to outputs that differ whose own inputs all have counterparts.
+
+    `sparse`: not every value was recorded; a value of which nothing is known is neither the same nor different.
+    """
+    region, todo = set(differing), list(differing)
+    while todo:
+        for name in trace.takes.get(todo.pop(), ()):
+            if name not in region and not pairs[name].same:
+                region.add(name)
+                todo.append(name)
+    roots, after = [], set()
+    for name in trace.values:  # in program order
+        if name in region:
+            differs = not sparse or bool(pairs[name].other)
+            if any(taken in after for taken in trace.takes.get(name, ())):
+                after.add(name)
+            elif differs:
+                roots.append(name)
+                after.add(name)
+    return roots
+
+
+def _partings(one: Trace, two: Trace, ours: list[str], theirs: list[str]) -> Iterator[Parting]:
+    left = [name for name in theirs if name not in ours]
+    for name in ours:
+        other = name if name in theirs else left.pop(0) if left else ""
+        difference = float("inf")
+        if other and one.values[name].numel() == two.values[other].numel():
+            difference = gap(one.values[name], two.values[other])
+        what = "; ".join(_unlike(one, name, two, other)) if other else "it has no counterpart"
+        yield Parting(name, one.kinds[name], other, two.kinds.get(other, ""), difference, what)
+    for other in left:
+        yield Parting("", "", other, two.kinds[other], float("inf"), "it has no counterpart")
+
+
+def _unlike(one: Trace, name: str, two: Trace, other: str) -> Iterator[str]:
+    """Yield what two operations don't have in common: their type, or arguments that are constants."""
+    if name not in one.ops or other not in two.ops:
+        return
+    mine, its = one.ops[name], two.ops[other]
+    if mine.kind != its.kind:
+        yield f"{mine.kind} here, {its.kind} there"
+        return
+    for argument in dict.fromkeys([*mine.inputs, *its.inputs]):
+        values = [_literal(trace, op, argument) for trace, op in ((one, mine), (two, its))]
+        if values[0] is None and values[1] is None:
+            continue
+        if values[0] is None or values[1] is None:
+            yield f"'{argument}' is a constant of one of them only"
+        elif isinstance(values[0], str) or isinstance(values[1], str):
+            if values[0] != values[1]:
+                yield f"'{argument}' is {_shown(values[0])} here, {_shown(values[1])} there"
+        elif not np.array_equal(*values):
+            alike = values[0].shape == values[1].shape and values[0].size > 4
+            changed = gap(*(torch.from_numpy(np.array(v, np.float64)) for v in values)) if alike else 0.0
+            shown = f"differs by {changed:.2%}" if alike else f"is {_shown(values[0])} here, {_shown(values[1])} there"
+            yield f"'{argument}' {shown}"
+
+
+def _literal(trace: Trace, op: Op, argument: str) -> Any:
+    """Return an argument's array if it is a constant, the type of what expands it if it is stored otherwise."""
+    bindings = op.inputs.get(argument, ())
+    if len(bindings) != 1:
+        return None
+    value = bindings[0]
+    producer = trace.ops.get(value) if isinstance(value, str) else None
+    if producer is not None:
+        if producer.kind.startswith("constexpr_"):
+            return producer.kind
+        value = producer.attributes.get("val", value) if producer.kind == "const" else value
+    return np.asarray(trace.constants(value)) if isinstance(value, Value) and trace.constants is not None else None
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else str(value.tolist()) if value.size <= 8 else f"of shape {value.shape}"
+
+
+def _named(data: Mapping[str, Any], names: list[str], path: Path) -> dict[str, Any]:
+    """Return inputs under the names of another program, in their order if those differ. Raises InputError."""
+    if set(names) <= set(data):
+        return {name: data[name] for name in names}
+    if len(names) != len(data):
+        raise InputError(f"{path}: it takes {len(names)} inputs ({', '.join(names)}), not {', '.join(data)}")
+    return dict(zip(names, data.values(), strict=True))
+
+
+def _shaped(value: Any, shape: tuple[int, ...], path: Path, name: str) -> Any:
+    """Return an array in another program's shape, if only axes of length 1 differ. Raises InputError."""
+    array = np.asarray(value)
+    if not shape or array.shape == shape or len(array.shape) == len(shape):
+        return array  # another extent may be one that it takes, too
+    if [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
+        raise InputError(f"{path}: input '{name}' is of shape {list(shape)}, not {list(array.shape)}")
+    return array.reshape(shape)
+
+
+def _exported(path: Path, data: Mapping[str, Any]) -> Trace:
+    """Run an exported program, and keep the value of every node of its graph."""
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # torch's errors of a damaged file are of many types
+        raise InputError(f"{path}: not an exported program that this torch can load: {first_line(error)}") from error
+    module = program.module()
+    nodes = {node.name: node for node in module.graph.nodes}
+    names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+    values: dict[str, Tensor] = {}
+
+    class Recorder(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            value = super().run_node(node)
+            if isinstance(value, Tensor) and node.op not in ("get_attr", "output"):
+                values[node.name] = value.detach().clone()
+            return value
+
+    fed = []
+    for name, value in _named(data, names, path).items():
+        meta = nodes[name].meta["val"]
+        shape = tuple(int(size) if isinstance(size, int) else -1 for size in meta.shape)
+        array = _shaped(value, shape if -1 not in shape else (), path, name)
+        fed.append(torch.from_numpy(np.array(array)).to(meta.dtype))
+    try:
+        with torch.no_grad():
+            Recorder(module).run(*fed)
+    except Exception as error:  # whatever an operator raises
+        raise InputError(f"{path}: it can't be computed from these inputs: {first_line(error)}") from error
+    (last,) = (node for node in module.graph.nodes if node.op == "output")
+    outputs = tuple(node.name for node in last.all_input_nodes if node.name in values)
+    kinds = {name: "input" if name in names else str(nodes[name].target) for name in values}
+    takes = {name: tuple(n.name for n in nodes[name].all_input_nodes if n.name in values) for name in values}
+    return Trace(str(path), kinds, {n: v.float() if v.is_floating_point() else v for n, v in values.items()}, takes, outputs)
+
+
+def _recorded(path: Path, case: Case) -> Trace:
+    inputs = {item.name for item in case.exact.inputs}
+    values = {name: torch.from_numpy(np.array(array)) for name, array in read_arrays(path).items()}
+    kinds = {name: "input" if name in inputs else "recorded" for name in values}
+    return Trace(str(path), kinds, values, {}, tuple(name for name in values if name not in inputs))
