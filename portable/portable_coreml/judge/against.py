@@ -29,6 +29,7 @@ from portable_coreml.judge.rule import input_names
 from portable_coreml.program import Op, Value
 
 _CANDIDATES = 16  # values of one size that are looked at, those of the nearest norm first
+_SHOWN = 6  # numbers of an array that a line can hold
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,12 +130,18 @@ def trace_of(case: Case, path: Path, data: Mapping[str, Any], constants: Any) ->
     takes: dict[str, tuple[str, ...]] = {}
     written: dict[str, str] = {}  # state -> the value that was written to it last
     for op in case.function.block.ops:
-        names = [*input_names(op), *(name for block in op.blocks for inner in block.walk() for name in input_names(inner))]
+        names = [
+            *input_names(op),
+            *(name for block in op.blocks for inner in block.walk() for name in input_names(inner)),
+        ]
         names = [written.get(name, name) for name in names]
         if op.kind == "write_state":
             written[next(input_names(op))] = names[-1]
         takes.update({out.name: tuple(name for name in names if name in found) for out in op.outputs})
-    kinds, values = ({name: item[i] for name, item in found.items()} for i in (0, 1))
+    kinds, values = (
+        {name: kind for name, (kind, _) in found.items()},
+        {name: value for name, (_, value) in found.items()},
+    )
     return Trace(str(path), kinds, values, takes, case.outputs(), ops, constants)
 
 
@@ -169,7 +176,9 @@ def compare(one: Trace, two: Trace, bound: float) -> Against:
     back = {name: _counterpart(two, name, one, bound, trusted) for name in two.values}
     outputs = tuple(_outputs(one, two, bound))
     if not outputs:
-        raise InputError(f"{two.path}: no array in it has the name of a value of {one.path}, such as '{one.outputs[0]}'")
+        raise InputError(
+            f"{two.path}: no array in it has the name of a value of {one.path}, such as '{one.outputs[0]}'"
+        )
     ours = _roots(one, [pair.name for pair in outputs if not pair.same], pairs, two.recorded)
     theirs = _roots(two, [pair.other for pair in outputs if not pair.same], back, False) if not two.recorded else ours
     return Against(
@@ -185,7 +194,9 @@ def compare(one: Trace, two: Trace, bound: float) -> Against:
 def _counterpart(one: Trace, name: str, two: Trace, bound: float, trusted: bool) -> Pair:
     value, kind = one.values[name], one.kinds[name]
     named = trusted and name in two.values or (kind == "input" and name in two.values)
-    best = Pair(name, kind, name if named else "", gap(value, two.values[name]) if named else float("inf"), kind == "input")
+    best = Pair(
+        name, kind, name if named else "", gap(value, two.values[name]) if named else float("inf"), kind == "input"
+    )
     if best.difference <= bound or best.same or two.recorded:
         return replace(best, same=best.same or best.difference <= bound)
     norm = _norm(value)
@@ -283,17 +294,18 @@ def _unlike(one: Trace, name: str, two: Trace, other: str) -> Iterator[str]:
         return
     for argument in dict.fromkeys([*mine.inputs, *its.inputs]):
         values = [_literal(trace, op, argument) for trace, op in ((one, mine), (two, its))]
-        if values[0] is None and values[1] is None:
+        first, second = values
+        if first is None and second is None:
             continue
-        if values[0] is None or values[1] is None:
+        if first is None or second is None:
             yield f"'{argument}' is a constant of one of them only"
-        elif isinstance(values[0], str) or isinstance(values[1], str):
-            if values[0] != values[1]:
-                yield f"'{argument}' is {_shown(values[0])} here, {_shown(values[1])} there"
-        elif not np.array_equal(*values):
-            alike = values[0].shape == values[1].shape and values[0].size > 4
+        elif isinstance(first, str) or isinstance(second, str):
+            if not (isinstance(first, str) and isinstance(second, str) and first == second):
+                yield f"'{argument}' is {_shown(first)} here, {_shown(second)} there"
+        elif not np.array_equal(first, second):
+            alike = first.shape == second.shape and first.size > _SHOWN
             changed = gap(*(torch.from_numpy(np.array(v, np.float64)) for v in values)) if alike else 0.0
-            shown = f"differs by {changed:.2%}" if alike else f"is {_shown(values[0])} here, {_shown(values[1])} there"
+            shown = f"differs by {changed:.2%}" if alike else f"is {_shown(first)} here, {_shown(second)} there"
             yield f"'{argument}' {shown}"
 
 
@@ -312,7 +324,9 @@ def _literal(trace: Trace, op: Op, argument: str) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else str(value.tolist()) if value.size <= 8 else f"of shape {value.shape}"
+    if isinstance(value, str):
+        return value
+    return str(value.tolist()) if value.size <= _SHOWN else f"of shape {list(value.shape)}"
 
 
 def _named(data: Mapping[str, Any], names: list[str], path: Path) -> dict[str, Any]:
@@ -367,7 +381,9 @@ def _exported(path: Path, data: Mapping[str, Any]) -> Trace:
     outputs = tuple(node.name for node in last.all_input_nodes if node.name in values)
     kinds = {name: "input" if name in names else str(nodes[name].target) for name in values}
     takes = {name: tuple(n.name for n in nodes[name].all_input_nodes if n.name in values) for name in values}
-    return Trace(str(path), kinds, {n: v.float() if v.is_floating_point() else v for n, v in values.items()}, takes, outputs)
+    return Trace(
+        str(path), kinds, {n: v.float() if v.is_floating_point() else v for n, v in values.items()}, takes, outputs
+    )
 
 
 def _recorded(path: Path, case: Case) -> Trace:

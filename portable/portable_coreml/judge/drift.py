@@ -180,7 +180,9 @@ def _row(name: str, op: str, kind: Any, exact: Tensor, total: Tensor, own: Tenso
     finite = exact[exact.isfinite()].double()
     small = finite[finite.abs() < NORMAL] if dtype == "fp16" else finite[:0]
     size = float(finite.norm())
-    state = "" if bool((total.isfinite() | ~exact.isfinite()).all()) else "NaN" if bool(total.isnan().any()) else "overflow"
+    state = (
+        "" if bool((total.isfinite() | ~exact.isfinite()).all()) else "NaN" if bool(total.isnan().any()) else "overflow"
+    )
     return OpDrift(
         name,
         op,

@@ -145,9 +145,10 @@ def _takers(subject: Subject, name: str) -> Iterator[tuple[Op, str]]:
 
 @dataclass(frozen=True)
 class Probe:
-    """Inputs at an edge. `inside`: whether the edge is known to belong to the domain."""
+    """Inputs at an edge. `words` say which; `inside`: whether the edge is known to belong to the domain."""
 
     name: str
+    words: str
     arrays: Mapping[str, Any]
     inside: bool
 
@@ -185,11 +186,14 @@ def probes(inputs: Collection[Domain], seed: int) -> Iterator[Probe]:
     fixed = {d.name: _filled(d, min(max(0.0, d.low), d.high)) for d in inputs if d.kind == "range" or d.assumed}
     if not fixed:
         return
-    yield Probe("zeros", {**arrays(inputs, seed), **fixed}, all(d.kind != "positive" for d in inputs))
+    yield Probe(
+        "zeros", "inputs of zeros", {**arrays(inputs, seed), **fixed}, all(d.kind != "positive" for d in inputs)
+    )
     assumed = any(d.assumed for d in inputs)
-    for name, scale in (("smallest", _TINY), ("largest", _LARGE)):
+    for name, scale in (("least", _TINY), ("largest", _LARGE)):
         edges = {d.name: _filled(d, d.low if scale == _TINY else d.high) for d in inputs if d.kind == "range"}
-        yield Probe(name, {**arrays(inputs, seed, scale), **edges}, not assumed)
+        words = f"inputs {scale:g} times as large" if assumed else f"the {name} inputs"
+        yield Probe(name, words, {**arrays(inputs, seed, scale), **edges}, not assumed)
 
 
 def _filled(domain: Domain, number: float) -> np.ndarray:

@@ -43,6 +43,7 @@ class Group:
         why: what was found at the first place.
         remedy: what to do instead.
         places: operations by their first output, with "FUNCTION: " if there are several functions; "(program)".
+        count: how often it was found.
         operations: the share of the program's arithmetic that these operations do; None if it is not known.
         bytes: the share of the bytes that they move.
         evidence: "predicted" or "computed".
@@ -55,6 +56,7 @@ class Group:
     why: str
     remedy: str
     places: tuple[str, ...]
+    count: int = 1
     operations: float | None = None
     bytes: float | None = None
     evidence: str = "predicted"
@@ -143,7 +145,7 @@ def judge(path: Path, asked: Asked | None = None) -> Report:
             computed += groups
         functions.append(function)
     if asked.against is not None:
-        against = _against(model, of_model, asked)
+        against = against_of(path, asked)
         computed += _partings(against)
     groups = [*_grouped(findings, verdicts, done, functions, asked), *computed]
     groups = [replace(g, level="info") if g.rule in asked.accept and g.level == "error" else g for g in groups]
@@ -174,7 +176,9 @@ def _worked(model: LoadedModel, subject: Subject) -> dict[str, Work]:
         return {}
 
 
-def _function(model: LoadedModel, subject: Subject, rows: Iterable[OpVerdict], worked: Mapping[str, Work]) -> JudgedFunction:
+def _function(
+    model: LoadedModel, subject: Subject, rows: Iterable[OpVerdict], worked: Mapping[str, Work]
+) -> JudgedFunction:
     name = subject.function.name
     description = pick_function(model, name)[1]
     counts = Counter(op.kind for op in subject.ops)
@@ -225,11 +229,20 @@ def _grouped(
         costly = [place for finding, place in members if finding.output]
         if severity == "error":  # an error on a constant takes the operation that uses the constant off the engine
             costly = [place for row, place in verdicts if identity in row.rules and row.status == "ineligible"]
-        shares = _share(costly, done) if costly else (None, None)
+        operations, moved = _share(costly, done) if costly else (None, None)
         whole = any(not finding.output for finding, _ in members)
         level = "warn" if severity == "error" and not whole and not much else severity
         yield Group(
-            level, identity, rule.title, first.why, rule.remedy, tuple(places), *shares, confidence=rule.confidence
+            level,
+            identity,
+            rule.title,
+            first.why,
+            rule.remedy,
+            tuple(dict.fromkeys(places)),
+            len(members),
+            operations,
+            moved,
+            confidence=rule.confidence,
         )
 
 
@@ -269,9 +282,7 @@ def _given(asked: Asked, subject: Subject) -> dict[str, Any]:
     return given
 
 
-def _numbers(
-    case: Case, rows: list[OpDrift], data: Mapping[str, Any], before: States, asked: Asked
-) -> Iterator[Group]:
+def _numbers(case: Case, rows: list[OpDrift], data: Mapping[str, Any], before: States, asked: Asked) -> Iterator[Group]:
     """Yield what was found in one run within the domain."""
     outputs = [row for row in rows if row.output in case.outputs()]
     spoilt = case.not_finite(data, before, half=False)
@@ -280,7 +291,7 @@ def _numbers(
             "error",
             "domain",
             "an output is not finite in fp32 already",
-            f"{spoilt.kind} '{spoilt.name}' is the first that is not finite ({spoilt.what}); the inputs may be none that it is for",
+            f"{spoilt.kind} '{spoilt.name}' is the first: {spoilt.what}; the program may not be for such inputs",
             "state each input's domain with --range NAME=LEAST:LARGEST, or give arrays with --inputs",
             (spoilt.name,),
             evidence="computed",
@@ -292,19 +303,21 @@ def _numbers(
     end = "" if worst is None else f"; output '{worst.output}' is off by {worst.total:.2%}"
     first = next((row for row in rows if row.total > asked.error), None)
     if first is not None and first.state:
-        why = f"{first.kind} '{first.output}' is the first: {first.state} in fp16; fp32 reaches {first.largest:.3g}{end}"
+        why = (
+            f"{first.kind} '{first.output}' is the first: {first.state} in fp16; fp32 reaches {first.largest:.3g}{end}"
+        )
         yield _computed(level, "fp16-overflow", "a result leaves fp16's range", why, FIT_FP16, first)
     elif first is not None:
         why = (
-            f"{first.kind} '{first.output}' is the first that is off by more than {asked.error:.2%}: by {first.total:.2%}; "
-            f"with inputs as good as fp16 can hold them, by {first.own:.2%}{end}"
+            f"{first.kind} '{first.output}' is the first over {asked.error:.2%}: off by {first.total:.2%}; with inputs "
+            f"as good as fp16 can hold them, by {first.own:.2%}{end}"
         )
         yield _computed(level, "fp16-error", "fp16 loses more than the bound", why, FIT_FP16, first)
     small = next((row for row in rows if row.subnormal > asked.error), None)
     if small is not None:
         why = (
-            f"{small.kind} '{small.output}' loses {small.subnormal:.2%} if numbers below 2^-14, the least normal one of "
-            "fp16, are taken for zero"
+            f"{small.kind} '{small.output}' loses {small.subnormal:.2%} if numbers below 2^-14, the least "
+            "normal one of fp16, are taken for zero"
         )
         yield _computed("warn", "fp16-subnormal", "results are below fp16's normal numbers", why, FIT_FP16, small)
 
@@ -323,34 +336,40 @@ def _at_the_edges(
         if spoilt is None:
             continue
         also = case.not_finite(data, before, half=False) is not None
-        assumed = "" if probe.inside else "; whether such inputs occur, --range can say"
+        what = f"{spoilt.what} in fp16{', and in fp32 too' if also else ''}"
         yield Group(
             "error" if probe.inside and not also else "warn",
             f"probe-{probe.name}",
-            f"an output is not finite for the {probe.name} inputs" if probe.name != "zeros" else "an output is not finite for zeros",
-            f"{spoilt.kind} '{spoilt.name}' is the first: {spoilt.what} in fp16{', and in fp32 too' if also else ''}{assumed}",
-            FIT_FP16,
+            f"an output is not finite for {probe.words}",
+            f"{spoilt.kind} '{spoilt.name}' is the first: {what}; with {probe.words}",
+            FIT_FP16 if probe.inside else f"say with --range whether such inputs occur; if they do, {FIT_FP16}",
             (spoilt.name,),
             evidence="computed",
         )
 
 
-def _against(model: LoadedModel, of_model: list[Subject], asked: Asked) -> Against:
-    """Compare the default function, or the one that was asked for, with something else."""
+def against_of(path: Path, asked: Asked) -> Against:
+    """Return where a package or bundle and `asked.against` part: `judge`'s part of that name alone.
+
+    The default function is compared, or the one that was asked for.
+
+    Raises:
+        PortableError: one of them can't be read or run, or they take other inputs.
+    """
     assert asked.against is not None
+    model = load_model(path)
     function, description = pick_function(model, asked.function)
-    subject = next(s for s in of_model if s.function is function)
+    subject = next(s for s in subjects(model, asked.target) if s.function is function)
     given = _given(asked, subject)
     fed = domains(subject, description, asked.ranges, given)
     if asked.against.suffix in SUFFIXES:
         missing = [d.name for d in fed if d.kind not in ("given", "left out")]
         if missing:
-            said = f"it does not have the input '{missing[0]}' with which its arrays were recorded; give it with --inputs"
+            said = f"it lacks the input '{missing[0]}', with which its arrays were recorded; give it with --inputs"
             raise InputError(f"{asked.against}: {said}")
-    data = {**arrays(fed, asked.seed), **given}
     check_loadable(model, function, description)
-    case = Case(model, function.name)
-    one = trace_of(case, model.path, data, WeightLoader(model.model_dir))
+    data, case = {**arrays(fed, asked.seed), **given}, Case(model, function.name)
+    one = trace_of(case, path, data, WeightLoader(model.model_dir))
     return compare(one, trace_other(asked.against, case, data), asked.difference)
 
 

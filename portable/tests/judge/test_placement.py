@@ -13,6 +13,7 @@ from portable_coreml.judge.placement import (
     OPERATIONS_PER_SECOND,
     arithmetic_operations,
     cost_shares,
+    work,
 )
 from portable_coreml.judge.rule import Subject, Target
 from portable_coreml.judge.shapes import infer_shapes
