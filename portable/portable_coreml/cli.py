@@ -146,7 +146,7 @@ def _add_target(command: argparse.ArgumentParser) -> None:
 
 def _add_bounds(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--difference", type=float, help="difference of values that counts as none, of their size; 0.001"
+        "--difference", type=float, help="difference of values that counts as none, of their size; 0.0001"
     )
     command.add_argument(
         "--range", type=_range, action="append", metavar="NAME=LEAST:LARGEST", help="an input's domain"
@@ -268,6 +268,11 @@ def _asked(options: argparse.Namespace) -> Asked:
     limits = {} if options.limits is None else read_limits(options.limits)
     named = options.system or limits.get("system", [])
     chip = limits.get("chip", 4) if options.chip is None else options.chip
+    if "precision" in limits:
+        try:
+            options_of(limits["precision"])
+        except ValueError as error:
+            raise InputError(f"{options.limits}: {error}") from error
     asked = Asked(
         target=Target(chip, asked_for(named, options.ios or limits.get("ios", False))),
         ranges={**limits.get("range", {}), **dict(options.range or ())},

@@ -59,7 +59,7 @@ def check_coremltools() -> None:
     except importlib.metadata.PackageNotFoundError:
         version = "none"
     if version not in COREMLTOOLS:
-        taken = " and ".join(COREMLTOOLS)
+        taken = " or ".join(COREMLTOOLS)
         raise PortableError(f"coremltools {version} is installed; it must be {taken}: pip install coremltools==9.0")
 
 

@@ -50,7 +50,7 @@ def _safetensors(path: Path) -> dict[str, np.ndarray]:
 def _array(entry: Any, data: bytes) -> np.ndarray:
     shape, (first, last) = [int(size) for size in entry["shape"]], entry["data_offsets"]
     kind = np.dtype("<u2" if entry["dtype"] == "BF16" else f"<{_DTYPES[entry['dtype']]}")
-    if last - first != math.prod(shape) * kind.itemsize:
+    if first < 0 or min(shape, default=0) < 0 or last - first != math.prod(shape) * kind.itemsize:
         raise ValueError(f"{last - first} bytes for {entry['dtype']} {shape}")
     array = np.frombuffer(data[first:last], kind).reshape(shape)
     return (array.astype("<u4") << 16).view("<f4") if entry["dtype"] == "BF16" else array

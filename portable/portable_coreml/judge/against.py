@@ -10,9 +10,9 @@ in other operations, which come together again, is no difference.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import permutations
+from itertools import permutations, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +88,22 @@ class Pair:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two programs part: an operation of each ("" where one has none), and what is not the same about them."""
+    """Where two programs part.
+
+    Attributes:
+        name: the operation of the first, by its result; "" if only the second has one here.
+        kind: its type.
+        other: the operation of the second, or "".
+        other_kind: its type.
+        difference: of their results; None if they are not the same operation.
+        what: what is not the same about them.
+    """
 
     name: str
     kind: str
     other: str
     other_kind: str
-    difference: float
+    difference: float | None
     what: str
 
 
@@ -106,7 +115,8 @@ class Against:
         other: the file of the second one.
         bound: the difference that is allowed.
         outputs: the pairs of outputs.
-        partings: where they part, in program order; empty if all outputs are the same.
+        partings: where they part, in program order. If all outputs are the same, these are differences inside alone,
+            which may be other operations for the same thing.
         rows: every value of the first program, in program order.
         alone: values of the second program that have no counterpart.
     """
@@ -179,13 +189,16 @@ def compare(one: Trace, two: Trace, bound: float) -> Against:
         raise InputError(
             f"{two.path}: no array in it has the name of a value of {one.path}, such as '{one.outputs[0]}'"
         )
-    ours = _roots(one, [pair.name for pair in outputs if not pair.same], pairs, two.recorded)
-    theirs = _roots(two, [pair.other for pair in outputs if not pair.same], back, False) if not two.recorded else ours
+    differing = [pair for pair in outputs if not pair.same]
+    inside = ([pair.name for pair in known.values() if not pair.same] for known in (pairs, back))
+    starts = ([p.name for p in differing], [p.other for p in differing]) if differing or two.recorded else tuple(inside)
+    ours = _roots(one, starts[0], pairs, two.recorded)
+    theirs = _roots(two, starts[1], back, False) if not two.recorded else ours
     return Against(
         two.path,
         bound,
         outputs,
-        tuple(_partings(one, two, ours, theirs)),
+        tuple(_partings(one, two, ours, theirs, bound)),
         tuple(pairs[name] for name in one.values if one.kinds[name] != "input"),
         sum(not pair.same for name, pair in back.items()),
     )
@@ -193,19 +206,18 @@ def compare(one: Trace, two: Trace, bound: float) -> Against:
 
 def _counterpart(one: Trace, name: str, two: Trace, bound: float, trusted: bool) -> Pair:
     value, kind = one.values[name], one.kinds[name]
-    named = trusted and name in two.values or (kind == "input" and name in two.values)
-    best = Pair(
-        name, kind, name if named else "", gap(value, two.values[name]) if named else float("inf"), kind == "input"
-    )
-    if best.difference <= bound or best.same or two.recorded:
-        return replace(best, same=best.same or best.difference <= bound)
+    named = name in two.values and (trusted or kind == "input")
+    difference = gap(value, two.values[name]) if named else float("inf")
+    best = Pair(name, kind, name if named else "", difference, kind == "input" or difference <= bound)
+    if best.same or two.recorded or (named and one.takes.get(name) == two.takes.get(name)):
+        return best  # what has the name and takes the same is the same operation, whatever else has these numbers
     norm = _norm(value)
     near = sorted((abs(size - norm), other) for size, other in two.by_size.get(value.numel(), ()))
     for distance, other in near[:_CANDIDATES]:
         if distance > bound * norm:
             break
         difference = gap(value, two.values[other]) if named else _moved_gap(value, two.values[other], bound)
-        if difference <= bound and difference < best.difference:
+        if difference <= bound and (difference < best.difference or not best.same):
             best = Pair(name, kind, other, difference, True)
     return best
 
@@ -271,17 +283,48 @@ def _roots(trace: Trace, differing: list[str], pairs: Mapping[str, Pair], sparse
     return roots
 
 
-def _partings(one: Trace, two: Trace, ours: list[str], theirs: list[str]) -> Iterator[Parting]:
-    left = [name for name in theirs if name not in ours]
+def _partings(one: Trace, two: Trace, ours: list[str], theirs: list[str], bound: float) -> Iterator[Parting]:
+    """Yield the roots of both programs in pairs: of one name, of one type and the same inputs, or else in their order.
+
+    Where an operation's result happens to be elsewhere in the other program too, what takes it seemed to differ first.
+    """
+    found = [(name, name) for name in ours if name in theirs]
+    done = {name for name, _ in found}, {name for name, _ in found}
     for name in ours:
-        other = name if name in theirs else left.pop(0) if left else ""
-        difference = float("inf")
-        if other and one.values[name].numel() == two.values[other].numel():
-            difference = gap(one.values[name], two.values[other])
-        what = "; ".join(_unlike(one, name, two, other)) if other else "it has no counterpart"
-        yield Parting(name, one.kinds[name], other, two.kinds.get(other, ""), difference, what)
-    for other in left:
-        yield Parting("", "", other, two.kinds[other], float("inf"), "it has no counterpart")
+        twin = (
+            "" if name in done[0] else _twin(one, name, two, [other for other in theirs if other not in done[1]], bound)
+        )
+        if twin:
+            found.append((name, twin))
+            done[0].add(name)
+            done[1].update([twin, *(other for other in theirs if twin in two.takes.get(other, ()))])
+    for other in theirs:
+        twin = "" if other in done[1] else _twin(two, other, one, [], bound)
+        if twin:
+            found.append((twin, other))
+            done[1].add(other)
+            done[0].update(name for name in ours if twin in one.takes.get(name, ()))
+    left = [name for name in ours if name not in done[0]], [name for name in theirs if name not in done[1]]
+    found += zip_longest(*left, fillvalue="")
+    order = {name: place for place, name in enumerate(one.values)}
+    for name, other in sorted(found, key=lambda pair: order.get(pair[0], len(order))):
+        kinds = one.kinds.get(name, ""), two.kinds.get(other, "")
+        alike = name and other and (name == other or kinds[0] == kinds[1])
+        difference = gap(one.values[name], two.values[other]) if alike else None
+        what = "; ".join(_unlike(one, name, two, other)) if name and other else "it has no counterpart"
+        yield Parting(name, kinds[0], other, kinds[1], difference, what)
+
+
+def _twin(one: Trace, name: str, two: Trace, first: list[str], bound: float) -> str:
+    """Return the operation of another program that is of the same type and takes the same; among `first` if one is."""
+    taken = one.takes.get(name, ())
+    for other in [*first, *(other for other in two.values if other not in first)]:
+        takes = two.takes.get(other, ())
+        if two.kinds[other] == one.kinds[name] and len(takes) == len(taken) > 0:
+            values = [(one.values[mine], two.values[its]) for mine, its in zip(taken, takes, strict=True)]
+            if all(a.numel() == b.numel() and _moved_gap(a, b, bound) <= bound for a, b in values):
+                return other
+    return ""
 
 
 def _unlike(one: Trace, name: str, two: Trace, other: str) -> Iterator[str]:

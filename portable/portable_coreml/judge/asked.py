@@ -6,7 +6,7 @@ A file of limits is TOML. Its keys are the names of the options:
     chip = 4
     off = 0.05
     error = 0.01
-    difference = 0.001
+    difference = 0.0001
     precision = "fp16"
     accept = ["T1"]
 
@@ -50,7 +50,7 @@ class Asked:
     target: Target = field(default_factory=Target)
     off: float = 0.05
     error: float = 0.01
-    difference: float = 0.001
+    difference: float = 0.0001
     ranges: Mapping[str, Range] = field(default_factory=dict)
     accept: tuple[str, ...] = ()
     precision: str = "fp16"

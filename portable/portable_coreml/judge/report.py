@@ -17,7 +17,7 @@ from portable_coreml.files.blob import WeightLoader, resolve
 from portable_coreml.files.bundle import load_model
 from portable_coreml.files.compare import ShownFunction, features
 from portable_coreml.files.model import LoadedModel, pick_function
-from portable_coreml.judge.against import Against, compare, trace_of, trace_other
+from portable_coreml.judge.against import Against, Parting, compare, trace_of, trace_other
 from portable_coreml.judge.asked import Asked
 from portable_coreml.judge.drift import Case, OpDrift, States
 from portable_coreml.judge.feed import Domain, arrays, domains, probes
@@ -191,7 +191,7 @@ def _function(
         tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
     )
     off = {row.output for row in rows if row.status == "ineligible"}
-    return JudgedFunction(shown, Counter(row.status for row in rows), *_share(off, worked))
+    return JudgedFunction(shown, dict(Counter(row.status for row in rows)), *_share(off, worked))
 
 
 def _share(names: Iterable[str], worked: Mapping[str, Work]) -> tuple[float | None, float | None]:
@@ -375,19 +375,23 @@ def against_of(path: Path, asked: Asked) -> Against:
 
 def _partings(against: Against) -> Iterator[Group]:
     """Yield a finding for each place where two programs part."""
-    differing = [pair for pair in against.outputs if not pair.same]
-    worst = max(differing, key=lambda pair: pair.difference, default=None)
+    worst = max(against.outputs, key=lambda pair: pair.difference)
+    ends = f"output '{worst.name}' differs by {worst.difference:.2%}"
     for parting in against.partings:
-        there = f"; {parting.other_kind} '{parting.other}' of {against.other}" if parting.other else ""
-        what = f" ({parting.what})" if parting.what else ""
-        assert worst is not None
         yield Group(
-            "error",
+            "info" if against.same else "error",
             "against",
             "two programs part here",
-            f"{parting.kind} '{parting.name}'{there}{what}: takes what agrees and gives what differs by "
-            f"{parting.difference:.2%}; output '{worst.name}' differs by {worst.difference:.2%}",
+            f"{said_of(parting)}; what it takes agrees with {against.other}; {ends}",
             "see what the operation is given and how it was converted; a larger --difference allows for other weights",
             (parting.name or parting.other,),
             evidence="computed",
         )
+
+
+def said_of(parting: Parting) -> str:
+    """Return in words where two programs part."""
+    sides = ((parting.kind, parting.name), (parting.other_kind, parting.other))
+    said = " and ".join(f"{kind} '{name}'" for kind, name in sides if name)
+    said += "" if parting.difference is None else f": {parting.difference:.2%}"
+    return said + (f"; {parting.what}" if parting.what else "")

@@ -14,7 +14,7 @@ from typing import Any
 from portable_coreml.files.bundle import is_bundle
 from portable_coreml.judge.against import Against
 from portable_coreml.judge.limits import listed
-from portable_coreml.judge.report import Group, JudgedFunction, Report
+from portable_coreml.judge.report import Group, JudgedFunction, Report, said_of
 
 VERSION = 1  # of the JSON
 SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -22,6 +22,7 @@ _SARIF_LEVELS = {"error": "error", "warn": "warning", "info": "note"}
 _GITHUB_LEVELS = {"error": "error", "warn": "warning", "info": "notice"}
 _FP16_MAX = 65504.0
 _PLACES = 3  # named in texts; JSON has all
+_PARTINGS = 5
 
 
 def text_of(report: Report) -> Iterator[str]:
@@ -48,10 +49,10 @@ def text_of_against(path: str, against: Against) -> Iterator[str]:
             + ("the same, " if pair.same else "differ by ")
             + _percent(pair.difference)
         )
-    for parting in against.partings:
-        sides = [f"{k} '{n}'" for k, n in ((parting.kind, parting.name), (parting.other_kind, parting.other)) if n]
-        what = f"; {parting.what}" if parting.what else ""
-        yield f"  parts at {' and '.join(sides)}: {_percent(parting.difference)}{what}"
+    for parting in against.partings[:_PARTINGS]:
+        yield f"  {'inside alone ' if against.same else ''}parts at {said_of(parting)}"
+    if len(against.partings) > _PARTINGS:
+        yield f"  and at {len(against.partings) - _PARTINGS} more"
     known = sum(pair.same for pair in against.rows)
     yield f"  {known} of {len(against.rows)} values have a counterpart; {against.alone} of the other's have none"
 
