@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +19,29 @@ from shardmill.imports import quiet_coremltools
 ACTION = Path(__file__).parent.parent / "portable/action"
 
 
-def _scaled(factor: Any, x: Any) -> Any:
-    from coremltools.converters.mil import Builder as mb
+def _save(path: Path, factor: float) -> None:
+    """Save a program that multiplies its input."""
+    with quiet_coremltools():
+        import coremltools as ct
+        from coremltools.converters.mil import Builder as mb
+        from coremltools.converters.mil.mil import types
 
-    return mb.mul(x=x, y=factor, name="y")
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Any) -> Any:
+        return mb.mul(x=x, y=np.float16(factor), name="y")
+
+    inputs = [ct.TensorType("x", (1, 8, 4, 32), np.float16)]
+    model = ct.convert(program, convert_to="mlprogram", inputs=inputs, minimum_deployment_target=ct.target.iOS17)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model.save(str(path))
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with two packages, of which one overflows fp16 for inputs of its domain."""
-    with quiet_coremltools():
-        import coremltools as ct
-        from coremltools.converters.mil import Builder as mb
-        from coremltools.converters.mil.mil import types
     folder = tmp_path_factory.mktemp("repository")
-    for name, scale in (("good", 1.0), ("bad", 4e4)):
-        spec, factor = mb.TensorSpec((1, 8, 4, 32), dtype=types.fp16), np.float16(scale)
-        made = mb.program(input_specs=[spec], opset_version=ct.target.iOS17)(partial(_scaled, factor))
-        inputs = [ct.TensorType("x", (1, 8, 4, 32), np.float16)]
-        model = ct.convert(made, convert_to="mlprogram", inputs=inputs, minimum_deployment_target=ct.target.iOS17)
-        path = folder / "models/deep" / f"{name} one.mlpackage"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        model.save(str(path))
+    _save(folder / "models/deep/good one.mlpackage", 1.0)
+    _save(folder / "models/deep/bad one.mlpackage", 4e4)
     (folder / "judge.toml").write_text("[range]\nx = [1, 2]\n")
     return folder
 

@@ -259,7 +259,10 @@ def _run(
         case = Case(model, subject.function.name, asked.precision)
         before = case.filled_states(data)
         rows = case.drift(data, before)
-        groups = [*_numbers(case, rows, data, before, asked), *_at_the_edges(case, fed, given, before, asked)]
+        groups = list(_numbers(case, rows, data, before, asked))
+        known = {group.places for group in groups if group.level == "error"}  # at an edge, too, as a matter of course
+        edges = _at_the_edges(case, fed, given, before, asked)
+        groups += [group for group in edges if group.places not in known]
     except InputError:
         raise
     except PortableError as error:
