@@ -7,6 +7,7 @@ that any program could give it. What is still wrong with its result is the opera
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -169,6 +170,11 @@ def gap(exact: Tensor, other: Tensor) -> float:
         return float("inf")
     size, difference = float(a[finite].norm()), float((a[finite] - b[finite]).norm())
     return difference / size if size else difference
+
+
+def percent(share: float) -> str:
+    """Return a gap in words."""
+    return "without bound" if math.isinf(share) else f"{share:.2%}" if share >= 1e-4 or not share else f"{share:.1e}"
 
 
 def _rounded(value: Tensor, kind: Any) -> Tensor:

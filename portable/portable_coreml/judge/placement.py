@@ -22,6 +22,8 @@ from portable_coreml.program import Binding, Op, TensorType, Value
 OPERATIONS_PER_SECOND = 19e12
 BYTES_PER_SECOND = 120e9
 _FREE = frozenset({"reshape", "expand_dims", "squeeze", "identity"})  # another view of the same bytes
+_RECURRENT = frozenset({"gru", "lstm", "rnn"})
+_WEIGHTS = ("weight_ih", "weight_hh", "weight_ih_back", "weight_hh_back")
 _Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -92,6 +94,11 @@ def arithmetic_operations(subject: Subject, op: Op, shapes: _Shapes) -> float:
 
     A multiplication and its addition are two. Outside matrix products, one per element.
     """
+    if op.kind in _RECURRENT:
+        weights = [_shape(subject, op, name, shapes) for name in _WEIGHTS if op.inputs.get(name)]
+        x = _shape(subject, op, "x", shapes)  # [steps, batch, features]; each step multiplies with every weight
+        if x and len(x) == 3 and all(weights):
+            return 2.0 * x[0] * x[1] * sum(math.prod(weight or ()) for weight in weights)
     made = [float(math.prod(shapes[out.name])) for out in op.outputs if out.name in shapes]
     products = _products(subject, op, shapes)
     if products is not None:

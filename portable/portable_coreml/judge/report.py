@@ -17,9 +17,9 @@ from portable_coreml.files.blob import WeightLoader, resolve
 from portable_coreml.files.bundle import load_model
 from portable_coreml.files.compare import ShownFunction, features
 from portable_coreml.files.model import LoadedModel, pick_function
-from portable_coreml.judge.against import Against, Parting, compare, trace_of, trace_other
+from portable_coreml.judge.against import Against, Parting, compare
 from portable_coreml.judge.asked import Asked
-from portable_coreml.judge.drift import Case, OpDrift, States
+from portable_coreml.judge.drift import Case, OpDrift, States, percent
 from portable_coreml.judge.feed import Domain, arrays, domains, probes
 from portable_coreml.judge.limits import SYSTEMS, taking
 from portable_coreml.judge.loadable import check_loadable, default_shapes
@@ -27,6 +27,7 @@ from portable_coreml.judge.placement import OpVerdict, Work, op_verdicts, work
 from portable_coreml.judge.rule import SEVERITIES, Finding, Subject, subjects
 from portable_coreml.judge.rules import RULES
 from portable_coreml.judge.shapes import infer_shapes
+from portable_coreml.judge.traces import trace_of, trace_other
 from portable_coreml.program import blobs
 
 FIT_FP16 = "scale what goes in, or reorder the arithmetic so that fp16 holds every step; divide before a sum of squares"
@@ -303,7 +304,7 @@ def _numbers(case: Case, rows: list[OpDrift], data: Mapping[str, Any], before: S
     worst = max(outputs, key=lambda row: row.total, default=None)
     bad = worst is not None and worst.total > asked.error
     level = "error" if bad else "warn"
-    end = "" if worst is None else f"; output '{worst.output}' is off by {worst.total:.2%}"
+    end = "" if worst is None else f"; output '{worst.output}' is off by {percent(worst.total)}"
     first = next((row for row in rows if row.total > asked.error), None)
     if first is not None and first.state:
         why = (
@@ -312,8 +313,8 @@ def _numbers(case: Case, rows: list[OpDrift], data: Mapping[str, Any], before: S
         yield _computed(level, "fp16-overflow", "a result leaves fp16's range", why, FIT_FP16, first)
     elif first is not None:
         why = (
-            f"{first.kind} '{first.output}' is the first over {asked.error:.2%}: off by {first.total:.2%}; with inputs "
-            f"as good as fp16 can hold them, by {first.own:.2%}{end}"
+            f"{first.kind} '{first.output}' is the first over {asked.error:.2%}: off by {percent(first.total)}; with inputs "
+            f"as good as fp16 can hold them, by {percent(first.own)}{end}"
         )
         yield _computed(level, "fp16-error", "fp16 loses more than the bound", why, FIT_FP16, first)
     small = next((row for row in rows if row.subnormal > asked.error), None)
@@ -379,7 +380,7 @@ def against_of(path: Path, asked: Asked) -> Against:
 def _partings(against: Against) -> Iterator[Group]:
     """Yield a finding for each place where two programs part."""
     worst = max(against.outputs, key=lambda pair: pair.difference)
-    ends = f"output '{worst.name}' differs by {worst.difference:.2%}"
+    ends = f"output '{worst.name}' differs by {percent(worst.difference)}"
     for parting in against.partings:
         yield Group(
             "info" if against.same else "error",
@@ -396,5 +397,5 @@ def said_of(parting: Parting) -> str:
     """Return in words where two programs part."""
     sides = ((parting.kind, parting.name), (parting.other_kind, parting.other))
     said = " and ".join(f"{kind} '{name}'" for kind, name in sides if name)
-    said += "" if parting.difference is None else f": {parting.difference:.2%}"
+    said += "" if parting.difference is None else f": {percent(parting.difference)}"
     return said + (f"; {parting.what}" if parting.what else "")

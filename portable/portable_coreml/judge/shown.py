@@ -13,6 +13,7 @@ from typing import Any
 
 from portable_coreml.files.bundle import is_bundle
 from portable_coreml.judge.against import Against
+from portable_coreml.judge.drift import percent
 from portable_coreml.judge.limits import listed
 from portable_coreml.judge.report import Group, JudgedFunction, Report, said_of
 
@@ -41,13 +42,13 @@ def text_of(report: Report) -> Iterator[str]:
 
 def text_of_against(path: str, against: Against) -> Iterator[str]:
     """Yield the lines of a comparison."""
-    yield f"{path} against {against.other}, in fp32; up to {_percent(against.bound)} counts as the same"
+    yield f"{path} against {against.other}, in fp32; up to {percent(against.bound)} counts as the same"
     for pair in against.outputs:
         other = "" if pair.other == pair.name else f" and '{pair.other}'"
         yield (
             f"  output '{pair.name}'{other}: "
             + ("the same, " if pair.same else "differ by ")
-            + _percent(pair.difference)
+            + percent(pair.difference)
         )
     for parting in against.partings[:_PARTINGS]:
         yield f"  {'inside alone ' if against.same else ''}parts at {said_of(parting)}"
@@ -183,7 +184,7 @@ def _function(function: JudgedFunction) -> Iterator[str]:
     if outputs:
         worst, largest = max(outputs, key=lambda r: r.total), max(function.rows, key=lambda r: r.largest)
         half = sum(row.dtype == "fp16" for row in function.rows)
-        worst_is = f"output '{worst.output}' is off by {_percent(worst.total)}, the most of {len(outputs)}"
+        worst_is = f"output '{worst.output}' is off by {percent(worst.total)}, the most of {len(outputs)}"
         yield f"  {half} of {len(function.rows)} results are declared fp16; {worst_is}"
         held = f"{largest.largest / _FP16_MAX:.2g} of what fp16 holds"
         yield f"  the largest number is {largest.largest:.3g}, {held}, in {largest.kind} '{largest.output}'"
@@ -210,10 +211,6 @@ def _shares(operations: float | None, bytes_: float | None) -> str:
     if operations is None or bytes_ is None:
         return ""
     return f"{operations:.1%} of arithmetic, {bytes_:.1%} of bytes"
-
-
-def _percent(share: float) -> str:
-    return "without bound" if math.isinf(share) else f"{share:.2%}" if share >= 1e-4 or not share else f"{share:.1e}"
 
 
 def _counts(report: Report) -> str:

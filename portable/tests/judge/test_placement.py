@@ -69,6 +69,18 @@ def test_attention_is_both_of_its_products() -> None:
     assert arithmetic_operations(made, op, shapes) == 2 * 2 * 3 * 6 * (16 + 8)
 
 
+def test_a_recurrent_layer_multiplies_with_all_its_weights_at_each_step() -> None:
+    """Five steps of a batch of two, from 3 features to 4, with four gates."""
+    made = subject("""program(1.3){ func main<ios17>(tensor<fp32, [5, 2, 3]> x, tensor<fp32, [2, 4]> h,
+        tensor<fp32, [2, 4]> c, tensor<fp32, [16, 3]> i, tensor<fp32, [16, 4]> r) {
+        tensor<fp32, [1, 2, 4]> y, tensor<fp32, [2, 4]> yh, tensor<fp32, [2, 4]> yc = lstm(initial_c = c, initial_h = h,
+            weight_hh = r, weight_ih = i, x = x);
+    } -> (y); }""")
+    (op,) = made.runtime_ops
+    shapes = {"x": (5, 2, 3), "h": (2, 4), "c": (2, 4), "i": (16, 3), "r": (16, 4), "y": (1, 2, 4)}
+    assert arithmetic_operations(made, op, shapes) == 2 * 5 * 2 * 16 * (3 + 4)
+
+
 def test_no_share_is_told_where_shapes_depend_on_data() -> None:
     text = PROGRAM.replace("e = exp(x = m)", "e = exp(x = m); tensor<int32, [?, 3]> z = non_zero(x = e)")
     made = subject(text)
