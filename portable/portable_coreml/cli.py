@@ -294,10 +294,10 @@ def _matching(files: Sequence[str]) -> Iterator[Path]:
         if Path(text).exists() or not glob.has_magic(text):
             yield Path(text)
             continue
-        found = sorted(glob.glob(text, recursive=True))
-        if not found:
+        matching = sorted(glob.glob(text, recursive=True))
+        if not matching:
             raise InputError(f"{text}: no file matches")
-        yield from map(Path, found)
+        yield from map(Path, matching)
 
 
 def _check_ranges(asked: Asked, reports: Sequence[Report]) -> None:

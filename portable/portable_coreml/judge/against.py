@@ -197,26 +197,26 @@ def _partings(one: Trace, two: Trace, ours: list[str], theirs: list[str], bound:
 
     Where an operation's result happens to be elsewhere in the other program too, what takes it seemed to differ first.
     """
-    found = [(name, name) for name in ours if name in theirs]
-    done = {name for name, _ in found}, {name for name, _ in found}
+    sides = [(name, name) for name in ours if name in theirs]
+    done = {name for name, _ in sides}, {name for name, _ in sides}
     for name in ours:
         twin = (
             "" if name in done[0] else _twin(one, name, two, [other for other in theirs if other not in done[1]], bound)
         )
         if twin:
-            found.append((name, twin))
+            sides.append((name, twin))
             done[0].add(name)
             done[1].update([twin, *(other for other in theirs if twin in two.takes.get(other, ()))])
     for other in theirs:
         twin = "" if other in done[1] else _twin(two, other, one, [], bound)
         if twin:
-            found.append((twin, other))
+            sides.append((twin, other))
             done[1].add(other)
             done[0].update(name for name in ours if twin in one.takes.get(name, ()))
     left = [name for name in ours if name not in done[0]], [name for name in theirs if name not in done[1]]
-    found += zip_longest(*left, fillvalue="")
+    sides += zip_longest(*left, fillvalue="")
     order = {name: place for place, name in enumerate(one.values)}
-    for name, other in sorted(found, key=lambda pair: order.get(pair[0], len(order))):
+    for name, other in sorted(sides, key=lambda pair: order.get(pair[0], len(order))):
         kinds = one.kinds.get(name, ""), two.kinds.get(other, "")
         alike = name and other and (name == other or kinds[0] == kinds[1])
         difference = gap(one.values[name], two.values[other]) if alike else None

@@ -98,8 +98,8 @@ class Case:
         """
         rows: list[OpDrift] = []
         halves = {name: _rounded(value, self.half.states[name]) for name, value in before.items()}
-        total, own = (iter(self._walk(self.half, data, dict(halves))) for _ in range(2))
-        step_of_total, step_of_own = next(total, None), next(own, None)
+        total, alone = (iter(self._walk(self.half, data, dict(halves))) for _ in range(2))
+        step_of_total, step_of_own = next(total, None), next(alone, None)
         for step, exact, _ in self._walk(self.exact, data, dict(before)):
             if step_of_total is None or step_of_own is None or step_of_total[0].op is not step.op:
                 continue  # a constant that is kept as it is stored in one of the precisions alone
@@ -108,19 +108,19 @@ class Case:
                     step_of_own[2][out.name] = _rounded(values[0], out.type)
                     if values[0].is_floating_point():
                         rows.append(_row(out.name, step.op.kind, out.type, *values))
-            step_of_total, step_of_own = next(total, None), next(own, None)
+            step_of_total, step_of_own = next(total, None), next(alone, None)
         return rows
 
     def values(self, data: Mapping[str, Any], before: States) -> dict[str, tuple[str, Tensor]]:
         """Return name -> (type of the operation, value) of every result in fp32, inputs included, in program order."""
-        found: dict[str, tuple[str, Tensor]] = {}
+        computed: dict[str, tuple[str, Tensor]] = {}
         for name, value in self.tensors(data, self.exact).items():
-            found[name] = "input", value
+            computed[name] = "input", value
         for step, results, _ in self._walk(self.exact, data, dict(before)):
             for out, value in zip(step.outputs, results, strict=True):
                 if isinstance(value, Tensor):
-                    found[out.name] = step.op.kind, value.clone()
-        return found
+                    computed[out.name] = step.op.kind, value.clone()
+        return computed
 
     def not_finite(self, data: Mapping[str, Any], before: States, half: bool) -> NonFinite | None:
         """Return the first operation whose result is not finite, in fp16 or in fp32, if an output is not finite either.
@@ -181,7 +181,7 @@ def _rounded(value: Tensor, kind: Any) -> Tensor:
     return round_half(value) if isinstance(kind, TensorType) and kind.dtype == "fp16" else value
 
 
-def _row(name: str, op: str, kind: Any, exact: Tensor, total: Tensor, own: Tensor) -> OpDrift:
+def _row(name: str, op: str, kind: Any, exact: Tensor, total: Tensor, alone: Tensor) -> OpDrift:
     dtype = kind.dtype if isinstance(kind, TensorType) else ""
     finite = exact[exact.isfinite()].double()
     small = finite[finite.abs() < NORMAL] if dtype == "fp16" else finite[:0]
@@ -194,7 +194,7 @@ def _row(name: str, op: str, kind: Any, exact: Tensor, total: Tensor, own: Tenso
         op,
         dtype,
         gap(exact, total),
-        gap(exact, own),
+        gap(exact, alone),
         float(finite.abs().max()) if finite.numel() else 0.0,
         float(small.norm()) / size if size else 0.0,
         finite.numel() == exact.numel(),

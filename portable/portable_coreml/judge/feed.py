@@ -61,7 +61,7 @@ class Domain:
 
 
 def domains(
-    subject: Subject, description: Any, stated: Mapping[str, Range], given: Collection[str] = ()
+    subject: Subject, description: Any, stated: Mapping[str, Range], recorded: Collection[str] = ()
 ) -> tuple[Domain, ...]:
     """Return the domain of each input of a function.
 
@@ -69,7 +69,7 @@ def domains(
         subject: the function.
         description: its ModelDescription or FunctionDescription message.
         stated: ranges by name; names that are no inputs are ignored.
-        given: inputs of which there are recorded arrays.
+        recorded: inputs of which there are recorded arrays.
 
     Raises:
         InputError: an input has no default shape, or a range can't hold a number of its type.
@@ -79,7 +79,7 @@ def domains(
     for feature in subject.inputs:
         name, shape = feature.name, feature.shape or _declared(subject, feature.name)
         domain = Domain(name, feature.dtype, shape, "given", "recorded")
-        if name in given:
+        if name in recorded:
             pass
         elif name in images:
             kind = images[name]
@@ -145,7 +145,14 @@ def _takers(subject: Subject, name: str) -> Iterator[tuple[Op, str]]:
 
 @dataclass(frozen=True)
 class Probe:
-    """Inputs at an edge. `words` say which; `inside`: whether the edge is known to belong to the domain."""
+    """Inputs at an edge.
+
+    Attributes:
+        name: the rule of what is found with them.
+        words: which inputs they are.
+        arrays: by name.
+        inside: whether the edge is known to belong to the domain.
+    """
 
     name: str
     words: str
@@ -187,12 +194,12 @@ def probes(inputs: Collection[Domain], seed: int) -> Iterator[Probe]:
     if not fixed:
         return
     yield Probe(
-        "zeros", "inputs of zeros", {**arrays(inputs, seed), **fixed}, all(d.kind != "positive" for d in inputs)
+        "probe-zeros", "inputs of zeros", {**arrays(inputs, seed), **fixed}, all(d.kind != "positive" for d in inputs)
     )
     assumed = any(d.assumed for d in inputs)
-    for name, scale in (("least", _TINY), ("largest", _LARGE)):
+    for name, scale in (("probe-least", _TINY), ("probe-largest", _LARGE)):
         edges = {d.name: _filled(d, d.low if scale == _TINY else d.high) for d in inputs if d.kind == "range"}
-        words = f"inputs {scale:g} times as large" if assumed else f"the {name} inputs"
+        words = f"inputs {scale:g} times as large" if assumed else f"the {name.removeprefix('probe-')} inputs"
         yield Probe(name, words, {**arrays(inputs, seed, scale), **edges}, not assumed)
 
 

@@ -134,9 +134,9 @@ def judge(path: Path, asked: Asked | None = None) -> Report:
     against = None
     for subject in of_model:
         lead = f"{subject.function.name}: " if len(of_model) > 1 else ""
-        found = [finding for rule in RULES.values() for finding in rule.findings(subject)]
-        rows = list(op_verdicts(subject, found))
-        findings += [(finding, lead + finding.output) for finding in found]
+        breaches = [finding for rule in RULES.values() for finding in rule.findings(subject)]
+        rows = list(op_verdicts(subject, breaches))
+        findings += [(finding, lead + finding.output) for finding in breaches]
         verdicts += [(row, lead + row.output) for row in rows]
         worked = _worked(model, subject)
         done |= {lead + name: amount for name, amount in worked.items()}
@@ -252,9 +252,9 @@ def _run(
 ) -> tuple[JudgedFunction, list[Group]]:
     """Return a function with the numbers of a run, and what was found in them."""
     _, description = pick_function(model, subject.function.name)
-    given = _given(asked, subject)
-    fed = domains(subject, description, asked.ranges, given)
-    data = {**arrays(fed, asked.seed), **given}
+    recorded = _given(asked, subject)
+    fed = domains(subject, description, asked.ranges, recorded)
+    data = {**arrays(fed, asked.seed), **recorded}
     try:
         check_loadable(model, subject.function, description)
         case = Case(model, subject.function.name, asked.precision)
@@ -262,7 +262,7 @@ def _run(
         rows = case.drift(data, before)
         groups = list(_numbers(case, rows, data, before, asked))
         known = {group.places for group in groups if group.level == "error"}  # at an edge, too, as a matter of course
-        edges = _at_the_edges(case, fed, given, before, asked)
+        edges = _at_the_edges(case, fed, recorded, before, asked)
         groups += [group for group in edges if group.places not in known]
     except InputError:
         raise
@@ -276,14 +276,14 @@ def _run(
 
 def _given(asked: Asked, subject: Subject) -> dict[str, Any]:
     """Return the recorded inputs of a function: of the file of inputs, and of recorded arrays to compare with."""
-    given: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     names = {feature.name for feature in subject.inputs}
     for path in (asked.against, asked.inputs):
         if path is not None and (path is asked.inputs or path.suffix in SUFFIXES):
-            given |= {name: array for name, array in read_arrays(path).items() if name in names}
-    if asked.inputs is not None and not given:
+            recorded |= {name: array for name, array in read_arrays(path).items() if name in names}
+    if asked.inputs is not None and not recorded:
         raise InputError(f"{asked.inputs}: it has none of the inputs {', '.join(sorted(names))}")
-    return given
+    return recorded
 
 
 def _numbers(case: Case, rows: list[OpDrift], data: Mapping[str, Any], before: States, asked: Asked) -> Iterator[Group]:
@@ -313,8 +313,8 @@ def _numbers(case: Case, rows: list[OpDrift], data: Mapping[str, Any], before: S
         yield _computed(level, "fp16-overflow", "a result leaves fp16's range", why, FIT_FP16, first)
     elif first is not None:
         why = (
-            f"{first.kind} '{first.output}' is the first over {asked.error:.2%}: off by {percent(first.total)}; with inputs "
-            f"as good as fp16 can hold them, by {percent(first.own)}{end}"
+            f"{first.kind} '{first.output}' is the first over {asked.error:.2%}: off by {percent(first.total)}; with "
+            f"inputs as good as fp16 can hold them, by {percent(first.own)}{end}"
         )
         yield _computed(level, "fp16-error", "fp16 loses more than the bound", why, FIT_FP16, first)
     small = next((row for row in rows if row.subnormal > asked.error), None)
@@ -331,11 +331,11 @@ def _computed(level: str, rule: str, title: str, why: str, remedy: str, row: OpD
 
 
 def _at_the_edges(
-    case: Case, fed: tuple[Domain, ...], given: Mapping[str, Any], before: States, asked: Asked
+    case: Case, fed: tuple[Domain, ...], recorded: Mapping[str, Any], before: States, asked: Asked
 ) -> Iterator[Group]:
     """Yield what is not finite at the edges of the inputs' domains."""
     for probe in probes(fed, asked.seed):
-        data = {**probe.arrays, **given}
+        data = {**probe.arrays, **recorded}
         spoilt = case.not_finite(data, before, half=True)
         if spoilt is None:
             continue
@@ -343,7 +343,7 @@ def _at_the_edges(
         what = f"{spoilt.what} in fp16{', and in fp32 too' if also else ''}"
         yield Group(
             "error" if probe.inside and not also else "warn",
-            f"probe-{probe.name}",
+            probe.name,
             f"an output is not finite for {probe.words}",
             f"{spoilt.kind} '{spoilt.name}' is the first: {what}; with {probe.words}",
             FIT_FP16 if probe.inside else f"say with --range whether such inputs occur; if they do, {FIT_FP16}",
@@ -364,15 +364,15 @@ def against_of(path: Path, asked: Asked) -> Against:
     model = load_model(path)
     function, description = pick_function(model, asked.function)
     subject = next(s for s in subjects(model, asked.target) if s.function is function)
-    given = _given(asked, subject)
-    fed = domains(subject, description, asked.ranges, given)
+    recorded = _given(asked, subject)
+    fed = domains(subject, description, asked.ranges, recorded)
     if asked.against.suffix in SUFFIXES:
         missing = [d.name for d in fed if d.kind not in ("given", "left out")]
         if missing:
             said = f"it lacks the input '{missing[0]}', with which its arrays were recorded; give it with --inputs"
             raise InputError(f"{asked.against}: {said}")
     check_loadable(model, function, description)
-    data, case = {**arrays(fed, asked.seed), **given}, Case(model, function.name)
+    data, case = {**arrays(fed, asked.seed), **recorded}, Case(model, function.name)
     one = trace_of(case, path, data, WeightLoader(model.model_dir))
     return compare(one, trace_other(asked.against, case, data), asked.difference)
 
@@ -387,7 +387,7 @@ def _partings(against: Against) -> Iterator[Group]:
             "against",
             "two programs part here",
             f"{said_of(parting)}; what it takes agrees with {against.other}; {ends}",
-            "see what the operation is given and how it was converted; a larger --difference allows for other weights",
+            "see what the operation takes and how it was converted; a larger --difference allows for other weights",
             (parting.name or parting.other,),
             evidence="computed",
         )

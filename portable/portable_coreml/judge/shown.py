@@ -186,8 +186,8 @@ def _function(function: JudgedFunction) -> Iterator[str]:
         half = sum(row.dtype == "fp16" for row in function.rows)
         worst_is = f"output '{worst.output}' is off by {percent(worst.total)}, the most of {len(outputs)}"
         yield f"  {half} of {len(function.rows)} results are declared fp16; {worst_is}"
-        held = f"{largest.largest / _FP16_MAX:.2g} of what fp16 holds"
-        yield f"  the largest number is {largest.largest:.3g}, {held}, in {largest.kind} '{largest.output}'"
+        share = f"{largest.largest / _FP16_MAX:.2g} of what fp16 holds"
+        yield f"  the largest number is {largest.largest:.3g}, {share}, in {largest.kind} '{largest.output}'"
 
 
 def _fed(kind: str, low: float, high: float) -> str:

@@ -58,7 +58,7 @@ class Trace:
 
 def trace_of(case: Case, path: Path, data: Mapping[str, Any], constants: Any) -> Trace:
     """Run a function once in fp32, from states of zeros."""
-    found = case.values(data, case.exact.new_state())
+    computed = case.values(data, case.exact.new_state())
     ops = {out.name: op for op in case.function.block.ops for out in op.outputs}
     takes: dict[str, tuple[str, ...]] = {}
     written: dict[str, str] = {}  # state -> the value that was written to it last
@@ -70,10 +70,10 @@ def trace_of(case: Case, path: Path, data: Mapping[str, Any], constants: Any) ->
         names = [written.get(name, name) for name in names]
         if op.kind == "write_state":
             written[next(input_names(op))] = names[-1]
-        takes.update({out.name: tuple(name for name in names if name in found) for out in op.outputs})
+        takes.update({out.name: tuple(name for name in names if name in computed) for out in op.outputs})
     kinds, values = (
-        {name: kind for name, (kind, _) in found.items()},
-        {name: value for name, (_, value) in found.items()},
+        {name: kind for name, (kind, _) in computed.items()},
+        {name: value for name, (_, value) in computed.items()},
     )
     return Trace(str(path), kinds, values, takes, case.outputs(), ops, constants)
 

@@ -76,9 +76,11 @@ def test_arrays_are_the_same_each_time_and_differ_by_seed() -> None:
 def test_probes_stand_at_the_edges() -> None:
     """Within a domain that somebody stated, at its ends; else at numbers of which nobody knows."""
     loose = {probe.name: probe for probe in probes(fed().values(), 0)}
-    assert list(loose) == ["zeros", "least", "largest"] and not loose["largest"].inside
-    assert (loose["zeros"].arrays["x"] == 0).all() and not loose["zeros"].inside  # log(0) is outside for `power`
-    assert np.abs(loose["largest"].arrays["x"]).max() > 20 and loose["largest"].arrays["ids"].max() == 6
+    assert list(loose) == ["probe-zeros", "probe-least", "probe-largest"] and not loose["probe-largest"].inside
+    assert (loose["probe-zeros"].arrays["x"] == 0).all() and not loose[
+        "probe-zeros"
+    ].inside  # log(0) is outside for `power`
+    assert np.abs(loose["probe-largest"].arrays["x"]).max() > 20 and loose["probe-largest"].arrays["ids"].max() == 6
     stated = list(probes(fed(x=(1.0, 2.0), power=(0.0, 9.0)).values(), 0))
     assert [probe.inside for probe in stated] == [True, True, True]
     assert [float(probe.arrays["x"].mean()) for probe in stated] == [1, 1, 2]
