@@ -24,6 +24,7 @@ def test_diff_residency_compares_a_prediction_with_a_measurement(tmp_path: Path)
     both = [str(tmp_path / "predicted.json"), str(tmp_path / "measured.json")]
     differs = runner.invoke(app, ["diff-residency", *both])
     assert (differs.exit_code, "predicted eligible, measured ineligible" in differs.stdout) == (1, True)
+    assert "`portable-coreml diff-residency` is the command's name now\n" in differs.stderr
     refused = runner.invoke(app, ["diff-residency", both[0], both[0]])
     assert refused.exit_code == 1
 
@@ -42,3 +43,4 @@ def test_compare_compiled_refuses_what_is_no_bundle(tmp_path: Path) -> None:
     """A folder that is no compiled program is named, not compared."""
     refused = runner.invoke(app, ["compare-compiled", str(tmp_path), str(tmp_path)])
     assert (refused.exit_code, "not a compiled bundle" in refused.output) == (1, True)
+    assert "`portable-coreml compare-compiled` is the command's name now\n" in refused.stderr

@@ -10,12 +10,16 @@ ML:
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from portable_coreml.errors import PortableError
+
+COREMLTOOLS = ("9.0", "9.1.dev1")  # the versions whose tests were run; others call the native module in other ways
 MACOS_VERSION = (26, 0)
 _NATIVE = "coremltools.libcoremlpython"
 _CONSUMERS = (
@@ -48,8 +52,24 @@ def native_present() -> bool:
     return native is not None and getattr(native, "__file__", None) is not None
 
 
+def check_coremltools() -> None:
+    """Raise PortableError unless the installed coremltools is one of COREMLTOOLS; it is not imported."""
+    try:
+        version = importlib.metadata.version("coremltools")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if version not in COREMLTOOLS:
+        taken = " or ".join(COREMLTOOLS)
+        raise PortableError(f"coremltools {version} is installed; it must be {taken}: pip install coremltools==9.0")
+
+
 def put(native: ModuleType) -> None:
-    """Install `native` into coremltools, imported or not. Idempotent."""
+    """Install `native` into coremltools, imported or not. Idempotent.
+
+    Raises:
+        PortableError: another version of coremltools is installed than those that were tested.
+    """
+    check_coremltools()
     sys.modules[_NATIVE] = native
     quiet = _OnlyErrors()
     logger = logging.getLogger("coremltools")

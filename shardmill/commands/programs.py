@@ -127,6 +127,11 @@ def lint(
         raise typer.Exit(1)
 
 
+def _moved(command: str) -> None:
+    """Say under which name a command goes on."""
+    typer.echo(f"`portable-coreml {command}` is the command's name now", err=True)
+
+
 def compare_compiled(
     first: Annotated[Path, typer.Argument(help="A compiled bundle, .mlmodelc.")],
     second: Annotated[Path, typer.Argument(help="Another bundle of the same package.")],
@@ -134,6 +139,7 @@ def compare_compiled(
     """Show how two compiled bundles differ, apart from build information. Exit code 1 if they do."""
     from shardmill.imports import quiet_coremltools
 
+    _moved("compare-compiled")
     with quiet_coremltools():
         from portable_coreml.files.compare import compare_compiled as compare
 
@@ -160,12 +166,14 @@ def diff_residency(
 
     from shardmill.evidence.file import is_result
 
+    of_a_device = is_result(measured)
+    if not of_a_device:  # portable-coreml knows no builds, to which a result of a device belongs
+        _moved("diff-residency")
     rules = read_report(predicted, "predicted")
-    rows = _of_a_device(predicted, measured) if is_result(measured) else read_report(measured, "measured")
+    rows = _of_a_device(predicted, measured) if of_a_device else read_report(measured, "measured")
     differences = compare(rules, rows)
-    for d in differences:
-        because = f" ({', '.join(d.rules)})" if d.rules else ""
-        typer.echo(one_line(f"{d.function} {d.output}: predicted {d.predicted}{because}, measured {d.measured}"))
+    for difference in differences:
+        typer.echo(one_line(str(difference)))
     left = sum(row.get("status") == "not_chosen" for row in rows)
     aside = f"; {left} could run on the Neural Engine, but were given to another device" if left else ""
     typer.echo(f"{len(differences)} operations differ{aside}")

@@ -69,6 +69,10 @@ class ResidencyDifference:
     measured: str
     rules: tuple[str, ...]
 
+    def __str__(self) -> str:
+        because = f" ({', '.join(self.rules)})" if self.rules else ""
+        return f"{self.function} {self.output}: predicted {self.predicted}{because}, measured {self.measured}"
+
 
 _MEASURED_ELIGIBLE = ("ane", "not_chosen")
 

@@ -22,30 +22,52 @@ from portable_coreml.program import Binding, Op, TensorType, Value
 OPERATIONS_PER_SECOND = 19e12
 BYTES_PER_SECOND = 120e9
 _FREE = frozenset({"reshape", "expand_dims", "squeeze", "identity"})  # another view of the same bytes
+_RECURRENT = frozenset({"gru", "lstm", "rnn"})
+_WEIGHTS = ("weight_ih", "weight_hh", "weight_ih_back", "weight_hh_back")
 _Shapes = Mapping[str, tuple[int, ...]]
 
 
-def cost_shares(subject: Subject, shapes: _Shapes) -> dict[str, float]:
-    """Return the label of an operation -> its share; the shares of a function add up to 1.
+@dataclass(frozen=True)
+class Work:
+    """What an operation does at some shapes: arithmetic operations, and bytes that move through memory."""
 
-    Empty if they can't be told: with control flow, or if a shape depends on data. `shapes` come from judge/shapes.py.
-    """
-    working = subject.runtime_ops
-    if any(op.blocks or any(out.name not in shapes for out in op.outputs) for op in working):
-        return {}
-    seconds: dict[str, float] = {}
-    for op in working:  # several writes to one state share its label
-        seconds[label(op)] = seconds.get(label(op), 0.0) + _seconds(subject, op, shapes)
+    operations: float = 0.0
+    bytes: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return max(self.operations / OPERATIONS_PER_SECOND, self.bytes / BYTES_PER_SECOND)
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.operations + other.operations, self.bytes + other.bytes)
+
+
+def cost_shares(subject: Subject, shapes: _Shapes) -> dict[str, float]:
+    """Return the label of an operation -> its share; the shares of a function add up to 1. Empty as `work` is."""
+    seconds = {name: done.seconds for name, done in work(subject, shapes).items()}
     total = sum(seconds.values())
     return {name: spent / total for name, spent in seconds.items()} if total else {}
 
 
-def _seconds(subject: Subject, op: Op, shapes: _Shapes) -> float:
+def work(subject: Subject, shapes: _Shapes) -> dict[str, Work]:
+    """Return the label of an operation -> what it does.
+
+    Empty if that can't be told: with control flow, or if a shape depends on data. `shapes` come from judge/shapes.py.
+    """
+    if any(op.blocks or any(out.name not in shapes for out in op.outputs) for op in subject.runtime_ops):
+        return {}
+    done: dict[str, Work] = {}
+    for op in subject.runtime_ops:  # several writes to one state share its label
+        done[label(op)] = done.get(label(op), Work()) + _work(subject, op, shapes)
+    return done
+
+
+def _work(subject: Subject, op: Op, shapes: _Shapes) -> Work:
     if op.kind in _FREE:
-        return 0.0
+        return Work()
     moved = sum(_read(subject, out.name, shapes) for out in op.outputs)
     moved += sum(_read(subject, binding, shapes) for bindings in op.inputs.values() for binding in bindings)
-    return max(arithmetic_operations(subject, op, shapes) / OPERATIONS_PER_SECOND, moved / BYTES_PER_SECOND)
+    return Work(arithmetic_operations(subject, op, shapes), moved)
 
 
 def _read(subject: Subject, binding: Binding, shapes: _Shapes) -> float:
@@ -72,6 +94,11 @@ def arithmetic_operations(subject: Subject, op: Op, shapes: _Shapes) -> float:
 
     A multiplication and its addition are two. Outside matrix products, one per element.
     """
+    if op.kind in _RECURRENT:
+        weights = [_shape(subject, op, name, shapes) for name in _WEIGHTS if op.inputs.get(name)]
+        x = _shape(subject, op, "x", shapes)  # [steps, batch, features]; each step multiplies with every weight
+        if x and len(x) == 3 and all(weights):
+            return 2.0 * x[0] * x[1] * sum(math.prod(weight or ()) for weight in weights)
     made = [float(math.prod(shapes[out.name])) for out in op.outputs if out.name in shapes]
     products = _products(subject, op, shapes)
     if products is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -112,18 +112,37 @@ class Executable:
         return tuple(_owned(value) if isinstance(value, Tensor) else value for value in results)
 
 
+def walk(
+    block: Lowered, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None = None
+) -> Iterator[tuple[LoweredStep, Sequence[Any]]]:
+    """Interpret a block, and yield each operation with its results as soon as it has run.
+
+    Args:
+        block: an executable's `lowered`, or a block inside of it.
+        env: the inputs by name. It gets every result until nothing needs it any more; operations take what it holds
+            when they run, so a caller may change it in between.
+        states: every state's tensor by name; they are updated.
+        half: whether results declared fp16 are rounded.
+        observer: sees the results of blocks inside of this one.
+
+    Hold `torch.inference_mode()` and `one_thread()` around it, as `Executable.run` does.
+    """
+    for index, step in enumerate(block.steps):
+        results = _run_step(step, env, states, half, observer)
+        env.update((out.name, value) for out, value in zip(step.outputs, results, strict=True))
+        yield step, results
+        for name in block.dying.get(index, ()):
+            env.pop(name, None)
+
+
 def _run_block(
     block: Lowered, env: dict[str, Any], states: _States, half: bool, observer: observe.Observer | None
 ) -> tuple[Tensor, ...]:
     """Interpret a block in `env`, which it uses up. Nested blocks and observed runs come here."""
-    for index, step in enumerate(block.steps):
-        results = _run_step(step, env, states, half, observer)
+    for step, results in walk(block, env, states, half, observer):
         for out, value in zip(step.outputs, results, strict=True):
-            env[out.name] = value
             if observer is not None and isinstance(value, Tensor):
                 observer(out.name, step.op.kind, value)
-        for name in block.dying.get(index, ()):
-            env.pop(name, None)
     return tuple(value_of(arg, env) for arg in block.outputs)
 
 

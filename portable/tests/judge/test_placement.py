@@ -11,9 +11,9 @@ from portable_coreml.files.read_text import read_text
 from portable_coreml.judge.placement import (
     BYTES_PER_SECOND,
     OPERATIONS_PER_SECOND,
-    _seconds,
     arithmetic_operations,
     cost_shares,
+    work,
 )
 from portable_coreml.judge.rule import Subject, Target
 from portable_coreml.judge.shapes import infer_shapes
@@ -55,7 +55,7 @@ def test_arithmetic_and_bytes_are_counted_by_hand() -> None:
     assert arithmetic_operations(made, ops["e"], shapes) == 16
     moved = (64 * 4 + 32 * 4) * 2 + 32 * 64 + 32 * 2  # x and c in fp16, w in int8, its scales in fp16
     wanted = max(moved / BYTES_PER_SECOND, 2 * 32 * 64 * 4 / OPERATIONS_PER_SECOND)
-    assert _seconds(made, ops["c"], shapes) == pytest.approx(wanted)
+    assert work(made, shapes)["c"].seconds == pytest.approx(wanted)
 
 
 def test_attention_is_both_of_its_products() -> None:
@@ -67,6 +67,18 @@ def test_attention_is_both_of_its_products() -> None:
     shapes = infer_shapes(made.function, {"q": (1, 2, 3, 16), "k": (1, 2, 6, 16), "v": (1, 2, 6, 8)})
     (op,) = made.runtime_ops
     assert arithmetic_operations(made, op, shapes) == 2 * 2 * 3 * 6 * (16 + 8)
+
+
+def test_a_recurrent_layer_multiplies_with_all_its_weights_at_each_step() -> None:
+    """Five steps of a batch of two, from 3 features to 4, with four gates."""
+    made = subject("""program(1.3){ func main<ios17>(tensor<fp32, [5, 2, 3]> x, tensor<fp32, [2, 4]> h,
+        tensor<fp32, [2, 4]> c, tensor<fp32, [16, 3]> i, tensor<fp32, [16, 4]> r) {
+        tensor<fp32, [1, 2, 4]> y, tensor<fp32, [2, 4]> yh, tensor<fp32, [2, 4]> yc = lstm(initial_c = c, initial_h = h,
+            weight_hh = r, weight_ih = i, x = x);
+    } -> (y); }""")
+    (op,) = made.runtime_ops
+    shapes = {"x": (5, 2, 3), "h": (2, 4), "c": (2, 4), "i": (16, 3), "r": (16, 4), "y": (1, 2, 4)}
+    assert arithmetic_operations(made, op, shapes) == 2 * 5 * 2 * 16 * (3 + 4)
 
 
 def test_no_share_is_told_where_shapes_depend_on_data() -> None:
