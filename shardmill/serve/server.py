@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from types import FrameType
 from typing import Any
 
@@ -343,6 +344,7 @@ def around(
         lifespan="off",
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=ceil(limits.kept_seconds),
         timeout_graceful_shutdown=int(limits.grace_seconds + LAST_WORDS),
         backlog=BACKLOG,
     )
