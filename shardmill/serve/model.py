@@ -92,6 +92,7 @@ class Limits:
         head_seconds: time that a new connection has to send the head of a request.
         kept_seconds: time after an answer in which the next head may come; clients close a connection earlier.
         idle_connections: connections that may wait for a request; one more closes the oldest.
+        backlog: connections that may wait to be accepted.
         stall_seconds: time after which a stream is closed whose client reads nothing.
         keepalive_seconds: time without data after which a stream sends a comment.
         grace_seconds: time that the running request has to finish when the server shuts down.
@@ -106,6 +107,7 @@ class Limits:
     head_seconds: float = 10.0
     kept_seconds: float = 30.0
     idle_connections: int = 256
+    backlog: int = 128
     stall_seconds: float = 60.0
     keepalive_seconds: float = 10.0
     grace_seconds: float = 10.0
