@@ -42,6 +42,7 @@ from shardmill.bench.server import MAIN
 
 BURST, IDLE, FILES = 20, 300, 256
 TOKENS = 24  # of an answer, at most
+KINDS = 40  # different requests
 PATIENCE = 900.0  # seconds that an answer may take
 TRIES = 40  # of a request whose server was killed or is full
 GROWTH = 16e6  # bytes of resident memory that a process may add; lab/soak.py says why no less
@@ -231,7 +232,7 @@ async def live(service: Service, port: int, tasks: Path, args: argparse.Namespac
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         kinds = [*completions(texts, model), *others(texts, model)]
-        kinds = [one for one in kinds if one.kind != "adapter" and one.path != "responses"]
+        kinds = rng.sample([one for one in kinds if one.kind != "adapter" and one.path != "responses"], KINDS)
         alone = []
         for request in kinds:
             body = body_of(request) if request.path == "decide" else body_of(request, shardmill={"drafter": "none"})

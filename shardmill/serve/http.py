@@ -45,6 +45,7 @@ def _host_name(header: str) -> str:
 ENDPOINTS = (
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses/input_tokens",
     "/v1/responses",
     "/v1/label",
     "/v1/embeddings",
