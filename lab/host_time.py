@@ -73,9 +73,9 @@ def generated(port: int) -> float:
     """Return how many tokens a server has generated."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     connection.request("GET", "/metrics")
-    found = GENERATED.search(connection.getresponse().read().decode())
+    count = GENERATED.search(connection.getresponse().read().decode())
     connection.close()
-    return float(found[1]) if found else 0.0
+    return float(count[1]) if count else 0.0
 
 
 def asked(server: tuple[psutil.Process, int, str], kind: str, number: int) -> float:
@@ -97,8 +97,8 @@ def asked(server: tuple[psutil.Process, int, str], kind: str, number: int) -> fl
 
 def drawn(python: str) -> tuple[float, str]:
     """Return the milliseconds of a draw, and a digest of the drawn tokens."""
-    found = subprocess.run([python, "-c", DRAW], capture_output=True, text=True, check=True).stdout.split()
-    return float(found[0]), found[1]
+    said = subprocess.run([python, "-c", DRAW], capture_output=True, text=True, check=True).stdout.split()
+    return float(said[0]), said[1]
 
 
 def main() -> None:
@@ -120,8 +120,8 @@ def main() -> None:
             took, digest = drawn(python)
             figures["a draw"][which].append(took)
             digests.add(digest)
-    for kind, found in figures.items():
-        middle = [(statistics.median if kind == "a draw" else statistics.mean)(one) for one in found]
+    for kind, each in figures.items():
+        middle = [(statistics.median if kind == "a draw" else statistics.mean)(one) for one in each]
         ratio = f"; against {middle[1]:.3f} ms: {middle[0] / middle[1]:.2f}" if args.against else ""
         print(f"{kind}: {middle[0]:.3f} ms{ratio}")
     print("the drawn tokens are", "equal" if len(digests) == 1 else "NOT EQUAL", *sorted(digests))

@@ -82,10 +82,10 @@ class Service:
     def processes(self) -> dict[str, psutil.Process]:
         """Return the server's process, the engine's and the one that renders templates."""
         assert self.process is not None
-        found = {"server": psutil.Process(self.process.pid)}
-        for child in found["server"].children():
-            found["engine" if "shardmill.runtime.process" in " ".join(child.cmdline()) else "templates"] = child
-        return found
+        ours = {"server": psutil.Process(self.process.pid)}
+        for child in ours["server"].children():
+            ours["engine" if "shardmill.runtime.process" in " ".join(child.cmdline()) else "templates"] = child
+        return ours
 
     async def end(self) -> int:
         """End the server in order; its exit code."""

@@ -124,13 +124,13 @@ def probabilities(logits: Probabilities, sampling: Sampling, out: Probabilities 
         probs /= sampling.temperature
     np.exp(probs, out=probs)
     probs /= probs.sum()
-    kept = None
+    tokens = None
     if 0 < sampling.top_k < len(probs):
-        kept = _largest(probs, sampling.top_k)
-        _keep(probs, kept)
+        tokens = _largest(probs, sampling.top_k)
+        _keep(probs, tokens)
     if sampling.top_p < 1:
-        mask = nucleus(probs if kept is None else probs[kept], sampling.top_p)
-        _keep(probs, np.flatnonzero(mask) if kept is None else kept[mask])
+        mask = nucleus(probs if tokens is None else probs[tokens], sampling.top_p)
+        _keep(probs, np.flatnonzero(mask) if tokens is None else tokens[mask])
     if sampling.min_p > 0:
         _keep(probs, np.flatnonzero(probs >= sampling.min_p * probs.max()))
     return probs
@@ -208,10 +208,10 @@ def _down_to(values: NDArray[np.float64], least: np.float64, count: int) -> NDAr
 
 def _keep(probs: Probabilities, tokens: NDArray[np.intp]) -> None:
     """Set all entries of `probs` [V] but those of `tokens` to 0, and scale these to a sum of 1."""
-    kept = probs[tokens]
+    values = probs[tokens]
     probs.fill(0)
-    probs[tokens] = kept
-    probs[tokens] = kept / probs.sum()  # of all: the rounding of a sum goes by the places of what is added
+    probs[tokens] = values
+    probs[tokens] = values / probs.sum()  # of all: the rounding of a sum goes by the places of what is added
 
 
 _RACE = 2  # of the request's random streams; rejection draws from 0, the draft model from 1
