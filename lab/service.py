@@ -43,8 +43,7 @@ from shardmill.bench.server import MAIN
 BURST, IDLE, FILES = 20, 300, 256
 TOKENS = 24  # of an answer, at most
 KINDS = 40  # different requests
-PATIENCE = 900.0  # seconds that an answer may take
-TRIES = 40  # of a request whose server was killed or is full
+PATIENCE = 900.0  # seconds that an answer may take, also if the server was killed or is full
 GROWTH = 16e6  # bytes of resident memory that a process may add; lab/soak.py says why no less
 LOG = 1e6  # bytes
 PASSED_ON = """import os, resource
@@ -160,7 +159,7 @@ async def answer(client: httpx2.AsyncClient, request: Request, stream: bool) -> 
 async def ask(client: httpx2.AsyncClient, request: Request, expected: str, rng: random.Random, tally: Tally) -> None:
     """Ask until there is an answer, and compare it."""
     stream, start = request.path == "completions" and rng.random() < 0.5, time.monotonic()
-    for _ in range(TRIES):
+    while True:
         try:
             status, said = await answer(client, request, stream)
         except (httpx2.TransportError, json.JSONDecodeError):
@@ -171,11 +170,11 @@ async def ask(client: httpx2.AsyncClient, request: Request, expected: str, rng: 
             if said != expected:
                 tally.fault(f"{request} gave {said!r}, alone {expected!r}")
             return
-        if status not in (0, 429, 500, 503):
-            break
+        if status not in (0, 429, 500, 503) or time.monotonic() > start + PATIENCE:
+            tally.fault(f"{request} was not answered: {status} {said}")
+            return
         tally.counts[f"asked again after {status or 'no answer'}"] += 1
         await asyncio.sleep(3)
-    tally.fault(f"{request} was not answered: {status} {said}")
 
 
 async def abandon(client: httpx2.AsyncClient, request: Request, rng: random.Random, tally: Tally) -> None:
