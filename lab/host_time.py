@@ -92,7 +92,8 @@ def asked(server: tuple[psutil.Process, int, str], kind: str, number: int) -> fl
     if answer.status != 200:
         raise SystemExit(f"{answer.status}: {content.decode(errors='replace')}")
     after = process.cpu_times()
-    return 1000 * (after.user + after.system - before.user - before.system) / (generated(port) - earlier)
+    spent = after.user + after.system - before.user - before.system
+    return float(1000 * spent / (generated(port) - earlier))
 
 
 def drawn(python: str) -> tuple[float, str]:
