@@ -14,6 +14,7 @@ from drafted_decoding.engine import DecodeError, Logits
 Probabilities = NDArray[np.float64]
 SEEDS = 2**64
 _BINS, _TRAILING = 4096, 46  # 64 bins for each power of two, as 6 bits of the fraction lead
+_ROWS = 64  # of the columns in which the likeliest tokens are looked for
 _ROUNDING = 1e-9  # far larger than the rounding error of a sum of probabilities
 _PENALTY = 1000  # far beyond any use; a much larger or smaller value would make logits infinite
 
@@ -123,12 +124,15 @@ def probabilities(logits: Probabilities, sampling: Sampling, out: Probabilities 
         probs /= sampling.temperature
     np.exp(probs, out=probs)
     probs /= probs.sum()
+    tokens = None
     if 0 < sampling.top_k < len(probs):
-        _keep(probs, _largest(probs, sampling.top_k))
+        tokens = _largest(probs, sampling.top_k)
+        _keep(probs, tokens)
     if sampling.top_p < 1:
-        _keep(probs, nucleus(probs, sampling.top_p))
+        mask = nucleus(probs if tokens is None else probs[tokens], sampling.top_p)
+        _keep(probs, np.flatnonzero(mask) if tokens is None else tokens[mask])
     if sampling.min_p > 0:
-        _keep(probs, probs >= sampling.min_p * probs.max())
+        _keep(probs, np.flatnonzero(probs >= sampling.min_p * probs.max()))
     return probs
 
 
@@ -171,16 +175,28 @@ def log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 def log_probabilities(row: NDArray[np.floating], token: int, top: int) -> tuple[float, tuple[tuple[int, float], ...]]:
     """Return the log-probability of `token` under logits [V], and the `top` likeliest tokens with theirs."""
     logs = log_softmax(row)
-    best = np.flatnonzero(_largest(logs, top)) if top else np.empty(0, np.intp)
+    best = _largest(logs, top)
     best = best[np.argsort(-logs[best], kind="stable")]
     return float(logs[token]), tuple((int(t), float(logs[t])) for t in best)
 
 
-def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Return the mask [V] of the `count` largest values, or of all if there are fewer; ties go to the first."""
+def _largest(values: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Return the indices of the `count` largest of values [V], or of all if there are fewer; ties go to the first.
+
+    Selecting among a large vocabulary takes milliseconds. So values are put into columns. `count` columns have a value
+    that is at least the count-th largest maximum of a column, so whatever is smaller is left out before the selection.
+    """
     if count >= len(values):
-        return np.ones(len(values), dtype=np.bool_)
-    return _down_to(values, np.partition(values, -count)[-count], count)
+        return np.arange(len(values))
+    if count == 0:
+        return np.empty(0, np.intp)
+    columns, bound = len(values) // _ROWS, -np.inf
+    if columns >= count:
+        maxima = values[: columns * _ROWS].reshape(_ROWS, columns).max(axis=0)
+        bound = np.partition(maxima, -count)[-count]
+    tokens = np.flatnonzero(values >= bound)
+    some = values[tokens]
+    return tokens[_down_to(some, np.partition(some, -count)[-count], count)]
 
 
 def _down_to(values: NDArray[np.float64], least: np.float64, count: int) -> NDArray[np.bool_]:
@@ -190,10 +206,12 @@ def _down_to(values: NDArray[np.float64], least: np.float64, count: int) -> NDAr
     return mask
 
 
-def _keep(probs: Probabilities, mask: NDArray[np.bool_]) -> None:
-    """Set all entries of `probs` [V] outside `mask` to 0, and scale the rest to a sum of 1."""
-    probs *= mask
-    probs /= probs.sum()
+def _keep(probs: Probabilities, tokens: NDArray[np.intp]) -> None:
+    """Set all entries of `probs` [V] but those of `tokens` to 0, and scale these to a sum of 1."""
+    values = probs[tokens]
+    probs.fill(0)
+    probs[tokens] = values
+    probs[tokens] = values / probs.sum()  # of all: the rounding of a sum goes by the places of what is added
 
 
 _RACE = 2  # of the request's random streams; rejection draws from 0, the draft model from 1

@@ -10,6 +10,7 @@ the socket closes, and is killed when its parent ends or closes it.
 from __future__ import annotations
 
 import mmap
+import select
 import signal
 import socket
 import subprocess
@@ -89,6 +90,8 @@ class Process:
                 process_group=0,  # only the parent handles Ctrl-C
             )
         self.connection, self._calls = Connection(ours.detach()), 0
+        self._answered = select.poll()  # made once: a token waits here, and Connection.poll makes one for each wait
+        self._answered.register(self.connection, select.POLLIN)
         self.close = weakref.finalize(self, _end, self.child, self.connection)
         interrupt.ends_with_this_process(self.child)
         self.threads: int | None
@@ -116,7 +119,7 @@ class Process:
         """
         while True:
             try:
-                self.connection.poll(None)
+                self._answered.poll()
                 with interrupt.deferred():  # a message that is read only in part would spoil all later ones
                     number, kind, value = self.connection.recv()
             except (EOFError, OSError):

@@ -173,8 +173,8 @@ def _add_decisions(app: FastAPI, chats: Executor, model: Model, worker: Worker, 
         return last
 
 
-def _add_tokenizer(app: FastAPI, chats: Executor, model: Model) -> None:
-    """Add `POST /tokenize` and `POST /detokenize`, as vLLM has them."""
+def _add_tokenizer(app: FastAPI, chats: Executor, model: Model, settings: Settings) -> None:
+    """Add `POST /tokenize` and `POST /detokenize`, as vLLM has them, and OpenAI's count of an input's tokens."""
 
     @app.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:
@@ -184,6 +184,12 @@ def _add_tokenizer(app: FastAPI, chats: Executor, model: Model) -> None:
         texts = [model.vocabulary.text(token) for token in tokens] if body.return_token_strs else None
         most = model.engine.slots
         return json_response({"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": texts})
+
+    @app.post("/v1/responses/input_tokens", response_model=None)
+    async def input_tokens(body: ResponsesRequest) -> Response:
+        """Count the tokens of such a conversation, without an answer."""
+        works = await asyncio.get_running_loop().run_in_executor(chats, prepare, body.as_chat(), model, settings)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(works[0].prompt)})
 
     @app.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest) -> Response:
@@ -219,7 +225,7 @@ def create_app(model: Model, worker: Worker, metrics: Metrics, settings: Setting
     facts = _facts(model, settings)
     add_pages(app, model.name, lambda: worker.is_well, metrics, settings, facts, model.adapters, model.checked)
     _add_decisions(app, chats, model, worker, settings)
-    _add_tokenizer(app, chats, model)
+    _add_tokenizer(app, chats, model, settings)
 
     @app.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:

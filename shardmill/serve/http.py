@@ -45,6 +45,7 @@ def _host_name(header: str) -> str:
 ENDPOINTS = (
     "/v1/completions",
     "/v1/chat/completions",
+    "/v1/responses/input_tokens",
     "/v1/responses",
     "/v1/label",
     "/v1/embeddings",
@@ -209,8 +210,7 @@ class IdleConnections:
     """The idle connections of one server, the oldest first: connections that have not yet sent a request's head."""
 
     def __init__(self, limits: Limits) -> None:
-        self._seconds = limits.head_seconds
-        self._most = limits.idle_connections
+        self._limits = limits
         self._waiting: dict[Connection, asyncio.TimerHandle] = {}
 
     def enter(self, connection: Connection) -> None:
@@ -218,8 +218,9 @@ class IdleConnections:
         if connection in self._waiting:
             return
         loop = asyncio.get_running_loop()
-        self._waiting[connection] = loop.call_later(self._seconds, self._dismiss, connection)
-        if len(self._waiting) > self._most:
+        seconds = self._limits.head_seconds if connection.cycle is None else self._limits.kept_seconds
+        self._waiting[connection] = loop.call_later(seconds, self._dismiss, connection)
+        if len(self._waiting) > self._limits.idle_connections:
             self._dismiss(next(iter(self._waiting)))
 
     def leave(self, connection: Connection) -> None:

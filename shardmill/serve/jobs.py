@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import OrderedDict, deque
@@ -45,6 +46,8 @@ class DecideWork:
     adapter: str | None = None
 
 
+PAUSE = 0.02  # seconds between two pieces of a stream, which readers take for none
+
 # An answer is events, then the result or an error. Of a prompt's passes only those are items that score its tokens.
 Item = PrefillEvent | TokenEvent | GenerationResult | LabelScores | ApiError
 
@@ -66,6 +69,8 @@ class Job:
         self._ready = asyncio.Event()
         self._lock = threading.Lock()
         self._items: list[Item] = []
+        self._whole = False  # whether only the end is waited for
+        self._taken, self._pausing, self._held = -math.inf, False, False
         self.cancelled: ApiError | None = None
 
     def cancel(self, reason: ApiError) -> None:
@@ -76,20 +81,47 @@ class Job:
         """Add an item to the answer; called by the worker thread. Never blocks."""
         with self._lock:
             self._items.append(item)
-            first = len(self._items) == 1
-        if first:
+            due = self._due(item)
+        if due:
             with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._ready.set)
 
-    async def take(self) -> list[Item]:
-        """Return all items since the last call; wait until there is one."""
+    async def take(self, *, whole: bool = False) -> list[Item]:
+        """Return all items since the last call; wait until there are some.
+
+        To wake the event loop takes longer than to send a token. So it is woken once for the tokens of a pass. While
+        passes take less than `PAUSE`, it is woken once in this time and at the end.
+
+        Args:
+            whole: wait for the end.
+        """
+        self._whole = whole
         while True:
             await self._ready.wait()
+            now = self._loop.time()
             with self._lock:
                 items, self._items = self._items, []
                 self._ready.clear()
+                self._pausing = not whole and bool(items) and (self._held or now - self._taken < PAUSE)
             if items:
+                self._taken, self._held = now, False
+                if self._pausing:
+                    self._loop.call_later(PAUSE, self._resume)
                 return items
+
+    def _resume(self) -> None:
+        """End the pause, and hand over what came in it."""
+        with self._lock:
+            self._pausing, self._held = False, bool(self._items)
+            due = self._held and self._due(self._items[-1])
+        if due:
+            self._ready.set()
+
+    def _due(self, last: Item) -> bool:
+        """Return whether the items up to `last` are handed over now; a pass ends with a token of the model's own."""
+        if not isinstance(last, PrefillEvent | TokenEvent):
+            return True
+        return not (self._pausing or self._whole or (isinstance(last, TokenEvent) and last.from_draft))
 
 
 def ending(items: list[Item]) -> GenerationResult | LabelScores | ApiError | None:

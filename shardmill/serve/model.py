@@ -89,8 +89,10 @@ class Limits:
         prompt_tokens, max_tokens: per request; None: the size of the context, even if it slides.
         body_bytes: longest request body.
         body_seconds: time that a client has to send the body.
-        head_seconds: time that a connection has to send the head of a request, from its beginning or the last answer.
+        head_seconds: time that a new connection has to send the head of a request.
+        kept_seconds: time after an answer in which the next head may come; clients close a connection earlier.
         idle_connections: connections that may wait for a request; one more closes the oldest.
+        backlog: connections that may wait to be accepted.
         stall_seconds: time after which a stream is closed whose client reads nothing.
         keepalive_seconds: time without data after which a stream sends a comment.
         grace_seconds: time that the running request has to finish when the server shuts down.
@@ -103,7 +105,9 @@ class Limits:
     body_bytes: int = 1 << 20
     body_seconds: float = 30.0
     head_seconds: float = 10.0
+    kept_seconds: float = 30.0
     idle_connections: int = 256
+    backlog: int = 128
     stall_seconds: float = 60.0
     keepalive_seconds: float = 10.0
     grace_seconds: float = 10.0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from drafted_decoding import DRAFTERS
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, ValidationInfo, field_validator, model_validator
 
 from shardmill.serve.protocol import (
     LONGEST_REGEX,
@@ -146,8 +146,15 @@ class CompletionRequest(GenerationRequest):
     max_tokens: int | None = Field(None, ge=0)
     prompt: str | list[int] | Annotated[list[str] | list[list[int]], Field(min_length=1, max_length=MOST_PROMPTS)]
     logprobs: int | None = Field(None, ge=0, le=20)
-    best_of: Literal[1] | None = None
+    best_of: int | None = None
     echo: bool | None = None
+
+    @field_validator("best_of")
+    @classmethod
+    def _keeps_all(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value not in (None, 1, info.data.get("n")):
+            raise ValueError("must be as large as n, since no answer is dropped")
+        return value
 
     @model_validator(mode="after")
     def _asks_for_something(self) -> CompletionRequest:

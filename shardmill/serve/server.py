@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from types import FrameType
 from typing import Any
 
@@ -160,8 +161,7 @@ class LoadingApp:
         await respond(error)(scope, receive, send)
 
 
-BACKLOG = 128  # connections that may wait; where descriptors lack, asyncio tries this many at once
-OWN_FILES = 64 + 2 * BACKLOG  # descriptors of no connection that is counted: some wait, some are being closed
+OWN_FILES = 64  # descriptors of no connection
 FEWEST = 8  # connections of each kind
 LAST_WORDS = 2.0  # seconds for sending answers after the engine has stopped
 
@@ -343,8 +343,9 @@ def around(
         lifespan="off",
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=ceil(limits.kept_seconds),
         timeout_graceful_shutdown=int(limits.grace_seconds + LAST_WORDS),
-        backlog=BACKLOG,
+        backlog=limits.backlog,
     )
     return Server(config, worker, limits.grace_seconds, announce)
 
@@ -354,7 +355,7 @@ def within_descriptors(limits: Limits) -> Limits:
 
     Where descriptors lack, no connection is accepted, and asyncio reports it thousands of times a second.
     """
-    needed = limits.idle_connections + limits.open_requests + OWN_FILES
+    needed = limits.idle_connections + limits.open_requests + OWN_FILES + 2 * limits.backlog
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return limits
@@ -362,9 +363,11 @@ def within_descriptors(limits: Limits) -> Limits:
     with suppress(OSError, ValueError):  # a system may have a lower limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    share = max(FEWEST, (most - OWN_FILES) // 2)
+    backlog = min(limits.backlog, most // 8)  # asyncio accepts as many at once, and as many more are being closed
+    share = max(FEWEST, (most - OWN_FILES - 2 * backlog) // 2)
     return replace(
         limits,
+        backlog=backlog,
         idle_connections=min(limits.idle_connections, share),
         open_requests=min(limits.open_requests, share),
     )

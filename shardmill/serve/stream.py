@@ -62,9 +62,9 @@ async def send_chunk(send: Send, body: bytes, stall: float, *, more: bool = True
 
 async def take_all(job: Job) -> list[Item]:
     """Take a job's items until it ends, and return them."""
-    items = await job.take()
+    items = await job.take(whole=True)
     while ending(items) is None:
-        items += await job.take()
+        items += await job.take(whole=True)
     return items
 
 

@@ -160,7 +160,7 @@ def test_choices_are_the_answers_to_seeds_that_count_up(server: Running, tempera
     """`n` choices: each what a request with its seed gets; the prompt is counted once, and later ones reuse it."""
     create = server.client().completions.create
     single = [create(**ask(temperature=temperature, seed=seed)).choices[0].text for seed in (5, 6, 7)]
-    answer: Any = create(**ask(temperature=temperature, seed=5, n=3, logprobs=0))
+    answer: Any = create(**ask(temperature=temperature, seed=5, n=3, best_of=3, logprobs=0))
     assert [choice.text for choice in answer.choices] == single and [c.index for c in answer.choices] == [0, 1, 2]
     assert len(set(single)) == (3 if temperature else 1)
     assert answer.usage.prompt_tokens == len("Once upon a time") and answer.usage.completion_tokens == 3 * 24

@@ -22,7 +22,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    limits = Limits(head_seconds=SECONDS, idle_connections=MOST)
+    limits = Limits(head_seconds=SECONDS, kept_seconds=SECONDS, idle_connections=MOST)
     with running(fake_model(Speaker(delay=0.05)), Settings(port=0, limits=limits)) as up:
         yield up
 
@@ -65,6 +65,17 @@ def test_so_is_that_of_a_second_request(server: Running) -> None:
         assert is_answered(connection)
         connection.sendall(HEALTH[:-2])
         assert is_closed(connection)
+
+
+def test_an_answered_connection_is_kept_for_longer() -> None:
+    """Clients use it again, and many let go of it after five seconds themselves: it must not be gone when they ask."""
+    limits = Limits(head_seconds=0.05, kept_seconds=PATIENCE)
+    with running(fake_model(), Settings(port=0, limits=limits)) as up, connect(up, HEALTH) as kept:
+        assert is_answered(kept)
+        assert is_closed(connect(up))
+        kept.sendall(HEALTH)
+        assert is_answered(kept)
+    assert Limits().kept_seconds > 5
 
 
 NO_REQUESTS = {

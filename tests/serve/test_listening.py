@@ -13,11 +13,15 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
+import tiny
+from bench.folder import build_folder
 from patience import PATIENCE, wait_until
 from programs import skip_or_fail
 
@@ -34,11 +38,18 @@ LARGE = ("uvicorn", "fastapi", "torch", "transformers")  # the error itself take
 
 
 @contextmanager
-def started(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of the tests' server."""
+def started(*command: str, files: Sequence[int] = ()) -> Iterator[subprocess.Popen[str]]:
+    """A process of a server, which keeps these files."""
     environment = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}", "PYTHONUNBUFFERED": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    server = subprocess.Popen(command, cwd=TESTS, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+    server: subprocess.Popen[str] = subprocess.Popen(
+        command,
+        cwd=TESTS,
+        env=environment,
+        text=True,
+        pass_fds=files,
+        **pipes,  # type: ignore[call-overload]
+    )
     try:
         yield server
     finally:
@@ -46,7 +57,7 @@ def started(*command: str) -> Iterator[subprocess.Popen[str]]:
         server.communicate()
 
 
-def asked(address: str | int) -> tuple[int, str]:
+def asked(address: str | int, **more: str) -> tuple[int, str]:
     """Status and text of a completion, asked for at a file or a port under a name that no server has."""
     kind, where = (socket.AF_UNIX, address) if isinstance(address, str) else (socket.AF_INET, ("127.0.0.1", address))
     connection = http.client.HTTPConnection("localhost")
@@ -54,7 +65,7 @@ def asked(address: str | int) -> tuple[int, str]:
     connection.sock.settimeout(PATIENCE)
     connection.sock.connect(where)
     headers = FORGED if kind == socket.AF_UNIX else {"Content-Type": "application/json"}
-    connection.request("POST", "/v1/completions", json.dumps(ask()), headers)
+    connection.request("POST", "/v1/completions", json.dumps(ask(**more)), headers)
     answer = connection.getresponse()
     content = json.loads(answer.read())
     connection.close()
@@ -118,6 +129,35 @@ def test_a_socket_that_systemd_passes_on_is_served(tmp_path: Path) -> None:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=PATIENCE)
         assert server.returncode == 0 and file.exists()  # it is systemd's
+
+
+PASSED_ON = """import os
+os.dup2({0}, 3)
+os.environ |= {{"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}}
+from shardmill.cli import main
+main()"""
+
+
+@pytest.mark.thorough
+def test_who_asks_after_the_end_of_the_engine_is_answered_by_the_next_server(built: tiny.Build, tmp_path: Path) -> None:
+    """systemd keeps the socket, and starts the service again because it ends with an error, as docs/service/ asks."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port, code = listener.getsockname()[1], PASSED_ON.format(listener.fileno())
+        command = (sys.executable, "-c", code, "serve", str(build_folder(built, tmp_path)), "--no-check")
+        model = json.loads((tmp_path / "model.json").read_text())["model"]
+        with started(*command, files=[listener.fileno()]) as server:
+            before = asked(port, model=model)
+            (engine,) = psutil.Process(server.pid).children()
+            engine.kill()
+            _, errors = server.communicate(timeout=PATIENCE)
+        assert server.returncode == 1 and errors.splitlines()[-1].startswith("shardmill: ") and "SIGKILL" in errors
+        assert "Traceback" not in errors
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(asked, port, model=model)
+            with started(*command, files=[listener.fileno()]):
+                assert waiting.result(PATIENCE) == before
 
 
 @pytest.mark.parametrize("which", ["stdout", "stderr"])

@@ -313,7 +313,7 @@ def test_more_connections_than_it_may_open_files_are_no_complaint() -> None:
 
 @pytest.mark.parametrize(
     ("soft", "hard", "idle", "raised"),
-    [(256, 4096, 256, 832), (256, 512, 96, 512), (256, 256, 8, 256), (1024, 1024, 256, 1024), (256, -1, 256, 832)],
+    [(256, 4096, 256, 832), (256, 512, 160, 512), (256, 256, 64, 256), (1024, 1024, 256, 1024), (256, -1, 256, 832)],
 )
 def test_connections_fit_the_files_that_may_be_open(
     soft: int, hard: int, idle: int, raised: int, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +324,7 @@ def test_connections_fit_the_files_that_may_be_open(
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: found.append(limits))
     fitted = within_descriptors(Limits())
     assert (fitted.idle_connections, fitted.open_requests, found[-1][0]) == (idle, idle, raised)
+    assert 2 * idle + 2 * fitted.backlog + 64 <= raised
 
 
 def test_a_lack_of_files_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,7 @@ def locked() -> Iterator[Running]:
     ("change", "says", "param"),
     [
         ({"n": 17}, "n: ", "n"),
-        ({"best_of": 3}, "best_of: ", "best_of"),
+        ({"best_of": 3, "n": 2}, "best_of: must be as large as n", "best_of"),
         ({"echo": "yes please"}, "echo: ", "echo"),
         ({"temperature": -1}, "temperature: ", "temperature"),
         ({"temperature": "hot"}, "temperature: ", "temperature"),

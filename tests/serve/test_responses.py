@@ -57,6 +57,17 @@ def test_a_text_is_answered_as_a_chat_is(server: Running) -> None:
     assert answer.instructions == "Be brief." and answer.metadata == {"of": "a test"}
 
 
+def test_the_tokens_of_an_input_are_counted(server: Running) -> None:
+    """As an answer counts them; no answer is made."""
+    asked: Any = {"model": NAME, "input": ASKED, "instructions": "Be brief.", "tools": [WEATHER]}
+    before = server.metric('shardmill_tokens_total{kind="generated"}')
+    counted = server.client().responses.input_tokens.count(**asked)
+    assert server.metric('shardmill_tokens_total{kind="generated"}') == before
+    assert counted.input_tokens == server.client().responses.create(**asked).usage.input_tokens
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        server.client().responses.input_tokens.count(**asked | {"model": "other"})
+
+
 def test_calls_are_items_and_come_back_with_their_outputs(server: Running) -> None:
     """The client's example: append the output items and each call's result to the input, and ask again."""
     first = respond(server, tools=[WEATHER])
