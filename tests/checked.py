@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from shardmill.checkpoint.hashing import hash_file
 from shardmill.files import write_json
+from shardmill.models.part_kinds import pass_inputs
 from shardmill.pipeline.steps import expected
 from shardmill.pipeline.task import Artifact
 from shardmill.plan import write_part
@@ -28,7 +29,9 @@ def record(made: tiny.Build, folder: Path) -> Path:
     work = folder / "recording"
     work.mkdir()
     (work / "source").symlink_to(made.source)
-    hidden = torch.full((made.plan["architecture"]["layers"] + 1, 2, tiny.HIDDEN), SCALE)
+    parts = [part for part in made.parts.values() if part.kind == "layers"]
+    width = pass_inputs(parts[0].spec)["x"][1] if parts else tiny.HIDDEN
+    hidden = torch.full((made.plan["architecture"]["layers"] + 1, 2, width), SCALE)
     later = [part for part in made.parts.values() if part.kind == "encoder" and part.start]
     edges = {part.edge(part.start): torch.full((2, part.spec.graph.hidden), SCALE) for part in later}
     save_file({"tokens": torch.tensor(made.text), "hidden": hidden, **edges}, work / "states.safetensors")

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = (
     "shardmill",
     "decoding/drafted_decoding",
+    "exporters/transformers_coreml",
     "kit/kit_runner",
     "portable/portable_coreml",
     "portable/extra/portable_coreml_extra",
@@ -20,7 +21,8 @@ READERS = ("*.py", "*.html", "*.smk", "Snakefile")
 
 def sources() -> dict[Path, str]:
     """Every file of the repository that may mention a function of its packages."""
-    folders = (*PACKAGES, "decoding/tests", "kit/tests", "portable/tests", "tests", "lab", "tools", "rules", "scripts")
+    tests = [f"{name}/tests" for name in ("decoding", "exporters", "kit", "portable")]
+    folders = (*PACKAGES, *tests, "tests", "lab", "tools", "rules", "scripts")
     found = {path for folder in folders for kind in READERS for path in (ROOT / folder).rglob(kind)}
     return {path: path.read_text() for path in (*found, ROOT / "Snakefile", ROOT / "hatch_build.py") if path.exists()}
 

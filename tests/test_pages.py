@@ -130,7 +130,19 @@ def test_what_no_apple_hardware_has_run_is_said_first() -> None:
 
 # Names of our own files and classes, in pages and docstrings.
 
-CODE = ("shardmill", "decoding", "kit", "portable", "tests", "tools", "lab", "scripts", "swift", "hatch_build.py")
+CODE = (
+    "shardmill",
+    "exporters",
+    "decoding",
+    "kit",
+    "portable",
+    "tests",
+    "tools",
+    "lab",
+    "scripts",
+    "swift",
+    "hatch_build.py",
+)
 OURS = {file for name in CODE for file in ([ROOT / name] if name.endswith(".py") else (ROOT / name).rglob("*.py"))}
 # A docstring that names one of these may name their files; they are read in another place than here.
 OTHERS = re.compile(r"transformers|coremltools|SafeAILab|vLLM|vllm|PEFT|peft|speculators|ExecuTorch")
@@ -214,6 +226,10 @@ OTHERS_NAMES = {
     "Linked": "X-Linked-Etag, a header of HTTP",
     "hf_xet": "a package of huggingface_hub",
     "broadcasting_batch_matmul": "an operation of Core AI",
+    "upsample_bilinear2d": "an operator of torch",
+    "antialias": "an argument of torch's interpolate",
+    "approximate": "an argument of torch's gelu",
+    "kwinputs": "a field of coremltools' nodes",
     "f3_lut_m6": "a file of the M6 report",
     "06_numerics": "a folder of the M6 report",
     "sentence_bert_config": "a file of sentence-transformers",

@@ -46,5 +46,5 @@ def test_a_script_prints_what_the_page_says(title: str, tmp_path: Path) -> None:
 
 
 def test_every_report_has_a_script() -> None:
-    assert len(sections()) == 5
+    assert len(sections()) == 7
     assert all(section.count("```python") == 1 for section in sections().values())

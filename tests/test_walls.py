@@ -18,6 +18,7 @@ PACKAGES = {
     "drafted_decoding": ROOT / "decoding/drafted_decoding",
     "kit_runner": ROOT / "kit/kit_runner",
     "portable_coreml": ROOT / "portable/portable_coreml",
+    "transformers_coreml": ROOT / "exporters/transformers_coreml",
 }
 GROUND = {
     "errors",
@@ -27,9 +28,10 @@ GROUND = {
     "machine",
     "printable",
 }
-# What of the ground stands on a package; the kit runner says errors of Core ML in the same words.
-BELOW = {"machine": {"portable"}, "printable": {"kit_runner"}}
-BESIDE = {"drafted_decoding", "kit_runner", "portable"}  # the other packages, which use nothing of shardmill
+# What of the ground stands on a package, and a package on another; the kit runner says Core ML's errors in its words.
+BELOW = {"machine": {"portable"}, "printable": {"kit_runner"}, "transformers_coreml": {"portable"}}
+# The other packages, which use nothing of shardmill.
+BESIDE = {"drafted_decoding", "kit_runner", "portable", "transformers_coreml"}
 # Each room with those that it may use, beside the ground; from the ground up.
 MAY_USE: dict[str, set[str]] = {
     "checkpoint": set(),
@@ -131,7 +133,7 @@ def allowed(name: str) -> set[str]:
     if own in GROUND | {""}:
         return GROUND | BELOW.get(own, set())
     if not name.startswith("shardmill"):
-        return set()
+        return BELOW.get(own, set())
     return MAY_USE[own] | GROUND | {"portable"}
 
 

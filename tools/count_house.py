@@ -39,6 +39,7 @@ PACKAGES = {
         *("lab/", "benchmarks/", "tools/fit_evidence.py"),
         *("shardmill/draft/", "shardmill/precision/rotate.py", "shardmill/models/synthetic.py"),
     ),
+    "exporters": ("exporters/",),
     "core": ("shardmill/",),
     "rules": ("Snakefile", "rules/", "scripts/"),
     "swift": ("swift/", "swift-any/"),

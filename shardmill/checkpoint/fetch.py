@@ -23,7 +23,8 @@ from typing import Any
 from shardmill.checkpoint.cache import HashCache, file_state
 from shardmill.checkpoint.hashing import hash_file, hash_files
 from shardmill.checkpoint.headers import TensorInfo, read_tensors
-from shardmill.checkpoint.hub import HubAccess, download
+from shardmill.checkpoint.hub import download
+from shardmill.checkpoint.hub_listing import HubAccess
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.merging import merge, merged_places
 from shardmill.checkpoint.paths import RECORD_FILE, Row, checked_file

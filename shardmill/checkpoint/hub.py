@@ -1,4 +1,4 @@
-"""Downloads one pinned commit of a hub repository into the hub's cache and checks every byte.
+"""Downloads a commit of a hub repository into the hub's cache and checks every byte.
 
 Every file is streamed here, through the client's own `http_get`, to a name made from its checked id. A file enters the
 cache only after its bytes match this id. huggingface_hub's own download is not used, for two reasons. It uses the ETag
@@ -10,30 +10,25 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from threading import Event
 from types import MappingProxyType
 
-from huggingface_hub import HfApi, constants, hf_hub_url
-from huggingface_hub._tree_cache import TreeCacheEntry, read_tree_cache, write_tree_cache
+from huggingface_hub import constants, hf_hub_url
+from huggingface_hub._tree_cache import read_tree_cache
 from huggingface_hub.file_download import _create_symlink, http_get, repo_folder_name
-from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import WeakFileLock, build_hf_headers  # type: ignore[attr-defined]
 
 from shardmill.checkpoint.cache import RACY_NS, ByteSpan, FileState, HashCache, file_state
 from shardmill.checkpoint.hashing import hash_file, hash_files
 from shardmill.checkpoint.hub_limits import (
-    MOST_FILES,
     SMALL_BYTES,
     SMALL_SECONDS,
     TEXT_BYTES,
@@ -44,9 +39,10 @@ from shardmill.checkpoint.hub_limits import (
     within,
     without_pages,
 )
+from shardmill.checkpoint.hub_listing import HubAccess, RemoteFile, commit_of, listed, listing_of, pinned
 from shardmill.checkpoint.layout import text_files, weight_files
 from shardmill.checkpoint.modules import TEXT_SETTINGS
-from shardmill.checkpoint.paths import COMMIT, Row, check_name, describe_missing_config, is_commit
+from shardmill.checkpoint.paths import Row, describe_missing_config
 from shardmill.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -80,148 +76,6 @@ def reporting(name: str, arrived: Callable[[], int], size: int, seconds: float =
         thread.join()
 
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class HubAccess:
-    """The hub's endpoint, cache folder and token; the defaults are the hub client's own environment variables."""
-
-    endpoint: str = constants.ENDPOINT
-    cache_dir: Path = Path(constants.HF_HUB_CACHE)
-    token: str | None = None
-
-    @property
-    def api(self) -> HfApi:
-        """Return the hub client for this endpoint, which refuses long waits."""
-        use_client()
-        return HfApi(endpoint=self.endpoint, token=self.token)
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file in the hub's listing: `sha256` if it lies in large-file storage (LFS), otherwise only a git blob id."""
-
-    name: str
-    size: int
-    blob_id: str
-    sha256: str | None
-
-    @property
-    def blob(self) -> str:
-        """Return the name of the file's blob in the hub cache."""
-        return self.sha256 or self.blob_id
-
-    @property
-    def row(self) -> Row:
-        """Return the file as a lock has it."""
-        return self.name, self.size, f"sha256:{self.sha256}" if self.sha256 else f"git:{self.blob_id}"
-
-
-def resolve(repo: str, revision: str | None, access: HubAccess) -> tuple[str, list[Row]]:
-    """Return the commit that a revision is now, and what the hub lists there. Raises CheckpointError."""
-    use_client()
-    with explain_http(repo, revision, access.endpoint):
-        commit = _resolve_revision(repo, revision, access)
-        _, _, listing = _listed(repo, commit, access)
-        return commit, sorted(file.row for file in listing.values())
-
-
-def _pinned(repo: str, revision: str | None, access: HubAccess) -> str:
-    """Return `revision` if it is a commit. Otherwise raise a CheckpointError that names the commit that it is now."""
-    if revision and is_commit(revision):
-        return revision
-    commit = _resolve_revision(repo, revision, access)
-    raise CheckpointError(
-        f"{repo}: revision {revision or 'main'!r} is a name that can move, and {commit} now; `shardmill lock CONFIG` "
-        "keeps it"
-    )
-
-
-def _resolve_revision(repo: str, revision: str | None, access: HubAccess) -> str:
-    """Return the current commit of `revision`."""
-    if revision and is_commit(revision):
-        return revision
-    with understood(access.endpoint):
-        info = within(SMALL_SECONDS, lambda: access.api.model_info(repo, revision=revision), access.endpoint)
-        if not is_commit(str(info.sha)):
-            raise ValueError("no commit")
-        if str(info.id).casefold() != repo.casefold():  # the hub goes on from an old name for as long as it is free
-            raise CheckpointError(f"{repo}: is called {info.id} now; write that name")
-    return str(info.sha)
-
-
-def _listed(
-    repo: str, commit: str, access: HubAccess, locked: Sequence[Row] | None = None
-) -> tuple[Path, Path, dict[str, RemoteFile]]:
-    """Return a repository's folder in the hub cache, the folder of a commit in it, and the commit's files by name.
-
-    The listing comes from the cache if possible, because a commit never changes.
-
-    Args:
-        repo: owner/name.
-        commit: 40 hexadecimal digits.
-        access: the hub.
-        locked: what a lock says that the hub lists; None without a lock.
-
-    Raises:
-        CheckpointError: a name leads out of the checkpoint, an id or a size is invalid, or a lock says otherwise.
-    """
-    folder, snapshot, files = _listing(repo, commit, access)
-    if locked is not None:
-        _check_locked(f"{repo}@{commit[:7]}", {file.row for file in files.values()}, locked)
-    return folder, snapshot, files
-
-
-def _check_locked(source: str, listed: set[Row], locked: Sequence[Row]) -> None:
-    other = sorted(listed ^ {(name, size, digest) for name, size, digest in locked})
-    if other:
-        raise CheckpointError(
-            f"{source}: {other[0][0]}: the hub and the lock say different things of it; check HF_ENDPOINT, or take "
-            "what the hub has with `shardmill lock --upgrade CONFIG`"
-        )
-
-
-def _listing(repo: str, commit: str, access: HubAccess) -> tuple[Path, Path, dict[str, RemoteFile]]:
-    folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
-    snapshot = folder / "snapshots" / commit
-    with understood(access.endpoint):
-        # The public get_cached_repo_tree leaves out the sha256 that its file holds.
-        known = read_tree_cache(str(folder), commit)
-        if known is not None:
-            listed = (RemoteFile(n, f.size, f.blob_id, f.lfs_sha256) for n, f in known.items())
-            return folder, snapshot, _checked(listed, repo)
-        tree = within(SMALL_SECONDS, lambda: _asked(repo, commit, access), access.endpoint)
-        files = _checked((RemoteFile(f.path, f.size, f.blob_id, f.lfs.sha256 if f.lfs else None) for f in tree), repo)
-    write_tree_cache(str(folder), commit, {file.name: _entry(file) for file in files.values()})
-    return folder, snapshot, files
-
-
-def _asked(repo: str, commit: str, access: HubAccess) -> list[RepoFile]:
-    tree = access.api.list_repo_tree(repo, recursive=True, revision=commit)
-    files = [entry for entry in islice(tree, MOST_FILES + 1) if isinstance(entry, RepoFile)]
-    if len(files) > MOST_FILES:
-        raise CheckpointError(f"{repo}: the hub lists more than {MOST_FILES} files; choose a repository of one model")
-    return files
-
-
-def _checked(files: Iterable[RemoteFile], repo: str) -> dict[str, RemoteFile]:
-    checked = {}
-    for file in files:
-        check_name(file.name, repo)
-        sound = COMMIT.fullmatch(file.blob_id) and (file.sha256 is None or _SHA256.fullmatch(file.sha256))
-        if not sound or type(file.size) is not int or not 0 <= file.size < 2**63:
-            raise CheckpointError(
-                f"{repo}: {file.name}: the hub lists it with an invalid id or size; check HF_ENDPOINT"
-            )
-        checked[file.name] = file
-    return checked
-
-
-def _entry(file: RemoteFile) -> TreeCacheEntry:
-    return TreeCacheEntry(file.size, file.blob_id, file.sha256, file.size if file.sha256 else None)
-
-
 STREAMS = 4  # files that are downloaded at a time
 NEVER = Event()
 WORTH_A_WAIT = 1_000_000_000  # bytes that take longer to hash again than to settle
@@ -246,8 +100,8 @@ def download(
     """
     use_client()
     with explain_http(repo, revision, access.endpoint):
-        commit = _pinned(repo, revision, access)
-        folder, snapshot, listing = _listed(repo, commit, access, locked)
+        commit = pinned(repo, revision, access)
+        folder, snapshot, listing = listed(repo, commit, access, locked)
         texts = [listing[name] for name in text_files(listing)]
         for file in texts:
             _check_small(repo, file)
@@ -272,7 +126,7 @@ def amounts(repo: str, commit: str, access: HubAccess) -> tuple[int, int] | None
     folder = access.cache_dir / repo_folder_name(repo_id=repo, repo_type="model")
     if read_tree_cache(str(folder), commit) is None:
         return None
-    _, snapshot, listing = _listing(repo, commit, access)
+    _, snapshot, listing = listing_of(repo, commit, access)
     try:
         weights = weight_files(snapshot, listing, repo)
     except CheckpointError:
@@ -295,8 +149,8 @@ def download_config(
     """
     use_client()
     with explain_http(repo, revision, access.endpoint):
-        commit = _pinned(repo, revision, access)
-        _, snapshot, listing = _listed(repo, commit, access, locked)
+        commit = pinned(repo, revision, access)
+        _, snapshot, listing = listed(repo, commit, access, locked)
         if CONFIG not in listing:
             raise CheckpointError(describe_missing_config(f"{repo}@{commit[:7]}", listing))
         for file in (listing[name] for name in (CONFIG, *TEXT_SETTINGS, *more) if name in listing):
@@ -316,8 +170,8 @@ def download_all(
     """
     use_client()
     with explain_http(repo, revision, access.endpoint):
-        commit = _resolve_revision(repo, revision, access)
-        folder, snapshot, listing = _listed(repo, commit, access)
+        commit = commit_of(repo, revision, access)
+        folder, snapshot, listing = listed(repo, commit, access)
         files = [file for name, file in listing.items() if name != HUB_S_OWN]
         _check_space(folder, files)
 

@@ -80,7 +80,8 @@ def _looked_at(source: str) -> tuple[dict[str, Any], Locked | None, Path, Collec
         names: Collection[str] = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
         origin: dict[str, Any] = {"path": source}
     else:
-        from shardmill.checkpoint.hub import HubAccess, download_config
+        from shardmill.checkpoint.hub import download_config
+        from shardmill.checkpoint.hub_listing import HubAccess
 
         repo, revision = address["repo"], address["revision"]
         entry = resolved(repo, revision or MAIN)

@@ -48,7 +48,7 @@ class Checked:
     Attributes:
         name: the part's name.
         status: RIGHT; WRONG; ELSEWHERE if its numbers are right, and it does not run on the Neural Engine though it
-            should; UNTOLD if the build has no results to compare with.
+            should; UNTOLD if the build has no results of it to compare with.
         said: the rest of a person's line.
         errors: by way, how far its results are from the recorded ones, relative to them.
         limit: how far they may be.
@@ -90,8 +90,8 @@ def check_parts(
         counts = dict(Counter(row["status"] for row in placed))
         evidence = ("predicted" if machine.is_portable() else "measured") if placed else ""
         if expected is None or expected.why_not:
-            why = f"{expected.why_not}; {where}" if expected else where
-            yield Checked(name, ELSEWHERE if off else UNTOLD, why, counts=counts, evidence=evidence)
+            why = expected.why_not if expected else "it was built before shardmill recorded results"
+            yield Checked(name, ELSEWHERE if off else UNTOLD, f"{why}; {where}", counts=counts, evidence=evidence)
             continue
         allowed, errors = limit(expected, precision), model.errors(name)
         wrong = {way: error for way, error in errors.items() if not error <= allowed}  # NaN is not
@@ -277,7 +277,7 @@ def told(build: Path, checked: Sequence[Checked]) -> str:
     if ended == ELSEWHERE:
         return f"{build}: right, but not on the Neural Engine: {bad[0]}{others}; {SMALLER}"
     if ended == UNTOLD:
-        return f"{build}: loads, and has no results to compare with: it was built before shardmill recorded any"
+        return f"{build}: loads, and has no results to compare with: {parts[0].said.partition(';')[0]}"
     compared = sum(one.status == RIGHT for one in parts)
     rest = f" of {len(parts)}" if compared < len(parts) else ""
     answer = next((f", {ANSWER}: {one.said}" for one in checked if one.name == ANSWER), "")

@@ -154,14 +154,16 @@ def _experts_case(
     assert part.layer is not None
     x, original = known["hidden"][part.layer], checkpoint_weights(source, stored.prefix)
     weights = stored.over(original)
-    call, exact = _experts_contribution(reference, part, x, original)
+    call, exact = experts_contribution(reference, part, x, original)
     index, values = taken_in_turn(part.start, part.end)(call)
     shares = Call(call.hidden, index, values).share(part.start, part.end)
     rows = {"x": call.hidden.numpy(), "weights": shares.numpy()}
-    return Case(rows, lambda: [_experts_contribution(reference, part, x, weights)[1]], lambda: [exact], reference.model)
+    return Case(rows, lambda: [experts_contribution(reference, part, x, weights)[1]], lambda: [exact], reference.model)
 
 
-def _experts_contribution(reference: Reference, part: Part, x: Tensor, weights: Weights) -> tuple[Call, Tensor]:
+def experts_contribution(
+    reference: Reference, part: Part, x: Tensor, weights: Weights, fed: Tensor | None = None
+) -> tuple[Call, Tensor]:
     """Return the call of the layer's experts, and the contribution of the group's experts to the layer's output [n, d].
 
     The contribution is a difference of two outputs, because only the layer knows its branch multiplier.
@@ -171,6 +173,7 @@ def _experts_contribution(reference: Reference, part: Part, x: Tensor, weights: 
         part: the group.
         x: the layer's input, [n, d].
         weights: the weights of the whole layer.
+        fed: [n, d], what the experts read in place of what the layer makes of x, if anything.
     """
     assert part.layer is not None
     layer = part.layer
@@ -180,7 +183,7 @@ def _experts_contribution(reference: Reference, part: Part, x: Tensor, weights: 
 
     with choosing(reference.model, layer, none_taken):
         without = run()
-    with choosing(reference.model, layer, taken_in_turn(part.start, part.end)) as calls:
+    with choosing(reference.model, layer, taken_in_turn(part.start, part.end), fed) as calls:
         difference = run() - without
     return calls[0], difference[:, : part.spec.graph.hidden]
 

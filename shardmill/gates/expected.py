@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shardmill.files import dumps
-from shardmill.gates.case import part_case
+from shardmill.gates.case import experts_contribution, part_case
 from shardmill.gates.disturbed import FP16, NOISE, Probe, disturbed
 from shardmill.gates.encoder import part_weights, stored_answers, with_tables
 from shardmill.gates.encoder_reference import EncoderReference
 from shardmill.gates.naming import Weights
-from shardmill.gates.reference import Reference
+from shardmill.gates.reference import Reference, checkpoint_weights
 from shardmill.gates.stack import StoredModel
 from shardmill.gates.stored import StoredWeights
 from shardmill.gates.thresholds import THRESHOLDS
@@ -38,7 +38,6 @@ STRIDE = 1000  # between the first seeds of parts and attempts: a part has one f
 SEEDS = 8  # that are tried for a part, until rounding to fp16 changes no choice of experts
 LARGEST_EXPONENT, SMALLEST_EXPONENT = 8, -8  # of the inputs: far from both ends of fp16
 UNMADE = {
-    "experts": "its inputs are a router's: the first answer runs it",
     "drafter": "it drafts, and changes no text",
     "lent": "it reads the caches of other parts: the first answer runs it",
     "choices": "rounding to fp16 alone changes which experts its tokens take: the first answer runs it",
@@ -96,10 +95,10 @@ def record_decoder(
         source: the checkpoint's folder.
         stored: the package's weights.
     """
-    why = "drafter" if part.drafter else "experts" if part.kind == "experts" else "lent" if part.spec.lent else ""
+    why = "drafter" if part.drafter else "lent" if part.spec.lent else ""
     for attempt in range(0 if why else SEEDS):
         seeds = _seeds(part, known, (place * SEEDS + attempt) * STRIDE)
-        made = _made(part, seeds, _results(part, plan, reference, source, stored, seeds), reference)
+        made = _made(part, seeds, _results(part, plan, reference, known, source, stored, seeds), reference)
         if made is not None:
             recording.add(part, *made)
             return
@@ -113,7 +112,7 @@ def _made(
     exact = run()
     if part.kind != "head":
         limits, hopeless = _limits(reference.model, exact, run)
-        return None if hopeless else ({"seeds": seeds, "limits": limits}, {"rows": exact.numpy()})
+        return None if hopeless else ({"seeds": seeds, "limits": limits} | _taken(part), {"rows": exact.numpy()})
     largest = exact.topk(min(LARGEST, exact.shape[1])).indices
     at = below(seeds["places"][0], PLACES, exact.shape[1])
 
@@ -122,6 +121,14 @@ def _made(
 
     limits, _ = _limits(reference.model, picked(exact), lambda: picked(run()))
     return {"seeds": seeds, "limits": limits}, {"rows": picked(exact).numpy(), "largest": largest.int().numpy()}
+
+
+def _taken(part: Part) -> dict[str, Any]:
+    """Return how many experts of a group each row takes; and what tells readers that can't make such rows."""
+    experts = part.spec.graph.experts
+    if part.kind != "experts" or experts is None:
+        return {}
+    return {"taken": min(experts.chosen, part.end - part.start), "why_not": "this version can't make its inputs"}
 
 
 def _limits(model: Any, exact: Tensor, run: Callable[[], Tensor]) -> tuple[dict[str, float], bool]:
@@ -142,6 +149,8 @@ def _seeds(part: Part, known: Mapping[str, Tensor], first: int) -> dict[str, See
     """
     into = part.spec.graph.stream_scale if PART_KINDS[part.kind].streams[0] else 1.0
     edge, names = known["hidden"][part.start if part.spec.layers else -1], pass_inputs(part.spec)
+    if part.kind == "experts":
+        edge = torch.ones(1)  # a norm makes their inputs
     seeds = {}
     for name in names:
         if name in ("x", "hidden", "embedded"):
@@ -161,19 +170,25 @@ def _results(
     part: Part,
     plan: Mapping[str, Any],
     reference: Reference,
+    known: Mapping[str, Tensor],
     source: Path,
     stored: StoredWeights,
     seeds: Mapping[str, Seed],
 ) -> Callable[[], Tensor]:
     """Return what computes a part's outputs for the numbers of seeds, [n, channels] in the program's units.
 
-    Every edge between layers has the same rows, so that the part finds its own there.
+    Every edge between layers has the same rows, so that the part finds its own there. Experts read the rows in place of
+    what their layer makes of any token.
     """
     spec, count = part.spec, min(ROWS, plan["context"])
     into, out_of = (spec.graph.stream_scale if scaled else 1.0 for scaled in PART_KINDS[part.kind].streams)
     shapes = pass_inputs(spec)
     made = {n: torch.from_numpy(rows(*seeds[n], count, shapes[n][1])) / into for n in seeds if n in shapes}
     x = made["x" if "x" in made else "hidden"]
+    if part.layer is not None:
+        token = known["hidden"][part.layer][:1].expand(count, -1)
+        weights = stored.over(checkpoint_weights(source, stored.prefix))
+        return lambda: experts_contribution(reference, part, token, weights, x)[1] * out_of
     known = {"hidden": x.expand(plan["architecture"]["layers"] + 1, *x.shape)}
     known["logits"] = torch.zeros(()).expand(count, plan["architecture"]["vocab"])
     if width := spec.graph.per_layer:

@@ -49,8 +49,15 @@ def taken_in_turn(start: int, end: int) -> Choice:
 
 
 @contextmanager
-def choosing(model: nn.Module, layer: int, choice: Choice) -> Iterator[list[Call]]:
-    """Replace the router's choice in a layer by `choice`; yield a list that collects the router's own calls."""
+def choosing(model: nn.Module, layer: int, choice: Choice, fed: Tensor | None = None) -> Iterator[list[Call]]:
+    """Replace the router's choice in a layer by `choice`; yield a list that collects the router's own calls.
+
+    Args:
+        model: transformers' model.
+        layer: the layer's number.
+        choice: the other choice.
+        fed: [n, d], what the experts read in place of their input, if anything.
+    """
     calls: list[Call] = []
     (experts,) = (module for number, module in _experts(model) if number == layer)
     forward = experts.forward
@@ -60,6 +67,8 @@ def choosing(model: nn.Module, layer: int, choice: Choice) -> Iterator[list[Call
         index, weights = _choice(args, kwargs)
         calls.append(Call(hidden.flatten(0, -2), index, weights))
         others = dict(zip((id(index), id(weights)), choice(calls[-1]), strict=True))
+        if fed is not None:
+            others[id(hidden)] = fed.reshape(hidden.shape)
         return forward(*(others.get(id(v), v) for v in args), **{k: others.get(id(v), v) for k, v in kwargs.items()})
 
     experts.forward = chosen

@@ -120,7 +120,8 @@ def _checkpoint(config: Config) -> tuple[int, int, str]:
         if source.path is not None:
             whole += _held(Path(source.path))
         else:
-            from shardmill.checkpoint.hub import HubAccess, amounts
+            from shardmill.checkpoint.hub import amounts
+            from shardmill.checkpoint.hub_listing import HubAccess
 
             each = amounts(str(source.repo), str(source.revision), HubAccess()) or (0, 0)  # no listing: not known
             whole, missing, cache = whole + each[0], missing + each[1], str(HubAccess().cache_dir)

@@ -28,7 +28,7 @@ from shardmill.files import load_json, write_json
 from shardmill.pipeline.options import is_locked
 
 if TYPE_CHECKING:
-    from shardmill.checkpoint.hub import HubAccess
+    from shardmill.checkpoint.hub_listing import HubAccess
 
 VERSION = 1
 MAIN = "main"  # what is asked where a config names no revision
@@ -112,7 +112,7 @@ def _entry(row: Mapping[str, Any]) -> Locked:
 
 def resolved(repo: str, revision: str, access: HubAccess | None = None) -> Locked:
     """Return what a revision is now. Raises CheckpointError."""
-    from shardmill.checkpoint.hub import HubAccess, resolve
+    from shardmill.checkpoint.hub_listing import HubAccess, resolve
 
     commit, rows = resolve(repo, revision, access or HubAccess())
     return Locked(repo, revision, commit, tuple(rows))

@@ -263,7 +263,8 @@ def _config_folder(source: Source) -> Path:
     """Return the folder of a checkpoint's config.json, which may be the hub's cache. Raises CheckpointError."""
     if source.path is not None:
         return Path(source.path)
-    from shardmill.checkpoint.hub import HubAccess, download_config
+    from shardmill.checkpoint.hub import download_config
+    from shardmill.checkpoint.hub_listing import HubAccess
 
     assert source.repo is not None
     rows = source.files if is_locked(source) else None

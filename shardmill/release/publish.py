@@ -36,7 +36,7 @@ from shardmill.release.verify import prove
 from shardmill.runtime.manifest import COMPLETE, read_manifest
 
 if TYPE_CHECKING:
-    from shardmill.checkpoint.hub import HubAccess
+    from shardmill.checkpoint.hub_listing import HubAccess
 
 MARKS = (BUNDLE, "model.json")  # a repository with one of these files holds a build
 OF_ANY = (".gitattributes",)  # files that a hub adds to every new repository
@@ -143,8 +143,8 @@ def upload(build: Path, files: list[str], wish: PublishOptions) -> str:
         CheckpointError: no access, no network, or no hub.
         ShardmillError: the repository exists, and is public although `private` is set, or does not hold a build.
     """
-    from shardmill.checkpoint.hub import HubAccess
     from shardmill.checkpoint.hub_limits import explain_http
+    from shardmill.checkpoint.hub_listing import HubAccess
 
     access = HubAccess()
     with explain_http(wish.repo, None, access.endpoint), _writing(wish.repo, access.endpoint):

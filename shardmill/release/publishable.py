@@ -108,8 +108,8 @@ def check_license(license: License | None, may: bool) -> License:
 
 def license_of(repo: str, commit: str) -> License | None:
     """Return the license in the card of a hub repository; None if it is not stated. Raises CheckpointError."""
-    from shardmill.checkpoint.hub import HubAccess
     from shardmill.checkpoint.hub_limits import SMALL_SECONDS, explain_http, understood, within
+    from shardmill.checkpoint.hub_listing import HubAccess
 
     access = HubAccess()
     with explain_http(repo, commit, access.endpoint), understood(access.endpoint):

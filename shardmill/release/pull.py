@@ -48,7 +48,8 @@ def pull(where: Address, out: Path | None = None, keys: Sequence[PublicKey] = ()
     Raises:
         ShardmillError: the repository does not exist, or is not a sound build.
     """
-    from shardmill.checkpoint.hub import HubAccess, download_all
+    from shardmill.checkpoint.hub import download_all
+    from shardmill.checkpoint.hub_listing import HubAccess
 
     if out is not None and out.exists() and any(out.iterdir()):
         raise ShardmillError(f"{out}: is not empty; choose another folder")

@@ -54,6 +54,14 @@ def rows(seed: int, exponent: int, count: int, channels: int) -> Floats:
     return (odd.reshape(count, channels) * 2.0 ** (exponent - 10)).astype(np.float32)
 
 
+def shares(count: int, experts: int, taken: int) -> Floats:
+    """Return the weights of a group's experts for rows that take `taken` of them each, in turn: [count, experts]."""
+    row, number = np.arange(count)[:, None], np.arange(taken)
+    weights = np.zeros((count, experts), np.float32)
+    np.put_along_axis(weights, (row * taken + number) % experts, (1 + row % 3) / 4 / 2.0**number, 1)
+    return weights
+
+
 def below(seed: int, count: int, limit: int) -> list[int]:
     """Return integers of a seed from 0 to `limit` - 1: the tokens of an encoder's text, or places of logits."""
     return [int(number) for number in numbers(seed, count) % np.uint64(limit)]
@@ -135,6 +143,7 @@ class Recorded:
         rows: by way, or for all ways as "", the results: [n, kept channels], or logits at the places and the largest.
         largest: of logits, where the largest stand in each row, [n, LARGEST].
         every: the step between the channels that are kept.
+        taken: of a group of experts, how many of them each row takes.
         why_not: why nothing was recorded; empty if something was.
     """
 
@@ -143,6 +152,7 @@ class Recorded:
     rows: Mapping[str, Floats]
     largest: NDArray[np.int32] | None = None
     every: int = 1
+    taken: int = 0
     why_not: str = ""
 
 
@@ -192,7 +202,9 @@ def _recorded(name: str, entry: Mapping[str, Any], arrays: Mapping[str, NDArray[
     largest = recorded.pop("largest", None)
     seeds = {key: (int(seed), int(exponent)) for key, (seed, exponent) in entry.get("seeds", {}).items()}
     by_way = {key.removeprefix("rows").removeprefix("/"): array for key, array in recorded.items()}
-    return Recorded(seeds, entry.get("limits", {}), by_way, largest, entry.get("every", 1), entry.get("why_not", ""))
+    why_not = "" if seeds else entry.get("why_not", "")  # both are there for readers that know no `taken`
+    every, taken = entry.get("every", 1), entry.get("taken", 0)
+    return Recorded(seeds, entry.get("limits", {}), by_way, largest, every, taken, why_not)
 
 
 def picked(logits: Floats, recorded: Recorded) -> Floats:
@@ -218,13 +230,12 @@ def decoder_errors(engine: Engine, name: str, recorded: Recorded) -> Iterator[tu
     """
     layers = {each.name: each for each in engine.layers}
     count = min(ROWS, engine.slots)
-    if name in layers:
-        program, names = layers[name].program, [*layers[name].inputs]
-    else:
-        heads = {each.name: each for each in (*engine.heads, *engine.label_heads)}
-        program, names = heads[name], ["hidden"]
+    program = {each.name: each for each in (*engine.programs, *engine.label_heads)}[name]
     shapes = {part["name"]: part["inputs"] for part in engine.manifest["parts"]}[name]
     inputs = {key: rows(*recorded.seeds[key], count, shapes[key][1]) for key in recorded.seeds if key in shapes}
+    if recorded.taken:
+        inputs["weights"] = shares(count, shapes["weights"][1], recorded.taken)
+    names = [*layers[name].inputs] if name in layers else [*inputs]
     for way in ways(count, engine.widths, engine.lengths[0], engine.slots, not engine.pads):
         engine.reset()
         if name in layers and way.offset:

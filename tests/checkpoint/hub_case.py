@@ -6,7 +6,7 @@ import pytest
 
 from shardmill.checkpoint.cache import HashCache
 from shardmill.checkpoint.fetch import fetch
-from shardmill.checkpoint.hub import HubAccess
+from shardmill.checkpoint.hub_listing import HubAccess
 from shardmill.errors import CheckpointError
 
 from .hub_server import COMMIT, REPO, Hub

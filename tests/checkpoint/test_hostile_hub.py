@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardmill.checkpoint import hub, hub_limits
 from shardmill.checkpoint import hub as download
+from shardmill.checkpoint import hub_limits, hub_listing
 
 from .hub_case import Case
 from .hub_server import COMMIT, REPO, entry
@@ -157,7 +157,7 @@ def test_a_text_file_is_no_gigabytes(case: Case) -> None:
 def test_small_things_must_come_soon(case: Case, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """A byte now and then keeps every timeout of a socket from ending it."""
     monkeypatch.setattr(download, "SMALL_SECONDS", 0.5)
-    monkeypatch.setattr("shardmill.checkpoint.hub.SMALL_SECONDS", 0.5)
+    monkeypatch.setattr(hub_listing, "SMALL_SECONDS", 0.5)
     case.hub.dripping = path
     assert "no complete answer within" in case.refused()
 
@@ -185,7 +185,7 @@ def test_a_short_wait_is_granted(case: Case, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_listing_without_end_is_refused(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "MOST_FILES", len(case.hub.files) - 1)
+    monkeypatch.setattr(hub_listing, "MOST_FILES", len(case.hub.files) - 1)
     assert f"lists more than {len(case.hub.files) - 1} files" in case.refused()
 
 

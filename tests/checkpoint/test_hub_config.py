@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmill.checkpoint.hub import HubAccess, download_config
+from shardmill.checkpoint.hub import download_config
+from shardmill.checkpoint.hub_listing import HubAccess
 from shardmill.checkpoint.modules import longest_text
 from shardmill.errors import CheckpointError
 

@@ -104,7 +104,7 @@ def test_a_build_without_results_says_so_in_a_line(build: Path) -> None:
     without_results(build)
     result = shardmill("check", build)
     assert result.exit_code == 0 and result.stdout.splitlines()[-1].startswith(
-        f"{build}: loads, and has no results to compare with: it was built before shardmill recorded any ("
+        f"{build}: loads, and has no results to compare with: it was built before shardmill recorded results ("
     )
     assert shardmill("generate", build, "--prompt", "x", "--max-new-tokens", 1).stderr.count("\n") == 1
 

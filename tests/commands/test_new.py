@@ -16,8 +16,8 @@ from checkpoint.samples import two_file_checkpoint
 from reciter import failure, shardmill
 
 from shardmill import config
-from shardmill.checkpoint import hub as client
-from shardmill.checkpoint.hub import HubAccess
+from shardmill.checkpoint import hub_listing as client
+from shardmill.checkpoint.hub_listing import HubAccess
 from shardmill.pipeline import locks
 from shardmill.pipeline.resolve import load_resolved, workflow_root
 from shardmill.pipeline.words import size

@@ -13,6 +13,7 @@ import checked
 import encoders
 import numpy as np
 import pytest
+import routed
 import tiny
 from models import tiny_encoders
 from portable_coreml.run import fuse, lowered, plan, signature
@@ -248,6 +249,20 @@ def test_each_program_of_a_chain_is_compared_by_itself(chain: Path, precision: s
     assert wrong(texts_found_by(chain, precision, masked)) == ["encoder_24_01_03"]
 
 
+@pytest.mark.thorough(but=["granitemoe", "zaya"])
+@pytest.mark.parametrize("family", sorted(routed.GROUPS))
+def test_experts_that_the_host_routes_to_are_compared_group_by_group(family: str, tmp_path: Path) -> None:
+    """With inputs of a seed, and weights that take each expert of the group."""
+    source = routed.checkpoint(family, tmp_path)
+    build = checked.finished(routed.build(source, tmp_path / "made", routed.GROUPS[family]), tmp_path)
+    experts = [part["name"] for part in manifest(build)["parts"] if part["kind"] == "experts"]
+    for precision in ("fp32", "fp16"):
+        found = found_by(build, precision)
+        assert {one.status for one in found if one.name in experts} == {check.RIGHT} and len(experts) >= 2
+        assert not wrong(found)
+    assert wrong(found_by(build, "fp16", spoilt(experts[-1], inputs=one_further("weights", 1))))[0] == experts[-1]
+
+
 # Faults in a build whose digests all agree.
 
 
@@ -367,3 +382,10 @@ def test_bundles_of_another_system_are_named(checkable: Path, monkeypatch: pytes
     for part, build in zip(content["parts"], ("27A1", "26B2", "26B2", "26B2", "27A1"), strict=True):
         part["program"]["compiler"] = {"name": "coreml", "macos": build[:2], "build": build}
     assert check.compiled_elsewhere(content) == "macOS 26 (26B2), macOS 27 (27A1)"
+
+
+def test_the_last_line_says_why_nothing_could_be_compared() -> None:
+    parts = [check.Checked("draft_0", check.UNTOLD, "it drafts, and changes no text; 12.0 MB")]
+    assert check.told(Path("b"), parts) == (
+        "b: loads, and has no results to compare with: it drafts, and changes no text"
+    )

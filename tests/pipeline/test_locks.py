@@ -22,9 +22,9 @@ from reciter import failure, shardmill
 
 from shardmill import config, files
 from shardmill.checkpoint import fetch as step
-from shardmill.checkpoint import hub as client
 from shardmill.checkpoint import hub_limits
-from shardmill.checkpoint.hub import HubAccess
+from shardmill.checkpoint import hub_listing as client
+from shardmill.checkpoint.hub_listing import HubAccess
 from shardmill.config import Config
 from shardmill.errors import CheckpointError, ConfigError
 from shardmill.pipeline import locks, options, resolve, snakefile

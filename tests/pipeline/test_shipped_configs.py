@@ -17,8 +17,8 @@ from portable_coreml.judge.limits import strictest
 from reciter import failure, shardmill
 
 from shardmill import config
-from shardmill.checkpoint import hub as client
-from shardmill.checkpoint.hub import HubAccess
+from shardmill.checkpoint import hub_listing as client
+from shardmill.checkpoint.hub_listing import HubAccess
 from shardmill.pipeline import resources
 from shardmill.pipeline.preview import Preview, preview
 from shardmill.pipeline.resolve import described_to_fit, fitted

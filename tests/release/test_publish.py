@@ -20,7 +20,7 @@ from pipeline import made
 from processes import failure, succeeded
 
 from shardmill.checkpoint import hashing
-from shardmill.checkpoint import hub as checkpoint_hub
+from shardmill.checkpoint.hub_listing import HubAccess
 from shardmill.errors import ShardmillError
 from shardmill.files import read_json
 from shardmill.release.publish import PublishOptions, prepare_upload, upload
@@ -39,7 +39,7 @@ WISH = PublishOptions(REPO, license="apache-2.0")
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StoreHub]:
     with running() as hub:
         monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
-        access = checkpoint_hub.HubAccess
+        access = HubAccess
         fields = (hub.endpoint, tmp_path / "hub", None)
         monkeypatch.setattr(access.__init__, "__defaults__", fields)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from drafted_decoding.engine import PlainEngine
 from safetensors.numpy import save_file
 
 from shardmill.errors import ShardmillError
 from shardmill.files import dumps
+from shardmill.gates.routed import Call, taken_in_turn
 from shardmill.runtime import expected
 from shardmill.runtime.expected import (
     PLACES,
@@ -25,6 +27,7 @@ from shardmill.runtime.expected import (
     picked,
     read_expected,
     rows,
+    shares,
     ways,
 )
 
@@ -48,6 +51,13 @@ def test_rows_follow_from_the_numbers_one_after_the_other() -> None:
         [0.041259765625, -0.023681640625, -0.125244140625],
     ]
     assert below(7, 4, 1000) == [int(number) % 1000 for number in numbers(7, 4).tolist()]
+
+
+def test_rows_take_the_experts_of_a_group_in_turn() -> None:
+    """The vectors of docs/model-json.md."""
+    assert shares(4, 3, 2).tolist() == [[0.25, 0.125, 0], [0.25, 0, 0.5], [0, 0.75, 0.375], [0.25, 0.125, 0]]
+    routed = taken_in_turn(2, 7)(Call(torch.zeros(9, 1), torch.zeros(9, 2), torch.zeros(9, 2)))
+    assert np.array_equal(shares(9, 5, 2), Call(torch.zeros(9, 1), *routed).share(2, 7).numpy())
 
 
 @pytest.mark.parametrize("exponent", [-8, 0, 8])

@@ -19,6 +19,7 @@ limit: test, limit, share, separated by tabs.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Mapping
@@ -175,6 +176,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.numeric)
 
 
+@functools.cache  # each test has many cases, and each conftest.py asks for all of them
 def judges(test: Any) -> bool:
     """Return whether a test uses a limit, itself or in a function of its file that it calls."""
     function = getattr(getattr(test, "hypothesis", None), "inner_test", test)

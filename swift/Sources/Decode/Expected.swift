@@ -14,13 +14,25 @@ func expectedRows(_ seed: UInt64, exponent: Int, count: Int, channels: Int) -> [
     return (0..<count * channels).map { Float(2 * Int(expectedNumber(seed, $0) >> 54) - 1023) * step }
 }
 
+/// Return the weights of a group's experts for rows that take `taken` of them each, in turn: `count` rows of `experts`.
+func expectedShares(count: Int, experts: Int, taken: Int) -> [Float] {
+    var weights = [Float](repeating: 0, count: count * experts)
+    for row in 0..<count {
+        for number in 0..<taken {
+            let weight = Float(sign: .plus, exponent: -2 - number, significand: Float(1 + row % 3))
+            weights[row * experts + (row * taken + number) % experts] = weight
+        }
+    }
+    return weights
+}
+
 /// What a build's programs must give for inputs that any machine can make; docs/model-json.md describes the file.
 public struct Expected: Sendable {
     /// The entry of one part.
     struct Entry: Decodable {
         let seeds: [String: [Int]]?
         let limits: [String: Double]?
-        let every: Int?
+        let every, taken: Int?
         let why_not: String?
     }
 
@@ -116,7 +128,7 @@ extension Engine {
             for (way, passes, offset) in ways() {
                 try reset()
                 if part.kind == .layers && offset > 0 { try fit(manifest.context) }
-                let rows = try run(program, seeds, passes, offset)
+                let rows = try run(program, seeds, entry.taken ?? 0, passes, offset)
                 errors.append((way, try error(of: rows, part, expected, entry)))
             }
             note(CheckedPart(name: part.name, errors: errors, limit: limit, remark: ""))
@@ -158,13 +170,20 @@ extension Engine {
     }
 
     /// Return a program's outputs for the rows of seeds, row after row, in the passes of one way.
-    private func run(_ program: Program, _ seeds: [String: [Int]], _ passes: [Pass], _ offset: Int) throws -> [[Float]] {
+    ///
+    /// - Parameter taken: of a group of experts, how many of them each row takes.
+    private func run(
+        _ program: Program, _ seeds: [String: [Int]], _ taken: Int, _ passes: [Pass], _ offset: Int
+    ) throws -> [[Float]] {
         let count = min(Expected.tokens, manifest.context)
         var given: [String: (channels: Int, rows: [Float])] = [:]
         for (name, seed) in seeds {
             guard case .fixed(let channels)? = program.part.inputs[name]?[1], seed.count == 2, seed[0] >= 0 else { continue }
             let rows = expectedRows(UInt64(seed[0]), exponent: seed[1], count: count, channels: channels)
             given[name] = (channels, rows)
+        }
+        if taken > 0, case .fixed(let experts)? = program.part.inputs["weights"]?[1] {
+            given["weights"] = (experts, expectedShares(count: count, experts: experts, taken: taken))
         }
         var layout = KVLayout(manifest)
         layout.resize(self.layout.length)

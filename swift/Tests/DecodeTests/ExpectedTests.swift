@@ -20,6 +20,12 @@ private struct Case: Decodable {
         }
     }
 
+    /// The vectors of docs/model-json.md.
+    @Test func rowsTakeTheExpertsOfAGroupInTurn() {
+        let shares: [Float] = [0.25, 0.125, 0, 0.25, 0, 0.5, 0, 0.75, 0.375, 0.25, 0.125, 0]
+        #expect(expectedShares(count: 4, experts: 3, taken: 2) == shares)
+    }
+
     /// The toy's layer changes nothing, so it must give the rows that it is fed with.
     @Test(arguments: [0, 1]) func aPartIsComparedInThreeWays(wrong: Int) throws {
         let build = try ToyBuild { $0["expected"] = ["path": "expected.safetensors"] }
