@@ -271,8 +271,8 @@ def record_tower(
 
     def run() -> list[Tensor]:
         made = [rows(place, 0, down * across, channels).T.copy() for down, across in every]
-        found = [reference.rows(each, grid, rules, stored) for each, grid in zip(made, every, strict=True)]
-        return [each[spread(len(each))] for each in found]
+        whole = [reference.rows(each, grid, rules, stored) for each, grid in zip(made, every, strict=True)]
+        return [each[spread(len(each))] for each in whole]
 
     exact = run()
     limits, _ = _limits(reference.tower, torch.cat(exact), lambda: torch.cat(run()))

@@ -113,7 +113,7 @@ THRESHOLDS = {
     "faint_error": Threshold(
         PROGRAM,
         1e-4,
-        "the same error for an image of which little is left beside the table of positions, so that epsilons count",
+        "relative error of the tower for an image of which positions leave little, so that epsilons count",
         "what cancels to a tenth leaves ten times the error. An epsilon of ten times the size moves rows by 1e-3",
         PICTURED,
     ),

@@ -71,12 +71,12 @@ class TowerReference:
             weights: returns the tower's tensors by name.
         """
         with loading(self.modules, self.origins, weights, return_heap):
-            given = self._given(torch.from_numpy(columns), grid, rules)
-            found: Any = self.model.get_image_features(**given, return_dict=True).pooler_output
-        whole: Tensor = found if isinstance(found, Tensor) else torch.cat([*found])
+            pixels = self._arguments(torch.from_numpy(columns), grid, rules)
+            features: Any = self.model.get_image_features(**pixels, return_dict=True).pooler_output
+        whole: Tensor = features if isinstance(features, Tensor) else torch.cat([*features])
         return whole.reshape(-1, whole.shape[-1])
 
-    def _given(self, columns: Tensor, grid: Grid, rules: Mapping[str, Any]) -> dict[str, Tensor]:
+    def _arguments(self, columns: Tensor, grid: Grid, rules: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the arguments of `get_image_features`, by whether it takes patches or pixels."""
         by_colour = columns.T.reshape(len(columns.T), COLOURS, 1, -1)  # [n, 3, 1, P * P]
         if "image_grid_thw" in inspect.signature(self.model.get_image_features).parameters:
@@ -117,19 +117,19 @@ def faint(part: Part, rules: Mapping[str, Any], stored: StoredWeights, like: Ima
     """
     weight, count = stored.values("patch.weight"), len(like.columns.T)
     kernel = weight.reshape(len(weight), COLOURS, rules["frames"], -1).sum(2).flatten(1).double()
-    given = torch.zeros(len(weight), count, dtype=torch.float64)
+    before = torch.zeros(len(weight), count, dtype=torch.float64)
     if "patch.bias" in part.shapes:
-        given += stored.values("patch.bias").flatten()[:, None].double()
+        before += stored.values("patch.bias").flatten()[:, None].double()
     if TABLE in part.shapes:
         taken = tower_arrays(rules, count, like.columns, like.grid)["positions"][0, :, :, 0]
-        given += stored.values(TABLE).reshape(len(weight), -1).double() @ torch.from_numpy(taken).double()
-    spread = torch.randn(given.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    wanted = FAINTNESS * given.square().mean().sqrt() * spread - given
+        before += stored.values(TABLE).reshape(len(weight), -1).double() @ torch.from_numpy(taken).double()
+    spread = torch.randn(before.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wanted = FAINTNESS * before.square().mean().sqrt() * spread - before
     square = kernel @ kernel.T
     square += 1e-6 * square.diagonal().mean() * torch.eye(len(square), dtype=torch.float64)
     columns = kernel.T @ torch.linalg.solve(square, wanted)
-    found: Floats = columns.clamp(-1e4, 1e4).half().float().numpy()
-    return found
+    exact: Floats = columns.clamp(-1e4, 1e4).half().float().numpy()
+    return exact
 
 
 def tower_parity(
@@ -175,8 +175,8 @@ def _run(
             rest = arrays[name][:, :, count:]
             rest[:] = noise * generator.standard_normal(rest.shape)
     hidden = loaded()(arrays)
-    found: Floats = np.ascontiguousarray(hidden[0, :, : count // rules["merge"] ** 2, 0].T)
-    return found
+    outputs: Floats = np.ascontiguousarray(hidden[0, :, : count // rules["merge"] ** 2, 0].T)
+    return outputs
 
 
 def _padding(

@@ -291,9 +291,9 @@ def tower_errors(tower: Tower, part: Mapping[str, Any], recorded: Recorded) -> I
     bucket, seed, rules = part["inputs"]["x"][2], recorded.seeds["x"], tower.rules
     for grid in grids(bucket, rules):
         count, channels = grid[0] * grid[1], part["inputs"]["x"][1] // rules["frames"]
-        found = tower.rows(rows(*seed, count, channels).T, grid, bucket) / np.float32(rules["scale"])
+        outputs = tower.rows(rows(*seed, count, channels).T, grid, bucket) / np.float32(rules["scale"])
         way = f"{grid[0]} x {grid[1]}"
-        yield way, _error(found[spread(len(found))], recorded, way)
+        yield way, _error(outputs[spread(len(outputs))], recorded, way)
 
 
 def spread(count: int) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import limits
 import numpy as np
 import pytest
 import tiny
@@ -22,6 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from shardmill.errors import ShardmillError
+from shardmill.gates.disturbed import disturbed, longest_sum
 from shardmill.machine import is_portable, load_programs_as
 from shardmill.media.image_rules import read_image_rules
 from shardmill.media.pictures import Picture
@@ -30,6 +32,7 @@ from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
 
 MARK, COUNT, SEEDS = 250, 32, (1, 2, 3)
+NOISE = 16 * limits.UNITS["fp32"]
 SIZES = [(80, 48), (32, 64)]  # width and height in pixels: 6 x 10 and 8 x 4 patches, which resizing leaves alone
 FP32 = pytest.mark.skipif(not is_portable(), reason="compares in fp32, which Core ML does not have")
 pytestmark = [FP32, pytest.mark.slow]
@@ -44,6 +47,7 @@ class Asked:
     prompt: list[int]  # with a number beyond the vocabulary for each row
     tokens: list[int]  # of the answer
     logits: Any  # after each token of prompt and answer, [n, vocab]
+    limit: limits.Limit  # of the logits' error
 
 
 def numbers(image: int, count: int) -> list[int]:
@@ -95,7 +99,11 @@ def answered(engine: Engine, shown: Sequence[View], model: Any, plan: dict[str, 
             more = torch.zeros(1, len(tokens), dtype=torch.long)
             whole["mm_token_type_ids"] = torch.cat([given["mm_token_type_ids"], more], dim=1)
         logits = model(**whole).logits[0].numpy()
-    return Asked(engine, shown, prompt, tokens, logits)
+        with disturbed(model, NOISE):
+            moved = relative_error(model(**whole).logits[0].numpy(), logits)
+    # A recurrence amplifies what it is given, by as much as noise shows.
+    within = limits.moved(moved * limits.UNITS["fp32"] / NOISE, longest_sum(model))
+    return Asked(engine, shown, prompt, tokens, logits, within)
 
 
 class Guesser:
@@ -137,7 +145,8 @@ def test_logits_are_transformers_wherever_passes_cut_an_image(asked: Asked, cut:
     for start in range(0, len(text), cut):
         at = range(start, min(start + cut, len(text)))
         rows.append(asked.engine.forward([text[i] for i in at], at, at))
-    assert relative_error(np.concatenate(rows), asked.logits) < 1e-4
+    assert asked.limit.value < 1e-2  # below what a mistake makes
+    limits.agrees(f"logits after images, {cut} a pass", relative_error(np.concatenate(rows), asked.logits), asked.limit)
 
 
 def test_another_image_gives_another_answer(asked: Asked) -> None:
