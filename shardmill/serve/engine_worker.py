@@ -39,7 +39,7 @@ from drafted_decoding import (
 from drafted_decoding.drafters import DRAFT_MODEL, TRAINED
 from drafted_decoding.drafters.follow import Numbering
 
-from shardmill.errors import AdapterError
+from shardmill.errors import AdapterError, EngineGoneError
 from shardmill.media.prompt import Row
 from shardmill.printable import one_line
 from shardmill.serve.jobs import DecideWork, FairQueue, Job, Work
@@ -248,6 +248,9 @@ class Worker:
                 job.put(job.cancelled or broken())
             except AdapterError as error:  # the session has changed nothing yet
                 job.put(invalid(str(error), "model"))
+            except EngineGoneError as error:
+                job.put(broken())
+                self.give_up(error)
             except NotFiniteError as error:
                 log.error("a request failed: %s", error)
                 job.put(broken())

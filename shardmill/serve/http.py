@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import time
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -63,6 +64,7 @@ ENDPOINTS = (
 )
 MARK = (b"shardmill-ungated", b"see /health")  # a header of all answers of a build whose gates have not passed
 DISCARD = 16  # multiple of the allowed body size that is read and discarded, so that a client can read its 413
+LINGER = 5.0  # seconds in which the body of a refused request may arrive
 
 
 class AdmissionMiddleware:
@@ -73,7 +75,7 @@ class AdmissionMiddleware:
         self._settings = settings
         self._limits = settings.limits
         self._metrics = metrics
-        self._open = 0
+        self._open = self._leaving = 0  # requests that are answered, and refused ones whose body may arrive
         self._is_private = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,21 +93,29 @@ class AdmissionMiddleware:
                     message["headers"] = [*message["headers"], MARK]
             await send(message)
 
-        counts = scope["method"] == "POST"  # GET requests never count against the limit
-        self._open += counts
         try:
-            await self._pass(scope, receive, counted)
+            self._check(scope)
+            counts = scope["method"] == "POST"  # GET requests never count against the limit
+            self._open += counts
+            try:
+                await self._pass(scope, receive, counted)
+            finally:
+                self._open -= counts
+        except ApiError as error:
+            if self._leaving < self._limits.backlog:  # these files are spared for connections that are being closed
+                self._leaving += 1
+                await _discard(scope, receive, DISCARD * self._limits.body_bytes)
+                self._leaving -= 1
+            await respond(error)(scope, receive, counted)
         except ClientGoneError:
             pass
         finally:
-            self._open -= counts
             endpoint = _endpoint(scope["path"])  # the path and the query themselves may hold anything
             self._metrics.requests.labels(endpoint, str(status)).inc()
             log.info("%s %s %d in %.3f s", scope["method"], endpoint, status, time.perf_counter() - start)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._check(scope)
             async with asyncio.timeout(self._limits.body_seconds):
                 body = await self._read(Headers(scope=scope), receive) if scope["method"] == "POST" else b""
         except TimeoutError:
@@ -132,7 +142,7 @@ class AdmissionMiddleware:
         if not self._may_enter(headers.get("authorization", "")):
             why = "wrong or missing API key: send Authorization: Bearer KEY"
             raise ApiError(401, why, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        if scope["method"] == "POST" and self._open > self._limits.open_requests:
+        if scope["method"] == "POST" and self._open >= self._limits.open_requests:
             raise too_busy(f"{self._limits.open_requests} requests are open already: try again later", 1)
 
     def _may_enter(self, authorization: str) -> bool:
@@ -160,6 +170,16 @@ class AdmissionMiddleware:
         if size > most:
             raise too_large
         return bytes(body)
+
+
+async def _discard(scope: Scope, receive: Receive, most: int) -> None:
+    """Read the body of a refused request, which may be on its way: a connection closed before it loses the answer."""
+    more = scope["method"] == "POST" and b"expect" not in dict(scope["headers"])
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER):
+            while more and most >= 0:
+                message = await receive()
+                more, most = message.get("more_body", False), most - len(message.get("body", b""))
 
 
 def admitted(app: ASGIApp, settings: Settings, metrics: Metrics) -> ASGIApp:

@@ -137,6 +137,26 @@ def test_a_client_that_waits_is_told_before_it_sends_too_much(server: Running, l
         assert connection.recv(13) == says
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_refusal_waits_for_the_body(comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many clients send it after the head. A connection that is closed before may lose the answer; but not for ever."""
+    monkeypatch.setattr("shardmill.serve.http.LINGER", PATIENCE if comes else 0.05)
+    with running(fake_model(), Settings(port=0, api_key="k", limits=Limits(backlog=1))) as up:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n"
+        with connect(up, head) as connection:
+            assert up.request("GET", "/health")[0] == 200  # so the head has been read
+            if comes:
+                with connect(up, head) as another:  # more than may linger: it is answered at once
+                    assert another.recv(12) == b"HTTP/1.1 401"
+                connection.sendall(b"{}")
+            answer = http.client.HTTPResponse(connection)
+            answer.begin()
+            assert (answer.status, json.loads(answer.read())["error"]["code"]) == (401, "invalid_api_key")
+            if comes:
+                connection.sendall(HEALTH)
+                assert is_answered(connection)
+
+
 def test_a_body_that_nobody_needs_is_not_waited_for(server: Running) -> None:
     """Those who only look are not counted, so they must not be able to linger."""
     request = HEALTH[:-2] + b"Content-Length: 100\r\n\r\n{"

@@ -235,8 +235,10 @@ def served(engine: Speaker, warming: int | None, said: list[str], raised: list[E
 
 
 @pytest.mark.parametrize("warming", [None, 1])
-def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with_its_words(warming: int | None) -> None:
-    """Nobody waits for ever, and whoever started the server learns of it by its exit code."""
+def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with_its_words(
+    warming: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for ever, and whoever started the server learns of it by its exit code and a line of the log."""
     engine, said, raised = Dying(slots=512), list[str](), list[Exception]()
     thread = served(engine, warming, said, raised)
     wait_until(lambda: bool(said))
@@ -246,6 +248,8 @@ def test_when_the_engine_is_gone_the_client_is_answered_and_the_server_ends_with
     assert connection.getresponse().status == 500
     thread.join(PATIENCE)
     assert raised and "ended with SIGSEGV" in str(raised[0])
+    (line,) = (record for record in caplog.records if record.name == "shardmill.serve.engine_worker")
+    assert "ended with SIGSEGV" in line.getMessage() and line.exc_info is None
 
 
 class Watched(Speaker):
