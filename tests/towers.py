@@ -13,6 +13,7 @@ from models.tiny_families import tensors_of, tiny_model
 from mtp_layers import halved
 from safetensors.torch import save_file
 
+from shardmill.models.contract import DECAY_SCALE
 from shardmill.runtime.tower import places
 
 PATCH, SIDE, MERGE = 8, 6, 2
@@ -67,8 +68,17 @@ def pictured(kind: str = "qwen3_5", **changes: Any) -> Any:
         for name, weight in model.state_dict().items():
             if _of_tower(name):
                 weight.copy_(_drawn(name, weight, generator))
-            weight.copy_(halved(name, weight))
+            weight.copy_(_rates(weight) if _is_rate(name) else halved(name, weight))
     return model
+
+
+def _is_rate(name: str) -> bool:
+    return name.endswith("A_log")
+
+
+def _rates(logs: torch.Tensor) -> torch.Tensor:
+    """Logarithms of rates that fp16 holds once they are scaled as programs have them."""
+    return ((logs.exp() * DECAY_SCALE).half().float() / DECAY_SCALE).log()
 
 
 def _of_tower(name: str) -> bool:
@@ -87,7 +97,7 @@ def _drawn(name: str, weight: torch.Tensor, generator: torch.Generator) -> torch
 
 
 def write_pictured(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
-    """Writes a checkpoint in fp16 with config, tokenizer and the settings of its image processor."""
+    """Writes a checkpoint, in fp16 but for rates, with config, tokenizer and the settings of its image processor."""
     model = pictured(kind, **changes)
     folder.mkdir(parents=True, exist_ok=True)
     content = json.loads(json.dumps(model.config.to_dict(), default=str))
@@ -95,7 +105,8 @@ def write_pictured(folder: Path, kind: str = "qwen3_5", **changes: Any) -> Path:
     (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSORS[kind]))
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     held = {name: each for name, each in tensors_of(model).items() if name not in tied}
-    save_file({name: each.half().contiguous() for name, each in held.items()}, folder / "model.safetensors")
+    stored = {name: (each if _is_rate(name) else each.half()).contiguous() for name, each in held.items()}
+    save_file(stored, folder / "model.safetensors")
     tiny.train_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
 

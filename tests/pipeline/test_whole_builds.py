@@ -29,7 +29,7 @@ from shardmill.plan import load_part
 from shardmill.serve.model import load_model
 
 from .kinds import FORMS, KINDS, LABELS, SETTINGS, finished
-from .project import ROOT, Project
+from .project import ROOT, Project, steps_that
 from .proof import faults
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.slow]
@@ -344,3 +344,16 @@ def test_bundles_of_all_functions_convert_nothing_again(the: Callable[[str], Pro
     worked = [line for line in done.stdout.splitlines() if ": worked" in line]
     assert len(worked) == 1 and worked[0].startswith("shardmill compile tiny layers_00_02"), done.stdout
     assert [path.name for path in (project.build / "compiled/layers_00_02.mlmodelc").glob("*.mil")] == ["model.mil"]
+
+
+def test_text_alone_has_the_same_packages(the: Callable[[str], Project]) -> None:
+    """Without its images the build converts nothing again: the decoder's programs are what they were."""
+    project, parts = the("images"), ("layers_00_04", "head_0")
+    packages = [project.build / f"packages/{part}.mlpackage" for part in parts]
+    before = [{file: file.read_bytes() for file in package.rglob("*") if file.is_file()} for package in packages]
+    settings = {key: value for key, value in KINDS["images"].settings.items() if key != "images"}
+    (project.folder / "tiny.yaml").write_text(yaml.safe_dump(settings))
+    done = project.run(*(f"build/tiny/packages/{part}.receipt.json" for part in parts), verbose=True)
+    succeeded(done)
+    assert steps_that("worked", done.stdout) == {"split"} and "convert" in steps_that("unchanged", done.stdout)
+    assert before == [{file: file.read_bytes() for file in files} for files in before]
