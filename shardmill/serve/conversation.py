@@ -24,9 +24,10 @@ from drafted_decoding import (
 
 from shardmill.serve.model import Model
 from shardmill.serve.protocol import invalid
-from shardmill.serve.thoughts import ThoughtReader, answer_deltas, thought_fields
+from shardmill.serve.thoughts import ThoughtReader, answer_deltas
 from shardmill.serve.tool_reader import AnswerDelta, CallReader
 from shardmill.templates.render import Message
+from shardmill.templates.thoughts import thought_fields
 
 
 class Conversation:

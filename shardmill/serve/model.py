@@ -31,9 +31,9 @@ from shardmill.runtime.manifest import read_manifest, verify_width
 from shardmill.serve.pictures import PictureReader, picture_reader
 from shardmill.serve.protocol import invalid
 from shardmill.serve.requests import ChatRequest, GenerationRequest
-from shardmill.serve.thoughts import ThoughtFormat, find_thoughts
 from shardmill.serve.tools import ToolFormat, find_format
 from shardmill.templates.render import ChatTemplate, TemplateFacts, load_template, turn_end
+from shardmill.templates.thoughts import CHANNEL, ThoughtFormat, find_thoughts
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -331,7 +331,7 @@ def load_model(
         thoughts=find_thoughts(facts.text + facts.tools),
         engine=engine,
         engine_name=machine.engine_name(precision),
-        eos=_ends(manifest, tokenizer, template, chosen=chat_template is not None),
+        eos=_ends(manifest, tokenizer, template, chosen=chat_template is not None, channels=CHANNEL in facts.text),
         sampling=manifest.get("sampling", {}),
         draft_session=Session(process.load_engine(draft_build, precision), context_policy=context_policy)
         if draft_build
@@ -348,7 +348,7 @@ def load_model(
 
 
 def _ends(
-    manifest: Mapping[str, Any], tokenizer: Tokenizer, template: ChatTemplate | None, *, chosen: bool
+    manifest: Mapping[str, Any], tokenizer: Tokenizer, template: ChatTemplate | None, *, chosen: bool, channels: bool
 ) -> tuple[int, ...]:
     """Return the tokens that end an answer.
 
@@ -357,8 +357,9 @@ def _ends(
         tokenizer: the model's tokenizer.
         template: the chat template, if there is one.
         chosen: whether the template is not the checkpoint's; `chat` in model.json describes only the checkpoint's.
+        channels: whether an answer has several messages, each with an end of its own, as in harmony.
     """
     if "chat" in manifest and not chosen:
         return tuple(dict.fromkeys([*manifest["eos_token_ids"], *manifest["chat"]["stop"]]))
-    end = turn_end(template, tokenizer) if template else None
+    end = turn_end(template, tokenizer) if template and not channels else None
     return tuple(dict.fromkeys([*manifest["eos_token_ids"], *([] if end is None else [end])]))

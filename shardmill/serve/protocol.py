@@ -11,8 +11,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from shardmill.errors import ShardmillError
 from shardmill.files import parse_json
 from shardmill.printable import one_line
-from shardmill.serve.thoughts import thought_fields
 from shardmill.templates.render import NO_PARAMETERS
+from shardmill.templates.thoughts import thought_fields
 
 
 class ApiError(ShardmillError):

@@ -7,46 +7,11 @@ begin with a thought has none: marks further on are text.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 from shardmill.serve.tool_reader import AnswerDelta, CallReader, mark_begun
 from shardmill.serve.tools import ToolFormat
-
-
-@dataclass(frozen=True)
-class ThoughtFormat:
-    """The marks around a thought. A mark may be, or begin with, a special token.
-
-    Attributes:
-        begin: the text before a thought.
-        end: the text after it.
-    """
-
-    begin: str
-    end: str
-
-    def opened_by(self, prompt: str) -> bool:
-        """Return whether a prompt ends in a thought, which the model continues."""
-        return prompt.rstrip().endswith(self.begin.rstrip())
-
-
-FORMATS = (  # as vLLM's parsers know them (vllm/reasoning)
-    ThoughtFormat("<|channel>thought\n", "<channel|>"),  # gemma4_reasoning_parser.py
-    ThoughtFormat("<seed:think>", "</seed:think>"),  # seedoss_reasoning_parser.py
-    ThoughtFormat("[THINK]", "[/THINK]"),  # mistral_reasoning_parser.py
-    ThoughtFormat("<think>", "</think>"),  # qwen3_reasoning_parser.py and most others
-)
-
-
-def find_thoughts(template: str) -> ThoughtFormat | None:
-    """Return the marks of thoughts that a chat template's text contains; None if it contains none."""
-    return next((form for form in FORMATS if form.begin.rstrip() in template or form.end in template), None)
-
-
-def thought_fields(thought: str | None) -> dict[str, str]:
-    """Return an earlier thought as a message has it for a chat template, under both names that templates know."""
-    return {"reasoning_content": thought, "thinking": thought} if thought else {}
+from shardmill.templates.thoughts import ThoughtFormat
 
 
 class ThoughtReader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -9,11 +10,12 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardmill import files
@@ -213,7 +215,7 @@ def _variables(template: str) -> set[str]:
     """Return the variables that a template reads and does not set before."""
     from jinja2 import Environment, meta
 
-    plain = _GENERATION.sub("", template)  # a tag of transformers' own
+    plain = GENERATION.sub("", template)  # a tag of transformers' own
     return set(meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)))
 
 
@@ -258,6 +260,22 @@ def rendered(
     return True, written
 
 
+@contextmanager
+def dated(clock: Callable[[str], str]) -> Iterator[None]:
+    """Let templates write another date than today's.
+
+    Args:
+        clock: the date by strftime's directives.
+    """
+    utils: Any = importlib.import_module("transformers.utils.chat_template_utils")
+    real, fixed = utils.datetime, SimpleNamespace(now=lambda: SimpleNamespace(strftime=clock))
+    utils.datetime = fixed  # strftime_now reads it in each call; transformers passes no function on to a template
+    try:
+        yield
+    finally:
+        utils.datetime = real
+
+
 def limit_memory() -> None:
     """Limit the memory that the process may allocate from now on, where the system can: macOS does not enforce it."""
     with suppress(OSError, ValueError):
@@ -270,7 +288,7 @@ TEMPLATE = "chat_template"  # the key of a template in JSON files
 _ANSWER = "an answer"
 _TOOL = "look_up_this"
 _GIVEN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")  # by transformers
-_GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+GENERATION = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 
 
 def load_template(source: Path, chosen: Path | None = None) -> Renderer | None:

@@ -27,7 +27,7 @@ from shardmill.runtime.kv import KVLayout
 from shardmill.runtime.label import text_windows
 from shardmill.runtime.pack import packed_texts
 from shardmill.runtime.spans import TRANSITIONS, Span, bioes_spans, grouped_spans, likeliest
-from shardmill.templates.chat_format import Around, ChatFormat
+from shardmill.templates.form import Around, ChatFormat, Edit, Strip
 
 VECTORS = Path(__file__).parents[1] / "Tests" / "Vectors"
 ROPE = {"inv_freq": [1.0, 0.31622776, 0.1, 0.0316], "scale": 1.19}
@@ -288,7 +288,8 @@ def chats() -> Iterator[dict[str, Any]]:
         ("<bos>", "", "<turn>{}\n", "<end>\n", True, False, "<turn>model\n"),
         ("<s>", "", "[{}] ", "</s>", False, False, ""),
     ):
-        around = {role: Around(before.format(role), after, strip) for role in ("system", "user", "assistant")}
+        edit = Edit(Strip() if strip else None)
+        around = {role: Around(before.format(role), after, edit) for role in ("system", "user", "assistant")}
         chat_format = ChatFormat(
             begin, instead, around["system"] if system else None, around["user"], around["assistant"], generate
         )

@@ -21,9 +21,9 @@ from patience import PATIENCE
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from shardmill.serve.model import Model
-from shardmill.serve.thoughts import find_thoughts
 from shardmill.serve.tools import FORMATS
 from shardmill.templates.render import Message
+from shardmill.templates.thoughts import find_thoughts
 
 CHARACTERS = [c.encode() for c in "etaoin shrdlu.,ABé東🙂"]
 VOCAB = 257

@@ -13,8 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from shardmill.errors import CheckpointError
 from shardmill.templates import chat_format as formats
-from shardmill.templates.chat_format import UnprovenError, chat_format, derive
-from shardmill.templates.render import RenderError, has_template, own_template, rendered
+from shardmill.templates.chat_format import chat_format
+from shardmill.templates.derive import DAYS, Render, UnprovenError, derive
+from shardmill.templates.form import ChatFormat, Clock
+from shardmill.templates.render import RenderError, dated, has_template, own_template, rendered
 
 from . import templates
 from .fake import byte_tokenizer
@@ -22,17 +24,32 @@ from .fake import byte_tokenizer
 IM_END = "<|im_end|>\n"
 
 
-def renderer(template: str) -> formats.Render:
+def renderer(template: str) -> Render:
     """A template rendered in this process."""
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
 
-    def render(talk: Sequence[Mapping[str, Any]], answers: bool) -> str:
-        fine, text = rendered(tokenizer, [dict(message) for message in talk], template, answers)
+    def render(talk: Sequence[Mapping[str, Any]], answers: bool, clock: Clock) -> str:
+        with dated(clock):
+            fine, text = rendered(tokenizer, [dict(message) for message in talk], template, answers)
         if not fine:
             raise RenderError(text)
         return text
 
     return render
+
+
+def plain(template: str) -> ChatFormat:
+    """The format of `chat`."""
+    found, _ = derive(renderer(template), template)
+    assert found is not None
+    return found
+
+
+def whole(template: str) -> ChatFormat:
+    """The format of `conversation`."""
+    _, found = derive(renderer(template), template)
+    assert found is not None
+    return found
 
 
 def around(before: str, after: str, **strip: bool) -> dict[str, Any]:
@@ -91,13 +108,12 @@ FOUND: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("template", FOUND)
 def test_the_format_of_usual_templates_is_found(template: str) -> None:
-    assert derive(renderer(template)).as_json() == FOUND[template]
+    assert plain(template).as_json() == FOUND[template]
 
 
 @pytest.mark.parametrize("template", [templates.GEMMA_3, templates.PHI_3])
 def test_where_a_message_s_surroundings_are_cut_does_not_matter(template: str) -> None:
-    render = renderer(template)
-    found = derive(render)
+    render, found = renderer(template), plain(template)
     assert found.system is not None
     talk = [
         {"role": "system", "content": "Be brief. "},
@@ -105,8 +121,8 @@ def test_where_a_message_s_surroundings_are_cut_does_not_matter(template: str) -
         {"role": "assistant", "content": "two\n"},
         {"role": "user", "content": "three"},
     ]
-    assert found.text(talk) == render(talk, True)
-    assert found.text(talk[1:]) == render(talk[1:], True)
+    for said in (talk, talk[1:]):
+        assert found.text(said) == render(said, True, DAYS[0].strftime)
 
 
 def refuses(when: str) -> str:
@@ -114,13 +130,15 @@ def refuses(when: str) -> str:
 
 
 UNPROVEN = {
-    "thoughts are left out": (templates.THINKING, "it changes or omits a message"),
+    "something at random is written": (templates.CHATML + "{{ [1, 2] | random }}", "at random"),
+    "something at random is quoted": ("{{ lipsum() }}" + templates.CHATML, "at random"),
+    "the time is written": (templates.DATED.replace("%d", "%H"), "the date or the time in a way"),
     "every conversation is refused": ("{{ raise_exception('no') }}", "it refuses a plain conversation: no"),
-    "empty messages are refused": (refuses("messages[0].content == ''"), "it refuses a plain conversation: no"),
+    "empty messages are refused": (refuses("messages[0].content == ''"), "it changes or omits a message of the user"),
     "several turns are refused": (refuses("messages|length > 1"), "it refuses a plain conversation: no"),
     "nothing is written": ("hello", "a message is not written once"),
     "messages are written twice": (templates.CHATML * 2, "a message is not written once"),
-    "only the beginning is stripped": (templates.CHATML.replace("m.content", "m.content.lstrip()"), "omits a message"),
+    "other characters are stripped": (templates.CHATML.replace("m.content", "m.content.strip('p')"), "omits a message"),
     "long conversations are cut": (
         templates.CHATML.replace("in messages", "in messages[-9:]"),
         "it changes or omits a message",
@@ -139,13 +157,63 @@ UNPROVEN = {
 def test_a_template_that_does_more_has_none(name: str) -> None:
     template, why = UNPROVEN[name]
     with pytest.raises(UnprovenError, match=why):
-        derive(renderer(template))
+        derive(renderer(template), template)
 
 
 def test_an_odd_system_message_costs_only_the_place_for_it() -> None:
     loud = templates.CHATML.replace("m.content", "(m.content|upper if m.role == 'system' else m.content)")
-    found = derive(renderer(loud)).as_json()
+    found = plain(loud).as_json()
     assert found == {key: value for key, value in FOUND[templates.CHATML].items() if key != "system"}
+
+
+THINK = {"begin": "<think>", "end": "</think>"}
+LINES = {"ends": "start", "characters": "\n"}
+EMPTY_IS_NONE = (  # as LFM2 has it
+    "<s>{% if messages[0].role == 'system' %}{% if messages[0].content %}<|im_start|>system\n{{ messages[0].content }}"
+    "<|im_end|>\n{% endif %}{% set messages = messages[1:] %}{% endif %}" + templates.CHATML
+)
+SWITCH = templates.CHATML.replace("{{ m.content }}", "{{ m.content.replace('/off', '') }}")
+TOLD = {  # template -> the keys in which its whole format is not plain
+    templates.THINKING: {
+        "assistant": around("<|im_start|>assistant\n", IM_END)
+        | {"strip": LINES, "cut": {"mark": "</think>", "strip": LINES}},
+        "thoughts": THINK,
+    },
+    templates.DATED: {"dates": {"⟦%d %b %Y⟧": "%d %b %Y"}, "begin": "⟦%d %b %Y⟧<|begin_of_text|>", **LLAMA},
+    EMPTY_IS_NONE: {"system": around("<|im_start|>system\n", IM_END) | {"skip_empty": True}, "begin": "<s>"},
+    templates.CHATML.replace("m.content", "m.content.lstrip()"): {
+        role: around(f"<|im_start|>{role}\n", IM_END) | {"strip": {"ends": "start"}}
+        for role in ("system", "user", "assistant")
+    },
+    SWITCH: {
+        role: around(f"<|im_start|>{role}\n", IM_END) | {"interprets": ["/off"]}
+        for role in ("system", "user", "assistant")
+    },
+    templates.CHATML + "{# <think> #}": {"thoughts": THINK},
+    templates.CHATML + "{# <|channel|> #}": {"channels": True},
+}
+
+
+@pytest.mark.parametrize("template", TOLD)
+def test_what_a_plain_format_can_t_say_is_in_the_whole_one(template: str) -> None:
+    found = whole(template).as_json()
+    if template != templates.DATED:
+        assert found == FOUND[templates.CHATML] | TOLD[template]
+    assert found | TOLD[template] == found
+
+
+@pytest.mark.parametrize("template", [templates.CHATML, templates.CHATML.replace("{{ m.c", "{{ m.thinking }}{{ m.c")])
+def test_a_plain_template_has_no_second_format_nor_one_that_keeps_thoughts(template: str) -> None:
+    found, more = derive(renderer(template), template)
+    assert more is None and found is not None and found.as_json() == FOUND[templates.CHATML]
+
+
+def test_dates_are_those_of_the_day() -> None:
+    """But for messages, which may contain what stands for a date."""
+    render, found = renderer(templates.DATED), whole(templates.DATED)
+    talk = [{"role": "user", "content": "⟦%d %b %Y⟧"}]
+    texts = {found.text(talk, day.strftime) for day in DAYS}
+    assert texts == {render(talk, True, day.strftime) for day in DAYS} and len(texts) == len(DAYS)
 
 
 def checkpoint(folder: Path, template: str, **more: str) -> Path:
@@ -159,7 +227,10 @@ def checkpoint(folder: Path, template: str, **more: str) -> Path:
 
 
 def test_a_checkpoint_s_has_the_token_that_ends_an_answer(tmp_path: Path) -> None:
-    assert chat_format(checkpoint(tmp_path, templates.CHATML)) == ({**FOUND[templates.CHATML], "stop": [258]}, "")
+    assert chat_format(checkpoint(tmp_path, templates.CHATML)) == (
+        {"chat": {**FOUND[templates.CHATML], "stop": [258]}},
+        "",
+    )
 
 
 @pytest.fixture
@@ -178,7 +249,7 @@ def test_a_token_that_ends_an_answer_need_not_be_flagged(tmp_path: Path, probed:
         token["special"] = False
     file.write_text(json.dumps(content))
     found = probed(folder)
-    assert (found["chat"], found["differs"]) == ({**FOUND[templates.CHATML], "stop": [258]}, "")
+    assert (found["formats"], found["differs"]) == ({"chat": {**FOUND[templates.CHATML], "stop": [258]}}, "")
 
 
 def test_a_template_in_chat_template_json_alone_is_read(tmp_path: Path, probed: Callable[[Path], Any]) -> None:
@@ -187,7 +258,7 @@ def test_a_template_in_chat_template_json_alone_is_read(tmp_path: Path, probed: 
     assert not has_template(folder)
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": templates.CHATML}))
     assert has_template(folder)
-    assert probed(folder)["chat"] == {**FOUND[templates.CHATML], "stop": [258]}
+    assert probed(folder)["formats"]["chat"] == {**FOUND[templates.CHATML], "stop": [258]}
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert own_template(folder) is None  # transformers finds one
 
@@ -205,22 +276,16 @@ def test_other_tokens_of_a_conversation_than_transformers_are_told(
 def test_a_checkpoint_with_other_tokens_than_transformers_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = json.dumps({"chat": None, "why": "", "differs": "token 1 is 2, not 3"})
+    answer = json.dumps({"formats": {}, "why": "", "differs": "token 1 is 2, not 3"})
     monkeypatch.setattr(formats, "MAIN", f"print({answer!r})")
     with pytest.raises(CheckpointError, match="token 1 is 2, not 3"):
         chat_format(tmp_path)
 
 
 @pytest.mark.thorough
-def test_what_differs_each_day_is_left_out(tmp_path: Path) -> None:
-    assert chat_format(checkpoint(tmp_path, templates.DATED)) == (None, "it writes the date, or something at random")
-    assert all(formats.CHANGING.search(f"{{{{ {text} }}}}") for text in ("[1, 2]|random", "[1] | random", "lipsum()"))
-
-
-@pytest.mark.thorough
 def test_a_damaged_checkpoint_has_none(tmp_path: Path) -> None:
     found, why = chat_format(tmp_path)
-    assert found is None and why and "\n" not in why
+    assert not found and why and "\n" not in why
 
 
 HOSTILE = {  # template -> why it has no format; a Mac limits no memory
@@ -233,4 +298,4 @@ HOSTILE = {  # template -> why it has no format; a Mac limits no memory
 @pytest.mark.parametrize("template", HOSTILE)
 def test_a_hostile_template_costs_seconds(tmp_path: Path, template: str) -> None:
     found, why = chat_format(checkpoint(tmp_path, template))
-    assert found is None and HOSTILE[template] in why
+    assert not found and HOSTILE[template] in why

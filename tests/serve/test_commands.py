@@ -104,7 +104,10 @@ def test_what_is_no_template_is_named(build: Path, tmp_path: Path, text: bytes) 
 ENDS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ '<|end|>\n' if m.role == 'assistant' }}{% endfor %}"
 
 
-@pytest.mark.parametrize(("template", "eos"), [(ENDS, (0, END)), (TEMPLATE, (0,))])
+CHANNELS = ENDS + "{# <|channel|> #}"  # a message ends with the token, and an answer has several
+
+
+@pytest.mark.parametrize(("template", "eos"), [(ENDS, (0, END)), (TEMPLATE, (0,)), (CHANNELS, (0,))])
 def test_an_answer_ends_where_the_template_ends_it(build: Path, template: str, eos: tuple[int, ...]) -> None:
     """Though the checkpoint names another token only."""
     (build / "model.json").write_text(json.dumps(manifest(model=NAME, eos_token_ids=[0])))

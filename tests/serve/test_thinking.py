@@ -22,10 +22,10 @@ from shardmill.serve.conversation import Conversation, Talk
 from shardmill.serve.model import Model, Settings, load_model
 from shardmill.serve.prepare import prepare
 from shardmill.serve.requests import ChatRequest
-from shardmill.serve.thoughts import find_thoughts, thought_fields
 from shardmill.serve.tool_reader import AnswerDelta
 from shardmill.serve.tools import find_format
 from shardmill.templates.render import rendered, turn_end
+from shardmill.templates.thoughts import find_thoughts, thought_fields
 
 from . import templates
 from .fake import END, NAME, Answerer, byte_tokenizer, fake_model, token_bytes

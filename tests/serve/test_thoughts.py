@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmill.serve.thoughts import FORMATS, ThoughtFormat, ThoughtReader, find_thoughts
+from shardmill.serve.thoughts import ThoughtReader
 from shardmill.serve.tools import FORMATS as TOOL_FORMATS
+from shardmill.templates.thoughts import FORMATS, ThoughtFormat, find_thoughts
 
 from . import templates
 

@@ -156,13 +156,15 @@ def _sampling(source: Path) -> dict[str, Any]:
 
 
 def _chat(source: Path, eos: Sequence[int], vocab: int) -> dict[str, Any]:
-    """Return how a conversation becomes text; empty if no plain form is proven equal to the checkpoint's template."""
+    """Return how a conversation becomes text; empty if no form is proven equal to the checkpoint's template."""
     try:
         templated, why = has_template(source), "the checkpoint has no chat template"
     except ShardmillError as error:  # a damaged tokenizer_config.json; whoever chats is told
         templated, why = False, str(error)
-    form, why = chat_format(source) if templated else (None, why)
-    if form is None:
+    formats, why = chat_format(source) if templated else ({}, why)
+    if not formats:
         log.info("no `chat` in model.json: %s", why)
-        return {}
-    return {"chat": form | {"stop": [token for token in form["stop"] if token < vocab and token not in eos]}}
+    return {
+        name: form | {"stop": [token for token in form["stop"] if token < vocab and token not in eos]}
+        for name, form in formats.items()
+    }

@@ -181,9 +181,12 @@ private struct Parser {
     private mutating func number() throws -> Double {
         let start = at
         while at < bytes.count, "+-.eE0123456789".utf8.contains(bytes[at]) { at += 1 }
-        guard at - start < 400, let number = Double(String(decoding: bytes[start..<at], as: UTF8.self)) else {
-            throw wrong("no number")
-        }
+        // Swift reads more than JSON has: +1, 01 and .5.
+        let whole = bytes[start..<at].drop { $0 == UInt8(ascii: "-") }.prefix { (0x30...0x39).contains($0) }
+        let signs = whole.startIndex - start
+        guard at - start < 400, signs < 2, !whole.isEmpty, whole.count == 1 || whole.first != 0x30,
+            let number = Double(String(decoding: bytes[start..<at], as: UTF8.self))
+        else { throw wrong("no number") }
         return number
     }
 

@@ -95,10 +95,11 @@ private func lower(_ text: ArraySlice<UInt8>) -> ArraySlice<UInt8> {
 
 func isSpace(_ scalar: Unicode.Scalar) -> Bool { scalar.properties.isWhitespace }
 
+/// Return whether BERT's normalizer drops a character. What Unicode has not assigned stays, as in the crate.
 private func isControl(_ scalar: Unicode.Scalar) -> Bool {
     if scalar == "\t" || scalar == "\n" || scalar == "\r" { return false }
     switch scalar.properties.generalCategory {
-    case .control, .format, .unassigned, .privateUse, .surrogate: return true
+    case .control, .format, .privateUse, .surrogate: return true
     default: return false
     }
 }

@@ -169,6 +169,22 @@ func noJSON() throws {
     }
 }
 
+@Test("numbers are JSON's, not Swift's")
+func numbers() throws {
+    for text in ["0", "-0", "10", "-1.5e+3", "0.25", "1e-3"] { _ = try JSON.parse(Array("[\(text)]".utf8)) }
+    for text in ["+1", "01", "-01", ".5", "-", "--1", "+", "1.2.3", "0x1"] {
+        #expect(throws: ShardmillError.self, "\(text)") { try JSON.parse(Array("[\(text)]".utf8)) }
+    }
+}
+
+@Test("BERT's normalizer keeps what Unicode has not assigned")
+func bertKeeps() throws {
+    let json = try JSON.parse(Array(#"{"type": "BertNormalizer", "lowercase": false}"#.utf8))
+    let text = "a\u{378}b\u{FFFE}c\u{10FFFF}d\u{200D}\u{E000}\u{1}e"
+    let found = try Normalizer(json).apply(Array(text.utf8)[...])
+    #expect(string(found).unicodeScalars.elementsEqual("a\u{378}b\u{FFFE}c\u{10FFFF}de".unicodeScalars))
+}
+
 /// Return the tokenizer "gpt2" with a regular expression in a place of its own.
 private func tokenizer(regex: String, in key: String) throws -> Tokenizer {
     let one = try #require(made.first { $0.name == "gpt2" })

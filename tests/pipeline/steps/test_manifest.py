@@ -169,8 +169,8 @@ def test_a_proven_chat_format_is_written_without_known_stop_tokens(
     plain = {"begin": "", "user": {"before": "", "after": ""}, "assistant": {"before": "", "after": ""}, "generate": ""}
     monkeypatch.setattr(manifest, "has_template", lambda source: True)
     for stop, written_stop in (([0], []), ([5], [5]), ([256], []), ([], [])):
-        monkeypatch.setattr(manifest, "chat_format", lambda source, stop=stop: (plain | {"stop": stop}, ""))
+        monkeypatch.setattr(manifest, "chat_format", lambda source, stop=stop: ({"chat": plain | {"stop": stop}}, ""))
         assert written(build)["chat"] == plain | {"stop": written_stop}
         assert read_manifest(build)["chat"]["stop"] == written_stop
-    monkeypatch.setattr(manifest, "chat_format", lambda source: (None, "it writes the date"))
+    monkeypatch.setattr(manifest, "chat_format", lambda source: ({}, "it writes the date"))
     assert "chat" not in written(build)
