@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from shardmill import machine
 from shardmill.commands.quality import range_summary
+from shardmill.errors import ShardmillError
 from shardmill.gates.nonfinite import LayerRangeRow, audit_values, first_to_leave, ranges_by_layer, worst
 from shardmill.runtime.engine import Engine
 from shardmill.runtime.manifest import in_place
@@ -32,7 +33,7 @@ def test_the_engine_is_not_watched_afterwards(engine: Engine, built: tiny.Build)
     """Watched passes are interpreted, which is slow; a pass that fails leaves nobody watching either."""
     audit_values(engine, built.text[:4])
     assert [program.around for program in engine.programs] == [nullcontext] * len(engine.programs)
-    with pytest.raises(IndexError):
+    with pytest.raises(ShardmillError, match="token 1000000 is beyond the vocabulary"):
         audit_values(engine, [10**6] * 4)
     assert [program.around for program in engine.programs] == [nullcontext] * len(engine.programs)
 

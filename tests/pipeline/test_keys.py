@@ -24,6 +24,7 @@ from snakemake.iocontainers import Wildcards
 
 from shardmill import config
 from shardmill.checkpoint.cache import HashCache
+from shardmill.config.model import Images
 from shardmill.files import read_json, write_json
 from shardmill.forms.recipe import matrices
 from shardmill.models.interface import MTP
@@ -63,6 +64,11 @@ UNREAD = (
         "summary.model summary.kind summary.passes summary.lengths summary.weights summary.weight_file_limit "
         "summary.systems* summary.item_bytes summary.eos_token_ids summary.parts.0.parameters",
         "for the report, for runtimes, and for the memory of jobs",
+    ),
+    (
+        "precision",
+        "towers",
+        "the form of a tower's matrices; the recipe, whose content counts, has those that are there",
     ),
     (
         READS,
@@ -125,6 +131,7 @@ IN_FILES = {"source", "drafter", "parity.text"}
 BEHIND = {"model": "tiny", "parts": [{"program": {"files": {"a": "0"}}}], "source": {"repo": None}, "texts": {"a": 1}}
 # What is unlike the usual change of a value of its kind.
 LEAVES: dict[str, Any] = {"bundles": "each", "point": "chosen", "drafter": MTP, "precision": "fp16"}
+LEAVES |= {"images": Images()}
 # The entries of a file that are changed one by one. Others than these have each of their entries changed.
 OF_A_PART: list[Leaf] = [("tensors", 0, "sha256"), ("spec", "tokens")]
 OF_A_RECORD: list[Leaf] = [("files",), ("commit",), ("repo",), ("drafter", "files")]
