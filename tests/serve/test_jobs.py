@@ -30,7 +30,10 @@ def scenario(play: Callable[[Job, Clock], Coroutine[Any, Any, None]]) -> None:
     async def begin() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Clock)
+        failed: list[dict[str, Any]] = []
+        loop.set_exception_handler(lambda _, context: failed.append(context))
         await play(Job(Work((1,), 9, "none", Options(), ())), loop)
+        assert not failed
 
     with asyncio.Runner(loop_factory=Clock) as runner:
         runner.run(begin())
